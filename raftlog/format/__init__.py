@@ -1,0 +1,51 @@
+"""Record batch, format 1: the unit of produce, storage, replication and fetch (docs/format.md)."""
+
+from raftlog.format.batch import (
+    Columns,
+    DecodedBatch,
+    decode_batch,
+    encode_batch,
+    iter_headers,
+    parse_batch,
+)
+from raftlog.format.columns import HEADERS_TYPE, schema_for
+from raftlog.format.compression import DEFAULT_LIMITS, InflateLimits
+from raftlog.format.header import (
+    HEADER_BYTES,
+    LENGTH_END,
+    MAGIC,
+    STAMP_BYTES,
+    Attributes,
+    BatchHeader,
+    Buffer,
+    Codec,
+    pack_stamp,
+    parse_header,
+    with_append_time,
+)
+from raftlog.format.validation import validate_produced
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "HEADERS_TYPE",
+    "HEADER_BYTES",
+    "LENGTH_END",
+    "MAGIC",
+    "STAMP_BYTES",
+    "Attributes",
+    "BatchHeader",
+    "Buffer",
+    "Codec",
+    "Columns",
+    "DecodedBatch",
+    "InflateLimits",
+    "decode_batch",
+    "encode_batch",
+    "iter_headers",
+    "pack_stamp",
+    "parse_batch",
+    "parse_header",
+    "schema_for",
+    "validate_produced",
+    "with_append_time",
+]

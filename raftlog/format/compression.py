@@ -1,0 +1,83 @@
+"""Compression of a batch's body.
+
+A compressed body is the inflated size as u32, then the codec's own framing: gzip (RFC 1952), snappy raw block,
+LZ4 frame, Zstandard frame. The size in front lets a reader refuse a bomb before it inflates a byte, and inflate
+into a buffer of the right size at once (docs/adr/0002).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from raftlog.errors import BatchTooExpansive, CorruptRecordError
+from raftlog.format.header import Buffer, Codec
+
+_SIZE = struct.Struct("<I")
+_NAMES: Final = {Codec.GZIP: "gzip", Codec.SNAPPY: "snappy", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
+
+
+@dataclass(frozen=True, slots=True)
+class InflateLimits:
+    """How far a compressed body may expand: bytes in all, and bytes for each compressed byte.
+
+    The ratio counts only above `ratio_floor_bytes`, so that a small batch of repetitive records is not refused.
+    """
+
+    max_bytes: int = 64 << 20
+    max_ratio: int = 1024
+    ratio_floor_bytes: int = 1 << 20
+
+
+DEFAULT_LIMITS: Final = InflateLimits()
+
+
+def compress(body: Buffer, codec: Codec, level: int | None = None) -> bytes:
+    """Return `body` compressed; `level` as the codec counts it (gzip 1-9, zstd 1-22), None for its default."""
+    if codec is Codec.NONE:
+        return bytes(body)
+    name = _NAMES[codec]
+    if level is not None and pa.Codec.supports_compression_level(name):
+        packed = pa.Codec(name, compression_level=level).compress(body, asbytes=True)
+    else:
+        packed = pa.compress(body, codec=name, asbytes=True)
+    return _SIZE.pack(len(body)) + bytes(packed)
+
+
+def inflate(body: Any, codec: Codec, limits: InflateLimits = DEFAULT_LIMITS) -> Any:
+    """Return the inflated body as a `pyarrow.Buffer`; `body` is a `pyarrow.Buffer` too.
+
+    Raises:
+        BatchTooExpansive: the size it claims is beyond `limits`; nothing was inflated.
+        CorruptRecordError: it does not inflate, or to another size than it claims.
+    """
+    if codec is Codec.NONE:
+        return body
+    if body.size < _SIZE.size:
+        raise CorruptRecordError(f"a compressed body has at least {_SIZE.size} bytes, this one {body.size}")
+    (inflated_size,) = _SIZE.unpack_from(body)
+    packed = body.slice(_SIZE.size)
+    if inflated_size > limits.max_bytes:
+        raise BatchTooExpansive(
+            f"the batch inflates to {inflated_size} bytes, more than max.inflate.bytes={limits.max_bytes}; send smaller batches"
+        )
+    if inflated_size > limits.ratio_floor_bytes and inflated_size > limits.max_ratio * packed.size:
+        raise BatchTooExpansive(
+            f"the batch inflates {packed.size} bytes to {inflated_size}, more than {limits.max_ratio} to one"
+        )
+    try:
+        if codec is Codec.SNAPPY:  # raw snappy carries its size and refuses another one
+            whole = pa.decompress(packed, inflated_size, codec="snappy")
+        else:  # one byte more than claimed shows a body that is longer than it says
+            stream = pa.CompressedInputStream(pa.BufferReader(packed), _NAMES[codec])
+            whole = stream.read_buffer(inflated_size + 1)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise CorruptRecordError(f"the {codec.name.lower()} body does not inflate: {error}") from None
+    if whole.size != inflated_size:
+        raise CorruptRecordError(
+            f"the {codec.name.lower()} body does not inflate to the {inflated_size} bytes it claims"
+        )
+    return whole
