@@ -277,9 +277,7 @@ def from_wire(error: common_pb2.Error) -> RaftlogError:
         return InternalError(f"unknown error code {error.code}: {error.message}")
     if cls is NotLeader:
         hint = error.leader if error.HasField("leader") else None
-        return NotLeader(
-            error.message, hint.leader_id if hint else -1, hint.leader_epoch if hint else -1
-        )
+        return NotLeader(error.message, hint.leader_id if hint else -1, hint.leader_epoch if hint else -1)
     return cls(error.message)
 
 

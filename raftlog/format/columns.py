@@ -15,7 +15,7 @@ the limits on inflating hold.
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
+from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,9 +23,7 @@ import pyarrow as pa
 from raftlog.errors import CorruptRecordError
 from raftlog.format.header import Attributes
 
-_SHAPE_BITS: Final = int(
-    Attributes.KEY | Attributes.TIMESTAMP | Attributes.HEADERS | Attributes.SPARSE_OFFSETS
-)
+_SHAPE_BITS: Final = int(Attributes.KEY | Attributes.TIMESTAMP | Attributes.HEADERS | Attributes.SPARSE_OFFSETS)
 HEADERS_TYPE: Final = pa.map_(pa.utf8(), pa.binary())
 
 _CONTINUATION: Final = 0xFFFFFFFF
@@ -45,10 +43,16 @@ _BATCH_COMPRESSION: Final = 3
 _HEADER_TYPE_RECORD_BATCH: Final = 3
 
 # Field nodes and buffers that a column takes in an IPC message.
-_NODES_AND_BUFFERS: Final = {"timestamp_ms": (1, 2), "key": (1, 3), "value": (1, 3), "headers": (4, 9), "offset_delta": (1, 2)}
+_NODES_AND_BUFFERS: Final = {
+    "timestamp_ms": (1, 2),
+    "key": (1, 3),
+    "value": (1, 3),
+    "headers": (4, 9),
+    "offset_delta": (1, 2),
+}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _schema(shape: int) -> Any:
     fields = []
     if shape & Attributes.TIMESTAMP:
@@ -63,7 +67,7 @@ def _schema(shape: int) -> Any:
     return pa.schema(fields)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _expected_counts(shape: int) -> tuple[int, int]:
     counts = [_NODES_AND_BUFFERS[name] for name in _schema(shape).names]
     return sum(nodes for nodes, _ in counts), sum(buffers for _, buffers in counts)
@@ -104,7 +108,8 @@ def _check_message(body: Any, shape: int) -> None:
     buffers_bytes = int(_I64.unpack_from(table, length_at)[0]) if length_at else 0
     if _PREFIX.size + metadata_bytes + buffers_bytes != len(view):
         raise CorruptRecordError(
-            f"the Arrow message accounts for {_PREFIX.size + metadata_bytes + buffers_bytes} bytes of a body of {len(view)}"
+            f"the Arrow message accounts for {_PREFIX.size + metadata_bytes + buffers_bytes} bytes "
+            f"of a body of {len(view)}"
         )
     header_at = _field(table, message, _MESSAGE_HEADER)
     batch = header_at + int(_U32.unpack_from(table, header_at)[0])

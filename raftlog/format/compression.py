@@ -47,6 +47,16 @@ def compress(body: Buffer, codec: Codec, level: int | None = None) -> bytes:
     return _SIZE.pack(len(body)) + bytes(packed)
 
 
+def _snappy_size(packed: Any) -> int:
+    """Return the size in a raw snappy block's preamble, a varint of at most 32 bits."""
+    size = 0
+    for position, byte in enumerate(bytes(packed.slice(0, 5))):
+        size |= (byte & 0x7F) << (7 * position)
+        if byte < 0x80:
+            return size
+    raise ValueError("the block has no size in front")
+
+
 def inflate(body: Any, codec: Codec, limits: InflateLimits = DEFAULT_LIMITS) -> Any:
     """Return the inflated body as a `pyarrow.Buffer`; `body` is a `pyarrow.Buffer` too.
 
@@ -62,14 +72,17 @@ def inflate(body: Any, codec: Codec, limits: InflateLimits = DEFAULT_LIMITS) -> 
     packed = body.slice(_SIZE.size)
     if inflated_size > limits.max_bytes:
         raise BatchTooExpansive(
-            f"the batch inflates to {inflated_size} bytes, more than max.inflate.bytes={limits.max_bytes}; send smaller batches"
+            f"the batch inflates to {inflated_size} bytes, more than max.inflate.bytes={limits.max_bytes}; "
+            "send smaller batches"
         )
     if inflated_size > limits.ratio_floor_bytes and inflated_size > limits.max_ratio * packed.size:
         raise BatchTooExpansive(
             f"the batch inflates {packed.size} bytes to {inflated_size}, more than {limits.max_ratio} to one"
         )
     try:
-        if codec is Codec.SNAPPY:  # raw snappy carries its size and refuses another one
+        if codec is Codec.SNAPPY:
+            if _snappy_size(packed) != inflated_size:
+                raise ValueError("the block claims another size than the batch")
             whole = pa.decompress(packed, inflated_size, codec="snappy")
         else:  # one byte more than claimed shows a body that is longer than it says
             stream = pa.CompressedInputStream(pa.BufferReader(packed), _NAMES[codec])

@@ -168,9 +168,7 @@ def parse_header(data: Buffer, position: int = 0) -> BatchHeader:
         CorruptRecordError: fewer than 64 bytes are left.
     """
     if len(data) - position < HEADER_BYTES:
-        raise CorruptRecordError(
-            f"a batch header has {HEADER_BYTES} bytes, only {len(data) - position} are there"
-        )
+        raise CorruptRecordError(f"a batch header has {HEADER_BYTES} bytes, only {len(data) - position} are there")
     return BatchHeader._make(_HEADER.unpack_from(data, position))
 
 

@@ -31,9 +31,7 @@ def validate_produced(batch: Buffer, *, limits: InflateLimits = DEFAULT_LIMITS) 
             f"base_offset {header.base_offset} and leader_epoch {header.leader_epoch} are the leader's to stamp; "
             "a producer sends 0 and -1"
         )
-    forbidden = header.attributes & (
-        Attributes.CONTROL | Attributes.SPARSE_OFFSETS | Attributes.LOG_APPEND_TIME
-    )
+    forbidden = header.attributes & (Attributes.CONTROL | Attributes.SPARSE_OFFSETS | Attributes.LOG_APPEND_TIME)
     if forbidden:
         raise InvalidRecord(f"a producer may not set the attributes {Attributes(forbidden)!r}")
     _check_timestamps(decoded)
