@@ -66,6 +66,59 @@ class MetadataRecord(_message.Message):
 Global___MetadataRecord: _TypeAlias = MetadataRecord  # noqa: Y015
 
 @_typing.final
+class MetadataEntry(_message.Message):
+    """One committed command, as a node keeps it on its disk: the records that it yielded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    controller_epoch: _builtins.int
+    committed_at_ms: _builtins.int
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataRecord]: ...
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
+        committed_at_ms: _builtins.int = ...,
+        records: _abc.Iterable[Global___MetadataRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_at_ms", b"committed_at_ms", "controller_epoch", b"controller_epoch", "offset", b"offset", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataEntry: _TypeAlias = MetadataEntry  # noqa: Y015
+
+@_typing.final
+class MetadataEntries(_message.Message):
+    """Commands that were made durable together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataEntry]: ...
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___MetadataEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataEntries: _TypeAlias = MetadataEntries  # noqa: Y015
+
+@_typing.final
 class ClusterRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

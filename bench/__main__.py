@@ -1,0 +1,31 @@
+"""`./dev bench [SUITE...] [--json]`: measure, beside a ceiling in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from bench import footprint, produce, sdk
+from bench.report import Report
+
+SUITES = {"produce": produce.run, "sdk": sdk.run, "footprint": footprint.run}
+
+
+def main() -> int:
+    """Run the suites; the exit code is 1 when a target was missed."""
+    parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}; all by default")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
+    arguments = parser.parse_args()
+    unknown = set(arguments.suites) - set(SUITES)
+    if unknown:
+        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+    report = Report()
+    for name in arguments.suites or SUITES:
+        SUITES[name](report)
+    report.show(arguments.json)
+    return 0 if report.all_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

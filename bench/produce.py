@@ -1,0 +1,142 @@
+"""The broker's produce path beside the ceiling: same client, same window, same batch sizes, turn and turn about."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pyarrow as pa
+from grpc import aio
+
+from bench import ceiling
+from bench.report import Report
+from bench.stream import Run, keep_in_flight
+from raftlog import Admin, wire
+from raftlog.format import Columns, encode_batch
+from raftlog.testing import Cluster
+from raftlog.v1 import log_pb2, metadata_pb2, metadata_pb2_grpc
+
+ROUNDS = 3
+SHARE = 0.6
+"""The part of the ceiling that the broker is to keep."""
+UNSAFE = {"flush.messages": "1000000000"}
+"""Topic config without fsync before the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Batches of `size` bytes, `window` of them in flight, `count` in a run."""
+
+    name: str
+    size: int
+    count: int
+    window: int
+
+
+SHAPES = (Shape("64 KiB batches", 1 << 16, 4_000, 16), Shape("1 MiB batches", 1 << 20, 400, 5))
+ONE_IN_FLIGHT = Shape("one 1 KB record in flight", 1_000, 2_000, 1)
+
+
+def _batch_of(size: int) -> bytes:
+    """Return a batch of about `size` bytes, of records of 1 000 bytes."""
+    values = [os.urandom(1_000) for _ in range(max(1, (size - 300) // 1_004))]
+    return encode_batch(Columns(pa.array(values, pa.binary())), 1_700_000_000_000)
+
+
+@contextlib.contextmanager
+def _ceiling_server(fsync: bool) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="raftlog-ceiling-") as directory:
+        port_file = Path(directory) / "port"
+        server = subprocess.Popen(
+            [sys.executable, "-m", "bench.ceiling", directory, str(port_file), "1" if fsync else "0"]
+        )
+        try:
+            while not port_file.exists():
+                time.sleep(0.02)
+            yield f"127.0.0.1:{port_file.read_text()}"
+        finally:
+            server.kill()
+            server.wait()
+
+
+async def _ceiling_run(channel: aio.Channel, shape: Shape) -> Run:
+    data = ceiling.message(shape.size)
+    return await keep_in_flight(
+        channel.stream_stream(ceiling.METHOD)(),
+        lambda _: data,
+        lambda _: None,
+        count=shape.count,
+        size=shape.size,
+        window=shape.window,
+    )
+
+
+async def _broker_run(channel: aio.Channel, topic: str, shape: Shape) -> Run:
+    got = await metadata_pb2_grpc.MetadataStub(channel).Get(metadata_pb2.MetadataRequest(topics=[topic]))
+    topic_id = got.topics[0].topic_id
+    batch = _batch_of(shape.size)
+    call = channel.stream_stream(
+        "/raftlog.v1.Log/Produce",
+        request_serializer=wire.encode_produce,
+        response_deserializer=log_pb2.ProduceResponse.FromString,
+    )()
+
+    def request(number: int) -> wire.Produce:
+        head = log_pb2.ProducePartition(topic_id=topic_id, partition=0, leader_epoch=-1)
+        return wire.Produce(log_pb2.ProduceRequest(correlation_id=number), [wire.ProducePart(head, batch)])
+
+    def check(response: log_pb2.ProduceResponse) -> None:
+        assert not response.results[0].HasField("error"), response.results[0].error.message
+
+    return await keep_in_flight(call, request, check, count=shape.count, size=len(batch), window=shape.window)
+
+
+async def _compare(report: Report, label: str, top: str, bootstrap: str, topic: str) -> None:
+    async with (
+        aio.insecure_channel(top, options=ceiling.UNLIMITED) as bare,
+        aio.insecure_channel(bootstrap, options=ceiling.UNLIMITED) as channel,
+    ):
+        for shape in SHAPES:
+            most, ours = [], []
+            for _ in range(ROUNDS):
+                most.append((await _ceiling_run(bare, shape)).mb_per_second)
+                ours.append((await _broker_run(channel, topic, shape)).mb_per_second)
+            ratio = median(ours) / median(most)
+            report.add(
+                "produce",
+                f"RF=1 {label}, {shape.name}",
+                f"{median(ours):.0f} MB/s, {ratio:.0%} of the ceiling's {median(most):.0f}",
+                f">= {SHARE:.0%}",
+                ratio >= SHARE,
+            )
+        most_ms = (await _ceiling_run(bare, ONE_IN_FLIGHT)).percentile_ms(0.5)
+        run = await _broker_run(channel, topic, ONE_IN_FLIGHT)
+        report.add(
+            "produce",
+            f"RF=1 {label}, {ONE_IN_FLIGHT.name}",
+            f"p50 {run.percentile_ms(0.5):.2f} ms, p99 {run.percentile_ms(0.99):.2f} ms (ceiling p50 {most_ms:.2f})",
+            "p50 < 1 ms",
+            run.percentile_ms(0.5) < 1.0,
+        )
+
+
+def run(report: Report) -> None:
+    """Produce with and without fsync, beside the ceiling."""
+    started = time.perf_counter()
+    with Cluster(nodes=1, config={"log.retention.bytes": 1 << 30}) as cluster:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("unsafe", configs=UNSAFE)
+            admin.create_topic("safe")
+        for label, fsync, topic in (("no fsync", False, "unsafe"), ("with fsync", True, "safe")):
+            with _ceiling_server(fsync) as top:
+                asyncio.run(_compare(report, label, top, cluster.bootstrap, topic))
+    report.add("produce", "took", f"{time.perf_counter() - started:.0f} s")

@@ -1,0 +1,106 @@
+"""The server process: `python -P -m broker --config FILE [--set KEY=VALUE ...] [--ready-file FILE]`.
+
+Exit codes: 0 stopped by SIGTERM or SIGINT, 1 cannot start or run, 2 the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from broker.config import BrokerConfig
+from broker.logs import configure_logging
+from broker.server import BrokerServer
+from raftlog.errors import InvalidConfig, RaftlogError
+
+logger = logging.getLogger(__name__)
+
+EXIT_CANNOT_RUN = 1
+EXIT_CONFIG = 2
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="raftlog server", description="Run one raftlog broker.")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with server keys (node.id, log.dirs, ...)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key that wins over file and environment"
+    )
+    parser.add_argument(
+        "--ready-file", type=Path, metavar="FILE", help="written when the broker serves: JSON with its address"
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="allow plaintext without authentication beyond loopback"
+    )
+    return parser.parse_args(argv)
+
+
+def _flags(pairs: Sequence[str], insecure: bool) -> dict[str, str]:
+    flags = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidConfig(f"--set {pair}: write KEY=VALUE")
+        flags[key] = value
+    if insecure:
+        flags["insecure"] = "true"
+    return flags
+
+
+def _write_ready_file(path: Path, config: BrokerConfig, bootstrap: str) -> None:
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps({"node_id": config.node_id, "bootstrap": bootstrap, "pid": os.getpid()}))
+    aside.replace(path)
+
+
+async def _serve(config: BrokerConfig, ready_file: Path | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+    server = BrokerServer(config)
+    await server.start()
+    try:
+        if ready_file is not None:
+            _write_ready_file(ready_file, config, server.bootstrap)
+        stopped, failed = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(server.failed())
+        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if failed.done():
+            await failed
+        failed.cancel()
+    finally:
+        await server.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a broker until a signal stops it; return the exit code."""
+    arguments = _arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        config = BrokerConfig.load(
+            file=arguments.config, environment=os.environ, flags=_flags(arguments.set, arguments.insecure)
+        )
+    except InvalidConfig as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    configure_logging(config.log_level, config.log_format)
+    try:
+        uvloop.run(_serve(config, arguments.ready_file))
+    except RaftlogError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CANNOT_RUN
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Time as a port, so that whole brokers run on virtual time in simulation."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two clocks: one to stamp records with, one to measure with."""
+
+    def now_ms(self) -> int:
+        """Unix time in milliseconds; may jump."""
+        ...
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds since some instant; never goes back."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        """Unix time in milliseconds."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds since the machine started."""
+        return time.monotonic_ns() / 1e6

@@ -1,0 +1,229 @@
+"""One `Log.Fetch` stream: the client subscribes partitions and grants credit, the broker pushes what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from functools import partial
+from typing import Protocol
+
+from broker.partition import Partition, Wake
+from broker.registry import PartitionRegistry
+from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, to_wire
+from raftlog.v1 import common_pb2, log_pb2
+from raftlog.wire import Frame
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_FRAME_BYTES = 4096
+"""Even a client that asks for less gets frames of this size: a frame holds at least one batch anyway."""
+
+
+class FrameWriter(Protocol):
+    """The part of a gRPC context that a session needs."""
+
+    async def write(self, message: list[Frame]) -> None:
+        """Send one message; returns when the transport has taken it."""
+        ...
+
+
+def _nothing() -> None:
+    """Stands in until the session has made the real one."""
+
+
+class _Subscription:
+    """One partition that the client follows.
+
+    States: queued (has something to send) -> parked (waits at the end) -> queued ...; dropped is final.
+    """
+
+    __slots__ = ("announced", "dropped", "id", "partition", "position", "queued", "wake")
+
+    def __init__(self, subscription_id: int, partition: Partition, position: int) -> None:
+        self.id = subscription_id
+        self.partition = partition
+        self.position = position
+        self.queued = False
+        self.announced = False  # the client has seen the marks once
+        self.dropped = False
+        self.wake: Wake = _nothing
+
+
+class FetchSession:
+    """State of one stream.
+
+    Bounded: a frame is built only while the client's credit is above zero and after the transport has taken the one
+    before, so a client that does not read costs one frame.
+    """
+
+    def __init__(
+        self,
+        registry: PartitionRegistry,
+        disk: Executor,
+        *,
+        max_frame_bytes: int,
+        max_subscriptions: int,
+    ) -> None:
+        self._registry = registry
+        self._disk = disk
+        self._max_frame_bytes = max_frame_bytes
+        self._max_subscriptions = max_subscriptions
+        self._committed_only = True
+        self._opened = False
+        self._credit = 0
+        self._subscriptions: dict[int, _Subscription] = {}
+        self._highest_id = -1
+        self._queue: deque[_Subscription] = deque()
+        self._refusals: deque[Frame] = deque()
+        self._changed = asyncio.Event()
+        self._requests_done = False
+
+    async def run(self, requests: AsyncIterator[log_pb2.FetchRequest], writer: FrameWriter) -> None:
+        """Serve the stream until the client ends it.
+
+        Raises:
+            InvalidRequestError: the client breaks the protocol; the stream ends.
+        """
+        reader = asyncio.ensure_future(self._read(requests))
+        try:
+            while not self._requests_done:
+                frames = await self._next_frames()
+                if frames:
+                    await writer.write(frames)
+                elif not self._requests_done:
+                    await self._changed.wait()
+                    self._changed.clear()
+            await reader
+        finally:
+            reader.cancel()
+            for subscription in list(self._subscriptions.values()):
+                self._drop(subscription)
+
+    # Requests
+
+    async def _read(self, requests: AsyncIterator[log_pb2.FetchRequest]) -> None:
+        try:
+            async for request in requests:
+                self._handle(request)
+                self._changed.set()
+        finally:
+            self._requests_done = True
+            self._changed.set()
+
+    def _handle(self, request: log_pb2.FetchRequest) -> None:
+        kind = request.WhichOneof("request")
+        if (kind == "open") == self._opened:
+            raise InvalidRequestError("a fetch session is opened once, before anything else")
+        match kind:
+            case "open":
+                self._opened = True
+                self._committed_only = request.open.isolation_level == common_pb2.READ_COMMITTED
+                wanted = request.open.max_frame_bytes or self._max_frame_bytes
+                self._max_frame_bytes = max(SMALLEST_FRAME_BYTES, min(wanted, self._max_frame_bytes))
+                self._credit = request.open.credit_bytes
+            case "subscribe":
+                for part in request.subscribe.partitions:
+                    self._subscribe(part)
+            case "unsubscribe":
+                for subscription_id in request.unsubscribe.subscription_ids:
+                    subscription = self._subscriptions.get(subscription_id)
+                    if subscription is not None:
+                        self._drop(subscription)
+            case "credit":
+                if request.credit.bytes <= 0:
+                    raise InvalidRequestError(f"a credit of {request.credit.bytes} bytes grants nothing")
+                self._credit += request.credit.bytes
+            case _:
+                raise InvalidRequestError("an empty fetch request")
+
+    def _subscribe(self, part: log_pb2.FetchPartition) -> None:
+        if part.subscription_id <= self._highest_id:
+            raise InvalidRequestError(
+                f"subscription_id {part.subscription_id} is not above {self._highest_id}: ids of a session only grow"
+            )
+        self._highest_id = part.subscription_id
+        try:
+            if len(self._subscriptions) >= self._max_subscriptions:
+                raise BrokerOverloaded(f"a fetch session follows at most {self._max_subscriptions} partitions")
+            partition = self._registry.find(part.topic_id, part.partition)
+            partition.check_leader_epoch(part.leader_epoch)
+        except RaftlogError as error:
+            self._refusals.append(_refusal(part.subscription_id, error))
+            if len(self._refusals) > self._max_subscriptions:
+                raise BrokerOverloaded("the client does not read its refusals") from None
+            return
+        subscription = _Subscription(part.subscription_id, partition, part.offset)
+
+        def wake() -> None:
+            if not subscription.queued and not subscription.dropped:
+                subscription.queued = True
+                self._queue.append(subscription)
+                self._changed.set()
+
+        subscription.wake = wake
+        self._subscriptions[part.subscription_id] = subscription
+        wake()
+
+    def _drop(self, subscription: _Subscription) -> None:
+        subscription.dropped = True
+        subscription.partition.stop_waiting(subscription.wake)
+        self._subscriptions.pop(subscription.id, None)
+
+    # Frames
+
+    async def _next_frames(self) -> list[Frame]:
+        """Return what goes into the next message: as much as fits `max_frame_bytes`; nothing when there is none."""
+        frames: list[Frame] = []
+        room = self._max_frame_bytes
+        while self._refusals:
+            frames.append(self._refusals.popleft())
+        while room > 0 and self._credit > 0 and self._queue:
+            subscription = self._queue.popleft()
+            subscription.queued = False
+            if subscription.dropped:
+                continue
+            used = await self._add_frame(frames, subscription, room)
+            room -= used
+            self._credit -= used
+        return frames
+
+    async def _add_frame(self, frames: list[Frame], subscription: _Subscription, room: int) -> int:
+        partition = subscription.partition
+        end = partition.last_stable_offset if self._committed_only else partition.high_watermark
+        try:
+            result = partition.read(subscription.position, room, end, blocking=False)
+            if result is None:  # not in the page cache
+                read = partial(partition.read, subscription.position, room, end, blocking=True)
+                result = await asyncio.get_running_loop().run_in_executor(self._disk, read)
+                assert result is not None, "a blocking read waits"
+        except RaftlogError as error:
+            if not subscription.dropped:
+                self._drop(subscription)
+                frames.append(_refusal(subscription.id, error))
+            return 0
+        if subscription.dropped:
+            return 0
+        records = result.records
+        subscription.position = max(subscription.position, result.next_offset)
+        if records or not subscription.announced:
+            subscription.announced = True
+            head = log_pb2.FetchFrame(
+                subscription_id=subscription.id,
+                high_watermark=partition.high_watermark,
+                last_stable_offset=partition.last_stable_offset,
+                log_start_offset=partition.log.log_start_offset,
+            )
+            frames.append(Frame(head, records))
+        current_end = partition.last_stable_offset if self._committed_only else partition.high_watermark
+        if subscription.position < current_end:
+            subscription.wake()
+        else:
+            partition.wait(subscription.wake)
+        return len(records)
+
+
+def _refusal(subscription_id: int, error: RaftlogError) -> Frame:
+    return Frame(log_pb2.FetchFrame(subscription_id=subscription_id, error=to_wire(error)), b"")

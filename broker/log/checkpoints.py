@@ -1,0 +1,161 @@
+"""Small text files that are replaced as a whole.
+
+    line 1   KIND VERSION                    e.g. `leader-epochs 1`
+    line 2   COUNT CRC32C                    of the lines that follow, newlines included; CRC in 8 hex digits
+    then     COUNT lines, fields separated by one space
+
+Files of this form, and a line in each:
+
+    offset-checkpoint        per log dir    TOPIC_ID_HEX PARTITION LOG_START_OFFSET RECOVERY_POINT HIGH_WATERMARK
+    leader-epoch-checkpoint  per partition  LEADER_EPOCH START_OFFSET
+    partition.metadata       per partition  `topic_id HEX`, `topic NAME`, `partition NUMBER`
+    meta.properties          per log dir    `cluster_id ID`, `node_id NUMBER`, `directory_id HEX`
+
+One file holds all three offsets of a partition, so that they are of one moment: recovery relies on
+log start <= high watermark <= recovery point for what it may never lose. Files are written aside, fsynced, renamed,
+and the directory is fsynced; so a torn or altered one is damage, and is reported instead of guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from broker.log.storage import Storage, read_file, replace_file
+from raftlog.errors import CorruptRecordError, UnsupportedVersion
+from replication.leader_epochs import EpochEntry
+
+FORMAT_VERSION: Final = 1
+OFFSET_CHECKPOINT: Final = "offset-checkpoint"
+LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
+META_PROPERTIES: Final = "meta.properties"
+
+
+class Marks(NamedTuple):
+    """What is durable about a log's offsets. Everything below `recovery_point` was fsynced."""
+
+    log_start_offset: int = 0
+    recovery_point: int = 0
+    high_watermark: int = 0
+
+
+PartitionKey = tuple[bytes, int]
+"""(topic id, partition)"""
+
+
+def encode_lines(kind: str, lines: Iterable[str]) -> bytes:
+    """Return the bytes of a file of this kind."""
+    rows = [line + "\n" for line in lines]
+    body = "".join(rows).encode()
+    return f"{kind} {FORMAT_VERSION}\n{len(rows)} {google_crc32c.value(body):08x}\n".encode() + body
+
+
+def decode_lines(path: str, kind: str, data: bytes) -> list[str]:
+    """Return the lines of a file.
+
+    Raises:
+        UnsupportedVersion: written by a newer raftlog.
+        CorruptRecordError: torn, altered, or of another kind.
+    """
+    head, _, rest = data.partition(b"\n")
+    counts, _, body = rest.partition(b"\n")
+    name, _, version = head.decode("utf-8", "replace").partition(" ")
+    if name != kind or not version.isdigit():
+        raise CorruptRecordError(
+            f"{path} is damaged: it begins with {head[:40]!r} instead of '{kind} {FORMAT_VERSION}'"
+        )
+    if int(version) != FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"{path} has format version {version}, this raftlog reads {FORMAT_VERSION}; start the newer version again"
+        )
+    if counts != f"{body.count(10)} {google_crc32c.value(body):08x}".encode():
+        raise CorruptRecordError(f"{path} is damaged: its {len(body)} bytes do not match the checksum {counts[:40]!r}")
+    return body.decode().splitlines()
+
+
+def _load(storage: Storage, path: str, kind: str) -> list[str] | None:
+    data = read_file(storage, path)
+    return None if data is None else decode_lines(path, kind, data)
+
+
+def load_marks(storage: Storage, directory: str) -> dict[PartitionKey, Marks] | None:
+    """Return the marks of every partition in a log directory, None when there is no checkpoint yet."""
+    lines = _load(storage, f"{directory}/{OFFSET_CHECKPOINT}", "offsets")
+    if lines is None:
+        return None
+    marks = {}
+    for line in lines:
+        topic_id, partition, *offsets = line.split()
+        marks[bytes.fromhex(topic_id), int(partition)] = Marks(*map(int, offsets))
+    return marks
+
+
+def store_marks(storage: Storage, directory: str, marks: Mapping[PartitionKey, Marks]) -> None:
+    """Replace the checkpoint of a log directory."""
+    lines = (f"{topic_id.hex()} {partition} {m[0]} {m[1]} {m[2]}" for (topic_id, partition), m in marks.items())
+    replace_file(storage, directory, OFFSET_CHECKPOINT, encode_lines("offsets", lines))
+
+
+def load_leader_epochs(storage: Storage, directory: str) -> list[EpochEntry] | None:
+    """Return the entries of a partition, None when there is no checkpoint yet."""
+    lines = _load(storage, f"{directory}/{LEADER_EPOCH_CHECKPOINT}", "leader-epochs")
+    return None if lines is None else [EpochEntry(*map(int, line.split())) for line in lines]
+
+
+def store_leader_epochs(storage: Storage, directory: str, entries: Iterable[EpochEntry]) -> None:
+    """Replace the checkpoint of a partition."""
+    lines = (f"{entry.leader_epoch} {entry.start_offset}" for entry in entries)
+    replace_file(storage, directory, LEADER_EPOCH_CHECKPOINT, encode_lines("leader-epochs", lines))
+
+
+class PartitionMetadata(NamedTuple):
+    """Whose log a directory holds."""
+
+    topic_id: bytes
+    topic: str
+    partition: int
+
+
+def load_partition_metadata(storage: Storage, directory: str) -> PartitionMetadata | None:
+    """Return what `partition.metadata` says, None when it is missing."""
+    lines = _load(storage, f"{directory}/{PARTITION_METADATA}", "partition")
+    if lines is None:
+        return None
+    fields = dict(line.split(" ", 1) for line in lines)
+    return PartitionMetadata(bytes.fromhex(fields["topic_id"]), fields["topic"], int(fields["partition"]))
+
+
+def store_partition_metadata(storage: Storage, directory: str, metadata: PartitionMetadata) -> None:
+    """Write `partition.metadata`."""
+    lines = (
+        f"topic_id {metadata.topic_id.hex()}",
+        f"topic {metadata.topic}",
+        f"partition {metadata.partition}",
+    )
+    replace_file(storage, directory, PARTITION_METADATA, encode_lines("partition", lines))
+
+
+class MetaProperties(NamedTuple):
+    """Whose log directory this is."""
+
+    cluster_id: str
+    node_id: int
+    directory_id: str
+
+
+def load_meta_properties(storage: Storage, directory: str) -> MetaProperties | None:
+    """Return what `meta.properties` says, None when it is missing."""
+    lines = _load(storage, f"{directory}/{META_PROPERTIES}", "log-dir")
+    if lines is None:
+        return None
+    fields = dict(line.split(" ", 1) for line in lines)
+    return MetaProperties(fields["cluster_id"], int(fields["node_id"]), fields["directory_id"])
+
+
+def store_meta_properties(storage: Storage, directory: str, meta: MetaProperties) -> None:
+    """Write `meta.properties`."""
+    lines = (f"cluster_id {meta.cluster_id}", f"node_id {meta.node_id}", f"directory_id {meta.directory_id}")
+    replace_file(storage, directory, META_PROPERTIES, encode_lines("log-dir", lines))

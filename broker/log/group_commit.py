@@ -1,0 +1,106 @@
+"""Group commit: fsync off the event loop, at most one at a time for a log, everybody who came meanwhile in the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from broker.log.partition_log import FlushTicket, PartitionLog
+
+OnDone = Callable[[int], None]
+OnError = Callable[[BaseException], None]
+
+
+class _Queue:
+    """Requests for one log: those that the flush under way answers, and those for the next."""
+
+    __slots__ = ("flushing", "log", "waiting")
+
+    def __init__(self, log: PartitionLog) -> None:
+        self.log = log
+        self.waiting: list[tuple[OnDone, OnError]] = []
+        self.flushing: list[tuple[OnDone, OnError]] | None = None
+
+
+class GroupCommit:
+    """Runs on one event loop; `executor` does the waiting for the disk.
+
+    A flush begins at the end of the loop's present round, so that all appends of a round share it. Equal callbacks of
+    one flush are called once.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._queues: dict[PartitionLog, _Queue] = {}
+        self._due: list[_Queue] = []
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def request(self, log: PartitionLog, on_done: OnDone, on_error: OnError) -> None:
+        """Have everything that `log` holds now made durable.
+
+        `on_done` gets the flushed end offset, `on_error` the reason, which is final for the log directory; either is
+        called on the loop, after this returns.
+        """
+        queue = self._queues.get(log)
+        if queue is None:
+            queue = self._queues[log] = _Queue(log)
+            self._idle.clear()
+        if not queue.waiting and queue.flushing is None:
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            if not self._due:
+                self._loop.call_soon(self._begin_due)
+            self._due.append(queue)
+        queue.waiting.append((on_done, on_error))
+
+    async def close(self) -> None:
+        """Return once nothing is under way."""
+        await self._idle.wait()
+
+    def _begin_due(self) -> None:
+        due, self._due = self._due, []
+        for queue in due:
+            self._begin(queue)
+
+    def _begin(self, queue: _Queue) -> None:
+        callbacks, queue.waiting = queue.waiting, []
+        queue.flushing = callbacks
+        try:
+            ticket = queue.log.begin_flush()
+            if ticket is not None:
+                self._executor.submit(self._run, queue, ticket)
+                return
+        except Exception as error:  # offline, closed, or the executor is shut down: whoever waits must hear of it
+            self._end(queue, error)
+            return
+        self._end(queue, None)
+
+    def _run(self, queue: _Queue, ticket: FlushTicket) -> None:
+        failure: BaseException | None = None
+        try:
+            ticket.run()
+        except BaseException as error:  # travels to those who wait
+            failure = error
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._finish, queue, ticket, failure)
+
+    def _finish(self, queue: _Queue, ticket: FlushTicket, failure: BaseException | None) -> None:
+        if failure is None:
+            queue.log.finish_flush(ticket)
+        self._end(queue, failure)
+
+    def _end(self, queue: _Queue, failure: BaseException | None) -> None:
+        callbacks, queue.flushing = queue.flushing or [], None
+        if queue.waiting:  # begin the next before answering: the disk should not wait for us
+            self._begin(queue)
+        elif self._queues.pop(queue.log, None) is not None and not self._queues:
+            self._idle.set()
+        flushed_end_offset = queue.log.flushed_end_offset
+        for on_done, on_error in dict.fromkeys(callbacks):
+            if failure is None:
+                on_done(flushed_end_offset)
+            else:
+                on_error(failure)

@@ -1,0 +1,155 @@
+"""Making a log durable: tickets for the event loop, fsync for a thread.
+
+A flush covers, for everything appended when its ticket was drawn: the contents of the segments, the names of new
+segment files, the leader epochs, and the indexes of segments that were sealed meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from broker.log.checkpoints import store_leader_epochs
+from broker.log.faults import is_full
+from broker.log.log_state import LogState
+from broker.log.segment import Segment
+from replication.leader_epochs import EpochEntry
+
+logger = logging.getLogger(__name__)
+
+
+class FlushTicket:
+    """A flush that was begun: `run` it in a thread, then give it to `finish_flush`."""
+
+    __slots__ = ("_log", "end_offset", "epochs", "epochs_version", "names", "segments", "truncations")
+
+    def __init__(
+        self,
+        log: FlushableLog,
+        end_offset: int,
+        segments: list[Segment],
+        names: int,
+        epochs: tuple[EpochEntry, ...] | None,
+        epochs_version: int,
+        truncations: int,
+    ) -> None:
+        self._log: Final = log
+        self.end_offset = end_offset
+        self.segments = segments
+        self.names = names
+        self.epochs = epochs
+        self.epochs_version = epochs_version
+        self.truncations = truncations
+
+    def run(self) -> None:
+        """Wait for the disk. An error takes the log directory offline: nothing is retried on dirty pages.
+
+        Raises:
+            StorageError: the log directory is offline, by this flush or before.
+        """
+        self._log._run_flush(self)
+
+
+class FlushableLog(LogState):
+    """A log that can be flushed. Any number of tickets may be out at once."""
+
+    def begin_flush(self) -> FlushTicket | None:
+        """Draw a ticket for everything appended so far, or None when all of it is durable."""
+        with self._lock:
+            self._check_open()
+            epochs_due = self._unstored_epoch_start is not None
+            if self._flushed_end == self._end and not self._unflushed and not epochs_due:
+                return None
+            segments = [*self._unflushed, self._active] if self._active.size else [*self._unflushed]
+            return FlushTicket(
+                self,
+                self._end,
+                segments,
+                self._new_names,
+                self.leader_epochs.entries if epochs_due else None,
+                self._epochs_version,
+                self._truncations,
+            )
+
+    def finish_flush(self, ticket: FlushTicket) -> int:
+        """Count what a ticket that ran made durable, and return the flushed end offset."""
+        with self._lock:
+            self._synced_names = max(self._synced_names, ticket.names)
+            if ticket.truncations == self._truncations:
+                self._flushed_end = max(self._flushed_end, ticket.end_offset)
+                done = [segment for segment in self._unflushed if segment in ticket.segments]
+                self._unflushed = [segment for segment in self._unflushed if segment not in ticket.segments]
+                for segment in done:
+                    if segment.opened is not None:
+                        self._cache.adopt(segment, segment.opened)
+            return self._flushed_end
+
+    def flush(self) -> int:
+        """Make everything appended so far durable, and return the flushed end offset. Blocking.
+
+        Raises:
+            StorageError: the log directory is offline.
+        """
+        ticket = self.begin_flush()
+        if ticket is not None:
+            ticket.run()
+            self.finish_flush(ticket)
+        return self._flushed_end
+
+    def _run_flush(self, ticket: FlushTicket) -> None:
+        with self._file_lock:
+            self._check_open()
+            try:
+                for segment in ticket.segments:
+                    opened = segment.opened
+                    if opened is not None:  # None: flushed by another ticket and closed since
+                        opened.file.datasync()
+                if ticket.names > self._synced_names:
+                    self._storage.sync_dir(self.directory)
+            except OSError as error:  # ENOSPC too: what the kernel could not write it may have dropped
+                raise self.log_dir.fail(error, f"fsync in {self.directory}") from error
+            if ticket.epochs is not None and ticket.truncations == self._truncations:
+                self._store_epochs(ticket.epochs, ticket.epochs_version)
+            for segment in ticket.segments:
+                if segment is not self._active:
+                    self._store_index(segment, durably=True)
+
+    def _store_epochs(self, entries: tuple[EpochEntry, ...], version: int) -> None:
+        if version <= self._epochs_stored:
+            return
+        try:
+            store_leader_epochs(self._storage, self.directory, entries)
+        except OSError as error:
+            if not is_full(error):
+                raise self.log_dir.fail(error, f"writing leader epochs in {self.directory}") from error
+            logger.warning("no space for the leader epochs of %s, the recovery point waits for them", self.directory)
+            return
+        with self._lock:
+            self._epochs_stored = version
+            last_stored = entries[-1].leader_epoch if entries else -1
+            later = [start for epoch, start in self.leader_epochs.entries if epoch > last_stored]
+            self._unstored_epoch_start = later[0] if later else None
+
+    def _store_index(self, segment: Segment, *, durably: bool) -> None:
+        opened = segment.opened
+        if opened is None:
+            return
+        try:
+            if opened.index.store(self._storage, segment.stem) and durably:
+                opened.index.sync(self._storage, segment.stem)
+        except OSError as error:
+            if not is_full(error):
+                raise self.log_dir.fail(error, f"writing indexes in {self.directory}") from error
+            logger.warning("no space for the indexes of %s, they are rebuilt when needed", segment.log_path)
+
+    def store_indexes(self, *, closing: bool = False) -> None:
+        """Write index entries that are only in memory; `closing` adds the one that tells where the log ends.
+
+        They save the next start work and are checked entry by entry, so this is not fsynced.
+        """
+        with self._file_lock:
+            self._check_open()
+            if closing and self._active.size and self._active.opened is not None:
+                active = self._active
+                self._active.opened.index.append(active.next_offset, active.size, active.max_timestamp_ms)
+            self._store_index(self._active, durably=False)

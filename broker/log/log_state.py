@@ -1,0 +1,199 @@
+"""What a partition log is made of, and how it grows by segments; the ground floor of `PartitionLog`.
+
+    log_state.py       segments, offsets, errors
+    log_flush.py       what makes records durable
+    log_trim.py        what takes records away, at either end
+    partition_log.py   append and read
+
+Who calls what. Appends, `begin_flush`/`finish_flush` and non-blocking reads run on the event loop; `FlushTicket.run`,
+blocking reads, look-ups by time, retention, truncation and checkpoints run in threads. A short lock guards what both
+change; nothing waits for the disk under it but the creation of a segment file and a truncation. A second lock keeps
+file work in threads apart (flush, removal, truncation).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from broker.log.checkpoints import Marks, PartitionMetadata
+from broker.log.config import LogConfig
+from broker.log.faults import full, is_full, is_passing, passing
+from broker.log.log_dir import LogDir
+from broker.log.recovery import RecoveredLog
+from broker.log.segment import OpenSegment, Segment
+from broker.log.segment_cache import SegmentCache
+from broker.log.segment_index import SegmentIndex
+from raftlog.errors import OffsetOutOfRange, RaftlogError, StorageError
+
+
+class LogState:
+    """Segments and offsets of one log.
+
+    Invariants: log_start_offset <= log_end_offset, flushed_end_offset <= log_end_offset; segments are contiguous;
+    the last one is active and opened.
+    """
+
+    def __init__(
+        self,
+        metadata: PartitionMetadata,
+        log_dir: LogDir,
+        directory: str,
+        config: LogConfig,
+        recovered: RecoveredLog,
+        cache: SegmentCache,
+        now_ms: int,
+    ) -> None:
+        self.topic = metadata.topic
+        self.topic_id = metadata.topic_id
+        self.partition = metadata.partition
+        self.directory = directory
+        self.config = config
+        self.log_dir = log_dir
+        self.leader_epochs = recovered.leader_epochs
+        self.log_start_offset = recovered.log_start_offset
+        self.high_watermark = recovered.high_watermark
+        self.closed = False
+        self._cache = cache
+        self._storage = log_dir.storage
+        self._append_time = config.log_append_time
+        self._lock = threading.RLock()
+        self._file_lock = threading.RLock()
+        self._segments: tuple[list[int], list[Segment]] = ([], [])
+        self._set_segments(recovered.segments)
+        self._active = recovered.segments[-1]
+        self._active.first_append_ms = now_ms
+        self._end = self._active.next_offset
+        self._flushed_end = self._end
+        self._sealed_bytes = sum(segment.size for segment in recovered.segments[:-1])
+        self._unflushed: list[Segment] = []
+        """Sealed, but not all fsynced or indexes not stored; kept open until then."""
+        self._detached: list[Segment] = []
+        """No longer part of the log; renamed once the new log start is durable."""
+        self._deleted_paths: list[tuple[int, str]] = [(now_ms, path) for path in recovered.leftover_paths]
+        self._new_names = 0
+        """Counts changes of the directory that a flush must make durable."""
+        self._synced_names = 0
+        self._epochs_version = 0 if recovered.epochs_stored else 1
+        self._epochs_stored = 0
+        self._unstored_epoch_start: int | None = None if recovered.epochs_stored else self.log_start_offset
+        self._truncations = 0
+
+    def __repr__(self) -> str:
+        return f"PartitionLog({self.topic}-{self.partition}, {self.log_start_offset}..{self._end})"
+
+    # Facts
+
+    @property
+    def log_end_offset(self) -> int:
+        """Exclusive: the offset that the next record gets."""
+        return self._end
+
+    @property
+    def flushed_end_offset(self) -> int:
+        """Exclusive: everything below was fsynced."""
+        return self._flushed_end
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether anything was appended since the last finished flush."""
+        return self._flushed_end < self._end
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all `.log` files."""
+        return self._sealed_bytes + self._active.size
+
+    @property
+    def segment_count(self) -> int:
+        """Segments, the active one included."""
+        return len(self._segments[1])
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The segments, oldest first; for tools and tests."""
+        return tuple(self._segments[1])
+
+    def update_config(self, config: LogConfig) -> None:
+        """Take another config from now on."""
+        self.config = config
+        self._append_time = config.log_append_time
+
+    def marks(self) -> Marks:
+        """Return what may be written to the checkpoint: nothing in it is ahead of the disk."""
+        with self._lock:
+            recovery_point = self._flushed_end
+            if self._unstored_epoch_start is not None:
+                recovery_point = max(min(recovery_point, self._unstored_epoch_start), self.log_start_offset)
+            return Marks(self.log_start_offset, recovery_point, min(self.high_watermark, self._flushed_end))
+
+    def _set_segments(self, segments: list[Segment]) -> None:
+        self._segments = ([segment.base_offset for segment in segments], segments)
+
+    def _check_open(self) -> None:
+        reason = self.log_dir.offline_reason
+        if reason is not None:
+            raise reason
+        if self.closed:
+            raise StorageError(f"the log of {self.topic}-{self.partition} in {self.directory} is closed")
+
+    def _error(self, error: OSError, doing: str, wanted_bytes: int = 0) -> RaftlogError:
+        if is_full(error):
+            return full(self.log_dir.path, wanted_bytes)
+        if is_passing(error):
+            return passing(error, f"{doing} in {self.directory}")
+        return self.log_dir.fail(error, f"{doing} in {self.directory}")
+
+    # Segments
+
+    def _roll(self) -> Segment:
+        """Seal the active segment and begin another; on an error nothing has changed."""
+        old = self._active
+        segment = Segment(self.directory, old.next_offset)
+        file = self._storage.open(segment.log_path, create=True)
+        file.truncate(0)
+        segment.opened = OpenSegment(file, SegmentIndex(segment.base_offset))
+        old.seal()
+        self._unflushed.append(old)
+        self._sealed_bytes += old.size
+        self._new_names += 1
+        self._set_segments([*self._segments[1], segment])
+        self._active = segment
+        return segment
+
+    def roll(self) -> bool:
+        """Seal the active segment, if it has records, and begin another; return whether that happened."""
+        with self._lock:
+            self._check_open()
+            if not self._active.size:
+                return False
+            try:
+                self._roll()
+            except OSError as error:
+                raise self._error(error, "rolling a segment") from error
+            return True
+
+    def maybe_roll(self, now_ms: int) -> bool:
+        """Roll if the active segment's first append is `segment.ms` ago."""
+        active = self._active
+        return active.size > 0 and now_ms - active.first_append_ms >= self.config.segment_ms and self.roll()
+
+    def _open_segment(self, segment: Segment) -> OpenSegment:
+        try:
+            return segment.opened or self._cache.open(segment, self.config.index_interval_bytes)
+        except FileNotFoundError as error:
+            if segment not in self._segments[1]:
+                raise OffsetOutOfRange(
+                    f"{self.topic}-{self.partition}: offset {segment.base_offset} has just been removed, "
+                    f"the log starts at {self.log_start_offset}"
+                ) from None
+            raise self._error(error, "opening a segment") from error
+        except OSError as error:
+            raise self._error(error, "opening a segment") from error
+
+    def close(self) -> None:
+        """Let go of all files; every later call raises."""
+        with self._file_lock, self._lock:
+            self.closed = True
+            for segment in [*self._segments[1], *self._detached]:
+                self._cache.forget(segment)

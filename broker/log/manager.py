@@ -1,0 +1,406 @@
+"""All logs of a broker: several log directories, opening them after any kind of stop, and housekeeping.
+
+A log is in one of these states:
+
+    online    in `logs()`
+    corrupt   its own files are damaged: in `corrupt_logs`, not opened, never repaired by itself
+    offline   its log directory failed: named by `offline_dirs`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from broker.clock import Clock
+from broker.log.checkpoints import (
+    PARTITION_METADATA,
+    PartitionKey,
+    PartitionMetadata,
+    load_partition_metadata,
+    store_partition_metadata,
+)
+from broker.log.config import LogConfig
+from broker.log.faults import full, is_full, is_passing, passing
+from broker.log.log_dir import DELETE_PREFIX, NEW_PREFIX, LogDir
+from broker.log.partition_log import PartitionLog
+from broker.log.recovery import recover_log
+from broker.log.segment import segment_stem
+from broker.log.segment_cache import SegmentCache
+from broker.log.storage import Storage
+from raftlog.errors import CorruptRecordError, RaftlogError, StorageError
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int, str], None]
+"""(logs opened, logs in all, directory of the one just opened)"""
+OnDirOffline = Callable[[str, BaseException, Sequence[PartitionLog]], None]
+
+
+class CorruptLog(NamedTuple):
+    """A log that is not served because its files are damaged."""
+
+    metadata: PartitionMetadata
+    directory: str
+    error: CorruptRecordError
+
+
+class LogManager:
+    """Thread-safe. `open`, `create`, `delete`, `checkpoint`, `run_housekeeping_once` and `close` wait for the disk."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        log_dirs: Sequence[str],
+        defaults: LogConfig,
+        clock: Clock,
+        *,
+        on_dir_offline: OnDirOffline | None = None,
+        cache: SegmentCache | None = None,
+    ) -> None:
+        self.on_dir_offline = on_dir_offline
+        """Called once for a directory, in the thread that met the error, with the logs that were in it."""
+        self._storage = storage
+        self._defaults: Final = defaults
+        self._clock = clock
+        self._cache = cache or SegmentCache(storage)
+        self._dirs = [LogDir(storage, path.rstrip("/"), self._dir_failed) for path in dict.fromkeys(log_dirs)]
+        self._logs: dict[PartitionKey, PartitionLog] = {}
+        self._offline_logs: dict[PartitionKey, PartitionLog] = {}
+        self.corrupt_logs: dict[PartitionKey, CorruptLog] = {}
+        self._lock = threading.Lock()
+        """Guards the tables; never held while the disk works or another lock is taken."""
+        self._change_lock = threading.Lock()
+        """One creation or deletion at a time."""
+        self._garbage: list[tuple[LogDir, str]] = []
+        """Directories that were renamed to be removed."""
+        self._deletions = 0
+
+    # Facts
+
+    def get(self, topic_id: bytes, partition: int) -> PartitionLog | None:
+        """Return the log if it is here and online."""
+        return self._logs.get((topic_id, partition))
+
+    def logs(self) -> list[PartitionLog]:
+        """Return all logs that are online."""
+        with self._lock:
+            return list(self._logs.values())
+
+    @property
+    def offline_dirs(self) -> dict[str, StorageError]:
+        """Log directories that failed, with the reason."""
+        return {log_dir.path: log_dir.offline_reason for log_dir in self._dirs if log_dir.offline_reason is not None}
+
+    @property
+    def unclean_dirs(self) -> list[str]:
+        """Log directories whose last broker did not go down cleanly."""
+        return [log_dir.path for log_dir in self._dirs if not log_dir.was_clean]
+
+    @property
+    def directory_ids(self) -> dict[str, str]:
+        """Path of each log directory to the id that is written in it."""
+        return {log_dir.path: log_dir.directory_id for log_dir in self._dirs}
+
+    def dir_of(self, log: PartitionLog) -> str:
+        """Return the path of the log directory that holds `log`."""
+        return log.log_dir.path
+
+    # Start
+
+    def open(self, *, cluster_id: str, node_id: int, progress: Progress | None = None) -> None:
+        """Take the log directories and open every log in them.
+
+        A directory that fails is taken offline, a log that is damaged is listed in `corrupt_logs`; the others go on.
+
+        Raises:
+            LogDirLocked, InvalidConfig, UnsupportedVersion: a directory that must not be used; nothing stays locked.
+            StorageError: no directory works.
+        """
+        try:
+            found: list[tuple[LogDir, str]] = []
+            for log_dir in self._dirs:
+                try:
+                    log_dir.open(cluster_id, node_id)
+                    found += [(log_dir, path) for path in self._log_paths(log_dir)]
+                except (OSError, CorruptRecordError) as error:
+                    log_dir.fail(error, "opening it")
+            if all(log_dir.offline_reason is not None for log_dir in self._dirs):
+                reasons = "; ".join(str(reason) for reason in self.offline_dirs.values())
+                raise StorageError(f"no log directory works: {reasons}")
+            for number, (log_dir, path) in enumerate(found, 1):
+                if log_dir.offline_reason is None:
+                    self._open_log(log_dir, path)
+                if progress is not None:
+                    progress(number, len(found), path)
+            self.checkpoint()
+        except BaseException:
+            for log_dir in self._dirs:
+                log_dir.release()
+            raise
+
+    def _log_paths(self, log_dir: LogDir) -> list[str]:
+        paths = []
+        for name, size in sorted(self._storage.list_sizes(log_dir.path).items()):
+            path = f"{log_dir.path}/{name}"
+            if size >= 0:
+                continue
+            if name.startswith((NEW_PREFIX, DELETE_PREFIX)):
+                self._garbage.append((log_dir, path))
+            elif self._storage.exists(f"{path}/{PARTITION_METADATA}"):
+                paths.append(path)
+            elif any(entry.endswith(".log") for entry in self._storage.list_sizes(path)):
+                raise CorruptRecordError(
+                    f"{path} holds segments but no {PARTITION_METADATA}: whose log it is cannot be told"
+                )
+        return paths
+
+    def _open_log(self, log_dir: LogDir, path: str) -> None:
+        metadata: PartitionMetadata | None = None
+        try:
+            metadata = load_partition_metadata(self._storage, path)
+            if metadata is None:
+                raise CorruptRecordError(f"{path} has no {PARTITION_METADATA} any more")
+            key = (metadata.topic_id, metadata.partition)
+            other = self._logs.get(key) or self.corrupt_logs.get(key)
+            if other is not None:
+                raise CorruptRecordError(
+                    f"{path} and {other.directory} both claim to be {metadata.topic}-{metadata.partition}"
+                )
+            self._logs[key] = self._recover(log_dir, path, metadata, self._defaults)
+        except CorruptRecordError as error:
+            logger.error("log is damaged and not served", extra={"path": path, "error": str(error)})
+            if metadata is None:
+                log_dir.fail(error, f"opening {path}")
+            else:
+                key = (metadata.topic_id, metadata.partition)
+                self._logs.pop(key, None)
+                self.corrupt_logs[key] = CorruptLog(metadata, path, error)
+        except OSError as error:
+            log_dir.fail(error, f"opening {path}")
+
+    def _recover(self, log_dir: LogDir, path: str, metadata: PartitionMetadata, config: LogConfig) -> PartitionLog:
+        marks = log_dir.marks_of((metadata.topic_id, metadata.partition))
+        recovered = recover_log(self._storage, path, marks, config.index_interval_bytes)
+        return PartitionLog(metadata, log_dir, path, config, recovered, self._cache, self._clock.now_ms())
+
+    # Making and removing logs
+
+    def create(self, topic: str, topic_id: bytes, partition: int, config: LogConfig | None = None) -> PartitionLog:
+        """Make an empty log in the directory with the fewest, durably; one that is there already is returned.
+
+        Raises:
+            CorruptRecordError: it is there, and damaged.
+            StorageFull: no space.
+            StorageError: it lies in a directory that is offline, or none works.
+        """
+        key = (topic_id, partition)
+        with self._change_lock:
+            present = self._logs.get(key)
+            if present is not None:
+                return present
+            if key in self.corrupt_logs:
+                raise self.corrupt_logs[key].error
+            if key in self._offline_logs:
+                offline = self._offline_logs[key].log_dir.offline_reason
+                assert offline is not None
+                raise offline
+            log_dir = self._emptiest_dir()
+            path = f"{log_dir.path}/{topic}-{partition}"
+            try:
+                self._make_directory(log_dir, path, PartitionMetadata(topic_id, topic, partition))
+                log = self._recover(
+                    log_dir, path, PartitionMetadata(topic_id, topic, partition), config or self._defaults
+                )
+            except OSError as error:
+                if is_full(error):
+                    raise full(log_dir.path, 0) from error
+                if is_passing(error):
+                    raise passing(error, f"making {path}") from error
+                raise log_dir.fail(error, f"making {path}") from error
+            with self._lock:
+                self._logs[key] = log
+            return log
+
+    def _emptiest_dir(self) -> LogDir:
+        working = [log_dir for log_dir in self._dirs if log_dir.offline_reason is None]
+        if not working:
+            raise StorageError("no log directory works: " + "; ".join(map(str, self.offline_dirs.values())))
+        used: dict[LogDir, int] = dict.fromkeys(working, 0)
+        for log in self.logs():
+            if log.log_dir in used:
+                used[log.log_dir] += 1
+        return min(working, key=used.__getitem__)
+
+    def _make_directory(self, log_dir: LogDir, path: str, metadata: PartitionMetadata) -> None:
+        if self._storage.exists(path):
+            other = load_partition_metadata(self._storage, path)
+            raise StorageError(
+                f"{path} is there already, with topic id {other.topic_id.hex() if other else 'unknown'}; the topic was "
+                "deleted while this broker was away: delete that log first"
+            )
+        key = (metadata.topic_id, metadata.partition)
+        if log_dir.marks_of(key) is not None:
+            log_dir.update_marks({}, removed=[key])
+        aside = f"{log_dir.path}/{NEW_PREFIX}{metadata.topic_id.hex()}-{metadata.partition}"
+        self._storage.make_dir(aside)
+        store_partition_metadata(self._storage, aside, metadata)
+        self._storage.open(segment_stem(aside, 0) + ".log", create=True)
+        self._storage.sync_dir(aside)
+        self._storage.rename(aside, path)
+        self._storage.sync_dir(log_dir.path)
+
+    def delete(self, topic_id: bytes, partition: int) -> bool:
+        """Take a log away, damaged or not; its files go at the next housekeeping. Return whether it was here.
+
+        Raises:
+            StorageError: the log directory is offline.
+        """
+        key = (topic_id, partition)
+        with self._change_lock:
+            log = self._logs.get(key)
+            corrupt = self.corrupt_logs.get(key)
+            if log is not None:
+                log_dir, path = log.log_dir, log.directory
+            elif corrupt is not None:
+                path = corrupt.directory
+                log_dir = next(d for d in self._dirs if path.startswith(d.path + "/"))
+            else:
+                return self._offline_logs.pop(key, None) is not None
+            self._deletions += 1
+            target = f"{log_dir.path}/{DELETE_PREFIX}{topic_id.hex()}-{partition}-{self._deletions}"
+            with self._lock:
+                self._logs.pop(key, None)
+                self.corrupt_logs.pop(key, None)
+            if log is not None:
+                log.close()
+            try:
+                self._forget_marks(log_dir, key)
+                self._storage.rename(path, target)
+                self._storage.sync_dir(log_dir.path)
+            except OSError as error:
+                raise log_dir.fail(error, f"deleting {path}") from error
+            with self._lock:
+                self._garbage.append((log_dir, target))
+            return True
+
+    def _forget_marks(self, log_dir: LogDir, key: PartitionKey) -> None:
+        try:
+            log_dir.update_marks({}, removed=[key])
+        except OSError as error:
+            if not is_full(error):
+                raise
+            logger.warning("no space for the checkpoint of %s; a deleted log stays in it", log_dir.path)
+
+    # Trouble
+
+    def mark_dir_offline(self, path: str, error: BaseException) -> None:
+        """Take a log directory offline for good; a second call does nothing."""
+        for log_dir in self._dirs:
+            if log_dir.path == path.rstrip("/"):
+                log_dir.fail(error, "an operation on it")
+
+    def _dir_failed(self, log_dir: LogDir, error: BaseException) -> None:
+        with self._lock:
+            lost = {key: log for key, log in self._logs.items() if log.log_dir is log_dir}
+            for key in lost:
+                del self._logs[key]
+            self._offline_logs.update(lost)
+        if self.on_dir_offline is not None:
+            self.on_dir_offline(log_dir.path, error, list(lost.values()))
+
+    # Housekeeping
+
+    def checkpoint(self) -> None:
+        """Write log starts, recovery points and high watermarks, so that the next start has little to check.
+
+        A log whose high watermark is ahead of its last fsync (flush.messages above 1) is flushed first: what the
+        checkpoint calls committed must be on the disk. A directory without space keeps its old checkpoint.
+        """
+        for log_dir in self._dirs:
+            if log_dir.offline_reason is None:
+                self._checkpoint_dir(log_dir)
+
+    def _checkpoint_dir(self, log_dir: LogDir) -> bool:
+        marks = {}
+        for log in self.logs():
+            if log.log_dir is not log_dir:
+                continue
+            try:
+                log.store_indexes()
+                if log.high_watermark > log.flushed_end_offset:
+                    log.flush()
+                marks[log.topic_id, log.partition] = log.marks()
+            except RaftlogError as error:
+                if log_dir.offline_reason is not None:
+                    return False
+                logger.warning("no checkpoint of %r: %s", log, error)
+        try:
+            log_dir.update_marks(marks)
+        except OSError as error:
+            if is_full(error):
+                logger.warning("no space for the checkpoint of %s; the old one stays", log_dir.path)
+            else:
+                log_dir.fail(error, "writing the checkpoint")
+            return False
+        return True
+
+    def run_housekeeping_once(self, now_ms: int) -> None:
+        """Roll by time, apply retention, checkpoint, and remove files whose time has come."""
+        for log_dir in self._dirs:
+            if log_dir.offline_reason is not None:
+                continue
+            here = [log for log in self.logs() if log.log_dir is log_dir]
+            for log in here:
+                with self._reporting(log):
+                    log.maybe_roll(now_ms)
+                    log.apply_retention(now_ms)
+            if self._checkpoint_dir(log_dir):
+                for log in here:
+                    with self._reporting(log):
+                        log.sweep(now_ms)
+        self._remove_garbage()
+
+    @contextlib.contextmanager
+    def _reporting(self, log: PartitionLog) -> Iterator[None]:
+        """Keep one log's trouble from the others; a directory that went offline has been reported already."""
+        try:
+            yield
+        except RaftlogError as error:
+            if log.log_dir.offline_reason is None and not log.closed:
+                logger.warning("housekeeping of %r: %s", log, error)
+
+    def _remove_garbage(self) -> None:
+        with self._lock:
+            garbage, self._garbage = self._garbage, []
+        for log_dir, path in garbage:
+            if log_dir.offline_reason is not None:
+                continue
+            try:
+                if self._storage.exists(path):
+                    for name in self._storage.list_sizes(path):
+                        self._storage.remove(f"{path}/{name}")
+                    self._storage.remove_dir(path)
+            except OSError as error:
+                log_dir.fail(error, f"removing {path}")
+
+    # End
+
+    def close(self, *, clean: bool = True) -> None:
+        """Flush and checkpoint everything, mark the shutdown as clean, unlock. `clean=False` only unlocks."""
+        if clean:
+            for log in self.logs():
+                with self._reporting(log):
+                    log.flush()
+                    log.store_indexes(closing=True)
+        for log_dir in self._dirs:
+            stored = clean and log_dir.offline_reason is None and self._checkpoint_dir(log_dir)
+            log_dir.close(clean=stored and not self._left_dirty(log_dir))
+        for log in self.logs():
+            log.close()
+
+    def _left_dirty(self, log_dir: LogDir) -> bool:
+        return any(log.needs_flush for log in self.logs() if log.log_dir is log_dir)

@@ -1,0 +1,295 @@
+"""Opening a log: what is on the disk becomes segments again, whatever instant the last process ended at.
+
+Below the recovery point everything was fsynced, below the high watermark everything was committed. Whatever is missing
+or does not check there is damage: `CorruptRecordError`, nothing is touched. Above both, the first bytes that are no
+batch which could follow are what a crash left half-written: they are cut off, with the segments behind them.
+
+    sealed, below the recovery point   not read; the closing entry of its index must say how the file ends and where
+                                       the next begins, else the segment is checked as a whole and its index rebuilt
+    the others                         every batch is checked, from the last index entry below the recovery point on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.log.batch_scan import InvalidBatch, scan_batches, walk_headers
+from broker.log.checkpoints import Marks, load_leader_epochs
+from broker.log.faults import is_full
+from broker.log.offset_index import OFFSET_ENTRY_BYTES, decode_offset_entries
+from broker.log.segment import DELETED_SUFFIX, SUFFIXES, OpenSegment, Segment, segment_stem
+from broker.log.segment_cache import rebuild_index
+from broker.log.segment_index import SegmentIndex
+from broker.log.storage import TEMPORARY_SUFFIX, Storage
+from broker.log.time_index import TIME_ENTRY_BYTES, decode_time_entries
+from raftlog.errors import CorruptRecordError
+from replication.leader_epochs import EpochEntry, LeaderEpochCache
+
+logger = logging.getLogger(__name__)
+
+_SEGMENT_FILE: Final = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex)")
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    """What a log consists of; the last segment is the active one, opened. All of it is durable."""
+
+    segments: list[Segment]
+    log_start_offset: int
+    high_watermark: int
+    leader_epochs: LeaderEpochCache
+    epochs_stored: bool
+    """Whether the checkpoint of the epochs is up to date."""
+    leftover_paths: list[str] = field(default_factory=list)
+    """Renamed files that may be removed after a while."""
+
+
+def recover_log(storage: Storage, directory: str, marks: Marks | None, index_interval_bytes: int) -> RecoveredLog:
+    """Open the log in `directory`; `marks` is None for a log that no checkpoint knows yet.
+
+    Raises:
+        CorruptRecordError: damage below the recovery point or the high watermark; names file and position.
+    """
+    return _Recovery(storage, directory, marks, index_interval_bytes).run()
+
+
+class _Recovery:
+    def __init__(self, storage: Storage, directory: str, marks: Marks | None, index_interval_bytes: int) -> None:
+        self.storage = storage
+        self.directory = directory
+        self.marks = marks
+        self.index_interval_bytes = index_interval_bytes
+        self.recovery_point = marks.recovery_point if marks else 0
+        self.safe_end = max(marks) if marks else 0
+        """Below this nothing may be missing."""
+        self.sizes: dict[str, int] = {}
+        self.epochs = LeaderEpochCache()
+        self.leftovers: list[str] = []
+
+    def run(self) -> RecoveredLog:
+        self.sizes = self.storage.list_sizes(self.directory)
+        bases = self._segment_bases()
+        log_start_offset = self.marks.log_start_offset if self.marks else (bases[0] if bases else 0)
+        bases = self._drop_below(bases, log_start_offset)
+        stored_epochs = self._stored_epochs()
+
+        segments = [Segment(self.directory, base) for base in bases]
+        first_scanned = len(segments) - 1
+        while first_scanned > 0 and bases[first_scanned] > self.recovery_point:
+            first_scanned -= 1
+        for segment, following in zip(segments[:first_scanned], bases[1:], strict=False):
+            segment.end = (following, self.sizes[f"{segment.base_offset:020d}.log"])
+            self._check_sealed(segment)
+        if stored_epochs is None:
+            self._read_epochs(segments[:first_scanned])
+        segments = segments[:first_scanned] + self._scan_all(segments[first_scanned:])
+
+        log_end_offset = segments[-1].next_offset
+        self.epochs.truncate_from_end(log_end_offset)
+        self.epochs.truncate_from_start(log_start_offset)
+        if log_start_offset == log_end_offset:  # epochs without records drop out
+            self.epochs.clear()
+        return RecoveredLog(
+            segments,
+            log_start_offset,
+            self.marks.high_watermark if self.marks else log_start_offset,
+            self.epochs,
+            epochs_stored=self.epochs.entries == stored_epochs,
+            leftover_paths=self.leftovers,
+        )
+
+    # Files
+
+    def _segment_bases(self) -> list[int]:
+        """Return the base offsets of the segments in order, and clear away what no log needs."""
+        bases = []
+        for name in self.sizes:
+            matched = _SEGMENT_FILE.fullmatch(name)
+            if matched and matched[2] == ".log":
+                bases.append(int(matched[1]))
+            elif (matched and f"{matched[1]}.log" not in self.sizes) or name.endswith(
+                (DELETED_SUFFIX, TEMPORARY_SUFFIX)
+            ):
+                self.storage.remove(f"{self.directory}/{name}")
+        if not bases:
+            if self.safe_end > 0:
+                raise CorruptRecordError(
+                    f"{self.directory} has no segment, offsets up to {self.safe_end} should be there"
+                )
+            self.storage.open(segment_stem(self.directory, 0) + ".log", create=True)
+            self.storage.sync_dir(self.directory)
+            self.sizes[f"{0:020d}.log"] = 0
+            bases.append(0)
+        return sorted(bases)
+
+    def _drop_below(self, bases: list[int], log_start_offset: int) -> list[int]:
+        """Remove segments that lie wholly below the log start: their renaming did not survive."""
+        keep = 0
+        while keep + 1 < len(bases) and bases[keep + 1] <= log_start_offset:
+            keep += 1
+        self._rename_away(bases[:keep])
+        if bases[keep] > log_start_offset:
+            raise CorruptRecordError(
+                f"{self.directory} begins at offset {bases[keep]}, offsets from {log_start_offset} on should be there"
+            )
+        return bases[keep:]
+
+    def _rename_away(self, bases: list[int]) -> None:
+        for base in bases:
+            for suffix in SUFFIXES:
+                if f"{base:020d}{suffix}" in self.sizes:
+                    path = segment_stem(self.directory, base) + suffix
+                    self.storage.rename(path, path + DELETED_SUFFIX)
+                    self.leftovers.append(path + DELETED_SUFFIX)
+        if bases:
+            self.storage.sync_dir(self.directory)
+
+    # Epochs
+
+    def _stored_epochs(self) -> tuple[EpochEntry, ...] | None:
+        try:
+            entries = load_leader_epochs(self.storage, self.directory)
+        except CorruptRecordError as error:  # the log itself says the same, it only takes longer to read
+            logger.warning("leader epochs are read from the log instead: %s", error)
+            return None
+        if entries is None:
+            return None
+        self.epochs = LeaderEpochCache(entries)
+        return tuple(entries)
+
+    def _read_epochs(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            try:
+                for _, header in walk_headers(self.storage.open(segment.log_path), 0, segment.size):
+                    self.epochs.assign(max(header.leader_epoch, self.epochs.latest_epoch), header.base_offset)
+            except InvalidBatch as error:
+                raise self._corrupt(segment, error) from None
+
+    # Below the recovery point
+
+    def _check_sealed(self, segment: Segment) -> None:
+        base, closing = segment.base_offset, (segment.next_offset - segment.base_offset, segment.size)
+        offsets = decode_offset_entries(base, self._last_bytes(segment.stem + ".index", OFFSET_ENTRY_BYTES))
+        times = decode_time_entries(base, self._last_bytes(segment.stem + ".timeindex", TIME_ENTRY_BYTES))
+        if len(offsets) and len(times) and times[0]["relative_offset"] == closing[0]:
+            entry = offsets[0]
+            if (int(entry["relative_offset"]), int(entry["position"])) == closing:
+                segment.max_timestamp_ms = int(times[0]["max_timestamp_ms"])
+                return
+        logger.warning("the indexes of %s are missing or wrong, rebuilding them", segment.log_path)
+        opened = OpenSegment(self.storage.open(segment.log_path), SegmentIndex(base))
+        opened.index = rebuild_index(segment, opened, self.index_interval_bytes)
+        segment.max_timestamp_ms = opened.index.last_max_timestamp_ms
+        self._store_index(segment, opened.index)
+
+    def _last_bytes(self, path: str, count: int) -> bytes:
+        size = self.sizes.get(path.rpartition("/")[2], 0)
+        if size < count or size % count:
+            return b""
+        return self.storage.open(path).read(count, size - count)
+
+    def _store_index(self, segment: Segment, index: SegmentIndex) -> None:
+        try:
+            index.store(self.storage, segment.stem)
+            index.sync(self.storage, segment.stem)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            logger.warning("no space for the indexes of %s, they are rebuilt when needed", segment.log_path)
+
+    # From the recovery point on
+
+    def _scan_all(self, segments: list[Segment]) -> list[Segment]:
+        """Check `segments`; return those that stay, the last one active."""
+        for number, segment in enumerate(segments):
+            if number == 0:
+                index = self._usable_index(segment)
+                self.epochs.truncate_from_end(index.last.offset)
+            else:
+                index = SegmentIndex(segment.base_offset)
+            self._scan(segment, index)
+            rest = segments[number + 1 :]
+            if rest and segment.next_offset == rest[0].base_offset and segment.size > 0:
+                segment.seal()
+                self._store_index(segment, index)
+                segment.opened = None
+                continue
+            if segment.next_offset < self.safe_end:
+                raise CorruptRecordError(
+                    f"{segment.log_path} position {segment.size}: the log ends at offset {segment.next_offset}, "
+                    f"offsets up to {self.safe_end} were fsynced or committed and are missing"
+                )
+            if rest:
+                logger.warning(
+                    "%s: %d segments from offset %d on do not follow offset %d and are dropped",
+                    self.directory,
+                    len(rest),
+                    rest[0].base_offset,
+                    segment.next_offset,
+                )
+                self._rename_away([dropped.base_offset for dropped in reversed(rest)])
+            index.cut_files(self.storage, segment.stem)
+            return [*segments[:number], segment]
+        raise AssertionError("the last segment has no rest")
+
+    def _usable_index(self, segment: Segment) -> SegmentIndex:
+        """Return the index up to the recovery point, empty unless a batch begins where its last entry says."""
+        size = self.sizes[f"{segment.base_offset:020d}.log"]
+        index = SegmentIndex.load(self.storage, segment.stem, segment.base_offset)
+        index.truncate(self.recovery_point)
+        last = index.last
+        if last.position == size:
+            return index
+        if last.position < size:
+            with contextlib.suppress(InvalidBatch):
+                found = next(scan_batches(self.storage.open(segment.log_path), last.position, size))
+                if found.header.base_offset == last.offset:
+                    return index
+        return SegmentIndex(segment.base_offset)
+
+    def _scan(self, segment: Segment, index: SegmentIndex) -> None:
+        """Check every batch behind the last entry of `index`, and cut off an invalid tail."""
+        file = self.storage.open(segment.log_path)
+        size = self.sizes[f"{segment.base_offset:020d}.log"]
+        expected, position = index.last
+        max_timestamp_ms = index.last_max_timestamp_ms
+        try:
+            for start, header in scan_batches(file, position, size):
+                if header.base_offset != expected:
+                    raise InvalidBatch(start, f"offset {header.base_offset} where {expected} must follow")
+                if header.leader_epoch < self.epochs.latest_epoch:
+                    raise InvalidBatch(
+                        start, f"leader epoch {header.leader_epoch} after epoch {self.epochs.latest_epoch}"
+                    )
+                if start - index.last_position >= self.index_interval_bytes and start:
+                    index.append(expected, start, max_timestamp_ms)
+                self.epochs.assign(header.leader_epoch, expected)
+                max_timestamp_ms = max(max_timestamp_ms, header.max_timestamp_ms)
+                expected = header.next_offset
+                position = start + header.size
+        except InvalidBatch as error:
+            if expected < self.safe_end:
+                raise self._corrupt(segment, error) from None
+            logger.warning(
+                "%s: %d bytes after position %d are no whole batch (%s) and are cut off; the log ends at offset %d",
+                segment.log_path,
+                size - position,
+                position,
+                error.reason,
+                expected,
+            )
+            file.truncate(position)
+        file.datasync()
+        segment.end = (expected, position)
+        segment.max_timestamp_ms = max_timestamp_ms
+        segment.opened = OpenSegment(file, index)
+
+    def _corrupt(self, segment: Segment, error: InvalidBatch) -> CorruptRecordError:
+        return CorruptRecordError(
+            f"{segment.log_path} position {error.position}: {error.reason}; offsets up to {self.safe_end} were fsynced "
+            "or committed, so this is damage and nothing is cut off: restore the replica from another one"
+        )

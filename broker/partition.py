@@ -1,0 +1,250 @@
+"""A partition that this broker leads: appends, the high watermark, and who waits for it.
+
+Everything here runs on the event loop's thread; only fsync and reads that miss the page cache leave it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from broker.clock import Clock
+from broker.log.group_commit import GroupCommit
+from broker.log.partition_log import PartitionLog, ReadResult
+from raftlog.errors import (
+    FencedLeaderEpoch,
+    InvalidRequestError,
+    MessageTooLarge,
+    OffsetOutOfRange,
+    RaftlogError,
+    UnknownLeaderEpoch,
+    UnknownTopicId,
+)
+from raftlog.format import BatchHeader, Buffer, InflateLimits, validate_produced
+from raftlog.types import TopicPartition
+from replication.pending_acks import Answer, PendingAcks
+
+logger = logging.getLogger(__name__)
+
+Wake = Callable[[], None]
+
+
+class Partition:
+    """Leader of one partition.
+
+    States: leading -> failed (log directory offline) or removed (topic deleted); both are final, and every append,
+    read and pending answer then gets `closed_by`.
+
+    Invariants: log_start_offset <= high_watermark <= held end offset <= log_end_offset; the high watermark never
+    goes back.
+    """
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        group_commit: GroupCommit,
+        clock: Clock,
+        *,
+        leader_epoch: int,
+        on_storage_error: Callable[[PartitionLog, BaseException], None],
+    ) -> None:
+        self.topic_partition = TopicPartition(log.topic, log.partition)
+        self.log = log
+        self.leader_epoch = leader_epoch
+        self.closed_by: RaftlogError | None = None
+        self._group_commit = group_commit
+        self._clock = clock
+        self._on_storage_error = on_storage_error
+        self._pending = PendingAcks()
+        self._waiters: dict[Wake, None] = {}
+        self._flush_requested_end = log.flushed_end_offset
+        self._last_flush_ms = clock.monotonic_ms()
+        self.apply_config()
+        self._advance_high_watermark()
+
+    def apply_config(self) -> None:
+        """Take over what the log's config says; called after it changed."""
+        self.inflate_limits = InflateLimits(max_bytes=self.log.config.max_inflate_bytes)
+
+    # Marks
+
+    @property
+    def high_watermark(self) -> int:
+        """Exclusive: consumers see what lies below."""
+        return self.log.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Exclusive end for `read_committed`; equals the high watermark while there are no transactions."""
+        return self.log.high_watermark
+
+    @property
+    def held_end_offset(self) -> int:
+        """Exclusive: what this replica counts as held. With flush.messages=1 that is what has been fsynced."""
+        if self.log.config.flush_messages <= 1:
+            return self.log.flushed_end_offset
+        return self.log.log_end_offset
+
+    def _advance_high_watermark(self) -> None:
+        held = self.held_end_offset
+        if held > self.log.high_watermark:
+            self.log.high_watermark = held
+            self._pending.advance(held)
+            self._wake()
+
+    # Produce
+
+    def check_leader_epoch(self, leader_epoch: int) -> None:
+        """Refuse a request whose sender believes in another epoch; -1 means that it does not know.
+
+        Raises:
+            FencedLeaderEpoch, UnknownLeaderEpoch: or the reason why this partition is closed.
+        """
+        if self.closed_by is not None:
+            raise self.closed_by
+        if leader_epoch == -1 or leader_epoch == self.leader_epoch:
+            return
+        if leader_epoch < self.leader_epoch:
+            raise FencedLeaderEpoch(
+                f"{self.topic_partition}: leader epoch {leader_epoch} is over, it is {self.leader_epoch} now; "
+                "refresh metadata"
+            )
+        raise UnknownLeaderEpoch(
+            f"{self.topic_partition}: leader epoch {leader_epoch} is not known here yet, now {self.leader_epoch}"
+        )
+
+    def append(self, batch: Buffer, leader_epoch: int, answer: Answer | None) -> tuple[int, int]:
+        """Validate and append one produced batch; return (base offset, log append time in ms or -1).
+
+        `answer` is called once the batch is held as the topic's flush config promises, or with the error that
+        came in between; it may be called before this returns. None: nobody waits (acks=0).
+
+        Raises:
+            RaftlogError: refused; nothing was appended.
+        """
+        self.check_leader_epoch(leader_epoch)
+        log = self.log
+        if len(batch) > log.config.max_message_bytes:
+            raise MessageTooLarge(
+                f"{self.topic_partition}: the batch has {len(batch)} bytes, "
+                f"max.message.bytes={log.config.max_message_bytes}; send smaller batches or raise the topic's limit"
+            )
+        header: BatchHeader = validate_produced(batch, limits=self.inflate_limits)
+        result = log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=self._clock.now_ms())
+        if answer is not None:
+            self._pending.wait(result.last_offset + 1, answer)
+        self._after_append()
+        return result.base_offset, result.timestamp_ms
+
+    def _after_append(self) -> None:
+        config = self.log.config
+        if config.flush_messages <= 1:
+            self._request_flush()
+            return
+        unflushed = self.log.log_end_offset - self._flush_requested_end
+        if unflushed >= config.flush_messages or (
+            config.flush_ms is not None and self._clock.monotonic_ms() - self._last_flush_ms >= config.flush_ms
+        ):
+            self._request_flush()
+        self._advance_high_watermark()
+
+    def flush_if_due(self) -> None:
+        """Ask for a flush when `flush.ms` has passed since the last one; called by housekeeping."""
+        config = self.log.config
+        if (
+            self.closed_by is None
+            and config.flush_ms is not None
+            and self.log.log_end_offset > self.log.flushed_end_offset
+            and self._clock.monotonic_ms() - self._last_flush_ms >= config.flush_ms
+        ):
+            self._request_flush()
+
+    def _request_flush(self) -> None:
+        self._flush_requested_end = self.log.log_end_offset
+        self._last_flush_ms = self._clock.monotonic_ms()
+        self._group_commit.request(self.log, self._on_flushed, self._on_flush_error)
+
+    def _on_flushed(self, flushed_end_offset: int) -> None:
+        if self.closed_by is None:
+            self._advance_high_watermark()
+
+    def _on_flush_error(self, error: BaseException) -> None:
+        self._on_storage_error(self.log, error)
+
+    # Fetch
+
+    def read(self, offset: int, max_bytes: int, end_offset: int, *, blocking: bool) -> ReadResult | None:
+        """Return whole batches from `offset` up to `end_offset` (exclusive); None when that would wait for the disk.
+
+        Raises:
+            OffsetOutOfRange: below the log start or above `end_offset`.
+        """
+        if self.closed_by is not None:
+            raise self.closed_by
+        if offset > end_offset or offset < self.log.log_start_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: offset {offset} is out of range, "
+                f"the log has {self.log.log_start_offset} to {end_offset}"
+            )
+        return self.log.read(offset, max_bytes, end_offset, blocking=blocking)
+
+    def wait(self, wake: Wake) -> None:
+        """Call `wake` once, at the next change that a reader at the end would want to know of."""
+        self._waiters[wake] = None
+
+    def stop_waiting(self, wake: Wake) -> None:
+        """Forget `wake`, if it still waits."""
+        self._waiters.pop(wake, None)
+
+    def _wake(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, {}
+            for wake in waiters:
+                wake()
+
+    def delete_target(self, before_offset: int) -> int:
+        """Return the log start that `DeleteRecords` asks for; -1 means the high watermark.
+
+        Raises:
+            OffsetOutOfRange: above the high watermark.
+            InvalidRequestError: negative and not -1.
+        """
+        if self.closed_by is not None:
+            raise self.closed_by
+        if before_offset < -1:
+            raise InvalidRequestError(f"before_offset {before_offset} is negative; -1 means the high watermark")
+        target = self.high_watermark if before_offset == -1 else before_offset
+        if target > self.high_watermark:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: cannot delete up to {target}, the high watermark is {self.high_watermark}"
+            )
+        return target
+
+    # Ends
+
+    def close(self, reason: RaftlogError) -> None:
+        """Stop leading: answer everyone who waits with `reason`, and everyone who comes later too."""
+        if self.closed_by is not None:
+            return
+        self.closed_by = reason
+        logger.info("partition closed", extra={"partition": str(self.topic_partition), "reason": str(reason)})
+        self._pending.fail(reason)
+        self._wake()
+
+
+def parse_topic_id(topic_id: bytes) -> bytes:
+    """Check that a topic id has 16 bytes.
+
+    Raises:
+        InvalidRequestError: another length.
+    """
+    if len(topic_id) != 16:
+        raise InvalidRequestError(f"a topic id has 16 bytes, this one has {len(topic_id)}")
+    return topic_id
+
+
+def unknown_partition(topic_id: bytes, partition: int) -> UnknownTopicId:
+    """Return the refusal for a partition that is not here."""
+    return UnknownTopicId(
+        f"topic id {topic_id.hex()} partition {partition} is not on this broker: deleted, moved, or not created yet"
+    )

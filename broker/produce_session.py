@@ -1,0 +1,179 @@
+"""One `Log.Produce` stream: requests in, answers out by correlation id, order kept per partition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from broker.registry import PartitionRegistry
+from raftlog.errors import BrokerOverloaded, ChainBroken, RaftlogError, RequestTimedOut, to_wire
+from raftlog.v1 import log_pb2
+from raftlog.wire import Produce, ProducePart
+from replication.pending_acks import Answer
+
+logger = logging.getLogger(__name__)
+
+MAX_BROKEN_CHAINS: Final = 16_384
+"""Partitions with a refused batch that one stream may have: a bound on memory, not on any sane client."""
+
+
+class ResponseWriter(Protocol):
+    """The part of a gRPC context that a session needs."""
+
+    async def write(self, message: log_pb2.ProduceResponse) -> None:
+        """Send one message; returns when the transport has taken it."""
+        ...
+
+
+class _Request:
+    """Answers still owed for one request; when the last one is in, the response goes out."""
+
+    __slots__ = ("missing", "open", "response", "timer")
+
+    def __init__(self, correlation_id: int) -> None:
+        self.response = log_pb2.ProduceResponse(correlation_id=correlation_id)
+        self.open: list[Answer] = []
+        self.missing = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class ProduceSession:
+    """State of one stream.
+
+    Bounded: at most `max_in_flight` requests are unanswered, then reading stops and the transport's flow control
+    holds the client back. A batch is appended as soon as it is read, so a session keeps no payload.
+    """
+
+    def __init__(self, registry: PartitionRegistry, *, max_in_flight: int, default_timeout_ms: int) -> None:
+        self._registry = registry
+        self._max_in_flight = max_in_flight
+        self._default_timeout_ms = default_timeout_ms
+        self._in_flight = 0
+        self._reading_done = False
+        self._answers: deque[log_pb2.ProduceResponse] = deque()
+        self._answer_ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._broken_chains: dict[tuple[bytes, int], int] = {}
+
+    async def run(self, requests: AsyncIterator[Produce], writer: ResponseWriter) -> None:
+        """Serve the stream until the client ends it and has all its answers."""
+        reader = asyncio.ensure_future(self._read(requests))
+        try:
+            while True:
+                while self._answers:
+                    await writer.write(self._answers.popleft())
+                if self._reading_done and not self._in_flight:
+                    break
+                self._answer_ready.clear()
+                await self._answer_ready.wait()
+            await reader
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: AsyncIterator[Produce]) -> None:
+        try:
+            async for request in requests:
+                self._handle(request)
+                while self._in_flight >= self._max_in_flight:
+                    self._room.clear()
+                    await self._room.wait()
+        finally:
+            self._reading_done = True
+            self._answer_ready.set()
+
+    def _handle(self, request: Produce) -> None:
+        head = request.head
+        if head.acks == log_pb2.NO_ACK:
+            for part in request.parts:
+                try:
+                    self._append(part, None)
+                except RaftlogError as error:
+                    logger.debug("acks=0 batch refused: %s", error)
+            return
+        owed = _Request(head.correlation_id)
+        owed.missing = len(request.parts)
+        self._in_flight += 1
+        if not owed.missing:
+            self._finish(owed)
+            return
+        for part in request.parts:
+            self._serve(part, owed)
+        if owed.missing:
+            timeout_ms = head.timeout_ms or self._default_timeout_ms
+            loop = asyncio.get_running_loop()
+            owed.timer = loop.call_later(timeout_ms / 1000, self._time_out, owed, timeout_ms)
+
+    def _serve(self, part: ProducePart, owed: _Request) -> None:
+        result = owed.response.results.add()
+        key = (part.head.topic_id, part.head.partition)
+        chain = part.head.chain
+        answered = False
+
+        # Holds no reference to `part`: while an answer is owed, the payload must be free to go.
+        def answer(error: BaseException | None) -> None:
+            nonlocal answered
+            if answered:
+                return
+            answered = True
+            if error is not None:
+                result.Clear()
+                result.error.CopyFrom(to_wire(error))
+                result.base_offset = -1
+                self._break_chain(key, chain)
+            owed.missing -= 1
+            if not owed.missing:
+                self._finish(owed)
+
+        try:
+            base_offset, append_time_ms, log_start_offset = self._append(part, answer)
+        except RaftlogError as error:
+            answer(error)
+        except Exception as error:  # a bug in one append must not take the client's other partitions down
+            logger.exception("produce to %s-%d failed", key[0].hex(), key[1])
+            answer(error)
+        else:
+            # The answer may have come already; the response is serialized later, by the writer's task.
+            if not result.HasField("error"):
+                result.base_offset = base_offset
+                result.log_append_time_ms = append_time_ms
+                result.log_start_offset = log_start_offset
+            if not answered:
+                owed.open.append(answer)
+
+    def _append(self, part: ProducePart, answer: Answer | None) -> tuple[int, int, int]:
+        head = part.head
+        key = (head.topic_id, head.partition)
+        if self._broken_chains and head.chain <= self._broken_chains.get(key, -1):
+            raise ChainBroken(
+                f"a batch before this one was refused in chain {head.chain}; "
+                "send both again, in order, in a larger chain"
+            )
+        partition = self._registry.find(*key)
+        base_offset, append_time_ms = partition.append(part.records, head.leader_epoch, answer)
+        return base_offset, append_time_ms, partition.log.log_start_offset
+
+    def _break_chain(self, key: tuple[bytes, int], chain: int) -> None:
+        if key not in self._broken_chains and len(self._broken_chains) >= MAX_BROKEN_CHAINS:
+            raise BrokerOverloaded(
+                f"more than {MAX_BROKEN_CHAINS} partitions of one stream were refused; open a new one"
+            )
+        self._broken_chains[key] = max(chain, self._broken_chains.get(key, 0))
+
+    def _time_out(self, owed: _Request, timeout_ms: int) -> None:
+        error = RequestTimedOut(
+            f"not held by every in-sync replica within {timeout_ms} ms; the records are in the log and may yet be"
+        )
+        for answer in owed.open:
+            answer(error)
+
+    def _finish(self, owed: _Request) -> None:
+        if owed.timer is not None:
+            owed.timer.cancel()
+        owed.open.clear()
+        self._in_flight -= 1
+        self._answers.append(owed.response)
+        self._answer_ready.set()
+        self._room.set()

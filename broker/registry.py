@@ -1,0 +1,217 @@
+"""The partitions on this broker, kept as the metadata image says.
+
+Changes of the image are applied one after the other, off the event loop where they touch the disk. A log whose topic
+the image does not know is left alone and reported, never deleted: the image may be the one that is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+
+from broker.clock import Clock
+from broker.log.config import LogConfig
+from broker.log.group_commit import GroupCommit
+from broker.log.manager import LogManager
+from broker.log.partition_log import PartitionLog
+from broker.partition import Partition, unknown_partition
+from raftlog.errors import RaftlogError, StorageError, UnknownTopicId
+from raftlog.v1 import records_pb2
+from raftmeta.image import MetadataImage, TopicImage
+
+logger = logging.getLogger(__name__)
+
+PartitionKey = tuple[bytes, int]
+_Step = tuple[MetadataImage, Sequence[records_pb2.MetadataRecord] | None]
+"""An image and the records that led to it; None: everything in it is new."""
+
+
+class PartitionRegistry:
+    """(topic id, partition) to `Partition`, and the task that keeps it in step with the image."""
+
+    def __init__(
+        self,
+        node_id: int,
+        logs: LogManager,
+        group_commit: GroupCommit,
+        clock: Clock,
+        log_defaults: LogConfig,
+        disk: Executor,
+    ) -> None:
+        self._node_id = node_id
+        self._logs = logs
+        self._group_commit = group_commit
+        self._clock = clock
+        self._log_defaults = log_defaults
+        self._disk = disk
+        self._loop = asyncio.get_running_loop()
+        self._partitions: dict[PartitionKey, Partition] = {}
+        self._failed: dict[PartitionKey, RaftlogError] = {}
+        self._queue: asyncio.Queue[_Step] = asyncio.Queue()
+        self._applied_offset = -1
+        self._applied = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    # Look-ups
+
+    def find(self, topic_id: bytes, partition: int) -> Partition:
+        """Return the partition.
+
+        Raises:
+            UnknownTopicId: it is not here.
+            StorageError: it is, but its log directory is offline or its log corrupt.
+        """
+        found = self._partitions.get((topic_id, partition))
+        if found is not None:
+            return found
+        failed = self._failed.get((topic_id, partition))
+        raise failed if failed is not None else unknown_partition(topic_id, partition)
+
+    def partitions(self) -> list[Partition]:
+        """Return the partitions as they are now."""
+        return list(self._partitions.values())
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    # Applying metadata
+
+    def start(self, image: MetadataImage) -> None:
+        """Start applying, beginning with everything in `image`."""
+        self._queue.put_nowait((image, None))
+        self._task = asyncio.create_task(self._apply_loop(), name="apply-metadata")
+
+    def on_metadata(self, image: MetadataImage, records: Sequence[records_pb2.MetadataRecord]) -> None:
+        """Take a committed change; returns at once."""
+        self._queue.put_nowait((image, records))
+
+    async def wait_applied(self, metadata_offset: int) -> None:
+        """Return once every change up to `metadata_offset` is in effect here."""
+        async with self._applied:
+            await self._applied.wait_for(lambda: self._applied_offset >= metadata_offset)
+
+    async def _apply_loop(self) -> None:
+        while True:
+            image, records = await self._queue.get()
+            try:
+                if records is None:
+                    await self._apply_topics(image, image.topics.values())
+                    self._report_strays(image)
+                else:
+                    await self._apply_records(image, records)
+            except Exception:  # one topic that fails must not stop the changes after it
+                logger.exception("applying metadata failed at offset %d", image.offset)
+            async with self._applied:
+                self._applied_offset = image.offset
+                self._applied.notify_all()
+
+    async def _apply_records(self, image: MetadataImage, records: Sequence[records_pb2.MetadataRecord]) -> None:
+        touched: dict[bytes, None] = {}
+        for record in records:
+            match record.WhichOneof("record"):
+                case "remove_topic":
+                    await self._remove_topic(record.remove_topic.topic_id)
+                case "partition":
+                    touched[record.partition.topic_id] = None
+                case "config" if record.config.resource.type == records_pb2.ConfigResource.TOPIC:
+                    topic_id = image.topic_id_by_name.get(record.config.resource.name)
+                    if topic_id is not None:
+                        touched[topic_id] = None
+                case "config":  # a broker's default holds for every topic that does not say otherwise
+                    touched.update(dict.fromkeys(image.topics))
+                case _:
+                    pass
+        await self._apply_topics(image, (image.topics[t] for t in touched if t in image.topics))
+
+    async def _apply_topics(self, image: MetadataImage, topics: Iterable[TopicImage]) -> None:
+        for topic in topics:
+            config = LogConfig.from_topic_configs(image.topic_configs(topic.name, self._node_id), self._log_defaults)
+            for part in topic.partitions:
+                if self._node_id not in part.replicas:
+                    continue
+                key = (topic.topic_id, part.partition)
+                partition = self._partitions.get(key)
+                if partition is None:
+                    partition = await self._open(topic, part.partition, config, part.leader_epoch)
+                if partition is None:
+                    continue
+                if partition.log.config != config:
+                    partition.log.update_config(config)
+                    partition.apply_config()
+                if part.leader_epoch > partition.leader_epoch:
+                    partition.leader_epoch = part.leader_epoch
+
+    async def _open(self, topic: TopicImage, partition: int, config: LogConfig, leader_epoch: int) -> Partition | None:
+        key = (topic.topic_id, partition)
+        log = self._logs.get(*key)
+        if log is None:
+            try:
+                log = await asyncio.get_running_loop().run_in_executor(
+                    self._disk, self._logs.create, topic.name, topic.topic_id, partition, config
+                )
+            except RaftlogError as error:
+                logger.error("partition %s-%d cannot be opened: %s", topic.name, partition, error)
+                self._failed[key] = error
+                return None
+        log.update_config(config)
+        self._failed.pop(key, None)
+        opened = Partition(
+            log,
+            self._group_commit,
+            self._clock,
+            leader_epoch=leader_epoch,
+            on_storage_error=self._on_storage_error,
+        )
+        self._partitions[key] = opened
+        return opened
+
+    async def _remove_topic(self, topic_id: bytes) -> None:
+        for key in [key for key in self._partitions if key[0] == topic_id]:
+            partition = self._partitions.pop(key)
+            partition.close(UnknownTopicId(f"{partition.topic_partition} was deleted"))
+            await asyncio.get_running_loop().run_in_executor(self._disk, self._logs.delete, *key)
+        for key in [key for key in self._failed if key[0] == topic_id]:
+            del self._failed[key]
+
+    def _report_strays(self, image: MetadataImage) -> None:
+        for log in self._logs.logs():
+            if log.topic_id not in image.topics:
+                logger.warning(
+                    "log directory %s belongs to topic id %s, which the cluster does not know; "
+                    "it is left alone: delete it by hand if it is not needed",
+                    log.directory,
+                    log.topic_id.hex(),
+                )
+
+    # Disk trouble
+
+    def _on_storage_error(self, log: PartitionLog, error: BaseException) -> None:
+        self._logs.mark_dir_offline(self._logs.dir_of(log), error)
+
+    def on_dir_offline(self, path: str, error: BaseException, logs: Sequence[PartitionLog]) -> None:
+        """Close every partition of a log directory that failed; may be called from any thread, in any place."""
+        self._loop.call_soon_threadsafe(self._close_dir, path, error, logs)
+
+    def _close_dir(self, path: str, error: BaseException, logs: Sequence[PartitionLog]) -> None:
+        reason = StorageError(f"log directory {path} is offline: {error}; repair the disk and restart the broker")
+        for log in logs:
+            key = (log.topic_id, log.partition)
+            partition = self._partitions.pop(key, None)
+            self._failed[key] = reason
+            if partition is not None:
+                partition.close(reason)
+
+    # End
+
+    async def stop(self) -> None:
+        """Stop applying; the partitions stay as they are."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def close_all(self, reason: RaftlogError) -> None:
+        """Answer everyone who waits with `reason`."""
+        for partition in self._partitions.values():
+            partition.close(reason)

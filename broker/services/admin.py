@@ -1,0 +1,210 @@
+"""The `Admin` service: topics, configs, log directories.
+
+A request becomes a metadata command. It is answered once the command is committed and in effect on this broker, so
+that a client which creates a topic and then writes to it finds the partitions there.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from grpc import aio
+
+from broker.clock import Clock
+from broker.config import BrokerConfig
+from broker.services.configs import describe_broker, describe_cluster_default, describe_topic
+from broker.services.log_dirs import LogsView, describe_log_dirs
+from raftlog.errors import InvalidRequestError, PolicyViolation, RaftlogError, UnknownTopicOrPartition, to_wire
+from raftlog.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+from raftlog.v1.records_pb2 import (
+    AlterConfigsCommand,
+    ConfigResource,
+    CreatePartitionsCommand,
+    CreateTopicCommand,
+    DeleteTopicCommand,
+    MetadataCommand,
+)
+from raftmeta.decide import CommandResult
+from raftmeta.image import CLUSTER_DEFAULT, MetadataImage
+from raftmeta.port import MetadataPort
+
+logger = logging.getLogger(__name__)
+
+_Context = aio.ServicerContext[Any, Any]
+
+
+class _Response(Protocol):
+    """Every response of this service: it has an error to fill in."""
+
+    @property
+    def error(self) -> common_pb2.Error: ...
+
+
+_R = TypeVar("_R", bound=_Response)
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """Answers with errors as values; a gRPC status means transport only.
+
+    `wait_applied(metadata_offset)` returns once this broker acts on everything up to that offset.
+    """
+
+    def __init__(
+        self,
+        metadata: MetadataPort,
+        config: BrokerConfig,
+        logs: LogsView,
+        clock: Clock,
+        wait_applied: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._metadata = metadata
+        self._config = config
+        self._logs = logs
+        self._clock = clock
+        self._wait_applied = wait_applied
+
+    async def CreateTopic(
+        self, request: admin_pb2.CreateTopicRequest, context: _Context
+    ) -> admin_pb2.CreateTopicResponse:
+        """Create a topic; 0 partitions or replicas stand for the broker's defaults."""
+        response = admin_pb2.CreateTopicResponse()
+        return await self._answer(response, self._create_topic(request, response))
+
+    async def DeleteTopic(
+        self, request: admin_pb2.DeleteTopicRequest, context: _Context
+    ) -> admin_pb2.DeleteTopicResponse:
+        """Delete a topic and its records."""
+        command = MetadataCommand(delete_topic=DeleteTopicCommand(name=request.name))
+        return await self._answer(admin_pb2.DeleteTopicResponse(), self._commit(command))
+
+    async def CreatePartitions(
+        self, request: admin_pb2.CreatePartitionsRequest, context: _Context
+    ) -> admin_pb2.CreatePartitionsResponse:
+        """Raise a topic's number of partitions."""
+        return await self._answer(admin_pb2.CreatePartitionsResponse(), self._create_partitions(request))
+
+    async def DescribeConfigs(
+        self, request: admin_pb2.DescribeConfigsRequest, context: _Context
+    ) -> admin_pb2.DescribeConfigsResponse:
+        """Return every config of a topic or broker: the value in effect, where it comes from, what it means."""
+        response = admin_pb2.DescribeConfigsResponse()
+        return await self._answer(response, self._describe_configs(request.resource, response))
+
+    async def AlterConfigs(
+        self, request: admin_pb2.AlterConfigsRequest, context: _Context
+    ) -> admin_pb2.AlterConfigsResponse:
+        """Set and unset configs, all or none; what is not named stays as it is."""
+        command = MetadataCommand(
+            alter_configs=AlterConfigsCommand(
+                resource=request.resource,
+                set=request.set,
+                unset=request.unset,
+                validate_only=request.validate_only,
+            )
+        )
+        return await self._answer(admin_pb2.AlterConfigsResponse(), self._commit(command))
+
+    async def DescribeLogDirs(
+        self, request: admin_pb2.DescribeLogDirsRequest, context: _Context
+    ) -> admin_pb2.DescribeLogDirsResponse:
+        """Return this broker's log directories and what lies in them."""
+        response = admin_pb2.DescribeLogDirsResponse()
+        return await self._answer(response, self._describe_log_dirs(response))
+
+    async def _answer(self, response: _R, work: Awaitable[object]) -> _R:
+        """Do the work; what it raises becomes the response's error."""
+        try:
+            await work
+        except RaftlogError as error:
+            response.error.CopyFrom(to_wire(error))
+        except Exception as error:  # a bug here must reach the client as an answer, not as a broken connection
+            logger.exception("an admin request failed")
+            response.error.CopyFrom(to_wire(error))
+        return response
+
+    async def _commit(self, command: MetadataCommand) -> CommandResult:
+        command.proposed_at_ms = self._clock.now_ms()
+        result = await self._metadata.propose(command)
+        await self._wait_applied(result.offset)
+        logger.info(
+            "metadata command done",
+            extra={"command": command.WhichOneof("command"), "metadata_offset": result.offset},
+        )
+        return result
+
+    async def _create_topic(
+        self, request: admin_pb2.CreateTopicRequest, response: admin_pb2.CreateTopicResponse
+    ) -> None:
+        partitions = request.partitions or self._config.num_partitions
+        replication_factor = request.replication_factor or self._config.default_replication_factor
+        self._check_partitions(request.name, partitions, partitions * replication_factor)
+        result = await self._commit(
+            MetadataCommand(
+                create_topic=CreateTopicCommand(
+                    name=request.name,
+                    topic_id=uuid.uuid4().bytes,
+                    partitions=partitions,
+                    replication_factor=replication_factor,
+                    configs=request.configs,
+                    validate_only=request.validate_only,
+                )
+            )
+        )
+        if not request.validate_only:
+            response.topic_id = result.topic_id
+
+    async def _create_partitions(self, request: admin_pb2.CreatePartitionsRequest) -> None:
+        topic = self._metadata.image.topic(request.topic)
+        if topic is not None:
+            added = request.partitions - len(topic.partitions)
+            self._check_partitions(request.topic, request.partitions, added * len(topic.partitions[0].replicas))
+        command = CreatePartitionsCommand(topic=request.topic, partitions=request.partitions)
+        await self._commit(MetadataCommand(create_partitions=command))
+
+    def _check_partitions(self, topic: str, partitions: int, added_replicas: int) -> None:
+        """Refuse what the limits in this broker's configuration do not allow."""
+        limit = self._config.max_partitions_per_topic
+        if partitions > limit:
+            raise PolicyViolation(
+                f"topic {topic[:249]!r} cannot have {partitions} partitions, max.partitions.per.topic={limit}"
+            )
+        if added_replicas <= 0:
+            return
+        image = self._metadata.image
+        brokers = sum(not broker.fenced for broker in image.brokers.values())
+        present = _replicas(image)
+        allowed = self._config.max_partitions_per_broker * brokers
+        if present + added_replicas > allowed:
+            raise PolicyViolation(
+                f"topic {topic[:249]!r} would bring the cluster from {present} to {present + added_replicas} replicas; "
+                f"max.partitions.per.broker={self._config.max_partitions_per_broker} "
+                f"allows {allowed} on {brokers} brokers"
+            )
+
+    async def _describe_configs(self, resource: ConfigResource, response: admin_pb2.DescribeConfigsResponse) -> None:
+        image = self._metadata.image
+        if resource.type == ConfigResource.TOPIC:
+            if image.topic(resource.name) is None:
+                raise UnknownTopicOrPartition(f"there is no topic {resource.name[:249]!r}")
+            response.entries.extend(describe_topic(image, resource.name, self._config))
+        elif resource.type != ConfigResource.BROKER:
+            raise InvalidRequestError(f"config resource type {resource.type} is not known here")
+        elif resource.name == CLUSTER_DEFAULT:
+            response.entries.extend(describe_cluster_default(image))
+        elif resource.name == str(self._config.node_id):
+            response.entries.extend(describe_broker(image, self._config))
+        else:
+            raise InvalidRequestError(
+                f"this is broker {self._config.node_id}, which does not know the configuration of broker "
+                f"{resource.name[:20]!r}; ask that one"
+            )
+
+    async def _describe_log_dirs(self, response: admin_pb2.DescribeLogDirsResponse) -> None:
+        response.log_dirs.extend(await describe_log_dirs(self._config.log_dirs, self._logs))
+
+
+def _replicas(image: MetadataImage) -> int:
+    return sum(len(part.replicas) for topic in image.topics.values() for part in topic.partitions)

@@ -1,0 +1,200 @@
+"""The `Metadata` service: what the cluster looks like, once or as it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NoReturn
+
+import grpc
+from grpc import aio
+
+from raftlog.errors import BrokerOverloaded, RaftlogError, UnknownTopicId, UnknownTopicOrPartition, to_wire
+from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
+from raftlog.v1.records_pb2 import MetadataRecord
+from raftmeta.image import MetadataImage, TopicImage
+from raftmeta.port import Change, MetadataPort
+
+logger = logging.getLogger(__name__)
+
+MAX_WATCHERS: Final = 1_000
+MAX_RESPONSE_RECORDS: Final = 5_000
+"""Records in one response of a watch: some hundred KiB, well below what gRPC lets through."""
+WRITE_TIMEOUT_SECONDS: Final = 30.0
+
+_Context = aio.ServicerContext[Any, Any]
+
+
+class MetadataService(metadata_pb2_grpc.MetadataServicer):
+    """Serves the committed image of one node.
+
+    A watcher costs no queue: it is an offset, and what lies above it is taken from the history that all share. One
+    that falls behind the history starts over with a snapshot; one that does not read for `write_timeout_seconds` is
+    cut off.
+    """
+
+    def __init__(
+        self,
+        metadata: MetadataPort,
+        *,
+        max_watchers: int = MAX_WATCHERS,
+        max_response_records: int = MAX_RESPONSE_RECORDS,
+        write_timeout_seconds: float = WRITE_TIMEOUT_SECONDS,
+    ) -> None:
+        self._metadata = metadata
+        self._max_watchers = max_watchers
+        self._max_response_records = max_response_records
+        self._write_timeout_seconds = write_timeout_seconds
+        self._watchers = 0
+
+    async def Get(self, request: metadata_pb2.MetadataRequest, context: _Context) -> metadata_pb2.MetadataResponse:
+        """Return the brokers, and the topics that were asked for."""
+        image = self._metadata.image
+        return metadata_pb2.MetadataResponse(
+            cluster_id=image.cluster_id,
+            controller_id=image.controller_id,
+            controller_epoch=image.controller_epoch,
+            metadata_offset=image.offset,
+            brokers=_brokers(image),
+            topics=_topics(image, request),
+        )
+
+    async def Watch(  # type: ignore[override] # the stub knows generators only; with write() a slow reader shows
+        self, request: metadata_pb2.WatchRequest, context: _Context
+    ) -> None:
+        """Send what lies above the offset, or an image, and then every change in order."""
+        if self._watchers >= self._max_watchers:
+            await _abort(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                BrokerOverloaded(f"this broker serves {self._max_watchers} metadata watchers already"),
+            )
+        changed = asyncio.Event()
+        unsubscribe = self._metadata.subscribe(lambda image, records: changed.set())
+        self._watchers += 1
+        try:
+            await self._watch(request.from_offset, changed, context)
+        except TimeoutError:
+            logger.info("a metadata watcher was cut off", extra={"peer": context.peer()})
+            await _abort(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                BrokerOverloaded(
+                    f"nothing was read from this watch for {self._write_timeout_seconds:g} s; start it again"
+                ),
+            )
+        finally:
+            self._watchers -= 1
+            unsubscribe()
+
+    async def _watch(self, offset: int, changed: asyncio.Event, context: _Context) -> None:
+        known = offset
+        while True:
+            changed.clear()
+            image = self._metadata.image
+            changes = self._metadata.changes_since(known) if known >= 0 else None
+            if changes is None or any(len(change.records) > self._max_response_records for change in changes):
+                responses = self._snapshot(image)
+            else:
+                responses = self._deltas(changes)
+            known = image.offset
+            for response in responses:
+                async with asyncio.timeout(self._write_timeout_seconds):
+                    await context.write(response)
+            if self._metadata.image.offset == known:
+                await changed.wait()
+
+    def _snapshot(self, image: MetadataImage) -> Iterator[metadata_pb2.WatchResponse]:
+        chunks = _chunks(image.to_records(), self._max_response_records)
+        chunk = next(chunks, [])
+        while True:
+            following = next(chunks, None)
+            yield metadata_pb2.WatchResponse(
+                controller_epoch=image.controller_epoch,
+                metadata_offset=image.offset,
+                snapshot=True,
+                more=following is not None,
+                records=chunk,
+            )
+            if following is None:
+                return
+            chunk = following
+
+    def _deltas(self, changes: Iterable[Change]) -> Iterator[metadata_pb2.WatchResponse]:
+        for change in changes:
+            yield metadata_pb2.WatchResponse(
+                controller_epoch=change.controller_epoch, metadata_offset=change.offset, records=change.records
+            )
+
+
+def _chunks(records: Iterator[MetadataRecord], size: int) -> Iterator[list[MetadataRecord]]:
+    chunk: list[MetadataRecord] = []
+    for record in records:
+        chunk.append(record)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+async def _abort(context: _Context, status: grpc.StatusCode, error: RaftlogError) -> NoReturn:
+    await context.abort(status, str(error))
+
+
+def _brokers(image: MetadataImage) -> list[metadata_pb2.BrokerInfo]:
+    return [
+        metadata_pb2.BrokerInfo(
+            broker_id=broker.broker_id,
+            host=broker.host,
+            port=broker.port,
+            rack=broker.rack,
+            fenced=broker.fenced,
+            broker_epoch=broker.broker_epoch,
+        )
+        for _, broker in sorted(image.brokers.items())
+    ]
+
+
+def _topics(image: MetadataImage, request: metadata_pb2.MetadataRequest) -> Iterator[metadata_pb2.TopicInfo]:
+    """Yield what was asked for, in that order and each topic once; what is not there carries an error."""
+    if request.all_topics:
+        for name in sorted(image.topic_id_by_name):
+            topic = image.topics[image.topic_id_by_name[name]]
+            if request.include_internal or not topic.internal:
+                yield _topic(topic)
+        return
+    for name in dict.fromkeys(request.topics):
+        found = image.topic(name)
+        if found is None:
+            error = UnknownTopicOrPartition(f"there is no topic {name[:249]!r}; create it first")
+            yield metadata_pb2.TopicInfo(name=name, error=to_wire(error))
+        else:
+            yield _topic(found)
+    for topic_id in dict.fromkeys(request.topic_ids):
+        found = image.topics.get(topic_id)
+        if found is None:
+            missing = UnknownTopicId(f"there is no topic with the id {topic_id[:16].hex()}; it may have been deleted")
+            yield metadata_pb2.TopicInfo(topic_id=topic_id, error=to_wire(missing))
+        else:
+            yield _topic(found)
+
+
+def _topic(topic: TopicImage) -> metadata_pb2.TopicInfo:
+    return metadata_pb2.TopicInfo(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        internal=topic.internal,
+        partitions=[
+            metadata_pb2.PartitionInfo(
+                partition=partition.partition,
+                leader=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                partition_epoch=partition.partition_epoch,
+                replicas=partition.replicas,
+                isr=partition.isr,
+            )
+            for partition in topic.partitions
+        ],
+    )

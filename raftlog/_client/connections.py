@@ -1,0 +1,91 @@
+"""gRPC channels by address, and what gRPC's failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import grpc
+
+from raftlog.errors import (
+    AuthorizationError,
+    BrokerOverloaded,
+    BrokerUnavailable,
+    InternalError,
+    RaftlogError,
+    RequestTimedOut,
+    UnsupportedVersion,
+)
+
+CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: no client holds another one back
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.max_frame_size", 1 << 20),
+]
+
+
+def parse_bootstrap(bootstrap: str | list[str] | tuple[str, ...]) -> list[str]:
+    """Return the addresses in "host:port,host:port" or in a list of such.
+
+    Raises:
+        ValueError: an address without a port, or none at all.
+    """
+    items = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    addresses = [item.strip() for item in items if item.strip()]
+    if not addresses:
+        raise ValueError("bootstrap is empty; name at least one broker as host:port")
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"bootstrap address {address!r} is not host:port, for example 127.0.0.1:9092")
+    return addresses
+
+
+def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, address: str) -> RaftlogError:
+    """Return the error of the tree for a failed call."""
+    if isinstance(error, RaftlogError):
+        return error
+    if not isinstance(error, grpc.RpcError):
+        return BrokerUnavailable(f"the connection to {address} broke: {type(error).__name__}: {error}")
+    code = error.code()
+    details = error.details() or code.name
+    match code:
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED | grpc.StatusCode.UNKNOWN:
+            return BrokerUnavailable(f"no connection to {address}: {details}")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return RequestTimedOut(f"{address} did not answer in time: {details}")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return BrokerOverloaded(f"{address}: {details}")
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            return AuthorizationError(f"{address}: {details}")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return UnsupportedVersion(f"{address} does not know this call; is it a raftlog broker of this version? {details}")
+        case _:
+            return InternalError(f"{address}: {code.name}: {details}")
+
+
+class Connections:
+    """Channels of one client object. A channel reconnects by itself; it is closed with the client."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Return the channel to an address, made on first use."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return channel
+
+    async def close(self) -> None:
+        """Close all channels; calls in progress end."""
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)

@@ -1,0 +1,209 @@
+"""Keeps the view of the cluster fresh: one request at a time, whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+
+from raftlog._client.connections import Connections, from_grpc
+from raftlog._core.backoff import Backoff
+from raftlog._core.cluster import BrokerView, ClusterCache, TopicView
+from raftlog.errors import (
+    AuthorizationError,
+    BrokerUnavailable,
+    RaftlogError,
+    RetriableError,
+    UnknownTopicOrPartition,
+    from_wire,
+)
+from raftlog.types import TopicPartition
+from raftlog.v1 import common_pb2, metadata_pb2, metadata_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_ADDRESS_TIMEOUT_S: Final = 3.0
+"""How long one broker may take before the next one is asked."""
+UNKNOWN_TOPIC_GRACE_S: Final = 2.0
+"""A topic that brokers deny for this long does not exist; before, they may not have heard of it yet."""
+
+
+class MetadataCache:
+    """`view` is what is known; `refresh` asks again. Tasks and calls live on one event loop.
+
+    A background task, started with the first refresh, asks again every `max_age_ms`, and soon after
+    `request_refresh`, with backoff while nobody answers.
+    """
+
+    def __init__(
+        self, connections: Connections, bootstrap: list[str], *, max_age_ms: float, request_timeout_ms: float, backoff: Backoff
+    ) -> None:
+        self.view = ClusterCache()
+        self.wanted: set[str] = set()
+        self.all_topics = False
+        self.bootstrap = bootstrap
+        self.last_error: RaftlogError | None = None
+        self._connections = connections
+        self._max_age_s = max_age_ms / 1000
+        self._request_timeout_s = request_timeout_ms / 1000
+        self._backoff = backoff
+        self._flight: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._stale = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after every answer, and after every hint that was news."""
+        self._listeners.append(listener)
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def address(self, broker_id: int) -> str | None:
+        """Return where a broker is reached."""
+        broker = self.view.brokers.get(broker_id)
+        return broker.address if broker is not None else None
+
+    def leader(self, topic_partition: TopicPartition) -> BrokerView | None:
+        """Return the broker that leads the partition, as far as is known."""
+        return self.view.leader(*topic_partition)
+
+    def learn(self, topic: str, partition: int, error: common_pb2.Error) -> None:
+        """Learn from a refusal who leads now, or that it is time to ask."""
+        if error.HasField("leader") and self.view.apply_hint(topic, partition, error.leader):
+            asyncio.get_running_loop().call_soon(self._notify)  # not now: the caller is in the middle of something
+            if error.leader.leader_id in self.view.brokers:
+                return
+        self.request_refresh()
+
+    def request_refresh(self) -> None:
+        """Ask again soon, in the background."""
+        self._stale.set()
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep_fresh())
+
+    async def _keep_fresh(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with asyncio.timeout(self._max_age_s):
+                    await self._stale.wait()
+            except TimeoutError:
+                pass
+            self._stale.clear()
+            try:
+                await self.refresh()
+                failures = 0
+                pause_ms = self._backoff.pause_ms(1)  # at most one request in this time, however many ask
+            except RaftlogError as error:
+                failures += 1
+                pause_ms = self._backoff.pause_ms(failures)
+                self._stale.set()
+                logger.debug("metadata refresh failed: %s", error)
+            await asyncio.sleep(pause_ms / 1000)
+
+    async def refresh(self) -> None:
+        """Ask for the wanted topics; joins a request that is under way.
+
+        Raises:
+            BrokerUnavailable: nobody answered; names who was asked.
+        """
+        self._keep()
+        if self._flight is None:
+            self._flight = asyncio.get_running_loop().create_task(self._ask())
+            self._flight.add_done_callback(self._landed)
+        await asyncio.shield(self._flight)
+
+    def _landed(self, flight: asyncio.Task[None]) -> None:
+        self._flight = None
+        if not flight.cancelled():
+            flight.exception()  # waiters have it too; without waiters it is not worth a warning
+
+    async def _ask(self) -> None:
+        known = [broker.address for broker in self.view.brokers.values() if not broker.fenced]
+        random.shuffle(known)
+        addresses = list(dict.fromkeys([*known, *self.bootstrap]))
+        all_topics = self.all_topics
+        request = metadata_pb2.MetadataRequest(
+            topics=[] if all_topics else sorted(self.wanted), all_topics=all_topics, include_internal=all_topics
+        )
+        errors = []
+        for address in addresses:
+            try:
+                stub = metadata_pb2_grpc.MetadataStub(self._connections.channel(address))
+                response: metadata_pb2.MetadataResponse = await stub.Get(
+                    request, timeout=min(_ADDRESS_TIMEOUT_S, self._request_timeout_s)
+                )
+            except grpc.RpcError as error:
+                reason = from_grpc(error, address)
+                if isinstance(reason, AuthorizationError):
+                    raise reason from None
+                errors.append(str(reason))
+                continue
+            if response.error.code:
+                answer = from_wire(response.error)
+                if not isinstance(answer, RetriableError):
+                    raise answer
+                errors.append(f"{address}: {answer}")
+                continue
+            self.view.merge(response, all_topics=all_topics)
+            self.last_error = None
+            self._notify()
+            return
+        self.last_error = BrokerUnavailable(
+            f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses "
+            f"and ports are right and that no firewall is between ({'; '.join(errors)})"
+        )
+        raise self.last_error
+
+    async def topic(self, name: str, timeout_ms: float, *, fresh: bool = False) -> TopicView:
+        """Return the view of a topic, asking for it when it is not known; `fresh` asks in any case.
+
+        Raises:
+            UnknownTopicOrPartition, InvalidTopic: brokers say so, for longer than a new topic takes to get around.
+            BrokerUnavailable: nobody answered within `timeout_ms`.
+        """
+        self.wanted.add(name)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        failures = 0
+        while True:
+            if not fresh and (found := self.view.topics.get(name)) is not None:
+                return found
+            fresh = False
+            error: RaftlogError
+            try:
+                await self.refresh()
+                error = self.view.missing.get(name) or UnknownTopicOrPartition(f"there is no topic {name!r}")
+            except RetriableError as refused:
+                error = refused
+            if name in self.view.topics:
+                continue
+            waited_s = loop.time() - started
+            denied = isinstance(error, UnknownTopicOrPartition)
+            if (
+                waited_s * 1000 >= timeout_ms
+                or not isinstance(error, RetriableError)
+                or (denied and waited_s >= UNKNOWN_TOPIC_GRACE_S)
+            ):
+                if denied:
+                    self.wanted.discard(name)
+                raise error
+            failures += 1
+            left_s = max(0.0, timeout_ms / 1000 - waited_s)
+            await asyncio.sleep(min(self._backoff.pause_ms(failures) / 1000, left_s))
+
+    async def close(self) -> None:
+        """Stop asking."""
+        for task in (self._keeper, self._flight):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)

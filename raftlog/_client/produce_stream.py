@@ -1,0 +1,249 @@
+"""The produce stream to one broker: few large requests, several in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from raftlog._client.connections import from_grpc
+from raftlog._core.batch import Batch
+from raftlog._core.partition_queue import PartitionQueue
+from raftlog.errors import BrokerUnavailable, RaftlogError, RequestTimedOut
+from raftlog.v1 import log_pb2
+from raftlog.wire import Produce, ProducePart, encode_produce
+
+if TYPE_CHECKING:
+    from raftlog._client.producer import Callbacks, ProducerEngine
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_GRACE_MS: Final = 1000.0
+"""The broker itself answers after `request.timeout.ms`; a stream that is silent for longer than this beyond is dead."""
+
+
+class _Flight:
+    """One request that has no answer yet."""
+
+    __slots__ = ("batches", "sent_ms")
+
+    def __init__(self, batches: list[Batch], sent_ms: float) -> None:
+        self.batches = batches
+        self.sent_ms = sent_ms
+
+
+class ProduceStream:
+    """Sends the queues that one broker leads, in turn.
+
+    A request takes as many batches as `max.request.size` allows, from as many partitions as have some: while the
+    application keeps the interpreter lock busy, the loop gets few turns, and each has to count.
+    """
+
+    def __init__(self, engine: ProducerEngine, node_id: int) -> None:
+        self._engine = engine
+        self._node_id = node_id
+        self._queues: dict[PartitionQueue, None] = {}
+        self._in_flight: dict[int, _Flight] = {}
+        self._correlation_id = 0
+        self._ready = asyncio.Event()
+        self._call: Any = None
+        self._task = engine.spawn(self._run())
+        self._failures = 0
+        self._timed_out = False
+
+    def add(self, queue: PartitionQueue) -> None:
+        """This broker leads the queue, which has something to send."""
+        self._queues[queue] = None
+        self._ready.set()
+
+    def check_leaders(self) -> None:
+        """Give up queues that somebody else leads now."""
+        engine = self._engine
+        with engine.lock:
+            for queue in list(self._queues):
+                leader = engine.metadata.view.leader(queue.topic, queue.partition)
+                if leader is None or leader.broker_id != self._node_id:
+                    del self._queues[queue]
+                    engine.reroute(queue)
+
+    def check_timeouts(self, now_ms: float) -> None:
+        """Break the stream when its oldest request is without an answer for too long."""
+        limit_ms = self._engine.options.request_timeout_ms + _ANSWER_GRACE_MS
+        oldest = next(iter(self._in_flight.values()), None)
+        if oldest is not None and now_ms - oldest.sent_ms > limit_ms and self._call is not None:
+            self._timed_out = True
+            self._call.cancel()
+
+    async def close(self) -> None:
+        """End the stream."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        engine = self._engine
+        while True:
+            await self._ready.wait()
+            if not self._queues:
+                self._ready.clear()
+                continue
+            address = engine.metadata.address(self._node_id)
+            error: RaftlogError
+            try:
+                if address is None:
+                    error = BrokerUnavailable(f"broker {self._node_id} is not part of the cluster any more")
+                else:
+                    await self._stream(address)
+                    error = BrokerUnavailable(f"{address} closed the stream")
+            except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
+                error = from_grpc(broke, address or "")
+            except asyncio.CancelledError:
+                if not self._timed_out or (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                error = RequestTimedOut(f"{address} has not answered within request.timeout.ms")
+            self._call = None
+            if self._timed_out:
+                error = RequestTimedOut(
+                    f"{address} has not answered within request.timeout.ms={engine.options.request_timeout_ms}"
+                )
+            self._timed_out = False
+            self._failures += 1
+            logger.debug("produce stream to broker %d ended: %s", self._node_id, error)
+            self._give_back(error)
+            engine.metadata.request_refresh()
+            await asyncio.sleep(engine.options.backoff.pause_ms(self._failures) / 1000)
+
+    def _give_back(self, error: RaftlogError) -> None:
+        """Return everything in flight to its queue, in order, and all queues to the engine."""
+        engine = self._engine
+        callbacks: Callbacks = []
+        with engine.lock:
+            touched: dict[PartitionQueue, None] = {}
+            for flight in self._in_flight.values():
+                for batch in flight.batches:
+                    engine.send_again(batch, error, callbacks)
+                    touched[batch.queue] = None
+            self._in_flight.clear()
+            for queue in self._queues:
+                queue.last_error = error
+            engine.settle(touched)
+        engine.finish(callbacks)
+
+    async def _stream(self, address: str) -> None:
+        channel = self._engine.connections.channel(address)
+        method = channel.stream_stream(
+            "/raftlog.v1.Log/Produce",
+            request_serializer=encode_produce,
+            response_deserializer=log_pb2.ProduceResponse.FromString,
+        )
+        call = self._call = method()
+        reader = asyncio.get_running_loop().create_task(self._read(call))
+        reader.add_done_callback(lambda _: self._ready.set())
+        try:
+            while not reader.done():
+                request, batches = self._next_request()
+                if request is None:
+                    self._ready.clear()
+                    await self._ready.wait()
+                    continue
+                await call.write(request)
+                if request.head.acks == log_pb2.NO_ACK:
+                    del self._in_flight[request.head.correlation_id]
+                    self._complete_unacknowledged(batches)
+            await reader  # raises what broke it
+        finally:
+            call.cancel()
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, RaftlogError, asyncio.InvalidStateError):
+                await reader
+
+    def _next_request(self) -> tuple[Produce | None, list[Batch]]:
+        engine = self._engine
+        options = engine.options
+        batches: list[Batch] = []
+        parts: list[ProducePart] = []
+        if len(self._in_flight) >= options.max_in_flight_requests_per_connection:
+            return None, batches
+        room_bytes = options.max_request_size
+        now_ms = engine.now_ms()
+        with engine.lock:
+            for queue in list(self._queues):
+                if room_bytes <= 0:
+                    break
+                topic = engine.metadata.view.topics.get(queue.topic)
+                view = topic.partitions[queue.partition] if topic and queue.partition < len(topic.partitions) else None
+                del self._queues[queue]
+                if topic is None or view is None or view.leader != self._node_id:
+                    engine.reroute(queue)
+                    continue
+                if queue.not_before_ms > now_ms:
+                    continue  # comes back by itself after its pause
+                for batch in queue.take(self._node_id, room_bytes, at_least_one=not parts):
+                    assert batch.encoded is not None
+                    head = log_pb2.ProducePartition(
+                        topic_id=topic.topic_id,
+                        partition=queue.partition,
+                        leader_epoch=view.leader_epoch,
+                        chain=queue.chain,
+                    )
+                    parts.append(ProducePart(head, batch.encoded))
+                    batches.append(batch)
+                    room_bytes -= len(batch.encoded)
+                if queue.sendable and (not queue.in_flight or queue.node_id == self._node_id):
+                    self._queues[queue] = None  # to the back: the others have their turn first
+            if not parts:
+                return None, batches
+            self._correlation_id += 1
+            self._in_flight[self._correlation_id] = _Flight(batches, now_ms)
+        head_request = log_pb2.ProduceRequest(
+            correlation_id=self._correlation_id, acks=options.acks, timeout_ms=int(options.request_timeout_ms)
+        )
+        return Produce(head_request, parts), batches
+
+    def _complete_unacknowledged(self, batches: list[Batch]) -> None:
+        engine = self._engine
+        callbacks: Callbacks = []
+        with engine.lock:
+            for batch in batches:
+                batch.queue.on_accepted(batch)
+                engine.complete(batch, callbacks)
+        engine.finish(callbacks)
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            response = await call.read()
+            if response is grpc.aio.EOF:
+                code = await call.code()
+                if code is not grpc.StatusCode.OK:
+                    raise BrokerUnavailable(f"the stream ended: {code.name}: {await call.details()}")
+                return
+            self._on_response(response)
+
+    def _on_response(self, response: log_pb2.ProduceResponse) -> None:
+        engine = self._engine
+        flight = self._in_flight.get(response.correlation_id)
+        if flight is None or len(response.results) != len(flight.batches):
+            raise BrokerUnavailable(f"an answer that fits no request: correlation id {response.correlation_id}")
+        del self._in_flight[response.correlation_id]
+        self._failures = 0
+        callbacks: Callbacks = []
+        halves: list[Batch] = []
+        touched: dict[PartitionQueue, None] = {}
+        with engine.lock:
+            for batch, result in zip(flight.batches, response.results, strict=True):
+                queue = batch.queue
+                touched[queue] = None
+                if result.HasField("error") and result.error.code:
+                    halves += engine.refused(batch, result.error, callbacks) or ()
+                else:
+                    queue.on_accepted(batch)
+                    engine.complete(
+                        batch, callbacks, base_offset=result.base_offset, append_time_ms=result.log_append_time_ms
+                    )
+            engine.settle(touched)
+        if halves:
+            engine.encode(halves)
+        engine.finish(callbacks)
+        self._ready.set()

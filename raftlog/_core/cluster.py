@@ -1,0 +1,136 @@
+"""What a client knows of the cluster: brokers, topics, who leads what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from raftlog.errors import RaftlogError, from_wire
+from raftlog.types import TopicPartition
+from raftlog.v1 import common_pb2, metadata_pb2
+
+
+class BrokerView(NamedTuple):
+    """One broker and where clients reach it."""
+
+    broker_id: int
+    host: str
+    port: int
+    rack: str = ""
+    fenced: bool = False
+
+    @property
+    def address(self) -> str:
+        """`host:port`, an IPv6 address in brackets."""
+        return join_address(self.host, self.port)
+
+
+class PartitionView(NamedTuple):
+    """One partition: `leader` is -1 when nobody leads."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """One topic, by name and id."""
+
+    name: str
+    topic_id: bytes
+    partitions: tuple[PartitionView, ...]
+    internal: bool = False
+
+
+def join_address(host: str, port: int) -> str:
+    """Return `host:port` as gRPC wants it."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+class ClusterCache:
+    """The last that was heard, never older than what was heard before.
+
+    Invariants: for one topic id the leader epoch of a partition never goes back, whichever broker answers (KIP-232);
+    a topic stands either in `topics` or in `missing`, or was never asked for.
+    """
+
+    def __init__(self) -> None:
+        self.cluster_id = ""
+        self.controller_id = -1
+        self.controller_epoch = -1
+        self.brokers: dict[int, BrokerView] = {}
+        self.topics: dict[str, TopicView] = {}
+        self.missing: dict[str, RaftlogError] = {}
+
+    def merge(self, response: metadata_pb2.MetadataResponse, *, all_topics: bool) -> bool:
+        """Take an answer in; return whether any topic changed. With `all_topics`, what is not named is gone."""
+        self.cluster_id = response.cluster_id
+        if response.controller_epoch >= self.controller_epoch:
+            self.controller_id, self.controller_epoch = response.controller_id, response.controller_epoch
+        brokers = {
+            info.broker_id: BrokerView(info.broker_id, info.host, info.port, info.rack, info.fenced)
+            for info in response.brokers
+        }
+        changed = brokers != self.brokers
+        self.brokers = brokers
+        named = set()
+        for info in response.topics:
+            named.add(info.name)
+            changed |= self._merge_topic(info)
+        if all_topics:
+            for name in self.topics.keys() - named:
+                del self.topics[name]
+                changed = True
+        return changed
+
+    def _merge_topic(self, info: metadata_pb2.TopicInfo) -> bool:
+        known = self.topics.get(info.name)
+        if info.HasField("error") and info.error.code:
+            self.missing[info.name] = from_wire(info.error)
+            return self.topics.pop(info.name, None) is not None
+        self.missing.pop(info.name, None)
+        partitions = []
+        for part in sorted(info.partitions, key=lambda part: part.partition):
+            view = PartitionView(
+                part.partition, part.leader, part.leader_epoch, tuple(part.replicas), tuple(part.isr)
+            )
+            if known is not None and known.topic_id == info.topic_id and view.partition < len(known.partitions):
+                older = known.partitions[view.partition]
+                if older.leader_epoch > view.leader_epoch:
+                    view = older
+            partitions.append(view)
+        topic = TopicView(info.name, info.topic_id, tuple(partitions), info.internal)
+        if topic == known:
+            return False
+        self.topics[info.name] = topic
+        return True
+
+    def apply_hint(self, topic: str, partition: int, hint: common_pb2.LeaderHint) -> bool:
+        """Take in who leads now, from a refusal (KIP-951); return whether that was news."""
+        known = self.topics.get(topic)
+        if known is None or partition >= len(known.partitions):
+            return False
+        view = known.partitions[partition]
+        if hint.leader_epoch <= view.leader_epoch:
+            return False
+        if hint.host and hint.leader_id >= 0:
+            self.brokers[hint.leader_id] = BrokerView(hint.leader_id, hint.host, hint.port)
+        partitions = list(known.partitions)
+        partitions[partition] = view._replace(leader=hint.leader_id, leader_epoch=hint.leader_epoch)
+        self.topics[topic] = replace(known, partitions=tuple(partitions))
+        return True
+
+    def partition(self, topic_partition: TopicPartition) -> PartitionView | None:
+        """Return what is known of a partition."""
+        topic = self.topics.get(topic_partition.topic)
+        if topic is None or not 0 <= topic_partition.partition < len(topic.partitions):
+            return None
+        return topic.partitions[topic_partition.partition]
+
+    def leader(self, topic: str, partition: int) -> BrokerView | None:
+        """Return the broker that leads the partition, None when nobody does as far as is known."""
+        view = self.partition(TopicPartition(topic, partition))
+        return self.brokers.get(view.leader) if view is not None else None

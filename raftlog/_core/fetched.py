@@ -1,0 +1,133 @@
+"""Frames on their way out: from whole batches as they rest on disk to the rows that are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raftlog.errors import CorruptRecordError, RaftlogError
+from raftlog.format import Attributes, BatchHeader, Buffer, decode_batch, parse_header
+from raftlog.format.header import check_header
+from raftlog.types import Record, TopicPartition
+
+_new_record = tuple.__new__
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one batch, all wanted. The columns share the memory of the frame.
+
+    `columns` begins at the first wanted row; `first_offset` is its offset; with sparse offsets `offsets` has them all.
+    """
+
+    topic_partition: TopicPartition
+    header: BatchHeader
+    columns: Any
+    first_offset: int
+    offsets: NDArray[np.int64] | None
+
+    def __len__(self) -> int:
+        return int(self.columns.num_rows)
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """The timestamp of all rows, None when each has its own."""
+        attributes = self.header.attributes
+        if attributes & Attributes.LOG_APPEND_TIME or not attributes & Attributes.TIMESTAMP:
+            return self.header.base_timestamp_ms
+        return None
+
+    def column(self, name: str) -> Any:
+        """Return a column, None when the batch does without."""
+        index = self.columns.schema.get_field_index(name)
+        return self.columns.column(index) if index >= 0 else None
+
+    def head(self, rows: int) -> Rows:
+        """Return the first rows."""
+        offsets = self.offsets[:rows] if self.offsets is not None else None
+        return Rows(self.topic_partition, self.header, self.columns.slice(0, rows), self.first_offset, offsets)
+
+    def tail(self, rows: int) -> Rows:
+        """Return what is left after the first rows."""
+        offsets = self.offsets[rows:] if self.offsets is not None else None
+        first = int(offsets[0]) if offsets is not None else self.first_offset + rows
+        return Rows(self.topic_partition, self.header, self.columns.slice(rows), first, offsets)
+
+    def offset_after(self, rows: int) -> int:
+        """Return the position after the first rows."""
+        if rows == len(self):
+            return self.header.next_offset
+        return int(self.offsets[rows - 1]) + 1 if self.offsets is not None else self.first_offset + rows
+
+    def records(self) -> list[Record]:
+        """Return the rows as records."""
+        count = len(self)
+        at_ms = self.timestamp_ms
+        key, headers = self.column("key"), self.column("headers")
+        row = zip(
+            repeat(self.topic_partition.topic, count),
+            repeat(self.topic_partition.partition),
+            range(self.first_offset, self.first_offset + count) if self.offsets is None else self.offsets.tolist(),
+            repeat(at_ms) if at_ms is not None else self.column("timestamp_ms").to_pylist(),
+            repeat(None) if key is None else key.to_pylist(),
+            self.column("value").to_pylist(),
+            repeat(()) if headers is None else map(_headers, headers.to_pylist()),
+            strict=False,
+        )
+        return list(map(_new_record, repeat(Record), row))  # as Record._make, without a call in Python for each
+
+
+def _headers(pairs: list[tuple[str, bytes | None]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple(pairs) if pairs else ()
+
+
+def wanted_rows(
+    topic_partition: TopicPartition, records: Buffer, position: int, *, check_crcs: bool
+) -> Iterator[Rows | int]:
+    """Yield the rows from `position` on, batch by batch; an int where only the position moves on.
+
+    What lies before the position in the first batch is dropped; control batches and batches that compaction has
+    emptied are passed over. The position never goes back, whatever the frame holds.
+
+    Raises:
+        CorruptRecordError: a batch that is cut short, does not match its checksum or does not decode; names where.
+    """
+    at, end = 0, len(records)
+    while at < end:
+        try:
+            header = parse_header(records, at)
+            check_header(header)
+            if header.size > end - at:
+                raise CorruptRecordError(f"the batch claims {header.size} bytes, {end - at} are there")
+            wanted = header.next_offset > position
+            if wanted and not header.is_control:
+                decoded = decode_batch(records, at, check_checksum=check_crcs)
+        except RaftlogError as error:
+            raise type(error)(f"{topic_partition} at offset {position}: {error}") from None
+        at += header.size
+        if not wanted:
+            continue
+        if header.is_control:
+            position = header.next_offset
+            yield position
+            continue
+        rows = _from(topic_partition, header, decoded.columns, position)
+        position = header.next_offset
+        yield rows if len(rows) else position
+
+
+def _from(topic_partition: TopicPartition, header: BatchHeader, columns: Any, position: int) -> Rows:
+    base = header.base_offset
+    if header.attributes & Attributes.SPARSE_OFFSETS:
+        offsets = np.asarray(columns.column("offset_delta")).astype(np.int64) + base
+        skip = int(np.searchsorted(offsets, position))
+        offsets = offsets[skip:]
+        first = int(offsets[0]) if len(offsets) else position
+        return Rows(topic_partition, header, columns.slice(skip), first, offsets)
+    skip = max(0, position - base)
+    return Rows(topic_partition, header, columns.slice(skip) if skip else columns, base + skip, None)

@@ -1,0 +1,214 @@
+"""Where a consumer stands in each partition, and what it has fetched and not handed out yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from raftlog._core.fetched import Rows, wanted_rows
+from raftlog.errors import RaftlogError
+from raftlog.format import Buffer
+from raftlog.types import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One frame's records: under which subscription they came, and whom to give the credit back to."""
+
+    subscription_id: int
+    records: Buffer
+    source: Any
+
+
+class PartitionState:
+    """One partition that the consumer reads.
+
+    Transitions:
+        unplaced    -> placed      the start was looked up, or `seek`
+        placed      -> subscribed  the shell subscribed at `position`; frames of that subscription count
+        subscribed  -> placed      seek, pause, refusal, broken stream: frames of the old subscription are stale
+        any         -> unplaced    out of range with a policy to start over
+        any         -> failed      `error` is raised by the next poll; seek or assign ends it
+
+    Invariants: frames are only kept under the current subscription; `position` is the offset of the next record to
+    hand out and moves only forward, but for `seek` and a start that was looked up.
+    """
+
+    __slots__ = (
+        "error",
+        "failures",
+        "frames",
+        "high_watermark",
+        "last_epoch",
+        "node_id",
+        "not_before_ms",
+        "paused",
+        "position",
+        "reset",
+        "rows",
+        "source",
+        "subscription_id",
+        "topic_id",
+        "topic_partition",
+    )
+
+    def __init__(self, topic_partition: TopicPartition, topic_id: bytes, reset: str) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.position: int | None = None
+        self.reset = reset
+        """Where to begin while unplaced: earliest, latest, or none."""
+        self.last_epoch = -1
+        """Leader epoch of the record before `position`, to detect truncation (KIP-320); -1: not known."""
+        self.paused = False
+        self.error: RaftlogError | None = None
+        self.subscription_id: int | None = None
+        self.node_id = -1
+        self.frames: deque[Fetched] = deque()
+        self.source: Iterator[Rows | int] | None = None
+        self.rows: Rows | None = None
+        self.high_watermark = -1
+        self.failures = 0
+        self.not_before_ms = 0.0
+
+    def place(self, position: int) -> list[Fetched]:
+        """Go on at `position`; return the frames that are stale now."""
+        self.position = position
+        self.last_epoch = -1
+        self.error = None
+        return self.unsubscribe()
+
+    def unplace(self, reset: str) -> list[Fetched]:
+        """Look up where to begin; return the frames that are stale now."""
+        self.position = None
+        self.reset = reset
+        self.last_epoch = -1
+        self.error = None
+        return self.unsubscribe()
+
+    def unsubscribe(self) -> list[Fetched]:
+        """Drop the subscription and what came under it; return the frames, whose credit goes back."""
+        self.subscription_id = None
+        stale = list(self.frames)
+        self.frames.clear()
+        self.source = self.rows = None
+        return stale
+
+    @property
+    def fetchable(self) -> bool:
+        """Whether it wants a subscription."""
+        return (
+            self.position is not None and not self.paused and self.error is None and self.subscription_id is None
+        )
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there may be something to hand out."""
+        return self.rows is not None or self.source is not None or bool(self.frames)
+
+    def take(self, max_rows: int, spent: list[Fetched], *, check_crcs: bool) -> Rows | None:
+        """Hand out the next rows of at most one batch and move on; used-up frames are added to `spent`.
+
+        Raises:
+            CorruptRecordError: the frame is dropped with the subscription; the position stays before what is broken.
+        """
+        while self.rows is None:
+            if self.source is None:
+                if not self.frames:
+                    return None
+                assert self.position is not None
+                self.source = wanted_rows(
+                    self.topic_partition, self.frames[0].records, self.position, check_crcs=check_crcs
+                )
+            try:
+                found = next(self.source, None)
+            except RaftlogError:
+                spent += self.unsubscribe()
+                raise
+            if found is None:
+                self.source = None
+                spent.append(self.frames.popleft())
+            elif isinstance(found, int):
+                self._advance(found)
+            else:
+                self.rows = found
+        rows = self.rows
+        if len(rows) > max_rows:
+            self._advance(rows.offset_after(max_rows))
+            self.rows = rows.tail(max_rows)
+            rows = rows.head(max_rows)
+        else:
+            self._advance(rows.header.next_offset)
+            self.rows = None
+        self.last_epoch = rows.header.leader_epoch
+        return rows
+
+    def _advance(self, position: int) -> None:
+        assert self.position is not None
+        assert position >= self.position, "a position never goes back by itself"
+        self.position = position
+
+
+class Positions:
+    """All partitions of a consumer, taken from in turn so that none waits for another one to run dry."""
+
+    def __init__(self) -> None:
+        self.states: dict[TopicPartition, PartitionState] = {}
+        self._turn: deque[PartitionState] = deque()
+
+    def add(self, state: PartitionState) -> None:
+        """Begin to read a partition."""
+        self.states[state.topic_partition] = state
+
+    def remove(self, topic_partition: TopicPartition) -> list[Fetched]:
+        """Stop reading a partition; return its frames, whose credit goes back."""
+        return self.states.pop(topic_partition).unsubscribe()
+
+    def receive(self, state: PartitionState, fetched: Fetched) -> bool:
+        """Keep a frame; False when it is stale."""
+        if (
+            state.subscription_id != fetched.subscription_id
+            or self.states.get(state.topic_partition) is not state
+        ):
+            return False
+        if not state.has_data:
+            self._turn.append(state)
+        state.frames.append(fetched)
+        return True
+
+    def take(self, max_rows: int, spent: list[Fetched], *, check_crcs: bool) -> list[Rows]:
+        """Hand out rows of at most `max_rows` together; the partition that comes next is another one every time.
+
+        Raises:
+            CorruptRecordError: only when nothing else could be handed out before.
+        """
+        taken: list[Rows] = []
+        left = max_rows
+        turn = self._turn
+        while left > 0 and turn:
+            state = turn[0]
+            if not state.has_data:  # used up, or made stale
+                turn.popleft()
+                continue
+            try:
+                rows = state.take(left, spent, check_crcs=check_crcs)
+            except RaftlogError as error:
+                turn.popleft()
+                if not taken:
+                    raise
+                state.error = error
+                break
+            if rows is None:
+                turn.popleft()
+                continue
+            taken.append(rows)
+            left -= len(rows)
+        if turn:
+            turn.rotate(-1)
+        return taken
+
+    def pending_error(self) -> RaftlogError | None:
+        """Return the error of the first partition that has one."""
+        return next((state.error for state in self.states.values() if state.error is not None), None)

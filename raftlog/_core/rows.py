@@ -1,0 +1,257 @@
+"""Arrow rows on their way in: `send_batch` without a Python loop over rows.
+
+Whatever the caller has (list, array, record batch, table) becomes `Rows` of Arrow's binary type, is put in the order
+of its partitions (stable: order within a partition is kept), and is cut into pieces by size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raftlog._core.batch import HEADER_ENTRY_BYTES, RECORD_BYTES
+from raftlog._core.murmur2 import murmur2_column
+from raftlog._core.topic_queues import TopicQueues
+from raftlog.errors import InvalidPartitions, InvalidRequestError
+from raftlog.format import HEADERS_TYPE, Columns
+
+_MAX_ROWS_BYTES: Final = 1 << 30
+"""Rows are handled in stretches of at most this size, well below the 2 GiB that Arrow's binary columns address."""
+_COLUMNS: Final = ("value", "key", "headers", "partition", "timestamp")
+_HEADERS_STRUCT: Final = pa.list_(pa.struct([("key", pa.utf8()), ("value", pa.binary())]))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Columns of one length: Arrow arrays, or None. `timestamp_ms` int64, without it all have `base_timestamp_ms`."""
+
+    value: Any
+    key: Any
+    headers: Any
+    partition: Any
+    timestamp_ms: Any
+    base_timestamp_ms: int
+
+    def slice(self, start: int, length: int) -> Rows:
+        """Return a stretch of the rows, sharing their memory."""
+
+        def cut(column: Any) -> Any:
+            return column.slice(start, length) if column is not None else None
+
+        return Rows(
+            cut(self.value), cut(self.key), cut(self.headers), cut(self.partition), cut(self.timestamp_ms), self.base_timestamp_ms
+        )
+
+    def take(self, order: Any) -> Rows:
+        """Return the rows in another order, copied; the partitions are not needed any more."""
+
+        def pick(column: Any) -> Any:
+            return column.take(order) if column is not None else None
+
+        return Rows(
+            pick(self.value), pick(self.key), pick(self.headers), None, pick(self.timestamp_ms), self.base_timestamp_ms
+        )
+
+    def first_timestamp_ms(self) -> int:
+        """Return the timestamp of the first row."""
+        return self.base_timestamp_ms if self.timestamp_ms is None else int(self.timestamp_ms[0].as_py())
+
+    def columns(self) -> Columns:
+        """Return what a record batch is encoded from."""
+        key = self.key
+        if key is not None and key.null_count == len(key):
+            key = None
+        headers = self.headers
+        if headers is not None and headers.null_count == len(headers):
+            headers = None
+        return Columns(self.value, key=key, headers=headers, timestamp_ms=self.timestamp_ms)
+
+
+def _binary(column: Any, name: str) -> Any:
+    """Return the column as Arrow binary; text counts as UTF-8."""
+    kind = column.type
+    if kind == pa.binary():
+        return column
+    if kind == pa.utf8():
+        return column.view(pa.binary())
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.binary())
+    if pa.types.is_dictionary(kind):
+        return _binary(column.dictionary_decode(), name)
+    if (
+        pa.types.is_large_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_string_view(kind)
+    ):
+        return column.cast(pa.binary())
+    raise InvalidRequestError(f"column {name!r} has the type {kind}; it must be binary or string (taken as UTF-8)")
+
+
+def _headers(column: Any) -> Any:
+    if column.type == HEADERS_TYPE:
+        return column
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), HEADERS_TYPE)
+    try:
+        if pa.types.is_map(column.type):
+            return column.cast(HEADERS_TYPE)
+        entries = column.cast(_HEADERS_STRUCT)
+        flat = entries.flatten()
+        offsets = entries.offsets
+        if entries.null_count:  # a null in the offsets marks a null map
+            mask = np.append(np.asarray(entries.is_null()), False)
+            offsets = pa.array(np.asarray(offsets), pa.int32(), mask=mask)
+        if entries.offset or entries.offsets[0].as_py():
+            base = entries.offsets[0].as_py()
+            offsets = pc.subtract(offsets, pa.scalar(base, pa.int32()))
+        return pa.MapArray.from_arrays(offsets, flat.field(0), flat.field(1).cast(pa.binary()))
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidRequestError(
+            f"column 'headers' has the type {column.type}; it must be map<string, binary> or "
+            f"list<struct<key: string, value: binary>>: {error}"
+        ) from None
+
+
+def _timestamps(column: Any) -> Any:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms"), safe=False).view(pa.int64())
+    elif pa.types.is_integer(column.type):
+        column = column.cast(pa.int64())
+    else:
+        raise InvalidRequestError(
+            f"column 'timestamp' has the type {column.type}; it must be a timestamp, or int64 milliseconds"
+        )
+    return column
+
+
+def rows_from_batch(batch: Any, now_ms: int) -> Rows:
+    """Return the rows of a `pyarrow.RecordBatch`; a null timestamp means now.
+
+    Raises:
+        InvalidRequestError: no column `value`, a column nobody knows, or a type that does not fit.
+    """
+    names = batch.schema.names
+    unknown = [name for name in names if name not in _COLUMNS]
+    if "value" not in names or unknown:
+        wrong = f"columns that have no meaning: {', '.join(unknown)}" if unknown else "no column 'value'"
+        raise InvalidRequestError(
+            f"the Arrow data has {wrong}; it needs 'value' and may have 'key', 'headers', 'partition', 'timestamp'"
+        )
+    found = {name: batch.column(name) for name in names}
+    timestamps = _timestamps(found["timestamp"]) if "timestamp" in found else None
+    if timestamps is not None and timestamps.null_count:
+        timestamps = timestamps.fill_null(now_ms)
+    partition = found.get("partition")
+    if partition is not None:
+        if not pa.types.is_integer(partition.type):
+            raise InvalidRequestError(f"column 'partition' has the type {partition.type}; it must be an integer")
+        partition = partition.cast(pa.int32())
+    return Rows(
+        _binary(found["value"], "value"),
+        _binary(found["key"], "key") if "key" in found else None,
+        _headers(found["headers"]) if "headers" in found else None,
+        partition,
+        timestamps,
+        now_ms,
+    )
+
+
+def _lengths(column: Any) -> NDArray[np.int64]:
+    """Return the bytes of each row of a binary column."""
+    rows = len(column)
+    buffer = column.buffers()[1]
+    if buffer is None or rows == 0:
+        return np.zeros(rows, np.int64)
+    return np.diff(np.frombuffer(buffer, np.int32, rows + 1, column.offset * 4)).astype(np.int64)
+
+
+def _cumulative(column: Any) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(_lengths(column))])
+
+
+def row_bytes(rows: Rows) -> NDArray[np.int64]:
+    """Return what each row is counted as; the vectorised twin of `record_bytes`."""
+    sizes = _lengths(rows.value) + RECORD_BYTES
+    if rows.key is not None:
+        sizes += _lengths(rows.key)
+    if rows.headers is not None:
+        offsets = np.asarray(rows.headers.offsets, np.int64)
+        base = rows.headers.keys
+        names, contents = _cumulative(base), _cumulative(rows.headers.items)
+        offsets = offsets - offsets[0] if len(base) < offsets[-1] else offsets
+        sizes += np.diff(names[offsets] + contents[offsets] + offsets * HEADER_ENTRY_BYTES)
+    return sizes
+
+
+def stretches(rows: Rows, sizes: NDArray[np.int64]) -> Iterator[Rows]:
+    """Yield the rows in stretches small enough for Arrow to reorder."""
+    for start, end in cut(sizes, _MAX_ROWS_BYTES):
+        yield rows.slice(start, end - start)
+
+
+def cut(sizes: NDArray[np.int64], limit_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of consecutive rows of at most `limit_bytes` together, at least one row each."""
+    ends = np.cumsum(sizes)
+    start, done = 0, 0
+    while start < len(sizes):
+        end = max(start + 1, int(np.searchsorted(ends, done + limit_bytes, side="right")))
+        yield start, end
+        start, done = end, int(ends[end - 1])
+
+
+def partitions_of(rows: Rows, queues: TopicQueues) -> NDArray[np.int32] | None:
+    """Return the partition of each row, -1 where the sticky one serves; None: that is so for all.
+
+    Raises:
+        InvalidPartitions: a row names a partition that is not there.
+    """
+    chosen: NDArray[np.int32] | None = None
+    if queues.custom:
+        keys = rows.key.to_pylist() if rows.key is not None else [None] * len(rows.value)
+        chosen = np.fromiter(map(queues.ask_partitioner, keys), np.int32, len(keys))
+        _check(chosen, queues)
+    elif rows.key is not None and rows.key.null_count < len(rows.key):
+        hashes = murmur2_column(rows.key) & np.int32(0x7FFFFFFF)
+        chosen = (hashes % np.int32(queues.partition_count)).astype(np.int32)
+        if rows.key.null_count:
+            chosen[np.asarray(rows.key.is_null())] = -1
+    if rows.partition is not None:
+        given = np.asarray(rows.partition.fill_null(-1), np.int32)
+        named = np.asarray(rows.partition.is_valid())
+        _check(given[named], queues)
+        chosen = np.where(named, given, chosen if chosen is not None else np.int32(-1))
+    return chosen
+
+
+def _check(partitions: NDArray[np.int32], queues: TopicQueues) -> None:
+    wrong = partitions[(partitions < 0) | (partitions >= queues.partition_count)]
+    if len(wrong):
+        raise InvalidPartitions(
+            f"topic {queues.topic!r} has partitions 0 to {queues.partition_count - 1}, there is no partition {wrong[0]}"
+        )
+
+
+def by_partition(rows: Rows, partitions: NDArray[np.int32] | None) -> Iterator[tuple[int, Rows]]:
+    """Yield (partition, its rows in their order); -1 is the sticky one."""
+    if partitions is None or len(partitions) == 0:
+        yield -1, rows
+        return
+    first = int(partitions[0])
+    if (partitions == first).all():
+        yield first, rows
+        return
+    narrow = partitions.astype(np.int16) if partitions.max() < 1 << 15 else partitions  # radix sort
+    order = np.argsort(narrow, kind="stable")
+    ordered = partitions[order]
+    moved = rows.take(pa.array(order))
+    edges = np.flatnonzero(np.diff(ordered)) + 1
+    for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(ordered)], strict=True):
+        yield int(ordered[start]), moved.slice(start, end - start)

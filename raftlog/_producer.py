@@ -1,0 +1,316 @@
+"""The synchronous producer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from raftlog._client.background import loop_thread
+from raftlog._client.connections import parse_bootstrap
+from raftlog._client.options import ProducerOptions
+from raftlog._client.producer import ProducerEngine
+from raftlog._core.arguments import (
+    HeadersLike,
+    as_batches,
+    as_bytes,
+    as_headers,
+    as_partition,
+    as_timestamp,
+    as_topic,
+)
+from raftlog._core.batch import BATCH_BYTES, RECORD_BYTES, Batch
+from raftlog._core.rows import Rows, by_partition, cut, partitions_of, row_bytes, rows_from_batch, stretches
+from raftlog._core.topic_queues import Partitioner, TopicQueues
+from raftlog._delivery import BatchDelivery, Deadline, Delivery, wait_sync
+from raftlog.errors import BufferExhausted
+from raftlog.types import Header
+
+_time_ns = time.time_ns
+
+SLICE_BYTES = 1 << 20
+"""`send_batch` cuts its rows into batches of about this size, or of `batch.size` where that is larger."""
+
+
+def check_row_sizes(engine: ProducerEngine, sizes: Any) -> None:
+    """Refuse rows that no batch can hold, before any of them is queued.
+
+    Raises:
+        MessageTooLarge: names the sizes.
+    """
+    if len(sizes):
+        engine.accumulator.check_fits(int(np.max(sizes)), f"row {int(np.argmax(sizes))}")
+
+
+def slice_limit_bytes(engine: ProducerEngine) -> int:
+    """Return the size that `send_batch` cuts at."""
+    options = engine.options
+    return min(max(options.batch_size, SLICE_BYTES), options.max_request_size, options.buffer_memory) - BATCH_BYTES
+
+
+class Producer:
+    """Sends records to a cluster. Thread-safe; make one and share it.
+
+    >>> from raftlog import Producer
+    >>> with Producer(cluster.bootstrap, acks="all") as producer:
+    ...     delivery = producer.send("greetings", b"hello", key=b"en")
+    ...     delivery.result(timeout=10).offset
+    0
+
+    `bootstrap` names one or more brokers, "host:port,host:port" or a list. Options are Kafka's keys with
+    underscores (`linger_ms=5`), or with dots in `config={"linger.ms": 5}`; docs/configuration.md lists them. The
+    most used: `acks` ("all", 1 or 0), `linger_ms`, `batch_size`, `buffer_memory`, `compression_type` (none, gzip,
+    snappy, lz4, zstd), `delivery_timeout_ms`. `partitioner(topic, key, partition_count)` replaces the default one,
+    which puts the same key where Kafka would put it.
+
+    Order within a partition is the order of `send`, also when batches have to be sent again. Closing flushes first;
+    a producer that is not closed never keeps the interpreter from exiting, and loses what was not sent yet.
+
+    Raises:
+        InvalidConfig: an unknown option or a bad value.
+        ValueError: a bootstrap address that is not host:port.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        acks: str | int = "all",
+        *,
+        partitioner: Partitioner | None = None,
+        config: Mapping[str, object] | None = None,
+        **options: object,
+    ) -> None:
+        addresses = parse_bootstrap(bootstrap)
+        if config is None or "acks" not in config:
+            options["acks"] = acks
+        resolved = ProducerOptions.make(config, options)
+        self._thread = loop_thread()
+
+        async def make() -> ProducerEngine:
+            return ProducerEngine(addresses, resolved, partitioner, self._thread.loop)
+
+        self._engine = self._thread.run(make())
+        self._lock = self._engine.lock
+        self._lean = self._engine.lean
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = b"",
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Delivery:
+        """Queue one record and return a claim on its acknowledgement, without waiting for it.
+
+        `value` None is a tombstone. Without `partition`, the key decides; without a key too, batches go to the
+        partitions in turn. `headers` are pairs of a name and bytes, or a mapping. `timestamp_ms` is now by default.
+
+        >>> with Producer(cluster.bootstrap) as producer:
+        ...     delivery = producer.send("greetings", b"bonjour", headers={"lang": b"fr"}, partition=0)
+        ...     delivery.result(timeout=10).partition
+        0
+
+        Raises:
+            TypeError: value or key is not bytes.
+            MessageTooLarge: larger than `max.request.size` or `buffer.memory` allows.
+            UnknownTopicOrPartition, InvalidPartitions: there is no such topic, no such partition.
+            BufferExhausted: `buffer.memory` stayed full for `max.block.ms`.
+            BrokerUnavailable: the topic was not used before and nobody could be asked, for `max.block.ms`.
+            ClosedError: the producer is closed.
+        """
+        if (
+            key is None
+            and partition is None
+            and headers is None
+            and timestamp_ms is None
+            and value.__class__ is bytes
+        ):
+            now_ms = _time_ns() // 1_000_000
+            with self._lock:
+                batch = self._lean.get(topic)
+                if batch is not None:
+                    size_bytes = batch.size_bytes + len(value) + RECORD_BYTES
+                    if size_bytes <= batch.limit_bytes:
+                        values = batch.values
+                        index = len(values)
+                        if now_ms != batch.last_timestamp_ms:
+                            batch.note_timestamp(index, now_ms)
+                        values.append(value)
+                        batch.size_bytes = size_bytes
+                        return Delivery(batch, index)
+        return self._send(topic, value, key, partition, headers, timestamp_ms)
+
+    def _send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        headers: HeadersLike | None,
+        timestamp_ms: int | None,
+    ) -> Delivery:
+        engine = self._engine
+        value = as_bytes(value, "value")
+        key = as_bytes(key, "key")
+        pairs: tuple[Header, ...] = as_headers(headers) if headers is not None else ()
+        at_ms = _time_ns() // 1_000_000 if timestamp_ms is None else as_timestamp(timestamp_ms)
+        if partition is not None:
+            as_partition(partition)
+        size = engine.accumulator.check_size(value, key, pairs)
+        queues = self._queues(topic)
+        deadline: Deadline | None = None
+        while True:
+            with self._lock:
+                engine.check_open()
+                placed = engine.place(queues, value, key, partition, pairs, at_ms, size)
+                if placed is None:
+                    deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
+                    self._wait_for_room(size, deadline)
+                    continue
+            batch, index, full = placed
+            if full is not None or not index:
+                engine.after_place(full)
+            return Delivery(batch, index)
+
+    def _queues(self, topic: str) -> TopicQueues:
+        queues = self._engine.topics.get(topic)
+        if queues is None:
+            as_topic(topic)
+            self._engine.check_open()
+            queues = self._thread.run(self._engine.load_topic(topic))
+        return queues
+
+    def _wait_for_room(self, size: int, deadline: Deadline) -> None:
+        left_s = deadline.left()
+        assert left_s is not None
+        engine = self._engine
+        if left_s <= 0:
+            raise BufferExhausted(
+                f"no room for {size} bytes within max.block.ms={engine.options.max_block_ms}: "
+                f"{engine.accumulator.used_bytes} of buffer.memory={engine.options.buffer_memory} bytes wait for "
+                "acknowledgement; send more slowly, raise buffer.memory, or look why the broker is slow"
+            )
+        if engine.accumulator.lingering:
+            engine.wake()
+        engine.wait_for_room(left_s)
+
+    def send_batch(
+        self,
+        topic: str,
+        values: Any,
+        key: Any = None,
+        partition: Any = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: Any = None,
+    ) -> BatchDelivery:
+        """Queue many records at once and return a claim on their acknowledgement.
+
+        `values` is a list of bytes or an Arrow array, and key, partition and timestamp_ms are one for all or one
+        for each; or it is a `pyarrow.RecordBatch` or `pyarrow.Table` with a column `value` (binary, or string taken
+        as UTF-8) and, as wanted, `key`, `headers` (map<string, binary>), `partition` and `timestamp`. Arrow data is
+        not looped over in Python: keys are hashed and rows put in order by column.
+
+        >>> import pyarrow as pa
+        >>> table = pa.table({"key": ["a", "b", "a"], "value": ["1", "2", "3"]})
+        >>> with Producer(cluster.bootstrap) as producer:
+        ...     sent = producer.send_batch("letters", table).result(timeout=10)
+        ...     sum(part.record_count for part in sent)
+        3
+
+        Raises:
+            TypeError, InvalidRequestError: data of a kind that does not fit; nothing was queued.
+            MessageTooLarge: one row is larger than `max.request.size` allows; nothing was queued.
+            BufferExhausted: as `send`; the rows before may have been queued.
+        """
+        engine = self._engine
+        now_ms = _time_ns() // 1_000_000
+        given = [
+            rows_from_batch(batch, now_ms) for batch in as_batches(values, key, partition, headers, timestamp_ms)
+        ]
+        sized = [(rows, row_bytes(rows)) for rows in given]
+        for _, sizes in sized:
+            check_row_sizes(engine, sizes)
+        queues = self._queues(topic)
+        prepared = [
+            (stretch, partitions_of(stretch, queues)) for rows, sizes in sized for stretch in stretches(rows, sizes)
+        ]
+        batches: list[Batch] = []
+        limit_bytes = slice_limit_bytes(engine)
+        for stretch, partitions in prepared:
+            for target, part in by_partition(stretch, partitions):
+                sizes = row_bytes(part)
+                for start, end in cut(sizes, limit_bytes):
+                    size = int(sizes[start:end].sum()) + BATCH_BYTES
+                    batches.append(self._send_columns(queues, target, part.slice(start, end - start), size))
+        return BatchDelivery(batches)
+
+    def _send_columns(self, queues: TopicQueues, partition: int, rows: Rows, size: int) -> Batch:
+        engine = self._engine
+        columns = rows.columns()
+        base_ms = rows.first_timestamp_ms()
+        deadline: Deadline | None = None
+        while True:
+            with self._lock:
+                engine.check_open()
+                placed = engine.place_columns(queues, partition, columns, base_ms, size)
+                if placed is None:
+                    deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
+                    self._wait_for_room(size, deadline)
+                    continue
+            engine.encode(placed)
+            return placed[-1]
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send everything at once and wait until all of it is acknowledged or has failed.
+
+        >>> with Producer(cluster.bootstrap, linger_ms=60_000) as producer:
+        ...     delivery = producer.send("greetings", b"ciao")
+        ...     producer.flush(timeout=10)
+        ...     delivery.done()
+        True
+
+        Raises:
+            TimeoutError: not done within `timeout` seconds; the deliveries go on.
+        """
+        engine = self._engine
+        engine.close_batches()
+        with self._lock:
+            waiting = list(engine.accumulator.incomplete)
+        deadline = Deadline(timeout)
+        for batch in waiting:
+            try:
+                wait_sync(batch, deadline.left())
+            except TimeoutError:
+                raise TimeoutError(
+                    f"{sum(not batch.done for batch in waiting)} batches are not acknowledged after {timeout} s; they go on"
+                ) from None
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, `timeout` seconds at most, then stop; what is still not acknowledged ends with `ClosedError`.
+
+        Closing twice is allowed.
+        """
+        engine = self._engine
+        if engine.closed is not None:
+            return
+        try:
+            engine.check_open()
+            self.flush(timeout)
+        except TimeoutError:
+            pass  # the deliveries that are left say so
+        finally:
+            if engine.closed is None and self._thread is loop_thread():
+                self._thread.run(engine.close())
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

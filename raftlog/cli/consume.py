@@ -1,0 +1,155 @@
+"""`raftlog consume`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+import raftlog
+from raftlog.cli.output import BOOTSTRAP_DEFAULT, BootstrapOption, print_json
+from raftlog.cli.records import json_record, text_of
+from raftlog.errors import InvalidPartitions
+
+_POLL_S = 0.5
+_SEPARATOR = "\t"
+
+
+class RecordOutput(StrEnum):
+    """What `--output` of this command takes."""
+
+    TEXT = "text"
+    JSON = "json"
+    RAW = "raw"
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="From the oldest record; else only what comes from now on.")
+    ] = False,
+    offset: Annotated[int | None, typer.Option(min=0, help="From this offset of every partition read.")] = None,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
+    max_records: Annotated[int | None, typer.Option("--max", "-n", min=1, help="Stop after so many records.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="--no-follow: stop at what is the end at the start.")
+    ] = True,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="Stop when nothing came for so long.")
+    ] = None,
+    output: Annotated[
+        RecordOutput,
+        typer.Option("--output", "-o", help="text: a line each; json: an object each; raw: the values' bytes."),
+    ] = RecordOutput.TEXT,
+    print_key: Annotated[bool, typer.Option("--print-key", help="Text: the key before the value.")] = False,
+    print_headers: Annotated[
+        bool, typer.Option("--print-headers", help="Text: the headers, as name=value,...")
+    ] = False,
+    print_timestamp: Annotated[bool, typer.Option("--print-timestamp", help="Text: milliseconds since 1970.")] = False,
+    print_offset: Annotated[bool, typer.Option("--print-offset", help="Text: partition:offset.")] = False,
+    bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
+) -> None:
+    """Print a topic's records.
+
+    Examples:
+
+      raftlog consume events
+
+      raftlog consume events --from-beginning --no-follow --output json
+
+      raftlog consume events --partition 0 --offset 100 --max 10 --print-key
+    """
+    if offset is not None and from_beginning:
+        raise typer.BadParameter("--offset and --from-beginning contradict each other")
+    with raftlog.Admin(bootstrap) as admin, raftlog.Consumer(bootstrap) as consumer:
+        places = _partitions(admin, topic, partition)
+        consumer.assign(places)
+        ends = consumer.end_offsets(places)
+        for place in places:
+            if offset is not None:
+                consumer.seek(place, offset)
+            elif from_beginning:
+                consumer.seek_to_beginning([place])
+            else:
+                consumer.seek(place, ends[place])
+        stop_at = None if follow else ends
+        printer = _Printer(output, print_key, print_headers, print_timestamp, print_offset)
+        for number, record in enumerate(_records(consumer, stop_at, timeout_s), 1):
+            printer.print(record)
+            if number == max_records:
+                break
+
+
+def _partitions(admin: raftlog.Admin, topic: str, wanted: int | None) -> list[raftlog.TopicPartition]:
+    found = [described.partition for described in admin.describe_topic(topic).partitions]
+    if wanted is not None and wanted not in found:
+        raise InvalidPartitions(f"topic {topic} has no partition {wanted}; it has {len(found)}, from 0")
+    return [raftlog.TopicPartition(topic, number) for number in found if wanted in (None, number)]
+
+
+def _records(
+    consumer: raftlog.Consumer, ends: dict[raftlog.TopicPartition, int] | None, timeout_s: float | None
+) -> Iterator[raftlog.Record]:
+    """Yield records as they come; with `ends`, those below them, and no longer than until all are reached."""
+    last_record = time.monotonic()
+    while True:
+        if ends is not None:
+            ends = {place: end for place, end in ends.items() if consumer.position(place) < end}
+            if not ends:
+                return
+        wait_s = _POLL_S if timeout_s is None else min(_POLL_S, max(0.0, last_record + timeout_s - time.monotonic()))
+        records = consumer.poll(wait_s)
+        for record in records:
+            if ends is None or record.offset < ends.get(raftlog.TopicPartition(record.topic, record.partition), 0):
+                yield record
+        if records:
+            last_record = time.monotonic()
+        elif timeout_s is not None and time.monotonic() >= last_record + timeout_s:
+            return
+
+
+class _Printer:
+    """Prints records to standard output and lets each line out at once when someone is looking."""
+
+    def __init__(self, output: RecordOutput, key: bool, headers: bool, timestamp: bool, offset: bool) -> None:
+        self._output = output
+        self._key = key
+        self._headers = headers
+        self._timestamp = timestamp
+        self._offset = offset
+
+    def print(self, record: raftlog.Record) -> None:
+        """Print one record."""
+        match self._output:
+            case RecordOutput.RAW:
+                sys.stdout.buffer.write(record.value or b"")
+                sys.stdout.buffer.flush()
+            case RecordOutput.JSON:
+                print_json(
+                    json_record(
+                        topic=record.topic,
+                        partition=record.partition,
+                        offset=record.offset,
+                        timestamp_ms=record.timestamp_ms,
+                        key=record.key,
+                        value=record.value,
+                        headers=record.headers,
+                    )
+                )
+            case _:
+                print(_SEPARATOR.join(self._cells(record)), flush=True)
+
+    def _cells(self, record: raftlog.Record) -> Iterator[str]:
+        if self._offset:
+            yield f"{record.partition}:{record.offset}"
+        if self._timestamp:
+            yield str(record.timestamp_ms)
+        if self._headers:
+            yield ",".join(f"{name}={text_of(data)}" for name, data in record.headers)
+        if self._key:
+            yield text_of(record.key)
+        yield text_of(record.value)

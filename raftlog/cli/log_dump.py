@@ -1,0 +1,130 @@
+"""`raftlog log ...`: a partition's files, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raftlog.cli.output import Output, OutputOption, print_error, print_json, print_note, print_rows
+from raftlog.cli.records import json_record
+from raftlog.cli.segment_check import BatchAt, SegmentReport, check_segment, read_records
+
+app = typer.Typer(no_args_is_help=True, help="Look at a partition's files, without a server.")
+
+_COLUMNS = (
+    "position",
+    "base_offset",
+    "last_offset",
+    "records",
+    "leader_epoch",
+    "codec",
+    "bytes",
+    "max_timestamp_ms",
+    "checked",
+)
+
+
+@app.callback()
+def group() -> None:
+    """Keep `dump` a command of its own although there is only one."""
+
+
+@app.command()
+def dump(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE|DIR", exists=True, show_default=False, help="A .log file, or a directory.")
+    ],
+    records: Annotated[bool, typer.Option("--records", help="Also print every record.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print the batches of segment files and check them: checksums, order of offsets, indexes.
+
+    Exit code 1 when something is wrong. Changes nothing; a server may be running, whose newest batch may then seem
+    cut short.
+
+    Example: raftlog log dump ./data/events-0 --records
+    """
+    files = [path] if path.is_file() else sorted(path.rglob("*.log"))
+    if not files:
+        raise typer.BadParameter(f"{path} holds no .log files")
+    problems = batches = rows = 0
+    for file in files:
+        report = check_segment(file)
+        if output is Output.JSON:
+            print_json(_as_json(report, records))
+        else:
+            _print(report, records)
+        problems += len(report.problems)
+        batches += len(report.batches)
+        rows += sum(batch.header.record_count for batch in report.batches)
+    print_note(f"{len(files)} segments, {batches} batches, {rows} records, {problems} problems")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _row(batch: BatchAt) -> dict[str, object]:
+    header = batch.header
+    return {
+        "position": batch.position,
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "records": header.record_count,
+        "leader_epoch": header.leader_epoch,
+        "codec": _codec(batch),
+        "bytes": header.size,
+        "max_timestamp_ms": header.max_timestamp_ms,
+        "checked": "ok" if batch.problem is None else "BAD",
+    }
+
+
+def _codec(batch: BatchAt) -> str:
+    return batch.header.codec.name.lower() if batch.problem is None else "?"
+
+
+def _records(report: SegmentReport, batch: BatchAt) -> Sequence[dict[str, Any]]:
+    if batch.problem is not None:
+        return []
+    return [
+        json_record(
+            key=row.get("key"),
+            value=row["value"],
+            headers=row.get("headers"),
+            timestamp_ms=row["timestamp_ms"],
+            offset=row["offset"],
+        )
+        for row in read_records(report.path, batch.position)
+    ]
+
+
+def _as_json(report: SegmentReport, with_records: bool) -> dict[str, object]:
+    return {
+        "file": str(report.path),
+        "bytes": report.size_bytes,
+        "index_entries": report.index_entries,
+        "time_index_entries": report.time_index_entries,
+        "problems": report.problems,
+        "batches": [
+            {**_row(batch), **({"contents": _records(report, batch)} if with_records else {})}
+            for batch in report.batches
+        ],
+    }
+
+
+def _print(report: SegmentReport, with_records: bool) -> None:
+    indexes = [
+        f"{name}: {'none' if count is None else f'{count} entries'}"
+        for name, count in (("index", report.index_entries), ("time index", report.time_index_entries))
+    ]
+    print(f"{report.path}: {report.size_bytes:,} bytes, {', '.join(indexes)}")
+    if with_records:
+        for batch in report.batches:
+            print_rows([_row(batch)], _COLUMNS, Output.TABLE)
+            for record in _records(report, batch):
+                print_json(record)
+    elif report.batches:
+        print_rows([_row(batch) for batch in report.batches], _COLUMNS, Output.TABLE)
+    for problem in report.problems:
+        print_error(f"{report.path.name}: {problem}")

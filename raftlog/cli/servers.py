@@ -1,0 +1,93 @@
+"""`raftlog up` and `raftlog server`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from raftlog._server_root import server_command, server_environment
+from raftlog.cli.output import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE, print_error, print_note
+from raftlog.testing import Cluster
+
+_DEFAULT_PORT = int(BOOTSTRAP_DEFAULT.rpartition(":")[2])
+_LOOK_AFTER_S = 0.5
+
+
+def up(
+    nodes: Annotated[int, typer.Option(min=1, help="How many servers; this version runs one.")] = 1,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the data is kept; without it, it is deleted at the end."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = _DEFAULT_PORT,
+) -> None:
+    """Start a cluster on this machine; Ctrl-C stops it.
+
+    Example: raftlog up --data ./my-data
+    """
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    if data is not None:
+        data.mkdir(parents=True, exist_ok=True)
+    with Cluster(nodes, directory=data, port=port) as cluster:
+        _print_welcome(cluster, keeps_data=data is not None)
+        while not stop.wait(_LOOK_AFTER_S):
+            for node_id in cluster.node_ids:
+                if not cluster.is_running(node_id):
+                    print_note(cluster.log_tail(node_id))
+                    print_error(f"server {node_id} has ended by itself; above is the end of its log")
+                    raise typer.Exit(1)
+        print_note("stopping")
+
+
+def _print_welcome(cluster: Cluster, *, keeps_data: bool) -> None:
+    address = cluster.bootstrap
+    fate = "stays there" if keeps_data else "is deleted at the end (keep it with --data DIR)"
+    print(f"raftlog is up at {address}, data in {cluster.directory} {fate}")
+    if address != BOOTSTRAP_DEFAULT:
+        print(f"\n  export {BOOTSTRAP_VARIABLE}={address}")
+    print("\nTry in another terminal:\n")
+    print("  raftlog topic create events --partitions 3")
+    print("  echo hello | raftlog produce events")
+    print("  raftlog consume events --from-beginning")
+    print("\nCtrl-C stops it.", flush=True)
+
+
+def server(
+    config: Annotated[
+        Path, typer.Option("--config", metavar="FILE", exists=True, dir_okay=False, help="TOML file with server keys.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A server key that wins over the file; may be repeated."),
+    ] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Written when the server is ready: JSON with its address.")
+    ] = None,
+) -> None:
+    """Run one server in this process; SIGTERM stops it cleanly.
+
+    `raftlog config server-keys` lists what the configuration file may hold.
+
+    Example: raftlog server --config /etc/raftlog/server.toml
+    """
+    arguments = ["--config", str(config)]
+    for setting in settings or []:
+        arguments += ["--set", setting]
+    if ready_file is not None:
+        arguments += ["--ready-file", str(ready_file)]
+    command = server_command(*arguments)
+    sys.stdout.flush()
+    os.execve(command[0], command, server_environment())

@@ -1,0 +1,387 @@
+"""Typed configuration: one table of keys for the server, one for topics, one each for the SDK's clients.
+
+A `ConfigDef` is a table of `ConfigKey`s. It turns what people write (TOML, environment, keyword arguments, strings on
+the wire) into typed values, and back into one canonical spelling that is stored and compared.
+
+    kind      value       written as
+    int       int         10, "10"
+    float     float       0.5, "0.5"
+    bool      bool        true, "true"
+    ms        int, ms     500, "500", "500ms", "10s", "5m", "2h", "7d"
+    bytes     int, bytes  65536, "65536", "64KiB", "16MiB", "1GiB", "1TiB"
+    string    str         "text"
+    list      tuple       ["a", "b"], "a,b"
+
+`choices` narrow a string, or every item of a list. A key is named with dots; underscores are taken for dots, so that
+keyword arguments are the keys: `linger_ms=5`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from raftlog.errors import InvalidConfig
+
+Kind = Literal["int", "float", "bool", "ms", "bytes", "string", "list"]
+Value = int | float | bool | str | tuple[str, ...] | None
+
+MS_PER_UNIT = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+BYTES_PER_UNIT = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+MAX_INT64 = (1 << 63) - 1
+
+_NUMBER_AND_UNIT = re.compile(r"\s*([+-]?[0-9]+)\s*([A-Za-z]*)\s*", re.ASCII)
+_EXPECTED: dict[Kind, str] = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "ms": "milliseconds, or a number with a unit such as 500ms, 10s, 5m, 2h or 7d",
+    "bytes": "bytes, or a number with a unit such as 64KiB, 16MiB or 1GiB",
+    "string": "text",
+    "list": "a list of texts, or texts with commas between them",
+}
+_UNITS: dict[Kind, str] = {"ms": "ms", "bytes": "bytes"}
+
+# Kubernetes sets such variables for every Service, RAFTLOG_PORT=tcp://... for one that is named `raftlog`.
+_SERVICE_LINK = re.compile(
+    r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigKey:
+    """One key: its type, range, default and documentation.
+
+    `mirrors` is the Kafka key with the same meaning where it has another name; `own` says that Kafka has none.
+    `dynamic` keys may be altered while the cluster runs. `optional` allows no value at all (None, written "").
+    `check` returns what is wrong with a value that has the right type and range, or None.
+    """
+
+    name: str
+    kind: Kind
+    default: Value
+    doc: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    mirrors: str = ""
+    own: bool = False
+    dynamic: bool = False
+    optional: bool = False
+    check: Callable[[Value], str | None] | None = None
+
+    def __post_init__(self) -> None:
+        assert self.name == self.name.lower(), self.name
+        assert "_" not in self.name, self.name
+        assert self.doc, self.name
+        assert not (self.own and self.mirrors), self.name
+        assert not (self.optional and self.kind in ("string", "list")), f"{self.name}: empty says it already"
+        if self.default is None:
+            assert self.optional, f"{self.name}: a key without a default is optional"
+        else:
+            assert self.parse(self.default) == self.default, self.name
+
+    @property
+    def kafka_key(self) -> str | None:
+        """The Kafka key that this one mirrors, None where Kafka has none."""
+        return None if self.own else self.mirrors or self.name
+
+    @property
+    def unit(self) -> str:
+        """`ms`, `bytes` or nothing."""
+        return _UNITS.get(self.kind, "")
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment, without prefix."""
+        return self.name.replace(".", "_").upper()
+
+    def parse(self, raw: object) -> Value:
+        """Return the typed value of what somebody wrote.
+
+        Raises:
+            InvalidConfig: another type, out of range, or refused by `check`; says the value and what was expected.
+        """
+        if self.optional and (raw is None or raw == ""):
+            return None
+        try:
+            value = _PARSERS[self.kind](raw)
+        except ValueError:
+            raise InvalidConfig(f"{self.name}={_shown(raw)}: expected {self.expected}") from None
+        complaint = self._complaint(value)
+        if complaint is not None:
+            raise InvalidConfig(f"{self.name}={_shown(raw)}: {complaint}")
+        return value
+
+    def format(self, value: Value) -> str:
+        """Return the canonical spelling of a typed value; `parse` takes it back to the same value."""
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, tuple):
+            return ",".join(value)
+        return str(value)
+
+    @property
+    def expected(self) -> str:
+        """What a value has to look like, in words."""
+        text = _EXPECTED[self.kind]
+        if self.choices:
+            one_of = "one of" if self.kind == "string" else "a list of"
+            text = f"{one_of} {', '.join(self.choices)}"
+        if self.minimum is not None and self.maximum is not None:
+            text += f", from {self.minimum:.15g} to {self.maximum:.15g}"
+        elif self.minimum is not None:
+            text += f", at least {self.minimum:.15g}"
+        elif self.maximum is not None:
+            text += f", at most {self.maximum:.15g}"
+        return text
+
+    def _complaint(self, value: Value) -> str | None:
+        items = value if isinstance(value, tuple) else (value,)
+        if self.choices and any(item not in self.choices for item in items):
+            return f"expected {self.expected}"
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if self.minimum is not None and value < self.minimum:
+                return f"expected {self.expected}"
+            if self.maximum is not None and value > self.maximum:
+                return f"expected {self.expected}"
+        return self.check(value) if self.check is not None else None
+
+
+class ConfigDef:
+    """A table of keys. `what` names it in messages, for example "topic config"."""
+
+    def __init__(self, what: str, keys: Iterable[ConfigKey]) -> None:
+        self.what = what
+        self._keys: dict[str, ConfigKey] = {}
+        for key in keys:
+            assert key.name not in self._keys, f"{key.name} stands twice in {what}"
+            self._keys[key.name] = key
+        self._by_variable = {key.variable: key for key in self._keys.values()}
+
+    def __iter__(self) -> Iterator[ConfigKey]:
+        return iter(self._keys.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def key(self, name: str) -> ConfigKey:
+        """Return the key of that name; underscores are taken for dots.
+
+        Raises:
+            InvalidConfig: there is none; names the nearest one.
+        """
+        found = self._keys.get(name.replace("_", "."))
+        if found is None:
+            raise InvalidConfig(f"unknown {self.what} {name!r}{self._suggestion(name)}")
+        return found
+
+    def parse(self, raw: Mapping[str, object]) -> dict[str, Value]:
+        """Return typed values of the keys in `raw` and of no others.
+
+        Raises:
+            InvalidConfig: an unknown key, a bad value, or one key in two spellings.
+        """
+        values: dict[str, Value] = {}
+        for name, text in raw.items():
+            key = self.key(name)
+            if key.name in values:
+                raise InvalidConfig(f"{self.what} {key.name} is given twice, once as {name!r}")
+            values[key.name] = key.parse(text)
+        return values
+
+    def resolve(self, raw: Mapping[str, object]) -> dict[str, Value]:
+        """Return a value for every key: from `raw`, else the default. Raises as `parse` does."""
+        return {key.name: key.default for key in self} | self.parse(raw)
+
+    def canonical(self, raw: Mapping[str, object]) -> dict[str, str]:
+        """Return the canonical spelling of the keys in `raw`, sorted by name. Raises as `parse` does."""
+        values = self.parse(raw)
+        return {name: self._keys[name].format(values[name]) for name in sorted(values)}
+
+    def from_toml(self, text: str, source: str = "the configuration file") -> dict[str, object]:
+        """Return the keys of a TOML document; dotted keys and tables mean the same.
+
+        Raises:
+            InvalidConfig: not TOML, or an unknown key; the values are not looked at.
+        """
+        try:
+            document = tomllib.loads(text)
+        except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
+            raise InvalidConfig(f"{source} is not valid TOML: {error}") from None
+        raw = dict(_flatten(document, ""))
+        for name in raw:
+            try:
+                self.key(name)
+            except InvalidConfig as error:
+                raise InvalidConfig(f"{source}: {error}") from None
+        return raw
+
+    def from_environment(
+        self, environ: Mapping[str, str], prefix: str = "RAFTLOG_", ignore: Iterable[str] = ()
+    ) -> dict[str, object]:
+        """Return the keys that the environment sets: RAFTLOG_LOG_DIRS sets log.dirs.
+
+        `ignore` names variables (with the prefix) that mean something else; variables that Kubernetes sets for a
+        Service of that name are left alone as well.
+
+        Raises:
+            InvalidConfig: a variable with the prefix that names no key.
+        """
+        ignored = frozenset(ignore)
+        raw: dict[str, object] = {}
+        for variable in sorted(environ):
+            rest = variable.removeprefix(prefix)
+            if not variable.startswith(prefix) or variable in ignored:
+                continue
+            key = self._by_variable.get(rest)
+            if key is not None:
+                raw[key.name] = environ[variable]
+            elif _SERVICE_LINK.fullmatch(rest) is None:
+                name = rest.lower().replace("_", ".")
+                raise InvalidConfig(
+                    f"environment variable {variable}: unknown {self.what} {name!r}{self._suggestion(name)}"
+                )
+        return raw
+
+    def to_markdown(self) -> str:
+        """Return the documentation of all keys as a table, sorted by name."""
+        lines = ["| Key | Type | Default | Allowed | Kafka | Meaning |", "| --- | --- | --- | --- | --- | --- |"]
+        for key in sorted(self, key=lambda key: key.name):
+            default = f"`{key.format(key.default)}`" if key.default not in (None, "", ()) else "—"
+            if key.kafka_key is None:
+                kafka = "—"
+            else:
+                kafka = "same" if key.kafka_key == key.name else f"`{key.kafka_key}`"
+            kind = f"{key.kind}, dynamic" if key.dynamic else key.kind
+            cells = [f"`{key.name}`", kind, default, key.expected, kafka, key.doc]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        return "\n".join(lines) + "\n"
+
+    def _suggestion(self, name: str) -> str:
+        near = difflib.get_close_matches(name.lower().replace("_", "."), self._keys, n=1, cutoff=0.5)
+        return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def parse_duration_ms(raw: object) -> int:
+    """Return milliseconds.
+
+    Raises:
+        ValueError: neither a whole number nor one with a unit.
+    """
+    return _scaled(raw, MS_PER_UNIT)
+
+
+def parse_size_bytes(raw: object) -> int:
+    """Return bytes.
+
+    Raises:
+        ValueError: neither a whole number nor one with a unit.
+    """
+    return _scaled(raw, BYTES_PER_UNIT)
+
+
+def _scaled(raw: object, units: Mapping[str, int]) -> int:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return _int64(raw)
+    if not isinstance(raw, str):
+        raise ValueError(raw)
+    match = _NUMBER_AND_UNIT.fullmatch(raw)
+    if match is None:
+        raise ValueError(raw)
+    number, unit = match.groups()
+    if unit and (unit not in units or number.startswith("-")):
+        raise ValueError(raw)
+    return _int64(_digits(number) * units.get(unit, 1))
+
+
+def _parse_int(raw: object) -> int:
+    return _scaled(raw, {})
+
+
+def _digits(number: str) -> int:
+    if len(number) > 20:  # longer than any 64-bit number; int() refuses very long ones with a text of its own
+        raise ValueError(number)
+    return int(number)
+
+
+def _int64(number: int) -> int:
+    if not -MAX_INT64 - 1 <= number <= MAX_INT64:
+        raise ValueError(number)
+    return number
+
+
+def _parse_float(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+        raise ValueError(raw)
+    try:
+        number = float(raw)
+    except OverflowError:
+        raise ValueError(raw) from None
+    if not math.isfinite(number):
+        raise ValueError(raw)
+    return number
+
+
+def _parse_bool(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.strip().lower() in ("true", "false"):
+        return raw.strip().lower() == "true"
+    raise ValueError(raw)
+
+
+def _parse_string(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(raw)
+    return raw
+
+
+def _parse_list(raw: object) -> tuple[str, ...]:
+    if isinstance(raw, str):
+        raw = raw.split(",") if raw.strip() else []
+    if not isinstance(raw, (list, tuple)):
+        raise ValueError(raw)
+    items = []
+    for item in raw:
+        if not isinstance(item, str) or "," in item or not item.strip():
+            raise ValueError(raw)
+        items.append(item.strip())
+    return tuple(items)
+
+
+_PARSERS: dict[Kind, Callable[[object], Value]] = {
+    "int": _parse_int,
+    "float": _parse_float,
+    "bool": _parse_bool,
+    "ms": parse_duration_ms,
+    "bytes": parse_size_bytes,
+    "string": _parse_string,
+    "list": _parse_list,
+}
+
+
+def _flatten(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _shown(raw: object) -> str:
+    """Return a value as it stands in a message: quoted text, cut where it is long."""
+    if isinstance(raw, int) and raw.bit_length() > 256:  # str() refuses numbers with thousands of digits
+        return f"a number of {raw.bit_length()} bits"
+    text = repr(raw) if isinstance(raw, str) else str(raw)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,170 @@
+"""One server process: its directory, its configuration file, its log, its signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from raftlog._server_root import dependent_server_command, server_environment
+from raftlog.errors import RaftlogError
+
+ConfigValue = str | int | float | bool
+
+_LOG_TAIL_LINES = 25
+_READY_POLL_S = 0.01
+
+_starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftlog-server-starter")
+"""A server dies with the thread that started it; this one lives until the interpreter ends."""
+
+
+class ServerFailed(RaftlogError):
+    """A server process did not come up, or did not stop cleanly; the message has the end of its log. Never travels."""
+
+
+def _environment() -> dict[str, str]:
+    """Return a server's environment without settings that whoever runs the tests has for another server."""
+    return {key: value for key, value in server_environment().items() if not key.startswith("RAFTLOG_")}
+
+
+class ServerProcess:
+    """A server with a directory of its own: configuration, log and data stay there when the process ends.
+
+    States: stopped -start-> running -kill/stop-> stopped; running -pause-> paused -resume-> running.
+    The first start picks a free port unless `port` names one; every later start uses that one again.
+    """
+
+    def __init__(self, node_id: int, directory: Path, config: Mapping[str, ConfigValue], port: int = 0) -> None:
+        self.node_id = node_id
+        self.directory = directory
+        self.data_directory = directory / "data"
+        self.log_file = directory / "server.log"
+        self._config = dict(config)
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused = False
+
+    @property
+    def port(self) -> int:
+        """The port of the client listener; 0 before the first start."""
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """The process id.
+
+        Raises:
+            ServerFailed: the server is not running.
+        """
+        return self._running().pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there; a paused one is."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, timeout_s: float) -> None:
+        """Start the process and return when it serves.
+
+        Raises:
+            ServerFailed: it ended, or is not ready in time.
+        """
+        if self.is_running:
+            raise ServerFailed(f"server {self.node_id} is running already (pid {self.pid})")
+        self.data_directory.mkdir(parents=True, exist_ok=True)
+        config_file, ready_file = self.directory / "server.toml", self.directory / "ready.json"
+        ready_file.unlink(missing_ok=True)
+        config_file.write_text(self._toml())
+        command = dependent_server_command("--config", str(config_file), "--ready-file", str(ready_file))
+        self._process = _starter.submit(self._spawn, command).result()
+        self._paused = False
+        deadline = time.monotonic() + timeout_s
+        while not ready_file.exists():
+            if self._process.poll() is not None:
+                raise ServerFailed(self._describe(f"ended with exit code {self._process.returncode} while starting"))
+            if time.monotonic() > deadline:
+                self.kill()
+                raise ServerFailed(self._describe(f"is not ready after {timeout_s:g} s"))
+            time.sleep(_READY_POLL_S)
+        self._port = int(json.loads(ready_file.read_bytes())["bootstrap"].rpartition(":")[2])
+
+    def kill(self) -> None:
+        """End the process with SIGKILL; nothing that it had in memory survives."""
+        process = self._running()
+        process.kill()
+        process.wait()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the process with SIGTERM and wait for its clean shutdown.
+
+        Raises:
+            ServerFailed: it had to be killed after `timeout_s`, or its exit code is not 0.
+        """
+        process = self._running()
+        if self._paused:
+            self.resume()
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerFailed(self._describe(f"had not stopped {timeout_s:g} s after SIGTERM")) from None
+        if code != 0:
+            raise ServerFailed(self._describe(f"ended with exit code {code} after SIGTERM"))
+
+    def pause(self) -> None:
+        """Freeze the process (SIGSTOP); its connections stay open and silent."""
+        self._running().send_signal(signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let a frozen process go on (SIGCONT)."""
+        self._running().send_signal(signal.SIGCONT)
+        self._paused = False
+
+    def log_tail(self) -> str:
+        """Return the last lines of the server's log."""
+        try:
+            lines = self.log_file.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+    def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with self.log_file.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                cwd=self.directory,
+                start_new_session=True,  # Ctrl-C in a terminal is for the parent, which then stops this in order
+            )
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            raise ServerFailed(self._describe("is not running"))
+        return self._process
+
+    def _describe(self, what: str) -> str:
+        tail = self.log_tail()
+        return (
+            f"server {self.node_id} {what}; its log, {self.log_file}, ends with:\n{tail}"
+            if tail
+            else (f"server {self.node_id} {what}; its log, {self.log_file}, is empty")
+        )
+
+    def _toml(self) -> str:
+        config: dict[str, ConfigValue] = {
+            "node.id": self.node_id,
+            "listeners": f"127.0.0.1:{self._port}",
+            "log.dirs": str(self.data_directory),
+            **self._config,
+        }
+        # A JSON string is a TOML basic string, and JSON's numbers, true and false are TOML's.
+        return "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in config.items())

@@ -1,0 +1,121 @@
+"""The operating system's disk behind the `MetadataDisk` port."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+LOCK_NAME = ".lock"
+
+
+class OsDisk:
+    """One real directory. Not thread-safe: one thread at a time."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._directory = Path(path)
+        self._lock_fd: int | None = None
+        self._append_name = ""
+        self._append_fd: int | None = None
+
+    @property
+    def path(self) -> str:
+        """The directory, for messages."""
+        return str(self._directory)
+
+    def lock(self) -> None:
+        """Make the directory where it is missing and lock it."""
+        self._make_directory(self._directory)
+        fd = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        self._lock_fd = fd
+
+    def names(self) -> list[str]:
+        """Return the names of the files, without the lock."""
+        return [entry.name for entry in os.scandir(self._directory) if entry.is_file() and entry.name != LOCK_NAME]
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file."""
+        return (self._directory / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make a file with this content, or replace its content."""
+        self._close_append()
+        fd = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            _write_all(fd, data)
+        finally:
+            os.close(fd)
+
+    def append(self, name: str, data: bytes) -> None:
+        """Write at the end of a file that is there."""
+        _write_all(self._open_for_append(name), data)
+
+    def truncate(self, name: str, size_bytes: int) -> None:
+        """Cut a file off."""
+        os.truncate(self._directory / name, size_bytes)
+
+    def sync(self, name: str) -> None:
+        """Return once the file's content is durable."""
+        if name == self._append_name and self._append_fd is not None:
+            os.fdatasync(self._append_fd)
+            return
+        _sync_path(self._directory / name)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, atomically replacing one that has the new name."""
+        self._close_append()
+        os.rename(self._directory / old, self._directory / new)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._close_append()
+        os.unlink(self._directory / name)
+
+    def sync_dir(self) -> None:
+        """Return once the names are durable."""
+        _sync_path(self._directory)
+
+    def close(self) -> None:
+        """Close what is open and give the lock up."""
+        self._close_append()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _open_for_append(self, name: str) -> int:
+        if self._append_fd is None or self._append_name != name:
+            self._close_append()
+            self._append_fd = os.open(self._directory / name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._append_name = name
+        return self._append_fd
+
+    def _close_append(self) -> None:
+        if self._append_fd is not None:
+            os.close(self._append_fd)
+            self._append_fd, self._append_name = None, ""
+
+    def _make_directory(self, directory: Path) -> None:
+        if directory.is_dir():
+            return
+        self._make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        _sync_path(directory.parent)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _sync_path(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

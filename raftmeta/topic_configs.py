@@ -1,0 +1,198 @@
+"""The configs of a topic, and the broker's defaults for them.
+
+Every topic key has a broker key that says what a topic gets when it sets nothing itself. Both may be altered while
+the cluster runs. Rising priority: built-in default, the broker's file, the cluster's dynamic default (broker resource
+""), the broker's dynamic config, the topic's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raftlog.config import MAX_INT64, ConfigDef, ConfigKey
+
+MIB = 1 << 20
+DAY_MS = 86_400_000
+
+# Each topic key with the name of its broker key; an empty name means the same one.
+_TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
+    (
+        ConfigKey(
+            name="cleanup.policy",
+            kind="list",
+            default=("delete",),
+            choices=("delete",),
+            doc="What becomes of old segments: they are deleted by retention.ms and retention.bytes. "
+            "Compaction is not there yet, so `compact` is refused rather than ignored.",
+            check=lambda value: None if value else "name at least one policy",
+        ),
+        "log.cleanup.policy",
+    ),
+    (
+        ConfigKey(
+            name="compression.type",
+            kind="string",
+            default="producer",
+            choices=("producer",),
+            doc="Batches rest as the producer compressed them; brokers never encode again.",
+        ),
+        "",
+    ),
+    (
+        ConfigKey(
+            name="file.delete.delay.ms",
+            kind="ms",
+            default=60_000,
+            minimum=0,
+            doc="How long a file that was renamed for deletion stays on the disk.",
+        ),
+        "log.segment.delete.delay.ms",
+    ),
+    (
+        ConfigKey(
+            name="flush.messages",
+            kind="int",
+            default=1,
+            minimum=1,
+            doc="Records after which the log is fsynced. 1: a record counts as held only once it is fsynced "
+            "(group commit). Unsafe above 1: acknowledged records can be lost with the machine's power.",
+        ),
+        "log.flush.interval.messages",
+    ),
+    (
+        ConfigKey(
+            name="flush.ms",
+            kind="ms",
+            default=MAX_INT64,
+            minimum=0,
+            doc="With flush.messages above 1: fsync at least this often.",
+        ),
+        "log.flush.interval.ms",
+    ),
+    (
+        ConfigKey(
+            name="index.interval.bytes",
+            kind="bytes",
+            default=4096,
+            minimum=0,
+            maximum=1 << 30,
+            doc="Bytes of log between two entries of the offset index.",
+        ),
+        "log.index.interval.bytes",
+    ),
+    (
+        ConfigKey(
+            name="max.inflate.bytes",
+            kind="bytes",
+            default=64 * MIB,
+            minimum=1024,
+            maximum=1 << 30,
+            own=True,
+            doc="A compressed batch that claims to inflate beyond this is refused.",
+        ),
+        "",
+    ),
+    (
+        ConfigKey(
+            name="max.message.bytes",
+            kind="bytes",
+            default=4 * MIB,
+            minimum=128,
+            maximum=1 << 30,
+            doc="Largest batch that is accepted, as it travels. "
+            "socket.request.max.bytes of the brokers has to leave room for it.",
+        ),
+        "message.max.bytes",
+    ),
+    (
+        ConfigKey(
+            name="message.timestamp.type",
+            kind="string",
+            default="CreateTime",
+            choices=("CreateTime", "LogAppendTime"),
+            doc="Whose clock stamps a record: the producer's, or the leader's when it appends.",
+        ),
+        "log.message.timestamp.type",
+    ),
+    (
+        ConfigKey(
+            name="min.insync.replicas",
+            kind="int",
+            default=1,
+            minimum=1,
+            maximum=1000,
+            doc="In-sync replicas that a write with acks=all needs; with fewer it is refused.",
+        ),
+        "",
+    ),
+    (
+        ConfigKey(
+            name="retention.bytes",
+            kind="bytes",
+            default=-1,
+            minimum=-1,
+            doc="Size above which a partition's oldest segments are deleted; -1: no bound.",
+        ),
+        "log.retention.bytes",
+    ),
+    (
+        ConfigKey(
+            name="retention.ms",
+            kind="ms",
+            default=7 * DAY_MS,
+            minimum=-1,
+            doc="Age of its newest record above which a segment is deleted; -1: no bound.",
+        ),
+        "log.retention.ms",
+    ),
+    (
+        ConfigKey(
+            name="segment.bytes",
+            kind="bytes",
+            default=1 << 30,
+            minimum=1024,
+            maximum=(1 << 31) - 1,
+            doc="Size at which a new segment is begun. Retention works on whole segments.",
+        ),
+        "log.segment.bytes",
+    ),
+    (
+        ConfigKey(
+            name="segment.ms",
+            kind="ms",
+            default=7 * DAY_MS,
+            minimum=1,
+            doc="Age at which a new segment is begun although the old one is not full.",
+        ),
+        "log.roll.ms",
+    ),
+    (
+        ConfigKey(
+            name="unclean.leader.election.enable",
+            kind="bool",
+            default=False,
+            doc="Whether a replica outside the ISR may lead when none inside is left. "
+            "Unsafe: acknowledged records can be lost.",
+        ),
+        "",
+    ),
+)
+
+BROKER_KEY_BY_TOPIC_KEY: dict[str, str] = {key.name: name or key.name for key, name in _TOPIC_KEYS}
+TOPIC_KEY_BY_BROKER_KEY: dict[str, str] = {name: key for key, name in BROKER_KEY_BY_TOPIC_KEY.items()}
+assert len(TOPIC_KEY_BY_BROKER_KEY) == len(BROKER_KEY_BY_TOPIC_KEY)
+
+TOPIC_CONFIGS = ConfigDef("topic config", (replace(key, dynamic=True) for key, _ in _TOPIC_KEYS))
+
+TOPIC_DEFAULT_KEYS: tuple[ConfigKey, ...] = tuple(
+    replace(
+        key,
+        name=BROKER_KEY_BY_TOPIC_KEY[key.name],
+        dynamic=True,
+        doc=f"Default of the topic config {key.name}. {key.doc}",
+    )
+    for key, _ in _TOPIC_KEYS
+)
+"""The broker's side of the table: part of a broker's file as well."""
+
+DYNAMIC_BROKER_CONFIGS = ConfigDef("dynamic broker config", TOPIC_DEFAULT_KEYS)

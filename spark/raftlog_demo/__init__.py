@@ -1,0 +1,1 @@
+"""`./dev demo`: real records through Spark into raftlog and back, compared one by one."""

@@ -1,0 +1,135 @@
+"""Runs the demo: `./dev demo`. Exit code 0 when every record came back exactly once, 1 otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import raftlog
+from raftlog.testing import Cluster
+from raftlog_demo import flights as flight_data
+from raftlog_demo import stream
+from raftlog_demo.read_back import ReadBack, read_back
+from raftlog_demo.verdict import Verdict, compare
+
+TOPIC = "flights"
+PARTITIONS = 6
+FILES = 24
+_READ_TIMEOUT_S = 60.0
+_MIB = 1 << 20
+
+
+def main() -> int:
+    """Do everything in a temporary directory and say what is happening."""
+    console = Console(highlight=False)
+    started = time.monotonic()
+    console.print("[bold]raftlog demo: real records through Spark into a log, and back[/bold]\n")
+    with tempfile.TemporaryDirectory(prefix="raftlog-demo-") as directory:
+        verdict = _run(console, Path(directory))
+    console.print(f"\nThat took {time.monotonic() - started:.0f} s; the server and its files are gone again.")
+    return 0 if verdict.is_exact else 1
+
+
+def _run(console: Console, directory: Path) -> Verdict:
+    source = directory / "flights"
+    source.mkdir()
+    with _step(console, "1  Loading the data: every flight out of New York City in 2013"):
+        flights = flight_data.load()
+        flight_data.write_files(flights, source, FILES)
+        sent_checksum = flight_data.checksum(flights)
+    console.print(f"   {flights.num_rows:,} flights in {FILES} Parquet files")
+    with contextlib.ExitStack() as stack:
+        with _step(console, "2  Starting a raftlog server, a process of its own on loopback"):
+            cluster = stack.enter_context(Cluster(directory=directory / "cluster"))
+            with raftlog.Admin(cluster.bootstrap) as admin:
+                # The flights are of 2013: with the usual retention of seven days they would be old on arrival.
+                admin.create_topic(TOPIC, partitions=PARTITIONS, configs={"retention.ms": "-1"})
+        console.print(f"   {cluster.bootstrap}, topic {TOPIC} with {PARTITIONS} partitions; the key is the aeroplane")
+        with _step(console, "3  Starting Spark on two cores"):
+            spark = stream.make_session(directory)
+            stack.callback(spark.stop)
+        _write(console, spark, source, directory / "checkpoint", cluster.bootstrap, flights)
+        with _step(console, "5  Reading the topic back with the Python SDK, as Arrow tables"):
+            result = read_back(cluster.bootstrap, TOPIC, _READ_TIMEOUT_S)
+        _print_partitions(console, result)
+        with _step(console, "6  Comparing every flight with the data it came from"):
+            verdict = compare(flights, sent_checksum, result.records)
+        verdict.print(console)
+    return verdict
+
+
+def _write(
+    console: Console, spark: SparkSession, source: Path, checkpoint: Path, bootstrap: str, flights: pa.Table
+) -> None:
+    title = '4  Streaming: spark.readStream.parquet(...).writeStream.format("raftlog"), acks=all'
+    started = time.monotonic()
+    with _rows_bar(console, title, flights.num_rows) as on_rows:
+        reports = stream.run(spark, source, checkpoint, bootstrap, TOPIC, on_rows)
+    seconds = time.monotonic() - started
+    rows = sum(report["numInputRows"] for report in reports)
+    console.print(f"{title}: {seconds:.1f} s")
+    console.print(f"   {rows:,} rows in {len(reports)} micro-batches; the first, which starts Spark's workers,")
+    steady = reports[1:] or reports
+    busy_s = sum(report["durationMs"]["triggerExecution"] for report in steady) / 1000
+    steady_rows = sum(report["numInputRows"] for report in steady)
+    console.print(
+        f"   took {reports[0]['durationMs']['triggerExecution'] / 1000:.1f} s, the others ran at "
+        f"{steady_rows / busy_s:,.0f} rows a second"
+    )
+
+
+def _print_partitions(console: Console, result: ReadBack) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("   partition", "records", "aeroplanes", "offsets", "MiB of values"):
+        table.add_column(column, justify="right")
+    for found in result.partitions:
+        table.add_row(
+            str(found.partition),
+            f"{found.records:,}",
+            f"{found.keys:,}",
+            f"{found.first_offset} to {found.next_offset - 1}",
+            f"{found.value_bytes / _MIB:.1f}",
+        )
+    records = sum(found.records for found in result.partitions)
+    mib = sum(found.value_bytes for found in result.partitions) / _MIB
+    table.add_row("all", f"{records:,}", "", "", f"{mib:.1f}", style="bold")
+    console.print(table)
+    console.print(f"   {records / result.seconds:,.0f} records a second, {mib / result.seconds:,.0f} MiB/s of values")
+
+
+@contextlib.contextmanager
+def _step(console: Console, title: str) -> Iterator[None]:
+    """Say what begins, and when it is done how long it took."""
+    started = time.monotonic()
+    with console.status(title):
+        yield
+    console.print(f"{title}: {time.monotonic() - started:.1f} s")
+
+
+@contextlib.contextmanager
+def _rows_bar(console: Console, title: str, rows: int) -> Iterator[stream.OnRows]:
+    bar = Progress(
+        TextColumn(title),
+        BarColumn(),
+        TextColumn("{task.completed:,} rows"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=rows)
+        yield lambda done: bar.update(task, completed=done)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Compares what was read with what was sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+
+from raftlog_demo.flights import NUMBER, checksum, from_json
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came back of what was sent."""
+
+    sent: int
+    received: int
+    missing: int
+    """Flights that did not come back."""
+    doubled: int
+    """Records beyond the first of a flight."""
+    unknown: int
+    """Records with a number that no flight has."""
+    sent_checksum: str
+    received_checksum: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every flight came back once and unchanged."""
+        return self.missing == self.doubled == self.unknown == 0 and self.sent_checksum == self.received_checksum
+
+    def print(self, console: Console) -> None:
+        """Print it for somebody who has not read the code."""
+        console.print(f"\n  sent      {self.sent:>9,} records, checksum {self.sent_checksum[:16]}")
+        console.print(f"  received  {self.received:>9,} records, checksum {self.received_checksum[:16]}")
+        console.print(f"  missing {self.missing:,}, doubled {self.doubled:,}, unknown {self.unknown:,}")
+        if self.is_exact:
+            console.print("\n[bold green]Every record came back exactly once and unchanged.[/bold green]")
+        elif self.doubled and not self.missing and not self.unknown:
+            console.print(
+                "\n[bold red]Some records are there twice.[/bold red] The sink is at-least-once: that happens when "
+                "Spark repeats a task, and is not expected in an undisturbed run."
+            )
+        else:
+            console.print("\n[bold red]What came back is not what was sent.[/bold red]")
+
+
+def compare(flights: pa.Table, sent_checksum: str, records: pa.Table) -> Verdict:
+    """Compare the flights with the records' values, whatever the records' order."""
+    received = from_json(records["value"], flights.schema)
+    numbers = received[NUMBER].to_numpy()
+    known = (numbers >= 0) & (numbers < flights.num_rows)
+    counts = np.bincount(numbers[known], minlength=flights.num_rows)
+    return Verdict(
+        sent=flights.num_rows,
+        received=received.num_rows,
+        missing=int((counts == 0).sum()),
+        doubled=int(np.maximum(counts - 1, 0).sum()),
+        unknown=int((~known).sum()),
+        sent_checksum=sent_checksum,
+        received_checksum=checksum(received),
+    )

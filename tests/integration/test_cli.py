@@ -1,0 +1,237 @@
+"""The command line against a real server: what it prints, its exit codes, its errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from raftlog.cli import main
+from raftlog.testing import Cluster
+
+
+class Ran(NamedTuple):
+    """What a command left: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Run a command in this process; `stdin` is what it reads."""
+    monkeypatch.setenv("RAFTLOG_BOOTSTRAP", cluster.bootstrap)
+
+    def call(*arguments: str, stdin: str | bytes = b"") -> Ran:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "argv", ["raftlog", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsysbinary.readouterr()
+        return Ran(int(ended.value.code or 0), printed.out.decode(), printed.err.decode())
+
+    return call
+
+
+@pytest.fixture
+def topic(run: Run, request: pytest.FixtureRequest) -> str:
+    name = f"topic-{abs(hash(request.node.nodeid))}"
+    assert run("topic", "create", name, "--partitions", "2").code == 0
+    return name
+
+
+def consumed(run: Run, topic: str, *options: str) -> list[dict[str, object]]:
+    ran = run("consume", topic, "--from-beginning", "--no-follow", "--output", "json", *options)
+    assert ran.code == 0, ran.err
+    return [json.loads(line) for line in ran.out.splitlines()]
+
+
+def test_a_topics_life(run: Run) -> None:
+    assert run("topic", "create", "life", "-p", "2", "-c", "retention.ms=1d").out == "topic life created\n"
+    again = run("topic", "create", "life")
+    assert (again.code, again.out) == (1, "")
+    assert again.err.startswith("error: ")
+    assert again.err.count("\n") == 1
+    assert run("topic", "create", "life", "--if-not-exists").code == 0
+    assert "life\t2\n" in run("topic", "list").out
+    described = json.loads(run("topic", "describe", "life", "--output", "json").out)
+    assert [(found["partition"], found["leader"], found["isr"]) for found in described["partitions"]] == [
+        (0, 1, [1]),
+        (1, 1, [1]),
+    ]
+    assert run("topic", "add-partitions", "life", "3").out == "topic life has 3 partitions\n"
+    assert len(run("topic", "describe", "life").out.splitlines()) == 4
+    assert json.loads(run("topic", "delete", "life", "-o", "json").out) == {"topic": "life", "deleted": True}
+    gone = run("topic", "describe", "life")
+    assert gone.code == 1
+    assert "life" in gone.err
+
+
+def test_a_topics_settings(run: Run, topic: str) -> None:
+    assert run("config", "set", topic, "retention.ms=1d", "segment.bytes=2MiB").code == 0
+    assert f"{topic}\tretention.ms\t86400000\n" in run("config", "list").out
+    entries = {entry["key"]: entry for entry in json.loads(run("config", "describe", topic, "-o", "json").out)}
+    assert entries["segment.bytes"]["value"] == "2097152"
+    assert "cleanup.policy" not in entries
+    assert run("topic", "alter", topic, "--unset", "segment.bytes", "--config", "retention.ms=2d").code == 0
+    assert run("config", "unset", topic, "retention.ms").code == 0
+    everything = json.loads(run("config", "describe", topic, "--all", "-o", "json").out)
+    assert {entry["value"] for entry in everything if entry["key"] == "cleanup.policy"} == {"delete"}
+    wrong = run("config", "set", topic, "retention.sm=1d")
+    assert wrong.code == 1
+    assert "did you mean" in wrong.err
+    assert run("config", "set", topic, "retention.ms").code == 2
+    assert run("config", "describe").code == 2
+    assert json.loads(run("config", "describe", "--broker", "1", "--all", "-o", "json").out)
+
+
+def test_the_servers_keys_are_listed_without_a_server(run: Run) -> None:
+    keys = {key["key"]: key for key in json.loads(run("config", "server-keys", "-o", "json").out)}
+    assert keys["log.dirs"]["doc"]
+    assert keys["num.partitions"]["default"] == "1"
+
+
+def test_the_cluster_is_described(run: Run, cluster: Cluster) -> None:
+    described = json.loads(run("cluster", "describe", "--output", "json").out)
+    [broker] = described["brokers"]
+    assert f"{broker['host']}:{broker['port']}" == cluster.bootstrap
+    assert described["controller_id"] == 1
+    assert described["cluster_id"] in run("cluster", "describe").out
+
+
+def test_lines_go_in_and_come_out(run: Run, topic: str) -> None:
+    ran = run("produce", topic, "--key-separator", ":", "-z", "zstd", stdin="ada:1\ngrace:ünï\n")
+    assert ran.code == 0, ran.err
+    assert "2 records" in ran.err
+    records = {record["key"]: record["value"] for record in consumed(run, topic)}
+    assert records == {"ada": "1", "grace": "ünï"}
+    text = run("consume", topic, "--from-beginning", "--no-follow", "--print-key", "--print-offset")
+    assert sorted(line.split("\t")[1:] for line in text.out.splitlines()) == [["ada", "1"], ["grace", "ünï"]]
+
+
+def test_json_lines_keep_everything_from_one_topic_to_the_next(run: Run, topic: str) -> None:
+    lines = [
+        {"partition": 1, "key": "k", "value": "v", "headers": [["h", "1"], ["h", None]], "timestamp": 1234},
+        {"partition": 1, "key": None, "value": None, "timestamp": 5},
+        {"partition": 1, "key_base64": "/w==", "value_base64": "AP8=", "timestamp": 6},
+    ]
+    assert run("produce", topic, "-f", "json", stdin="\n".join(map(json.dumps, lines))).code == 0
+    first = run("consume", topic, "--from-beginning", "--no-follow", "--output", "json").out
+    wanted = [{"topic": topic, "offset": offset, **line} for offset, line in enumerate(lines)]
+    assert [json.loads(line) for line in first.splitlines()] == wanted
+    assert run("topic", "create", topic + "-copy", "-p", "2").code == 0
+    assert run("produce", topic + "-copy", "-f", "json", stdin=first).code == 0
+    assert [record["value"] for record in consumed(run, topic + "-copy") if "value" in record] == ["v", None]
+
+
+def test_files_by_their_ending_and_raw_output(run: Run, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("who,what\nada,engine\ngrace,compiler\n")
+    ran = run("produce", topic, str(tmp_path / "x.csv"), "--key-column", "who", "--value-column", "what", "-o", "json")
+    assert json.loads(ran.out)["records"] == 2
+    assert {record["key"]: record["value"] for record in consumed(run, topic)} == {"ada": "engine", "grace": "compiler"}
+    raw = run("consume", topic, "--from-beginning", "--no-follow", "--output", "raw").out
+    assert sorted([raw, "enginecompiler"])[0] in ("enginecompiler", "compilerengine")
+    missing = run("produce", topic, str(tmp_path / "none.csv"))
+    assert missing.code == 1
+    assert "none.csv" in missing.err
+
+
+def test_where_consuming_begins_and_ends(run: Run, topic: str) -> None:
+    lines = "\n".join(json.dumps({"partition": 0, "value": str(number)}) for number in range(10))
+    assert run("produce", topic, "-f", "json", stdin=lines).code == 0
+    assert run("consume", topic, "--no-follow").out == ""
+    assert run("consume", topic, "--timeout", "0.3").out == ""
+    assert run("consume", topic, "-p", "0", "--offset", "7", "--no-follow").out == "7\n8\n9\n"
+    assert run("consume", topic, "--from-beginning", "--max", "3").out == "0\n1\n2\n"
+    assert run("consume", topic, "-p", "1", "--from-beginning", "--no-follow").out == ""
+    assert run("consume", topic, "-p", "5", "--from-beginning").code == 1
+    assert run("consume", topic, "--offset", "3", "--from-beginning").code == 2
+
+
+def test_log_dump_reads_the_servers_files_and_finds_damage(
+    run: Run, topic: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    for number in range(3):
+        line = json.dumps({"partition": 0, "key": "k", "value": f"value {number}", "headers": {"a": "b"}})
+        assert run("produce", topic, "-f", "json", stdin=line).code == 0
+    directory = cluster.log_dir(1) / f"{topic}-0"
+    ran = run("log", "dump", str(directory), "--records", "-o", "json")
+    assert ran.code == 0, ran.err
+    segments = [json.loads(line) for line in ran.out.splitlines()]
+    contents = [record for segment in segments for batch in segment["batches"] for record in batch["contents"]]
+    assert [record["value"] for record in contents] == ["value 0", "value 1", "value 2"]
+    assert contents[0]["headers"] == [["a", "b"]]
+    assert "3 batches, 3 records, 0 problems" in ran.err
+    [log] = directory.glob("*.log")
+    damaged = bytearray(log.read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / log.name).write_bytes(damaged)
+    ran = run("log", "dump", str(tmp_path / log.name))
+    assert ran.code == 1
+    assert "checksum mismatch" in ran.err
+
+
+def test_wrong_command_lines_end_with_2_and_help_with_0(run: Run, tmp_path: Path) -> None:
+    assert run("topic", "creat").code == 2
+    assert run("produce", "t", "--key-column", "x", stdin="").code == 2
+    assert run("log", "dump", str(tmp_path)).code == 2
+    assert run("topic", "alter", "t").code == 2
+    for command in ([], ["topic"], ["produce"], ["consume"], ["log", "dump"], ["up"], ["server"]):
+        ran = run(*command, "--help")
+        assert ran.code == 0
+        assert "Usage" in ran.out
+    assert run("--version").out.startswith("raftlog ")
+
+
+def test_nobody_there_is_one_line_and_exit_code_1(run: Run) -> None:
+    ran = run("topic", "list", "--bootstrap", "127.0.0.1:1")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert ran.err.startswith("error: ")
+    assert "127.0.0.1:1" in ran.err
+
+
+def test_a_reader_that_leaves_is_no_error(run: Run, topic: str, cluster: Cluster) -> None:
+    assert run("produce", topic, stdin="line\n" * 50_000).code == 0
+    command = f"{sys.executable} -P -m raftlog.cli consume {topic} --from-beginning | head -n 1"
+    environment = {**os.environ, "RAFTLOG_BOOTSTRAP": cluster.bootstrap}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("line\n", "")
+
+
+def test_the_server_command_becomes_the_server(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text(f'listeners = "127.0.0.1:0"\nlog.dirs = "{tmp_path / "data"}"\nnode.id = 1\n')
+    command = [sys.executable, "-P", "-m", "raftlog.cli", "server", "--config", str(config)]
+    wrong = subprocess.run([*command, "--set", "node.idd=1"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "node.id" in wrong.stderr
+    ready = tmp_path / "ready.json"
+    process = subprocess.Popen([*command, "--ready-file", str(ready)], stderr=subprocess.PIPE, text=True)
+    try:
+        while not ready.exists():
+            assert process.poll() is None, process.communicate()
+        assert json.loads(ready.read_text())["pid"] == process.pid
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()

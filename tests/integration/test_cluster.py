@@ -1,0 +1,105 @@
+"""`raftlog.testing.Cluster`: real processes that start, stop, die and come back with their data."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+import raftlog
+from raftlog.errors import InvalidConfig
+from raftlog.testing import Cluster, ServerFailed
+
+
+def send(bootstrap: str, topic: str, *values: bytes) -> list[int]:
+    with raftlog.Producer(bootstrap) as producer:
+        deliveries = [producer.send(topic, value, partition=0) for value in values]
+        return [delivery.result(timeout=30).offset for delivery in deliveries]
+
+
+def values_of(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
+    place = raftlog.TopicPartition(topic, 0)
+    values: list[bytes | None] = []
+    with raftlog.Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([place])
+        consumer.seek(place, 0)
+        while len(values) < count:
+            values += [record.value for record in consumer.poll(timeout=30)]
+    return values
+
+
+def test_records_survive_kill_stop_and_start_on_the_same_port() -> None:
+    with Cluster() as cluster:
+        bootstrap = cluster.bootstrap
+        with raftlog.Admin(bootstrap) as admin:
+            admin.create_topic("t")
+        assert send(bootstrap, "t", b"a", b"b") == [0, 1]
+        cluster.kill(1)
+        assert not cluster.is_running(1)
+        with pytest.raises(ServerFailed, match="server 1 is not running"):
+            cluster.kill(1)
+        cluster.start(1)
+        assert cluster.bootstrap == bootstrap
+        assert send(bootstrap, "t", b"c") == [2]
+        cluster.stop(1)
+        cluster.start(1)
+        assert values_of(bootstrap, "t", 3) == [b"a", b"b", b"c"]
+        assert list(cluster.log_dir(1).glob("t-0/*.log"))
+
+
+def test_a_paused_server_goes_on_where_it_was() -> None:
+    with Cluster() as cluster:
+        with raftlog.Admin(cluster.bootstrap) as admin:
+            admin.create_topic("t")
+        with raftlog.Producer(cluster.bootstrap) as producer:
+            producer.send("t", b"a").result(timeout=30)
+            cluster.pause(1)
+            delivery = producer.send("t", b"b")
+            with pytest.raises(TimeoutError):
+                delivery.result(timeout=0.5)
+            cluster.resume(1)
+            assert delivery.result(timeout=30).offset == 1
+
+
+def test_closing_ends_every_process_even_a_paused_one_and_removes_what_was_temporary(tmp_path: Path) -> None:
+    with Cluster() as cluster:
+        directory, pid = cluster.directory, cluster.pid(1)
+        cluster.pause(1)
+    assert not directory.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with Cluster(directory=tmp_path):
+        pass
+    assert (tmp_path / "node-1" / "server.log").exists()
+
+
+def test_the_fixture_is_a_cluster(raftlog_cluster: Cluster) -> None:
+    with raftlog.Admin(raftlog_cluster.bootstrap) as admin:
+        assert len(admin.describe_cluster().brokers) == 1
+
+
+def test_server_keys_reach_the_server_and_a_wrong_one_is_named() -> None:
+    with Cluster(num_partitions=3) as cluster, raftlog.Admin(cluster.bootstrap) as admin:
+        entries = {entry.key: entry.value for entry in admin.describe_configs(broker_id=1)}
+        assert entries["num.partitions"] == "3"
+    with pytest.raises(ServerFailed, match=r"exit code 2 while starting(.|\n)*num.partition"):
+        Cluster(num_partition=3).__enter__()
+
+
+def test_a_port_in_use_is_told_with_the_servers_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAFTLOG_NODE_ID", "99")  # a test's cluster does not take settings from whoever runs the test
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerFailed) as caught:
+            Cluster(port=port).__enter__()
+    assert "server 1 ended with exit code 1 while starting" in str(caught.value)
+    assert str(port) in str(caught.value)
+
+
+def test_several_nodes_are_refused_for_now() -> None:
+    with pytest.raises(InvalidConfig, match=r"nodes=3.*metadata quorum.*nodes=1"):
+        Cluster(nodes=3)
+    with Cluster() as cluster, pytest.raises(InvalidConfig, match="there is no server 2; this cluster has 1"):
+        cluster.kill(2)

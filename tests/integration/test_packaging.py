@@ -1,0 +1,160 @@
+"""The package as users get it: a wheel in a clean environment, an editable install, hostile working directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE_NAMES = ["broker", "raftmeta", "replication", "spark", "grpc", "pyarrow", "numpy", "typer", "raftlog", "uvloop"]
+_WAIT_S = 40.0
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    [built] = directory.glob("*.whl")
+    return built
+
+
+def install(directory: Path, *what: str) -> Path:
+    """Return the `bin` of a new environment that has this installed, and our own environment's packages behind it.
+
+    Those come from a `.pth` file, and what such a file adds is not searched for `.pth` files again: the editable
+    install in our own environment does not reach the new one.
+    """
+    venv.create(directory, symlinks=True, with_pip=False)
+    binaries = directory / "bin"
+    [packages] = directory.glob("lib/python3.*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-P", "-m", "pip", "--python", str(binaries / "python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-build-isolation", *what], check=True, cwd=directory)
+    return binaries
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def binaries(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    what = [str(wheel)] if request.param == "wheel" else ["--editable", str(ROOT)]
+    return install(directory / "venv", *what)
+
+
+@pytest.fixture
+def hostile_directory(tmp_path: Path) -> Path:
+    for name in HOSTILE_NAMES:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the file {name}.py of the user was imported')\n")
+    return tmp_path
+
+
+def clean_environment() -> dict[str, str]:
+    return {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RAFTLOG_", "VIRTUAL_ENV"))
+    }
+
+
+@contextmanager
+def raftlog_up(binaries: Path, directory: Path) -> Iterator[str]:
+    """Run `raftlog up` in a directory and give the address it prints; Ctrl-C must end it with exit code 0."""
+    command = [str(binaries / "raftlog"), "up", "--port", "0"]
+    process = subprocess.Popen(
+        command, cwd=directory, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    try:
+        first = process.stdout.readline()
+        assert "raftlog is up at " in first, first + (process.stdout.read() if process.wait(_WAIT_S) else "")
+        yield first.split("raftlog is up at ")[1].split(",")[0]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(_WAIT_S) == 0, process.stdout.read()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_the_wheel_puts_no_generic_name_at_the_top(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"raftlog", "pyspark_raftlog"}
+    assert {
+        "raftlog/_server/broker/__main__.py",
+        "raftlog/_server/raftmeta/decide.py",
+        "raftlog/_server/replication/__init__.py",
+        "raftlog/v1/log_pb2_grpc.py",
+        "raftlog/py.typed",
+        "pyspark_raftlog/__init__.py",
+    } <= set(names)
+    assert [name for name in names if "__pycache__" in name or "/tests/" in name] == []
+
+
+def test_up_topic_produce_and_consume_work_among_hostile_files(binaries: Path, hostile_directory: Path) -> None:
+    with raftlog_up(binaries, hostile_directory) as address:
+
+        def raftlog(*arguments: str, stdin: str = "") -> str:
+            done = subprocess.run(
+                [str(binaries / "raftlog"), *arguments, "--bootstrap", address],
+                cwd=hostile_directory,
+                env=clean_environment(),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        raftlog("topic", "create", "events", "--partitions", "2")
+        raftlog("produce", "events", stdin="one\ntwo\n")
+        printed = raftlog("consume", "events", "--from-beginning", "--no-follow", "--output", "json")
+        assert sorted(json.loads(line)["value"] for line in printed.splitlines()) == ["one", "two"]
+
+
+def test_a_users_own_modules_are_not_broken(binaries: Path, tmp_path: Path) -> None:
+    """`import broker` in a user's program finds the user's file, also where raftlog is installed from a wheel."""
+    if not list(binaries.parent.glob("lib/python3.*/site-packages/raftlog/_server")):
+        pytest.skip("an editable install puts the checkout, and so the server's packages, on the path")
+    (tmp_path / "broker.py").write_text("NAME = 'mine'\n")
+    (tmp_path / "program.py").write_text(
+        "import importlib.util, broker, raftlog\n"
+        "print(broker.NAME, importlib.util.find_spec('raftmeta'), importlib.util.find_spec('replication'))\n"
+    )
+    done = subprocess.run(
+        [str(binaries / "python"), "program.py"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["mine", "None", "None"]
+
+
+def test_the_server_of_a_killed_up_does_not_stay_behind(binaries: Path, tmp_path: Path) -> None:
+    command = [str(binaries / "raftlog"), "up", "--port", "0", "--data", str(tmp_path / "data")]
+    process = subprocess.Popen(command, cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        assert "raftlog is up" in process.stdout.readline()
+        server = int(json.loads((tmp_path / "data" / "node-1" / "ready.json").read_text())["pid"])
+        os.kill(server, 0)
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + _WAIT_S
+    while Path(f"/proc/{server}/stat").exists() and "Z" not in Path(f"/proc/{server}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

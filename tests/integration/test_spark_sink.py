@@ -1,0 +1,191 @@
+"""The Spark sink against a real server: streaming and batch, what arrives, what is refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import raftlog
+from raftlog.testing import Cluster
+
+pytestmark = pytest.mark.spark
+_WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    directory = tmp_path_factory.mktemp("spark")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    session = (
+        SparkSession.builder.master("local[2,3]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.local.dir", str(directory / "local"))
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    name = f"topic-{abs(hash(request.node.nodeid))}"
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        admin.create_topic(name, partitions=3)
+    return name
+
+
+def read_all(bootstrap: str, topic: str) -> pa.Table:
+    with raftlog.Admin(bootstrap) as admin:
+        places = [raftlog.TopicPartition(topic, found.partition) for found in admin.describe_topic(topic).partitions]
+    tables = []
+    with raftlog.Consumer(bootstrap) as consumer:
+        consumer.assign(places)
+        consumer.seek_to_beginning(places)
+        ends = consumer.end_offsets(places)
+        while any(consumer.position(place) < ends[place] for place in places):
+            tables.append(consumer.poll_arrow(1.0))
+    return pa.concat_tables(tables) if tables else pa.table({"value": []})
+
+
+def test_a_stream_of_several_batches_arrives_exactly(spark: Any, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for number in range(4):
+        frame = spark.range(number * 2500, (number + 1) * 2500, numPartitions=2)
+        frame.selectExpr("cast(id as string) as key", "concat('value ', id) as value").write.parquet(
+            str(source / f"{number}")
+        )
+    stream = (
+        spark.readStream.schema("key string, value string")
+        .option("maxFilesPerTrigger", 2)
+        .option("recursiveFileLookup", "true")
+        .parquet(str(source))
+        .writeStream.format("raftlog")
+        .option("kafka.bootstrap.servers", cluster.bootstrap)
+        .option("topic", topic)
+        .option("kafka.linger.ms", "1")
+        .option("compression.type", "lz4")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert stream.awaitTermination(_WAIT_S)
+    assert stream.exception() is None
+    assert len([progress for progress in stream.recentProgress if progress["numInputRows"]]) >= 3
+    found = read_all(cluster.bootstrap, topic)
+    assert sorted(found["value"].to_pylist()) == sorted(f"value {number}".encode() for number in range(10_000))
+    by_key = dict(zip(found["key"].to_pylist(), found["partition"].to_pylist(), strict=True))
+    with raftlog.Producer(cluster.bootstrap) as producer:
+        for key in (b"0", b"17", b"9999"):
+            assert producer.send(topic, b"", key=key).result(30).partition == by_key[key]
+
+
+def test_every_column_arrives(spark: Any, cluster: Cluster, topic: str) -> None:
+    frame = spark.sql(
+        """
+        select 'k' as key, cast('v' as binary) as value, 2 as partition, timestamp_millis(1234567) as timestamp,
+               array(struct('h' as key, cast('1' as binary) as value),
+                     struct('n' as key, cast(null as binary) as value)) as headers
+        union all select null, null, 1, null, null
+        """
+    )
+    frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap).option(
+        "topic", topic
+    ).save()
+    rows = {row["partition"]: row for row in read_all(cluster.bootstrap, topic).to_pylist()}
+    assert sorted(rows) == [1, 2]
+    assert (rows[2]["key"], rows[2]["value"]) == (b"k", b"v")
+    assert [tuple(header) for header in rows[2]["headers"]] == [("h", b"1"), ("n", None)]
+    assert rows[2]["timestamp"].timestamp() == 1234.567
+    assert (rows[1]["key"], rows[1]["value"], rows[1]["headers"] or []) == (None, None, [])
+    assert rows[1]["timestamp"].year > 2020
+
+
+def test_rows_go_to_the_topics_of_the_column_unless_the_option_overrides_it(
+    spark: Any, cluster: Cluster, topic: str
+) -> None:
+    others = [f"{topic}-{name}" for name in "ab"]
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        for other in others:
+            admin.create_topic(other)
+    frame = spark.range(1000).selectExpr(
+        f"concat('{topic}-', if(id % 3 = 0, 'a', 'b')) as topic", "cast(id as string) value"
+    )
+    writer = frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap)
+    writer.save()
+    for other, wanted in zip(others, (range(0, 1000, 3), (n for n in range(1000) if n % 3)), strict=True):
+        values = read_all(cluster.bootstrap, other)["value"].to_pylist()
+        assert sorted(values) == sorted(str(number).encode() for number in wanted)
+    writer.option("topic", topic).save()
+    assert read_all(cluster.bootstrap, topic).num_rows == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "words"),
+    [
+        ({}, "id", "there is no column value among id"),
+        ({}, "cast(id as string) value, id as vlaue", "did you mean value?"),
+        ({}, "id as value", "column value is bigint, expected binary or string"),
+        ({"linger": "5"}, "cast(id as string) value", "did you mean linger.ms?"),
+        ({"delivery": "exactly-once"}, "cast(id as string) value", "comes with transactions"),
+        ({"acks": "some"}, "cast(id as string) value", "acks"),
+        ({"asyncProgressTrackingEnabled": "true"}, "cast(id as string) value", "asyncProgressTrackingEnabled"),
+    ],
+)
+def test_what_cannot_be_ends_the_query_when_it_starts(
+    spark: Any, cluster: Cluster, topic: str, tmp_path: Path, options: dict[str, str], columns: str, words: str
+) -> None:
+    from pyspark.errors import PySparkException
+
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    writer = rate.selectExpr("value as id").selectExpr(*columns.split(", ")).writeStream.format("raftlog")
+    for key, value in {"bootstrap.servers": cluster.bootstrap, "topic": topic, **options}.items():
+        writer = writer.option(key, value)
+
+    def start() -> None:
+        writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(_WAIT_S)
+
+    with pytest.raises(PySparkException) as caught:
+        start()
+    assert words in str(caught.value)
+    assert read_all(cluster.bootstrap, topic).num_rows == 0
+
+
+def test_complete_mode_and_overwriting_are_refused(spark: Any, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    from pyspark.errors import PySparkException
+
+    frame = spark.range(3).selectExpr("cast(id as string) value")
+    with pytest.raises(PySparkException, match="append"):
+        frame.write.format("raftlog").mode("overwrite").option("bootstrap.servers", cluster.bootstrap).option(
+            "topic", topic
+        ).save()
+
+
+def test_a_topic_that_is_not_there_fails_the_query_and_names_it(spark: Any, cluster: Cluster) -> None:
+    from pyspark.errors import PySparkException
+
+    frame = spark.range(3).selectExpr("cast(id as string) value")
+    with pytest.raises(PySparkException, match="nowhere"):
+        frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap).option(
+            "topic", "nowhere"
+        ).option("max.block.ms", "2000").save()

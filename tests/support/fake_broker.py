@@ -1,0 +1,509 @@
+"""A cluster in memory that speaks the client's wire contract, with faults on demand.
+
+It keeps the contract's rules where clients depend on them (chains, credit, subscription ids, leader epochs) and is
+scripted through `Faults`. It runs its nodes in a thread with an event loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+import grpc
+
+from raftlog.errors import (
+    FencedLeaderEpoch,
+    InvalidRequestError,
+    MessageTooLarge,
+    NotLeader,
+    OffsetOutOfRange,
+    RaftlogError,
+    TopicAlreadyExists,
+    UnknownLeaderEpoch,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+    to_wire,
+)
+from raftlog.format import Buffer, decode_batch, pack_stamp, parse_header, validate_produced
+from raftlog.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    log_pb2,
+    log_pb2_grpc,
+    metadata_pb2,
+    metadata_pb2_grpc,
+)
+
+T = TypeVar("T")
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+class Faults:
+    """What goes wrong. Counters count down; zero is no fault."""
+
+    def __init__(self) -> None:
+        self.refuse: list[RaftlogError] = []
+        """Errors for the next batches, one each, instead of appending them."""
+        self.refuse_when: Callable[[str, int, int], RaftlogError | None] = lambda topic, partition, count: None
+        """(topic, partition, batches asked so far) -> a refusal."""
+        self.drop_produce_before_append = 0
+        self.drop_produce_after_append = 0
+        """Break the stream at this many requests to come: before, or after appending without an answer."""
+        self.drop_fetch_after_frames = 0
+        self.ack_delay_s: Callable[[], float] = lambda: 0.0
+        self.swallow_acks = 0
+        self.max_message_bytes = 1 << 20
+        self.duplicate_frames = False
+        self.corrupt_frames = 0
+        self.metadata_down = False
+
+
+class Partition:
+    """One log: stamped batches in order."""
+
+    def __init__(self, leader: int) -> None:
+        self.leader = leader
+        self.leader_epoch = 0
+        self.batches: list[bytes] = []
+        self.start = 0
+        self.end = 0
+        self.asked = 0
+        self.changed = asyncio.Event()
+
+    def append(self, batch: Buffer) -> int:
+        header = validate_produced(batch)
+        base = self.end
+        self.batches.append(pack_stamp(base, header.batch_length, self.leader_epoch) + bytes(batch[16:]))
+        self.end = base + header.last_offset_delta + 1
+        self.touch()
+        return base
+
+    def append_raw(self, batch: bytes) -> None:
+        """Append a batch as it is, for what no producer may send; it carries its own offsets."""
+        self.batches.append(batch)
+        self.end = parse_header(batch).next_offset
+        self.touch()
+
+    def touch(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def values(self) -> list[bytes | None]:
+        """Every value, in order."""
+        return [value for batch in self.batches for value in decode_batch(batch).columns.column("value").to_pylist()]
+
+
+class Topic:
+    def __init__(self, name: str, partitions: int, nodes: list[int]) -> None:
+        self.name = name
+        self.topic_id = uuid.uuid4().bytes
+        self.partitions = [Partition(nodes[index % len(nodes)]) for index in range(partitions)]
+        self.configs: dict[str, str] = {}
+
+
+class FakeCluster:
+    """Context manager: `with FakeCluster(nodes=2) as cluster: ... cluster.bootstrap`."""
+
+    def __init__(self, nodes: int = 1) -> None:
+        self.node_ids = list(range(1, nodes + 1))
+        self.topics: dict[str, Topic] = {}
+        self.faults = Faults()
+        self.ports: dict[int, int] = {}
+        self.requests: list[tuple[int, int]] = []
+        """(node, batches) of each produce request."""
+        self.granted: dict[int, int] = {}
+        """Credit granted minus bytes sent, by fetch stream."""
+        self.least_credit = 0
+        self._servers: dict[int, grpc.aio.Server] = {}
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda loop, context: None)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run a function on the cluster's loop."""
+
+        async def wrapped() -> T:
+            return function()
+
+        return self.run(wrapped())
+
+    def __enter__(self) -> FakeCluster:
+        self._thread.start()
+        for node in self.node_ids:
+            self.run(self._start(node))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for node in list(self._servers):
+            self.kill(node)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    async def _start(self, node: int) -> None:
+        server = grpc.aio.server(options=_OPTIONS)
+        service = Node(self, node)
+        log_pb2_grpc.add_LogServicer_to_server(service, server)  # type: ignore[no-untyped-call,unused-ignore] # generated
+        metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataNode(self), server)  # type: ignore[no-untyped-call,unused-ignore] # generated
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminNode(self), server)  # type: ignore[no-untyped-call,unused-ignore] # generated
+        self.ports[node] = server.add_insecure_port(f"127.0.0.1:{self.ports.get(node, 0)}")
+        await server.start()
+        self._servers[node] = server
+
+    def kill(self, node: int) -> None:
+        """Stop a node at once."""
+        server = self._servers.pop(node)
+        self.run(server.stop(0))
+
+    def restart(self, node: int) -> None:
+        """Start a killed node again, on the same port."""
+        self.run(self._start(node))
+
+    def create_topic(self, name: str, partitions: int = 1) -> Topic:
+        def create() -> Topic:
+            topic = self.topics[name] = Topic(name, partitions, self.node_ids)
+            return topic
+
+        return self.call(create)
+
+    def delete_topic(self, name: str) -> None:
+        def delete() -> None:
+            for partition in self.topics.pop(name).partitions:
+                partition.touch()
+
+        self.call(delete)
+
+    def add_partitions(self, name: str, total: int) -> None:
+        def add() -> None:
+            topic = self.topics[name]
+            while len(topic.partitions) < total:
+                topic.partitions.append(Partition(self.node_ids[len(topic.partitions) % len(self.node_ids)]))
+
+        self.call(add)
+
+    def move_leader(self, name: str, partition: int, node: int) -> None:
+        def move() -> None:
+            part = self.topics[name].partitions[partition]
+            part.leader = node
+            part.leader_epoch += 1
+            part.touch()
+
+        self.call(move)
+
+    def values(self, name: str, partition: int = 0) -> list[bytes | None]:
+        return self.call(self.topics[name].partitions[partition].values)
+
+    def append(self, name: str, batch: bytes, partition: int = 0) -> None:
+        """Append a produced batch directly."""
+        self.call(lambda: self.topics[name].partitions[partition].append(batch))
+
+    def append_raw(self, name: str, batch: bytes, partition: int = 0) -> None:
+        """Append a stamped batch directly."""
+        self.call(lambda: self.topics[name].partitions[partition].append_raw(batch))
+
+    def find(self, node: int, topic_id: bytes, index: int, leader_epoch: int) -> tuple[Topic, Partition]:
+        for topic in self.topics.values():
+            if topic.topic_id == topic_id:
+                break
+        else:
+            raise UnknownTopicId(f"no topic has the id {topic_id.hex()}")
+        if index >= len(topic.partitions):
+            raise UnknownTopicOrPartition(f"{topic.name}-{index}")
+        partition = topic.partitions[index]
+        if partition.leader != node:
+            raise NotLeader(f"{topic.name}-{index} is led by {partition.leader}", partition.leader, partition.leader_epoch)
+        if leader_epoch >= 0 and leader_epoch < partition.leader_epoch:
+            raise FencedLeaderEpoch(f"epoch {leader_epoch} is over")
+        if leader_epoch > partition.leader_epoch:
+            raise UnknownLeaderEpoch(f"epoch {leader_epoch} is not known")
+        return topic, partition
+
+
+class Node(log_pb2_grpc.LogServicer):
+    """The data path of one node."""
+
+    def __init__(self, cluster: FakeCluster, node: int) -> None:
+        self.cluster = cluster
+        self.node = node
+
+    async def Produce(
+        self, requests: AsyncIterator[log_pb2.ProduceRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        faults = self.cluster.faults
+        broken: dict[tuple[bytes, int], int] = {}
+        answering: set[asyncio.Task[None]] = set()
+        writing = asyncio.Lock()  # gRPC takes one write at a time
+
+        async def answer(response: log_pb2.ProduceResponse) -> None:
+            await asyncio.sleep(faults.ack_delay_s())
+            async with writing:
+                await context.write(response)
+
+        async for request in requests:
+            self.cluster.requests.append((self.node, len(request.partitions)))
+            if faults.drop_produce_before_append:
+                faults.drop_produce_before_append -= 1
+                if not faults.drop_produce_before_append:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped before")
+            response = log_pb2.ProduceResponse(correlation_id=request.correlation_id)
+            for part in request.partitions:
+                result = response.results.add()
+                key = (part.topic_id, part.partition)
+                try:
+                    if part.chain <= broken.get(key, -1):
+                        result.error.code = common_pb2.CHAIN_BROKEN
+                        continue
+                    result.base_offset = self._append(part)
+                    result.log_append_time_ms = -1
+                except RaftlogError as error:
+                    result.error.CopyFrom(to_wire(error))
+                    if isinstance(error, NotLeader) and error.leader_id > 0:
+                        result.error.leader.host = "127.0.0.1"
+                        result.error.leader.port = self.cluster.ports[error.leader_id]
+                    broken[key] = part.chain
+            if faults.drop_produce_after_append:
+                faults.drop_produce_after_append -= 1
+                if not faults.drop_produce_after_append:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped after")
+            if request.acks == log_pb2.NO_ACK:
+                continue
+            if faults.swallow_acks:
+                faults.swallow_acks -= 1
+                continue
+            task = asyncio.ensure_future(answer(response))
+            answering.add(task)
+            task.add_done_callback(answering.discard)
+        await asyncio.gather(*answering)
+
+    def _append(self, part: log_pb2.ProducePartition) -> int:
+        faults = self.cluster.faults
+        topic, partition = self.cluster.find(self.node, part.topic_id, part.partition, part.leader_epoch)
+        partition.asked += 1
+        if faults.refuse:
+            raise faults.refuse.pop(0)
+        refusal = faults.refuse_when(topic.name, part.partition, partition.asked)
+        if refusal is not None:
+            raise refusal
+        if len(part.records) > faults.max_message_bytes:
+            raise MessageTooLarge(f"{len(part.records)} bytes, max.message.bytes={faults.max_message_bytes}")
+        return partition.append(part.records)
+
+    async def Fetch(
+        self, requests: AsyncIterator[log_pb2.FetchRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        session = FetchSession(self.cluster, self.node, context)
+        try:
+            async for request in requests:
+                session.handle(request)
+        finally:
+            session.stop()
+
+    async def ListOffsets(
+        self, request: log_pb2.ListOffsetsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> log_pb2.ListOffsetsResponse:
+        response = log_pb2.ListOffsetsResponse()
+        for part in request.partitions:
+            result = response.results.add()
+            try:
+                _, partition = self.cluster.find(self.node, part.topic_id, part.partition, part.leader_epoch)
+            except RaftlogError as error:
+                result.error.CopyFrom(to_wire(error))
+                continue
+            result.offset, result.timestamp_ms = _offset_for(partition, part.timestamp_ms)
+            result.leader_epoch = partition.leader_epoch
+        return response
+
+    async def DeleteRecords(
+        self, request: log_pb2.DeleteRecordsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> log_pb2.DeleteRecordsResponse:
+        response = log_pb2.DeleteRecordsResponse()
+        for part in request.partitions:
+            result = response.results.add()
+            try:
+                _, partition = self.cluster.find(self.node, part.topic_id, part.partition, -1)
+            except RaftlogError as error:
+                result.error.CopyFrom(to_wire(error))
+                continue
+            partition.start = partition.end if part.before_offset == -1 else part.before_offset
+            partition.touch()
+            result.log_start_offset = partition.start
+        return response
+
+
+def _offset_for(partition: Partition, timestamp_ms: int) -> tuple[int, int]:
+    if timestamp_ms == -1:
+        return partition.end, -1
+    if timestamp_ms == -2:
+        return partition.start, -1
+    for batch in partition.batches:
+        decoded = decode_batch(batch)
+        rows = decoded.columns
+        times = (
+            rows.column("timestamp_ms").to_pylist()
+            if "timestamp_ms" in rows.schema.names
+            else [decoded.header.base_timestamp_ms] * rows.num_rows
+        )
+        for index, at in enumerate(times):
+            if at >= timestamp_ms and decoded.header.base_offset + index >= partition.start:
+                return decoded.header.base_offset + index, at
+    return -1, -1
+
+
+class FetchSession:
+    """One fetch stream: a task for each subscription, sharing the credit."""
+
+    def __init__(self, cluster: FakeCluster, node: int, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.context = context
+        self.credit = 0
+        self.credited = asyncio.Event()
+        self.highest_id = -1
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.writing = asyncio.Lock()
+        self.id = random.random()
+
+    def handle(self, request: log_pb2.FetchRequest) -> None:
+        match request.WhichOneof("request"):
+            case "open":
+                self.credit = request.open.credit_bytes
+                self.max_frame_bytes = request.open.max_frame_bytes or 1 << 20
+            case "subscribe":
+                for part in request.subscribe.partitions:
+                    if part.subscription_id <= self.highest_id:
+                        raise InvalidRequestError("ids only grow")
+                    self.highest_id = part.subscription_id
+                    self.tasks[part.subscription_id] = asyncio.ensure_future(self._push(part))
+            case "unsubscribe":
+                for subscription_id in request.unsubscribe.subscription_ids:
+                    task = self.tasks.pop(subscription_id, None)
+                    if task is not None:
+                        task.cancel()
+            case "credit":
+                self.credit += request.credit.bytes
+                self.credited.set()
+
+    def stop(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+
+    async def _write(self, frame: log_pb2.FetchFrame) -> None:
+        faults = self.cluster.faults
+        async with self.writing:
+            self.credit -= len(frame.records)
+            self.cluster.least_credit = min(self.cluster.least_credit, self.credit)
+            await self.context.write(log_pb2.FetchResponse(frames=[frame, frame] if faults.duplicate_frames else [frame]))
+            if faults.drop_fetch_after_frames:
+                faults.drop_fetch_after_frames -= 1
+                if not faults.drop_fetch_after_frames:
+                    await self.context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
+
+    async def _push(self, part: log_pb2.FetchPartition) -> None:
+        position = part.offset
+        announced = False
+        while True:
+            try:
+                _, partition = self.cluster.find(self.node, part.topic_id, part.partition, part.leader_epoch)
+                changed = partition.changed
+                if not partition.start <= position <= partition.end:
+                    raise OffsetOutOfRange(f"offset {position}, the log has {partition.start} to {partition.end}")
+            except RaftlogError as error:
+                await self._write(log_pb2.FetchFrame(subscription_id=part.subscription_id, error=to_wire(error)))
+                return
+            records = b""
+            while self.credit <= 0:
+                self.credited.clear()
+                await self.credited.wait()
+            next_position = position
+            for batch in partition.batches:
+                header = parse_header(batch)
+                if header.next_offset <= position:
+                    continue
+                if records and len(records) + len(batch) > self.max_frame_bytes:
+                    break
+                records += batch
+                next_position = header.next_offset
+            if self.cluster.faults.corrupt_frames and records:
+                self.cluster.faults.corrupt_frames -= 1
+                records = records[:-1] + bytes([records[-1] ^ 0xFF])
+            if records or not announced:
+                announced = True
+                await self._write(
+                    log_pb2.FetchFrame(
+                        subscription_id=part.subscription_id,
+                        high_watermark=partition.end,
+                        last_stable_offset=partition.end,
+                        log_start_offset=partition.start,
+                        records=records,
+                    )
+                )
+            position = next_position
+            if position >= partition.end:
+                await changed.wait()
+
+
+class MetadataNode(metadata_pb2_grpc.MetadataServicer):
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    async def Get(
+        self, request: metadata_pb2.MetadataRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> metadata_pb2.MetadataResponse:
+        cluster = self.cluster
+        if cluster.faults.metadata_down:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "metadata is down")
+        response = metadata_pb2.MetadataResponse(cluster_id="fake", controller_id=1, controller_epoch=1)
+        for node, port in cluster.ports.items():
+            response.brokers.add(broker_id=node, host="127.0.0.1", port=port)
+        for name in cluster.topics if request.all_topics else request.topics:
+            info = response.topics.add(name=name)
+            topic = cluster.topics.get(name)
+            if topic is None:
+                info.error.CopyFrom(to_wire(UnknownTopicOrPartition(f"there is no topic {name!r}")))
+                continue
+            info.topic_id = topic.topic_id
+            for index, part in enumerate(topic.partitions):
+                info.partitions.add(
+                    partition=index, leader=part.leader, leader_epoch=part.leader_epoch, replicas=[part.leader], isr=[part.leader]
+                )
+        return response
+
+
+class AdminNode(admin_pb2_grpc.AdminServicer):
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    async def CreateTopic(
+        self, request: admin_pb2.CreateTopicRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.CreateTopicResponse:
+        if request.name in self.cluster.topics:
+            return admin_pb2.CreateTopicResponse(error=to_wire(TopicAlreadyExists(f"topic {request.name!r} exists")))
+        topic = Topic(request.name, request.partitions or 1, self.cluster.node_ids)
+        if not request.validate_only:
+            self.cluster.topics[request.name] = topic
+        return admin_pb2.CreateTopicResponse(topic_id=topic.topic_id)
+
+    async def DeleteTopic(
+        self, request: admin_pb2.DeleteTopicRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.DeleteTopicResponse:
+        if self.cluster.topics.pop(request.name, None) is None:
+            return admin_pb2.DeleteTopicResponse(error=to_wire(UnknownTopicOrPartition(request.name)))
+        return admin_pb2.DeleteTopicResponse()

@@ -1,0 +1,149 @@
+"""What `raftlog produce` reads, and that `consume --output json` can be read again."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog.cli.inputs import Columns, Format, format_of, read
+from raftlog.cli.records import json_record
+from raftlog.errors import InvalidRecord
+
+
+def records(data: bytes, source: Format, columns: Columns | None = None) -> list[dict[str, Any]]:
+    batches = list(read(io.BytesIO(data), source, columns or Columns()))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "expected"),
+    [
+        (None, Format.AUTO, Format.LINES),
+        (Path("x.CSV"), Format.AUTO, Format.CSV),
+        (Path("x.jsonl"), Format.AUTO, Format.JSON),
+        (Path("x.parquet"), Format.AUTO, Format.PARQUET),
+        (Path("x.log"), Format.AUTO, Format.LINES),
+        (Path("x.csv"), Format.LINES, Format.LINES),
+    ],
+)
+def test_the_format_follows_from_the_ending(path: Path | None, wanted: Format, expected: Format) -> None:
+    assert format_of(path, wanted) is expected
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda data: data.replace(b"\n", b"")), min_size=1))
+def test_every_line_is_a_value(lines: list[bytes]) -> None:
+    data = b"\n".join(lines) + b"\n"
+    assert [row["value"] for row in records(data, Format.LINES)] == lines
+
+
+def test_a_line_longer_than_a_block_and_a_last_line_without_end_stay_whole() -> None:
+    lines = [b"x" * 3_000_000, b"y", b"z" * 1_500_000]
+    assert [row["value"] for row in records(b"\n".join(lines), Format.LINES)] == lines
+
+
+def test_keys_are_split_at_the_first_separator() -> None:
+    columns = Columns(key_separator="::")
+    assert records(b"a::1::2\n::3\n", Format.LINES, columns) == [
+        {"key": b"a", "value": b"1::2"},
+        {"key": b"", "value": b"3"},
+    ]
+    with pytest.raises(InvalidRecord, match="line 2 has no '::'"):
+        records(b"a::1\nb\n", Format.LINES, columns)
+
+
+def test_json_lines() -> None:
+    lines = [
+        {"key": "k", "value": "v", "headers": {"a": "b", "c": None}, "partition": 2, "timestamp": 5},
+        {"value": {"x": [1, None]}},
+        {"value": None, "key_base64": "/w=="},
+        {"headers": [["a", "1"], ["a", "2"]]},
+    ]
+    found = records("\n\n".join(map(json.dumps, lines)).encode(), Format.JSON)
+    assert found[0] == {
+        "key": b"k",
+        "value": b"v",
+        "headers": [{"key": "a", "value": b"b"}, {"key": "c", "value": None}],
+        "partition": 2,
+        "timestamp": 5,
+    }
+    assert json.loads(found[1]["value"]) == {"x": [1, None]}
+    assert (found[2]["key"], found[2]["value"]) == (b"\xff", None)
+    assert found[3]["headers"] == [{"key": "a", "value": b"1"}, {"key": "a", "value": b"2"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"value": "ok"}\nnope', "line 2 is not JSON"),
+        ("[1]", "line 1 is not an object"),
+        ('{"vlaue": 1}', "line 1 has vlaue; a record has headers, key"),
+        ('{"partition": "2"}', "line 1: partition is '2', expected a whole number"),
+        ('{"headers": [1]}', "line 1: headers are"),
+        ('{"value_base64": "*"}', "line 1: value_base64 is not base64"),
+    ],
+)
+def test_json_that_is_no_record_is_refused_with_its_line(line: str, words: str) -> None:
+    with pytest.raises(InvalidRecord) as caught:
+        records(line.encode(), Format.JSON)
+    assert words in str(caught.value)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.binary(max_size=9),
+            st.none() | st.binary(max_size=9),
+            st.lists(st.tuples(st.text(max_size=3), st.none() | st.text(max_size=3).map(str.encode)), max_size=2),
+            st.integers(0, 2**62),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_what_consume_prints_as_json_is_what_produce_reads(rows: list[Any]) -> None:
+    lines = [
+        json.dumps(
+            json_record(key=key, value=value, headers=headers, timestamp_ms=time, offset=7, topic="t", partition=1)
+        )
+        for key, value, headers, time in rows
+    ]
+    found = records("\n".join(lines).encode(), Format.JSON)
+    assert [(row["key"], row["value"], row["timestamp"], row["partition"]) for row in found] == [
+        (key, value, time, 1) for key, value, _, time in rows
+    ]
+    assert [[(header["key"], header["value"]) for header in row["headers"] or []] for row in found] == [
+        headers for _, _, headers, _ in rows
+    ]
+
+
+def test_rows_become_json_or_one_column_becomes_the_value() -> None:
+    data = b"id,name\n1,ada\n2,\n"
+    assert [json.loads(row["value"]) for row in records(data, Format.CSV)] == [
+        {"id": 1, "name": "ada"},
+        {"id": 2, "name": ""},
+    ]
+    assert records(data, Format.CSV, Columns(key="id", value="name")) == [
+        {"key": b"1", "value": b"ada"},
+        {"key": b"2", "value": b""},
+    ]
+    with pytest.raises(InvalidRecord, match="no column 'nmae'; the input has id, name"):
+        records(data, Format.CSV, Columns(value="nmae"))
+
+
+def test_parquet_and_what_is_none() -> None:
+    sink = io.BytesIO()
+    pa.parquet.write_table(pa.table({"k": [b"\xff", None], "v": [1.5, None]}), sink)
+    assert records(sink.getvalue(), Format.PARQUET, Columns(key="k", value="v")) == [
+        {"key": b"\xff", "value": b"1.5"},
+        {"key": None, "value": None},
+    ]
+    with pytest.raises(InvalidRecord, match=r"not parquet.*--format"):
+        records(b"no parquet", Format.PARQUET)

@@ -1,0 +1,100 @@
+"""`raftlog log dump` finds what is wrong with a segment's files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import google_crc32c
+import pyarrow as pa
+import pytest
+
+from raftlog.cli.segment_check import check_segment, read_records
+from raftlog.format import Columns, encode_batch
+
+BASE = 100
+
+
+def batch(base_offset: int, rows: int = 3, timestamp_ms: int = 1000) -> bytes:
+    values = pa.array([f"v{number}".encode() for number in range(rows)], pa.binary())
+    return encode_batch(Columns(values), timestamp_ms, base_offset=base_offset, leader_epoch=4)
+
+
+def segment(directory: Path, *batches: bytes) -> Path:
+    path = directory / f"{BASE:020}.log"
+    path.write_bytes(b"".join(batches))
+    return path
+
+
+def index_entry(layout: str, *values: int, base_offset: int = BASE) -> bytes:
+    raw = struct.pack(layout, *values)
+    return raw + struct.pack("<I", google_crc32c.extend(google_crc32c.value(struct.pack("<q", base_offset)), raw))
+
+
+def test_a_good_segment_has_no_problems(tmp_path: Path) -> None:
+    first, second = batch(100, 3, 1000), batch(103, 2, 500)
+    path = segment(tmp_path, first, second)
+    path.with_suffix(".index").write_bytes(
+        index_entry("<II", 3, len(first)) + index_entry("<II", 5, len(first + second))
+    )
+    path.with_suffix(".timeindex").write_bytes(index_entry("<qI", 1000, 3) + index_entry("<qI", 1000, 5))
+    report = check_segment(path)
+    assert report.problems == []
+    assert [(found.position, found.header.base_offset, found.header.leader_epoch) for found in report.batches] == [
+        (0, 100, 4),
+        (len(first), 103, 4),
+    ]
+    assert (report.index_entries, report.time_index_entries) == (2, 2)
+    assert read_records(path, len(first)) == [
+        {"value": b"v0", "offset": 103, "timestamp_ms": 500},
+        {"value": b"v1", "offset": 104, "timestamp_ms": 500},
+    ]
+
+
+def test_an_empty_segment_has_no_problems(tmp_path: Path) -> None:
+    report = check_segment(segment(tmp_path))
+    assert (report.problems, report.batches) == ([], [])
+
+
+@pytest.mark.parametrize("flipped", [21, 40, 63, 64, 100])
+def test_a_flipped_byte_is_found_and_the_batches_after_it_are_still_read(tmp_path: Path, flipped: int) -> None:
+    damaged = bytearray(batch(100))
+    damaged[flipped] ^= 1
+    report = check_segment(segment(tmp_path, bytes(damaged), batch(103)))
+    assert any(problem.startswith("position 0, offset 100: ") for problem in report.problems)
+    assert [found.problem is None for found in report.batches] == [False, True]
+
+
+@pytest.mark.parametrize("kept", [1, 63, 64, 80])
+def test_a_batch_that_is_cut_short_is_found(tmp_path: Path, kept: int) -> None:
+    first = batch(100)
+    report = check_segment(segment(tmp_path, first, batch(103)[:kept]))
+    assert len(report.problems) == 1
+    assert report.problems[0].startswith(f"position {len(first)}")
+    assert len(report.batches) == 1
+
+
+def test_offsets_that_do_not_ascend_are_found(tmp_path: Path) -> None:
+    report = check_segment(segment(tmp_path, batch(100), batch(101)))
+    assert ["expected at least 103" in problem for problem in report.problems] == [True]
+    report = check_segment(segment(tmp_path, batch(99)))
+    assert ["expected at least 100" in problem for problem in report.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "entry", "words"),
+    [
+        (".index", index_entry("<II", 3, 7), "no batch with offset 103 begins at position 7"),
+        (".index", index_entry("<II", 1, 0), "no batch with offset 101 begins at position 0"),
+        (".index", index_entry("<II", 0, 0, base_offset=0), "entry 0 is damaged"),
+        (".index", b"\0" * 12, "entry 0 is damaged"),
+        (".index", index_entry("<II", 0, 0)[:-1], "entry 0 is damaged"),
+        (".timeindex", index_entry("<qI", 999, 3), "says 999 is the largest timestamp below offset 103, it is 1000"),
+        (".timeindex", b"\0" * 16, "entry 0 is damaged"),
+    ],
+)
+def test_an_index_that_does_not_fit_is_found(tmp_path: Path, suffix: str, entry: bytes, words: str) -> None:
+    path = segment(tmp_path, batch(100))
+    path.with_suffix(suffix).write_bytes(entry)
+    report = check_segment(path)
+    assert [words in problem for problem in report.problems] == [True]

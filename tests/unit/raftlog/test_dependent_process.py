@@ -1,0 +1,88 @@
+"""A process that is started as a dependent one does not outlive its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from raftlog import _server_root
+from raftlog.errors import InternalError
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-P", "-m", "raftlog._dependent_process", str(__import__("os").getpid()),
+                          "dependent_child", *sys.argv[1:]])
+time.sleep(600)
+"""
+CHILD = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1] + ".new").write_text(f"{os.getpid()} {__name__} {sys.argv[2]}")
+os.replace(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+_WAIT_S = 20.0
+
+
+def wait_for(condition: object) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while not condition():  # type: ignore[operator] # a plain callable
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_dependent_process_dies_with_a_killed_parent_even_when_stopped(tmp_path: Path, stopped: bool) -> None:
+    (tmp_path / "dependent_child.py").write_text(CHILD)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(_server_root.server_root())])}
+    told = tmp_path / "told"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(told), "argument"], env=environment)
+    try:
+        wait_for(told.exists)
+        pid_text, name, argument = told.read_text().split()
+        assert (name, argument) == ("__main__", "argument")
+        pid = int(pid_text)
+        assert not is_gone(pid)
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: is_gone(pid))
+
+
+def test_the_server_root_is_the_checkout_or_the_wheels_own_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (_server_root.server_root() / "broker" / "__main__.py").exists()
+    package = tmp_path / "raftlog"
+    package.mkdir()
+    monkeypatch.setattr(_server_root, "__file__", str(package / "_server_root.py"))
+    with pytest.raises(InternalError, match="install raftlog again"):
+        _server_root.server_root()
+    for name in ("broker", "raftmeta"):
+        bundled = package / "_server" / name
+        bundled.mkdir(parents=True)
+        (bundled / "__init__.py").touch()
+    assert _server_root.server_root() == package / "_server"
+
+
+def test_a_server_does_not_get_the_clients_setting_and_finds_its_root_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAFTLOG_BOOTSTRAP", "a:1")
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    environment = _server_root.server_environment()
+    assert "RAFTLOG_BOOTSTRAP" not in environment
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(_server_root.server_root()), "elsewhere"]

@@ -1,0 +1,71 @@
+"""The real disk behind the port, and the whole node on it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from raftlog.errors import StorageError
+from raftmeta.os_disk import OsDisk
+from raftmeta.single_node import SingleNodeMetadata
+from tests.support.metadata import create_topic, register
+
+
+def test_operations_do_what_the_port_says(tmp_path: Path) -> None:
+    directory = tmp_path / "not" / "there" / "yet"
+    disk = OsDisk(directory)
+    disk.lock()
+    disk.write("a", b"one")
+    disk.append("a", b"two")
+    disk.append("a", b"three")
+    disk.sync("a")
+    assert disk.read("a") == b"onetwothree"
+    disk.truncate("a", 6)
+    disk.append("a", b"!")
+    assert disk.read("a") == b"onetwo!"
+    disk.write("a", b"new")
+    disk.rename("a", "b")
+    disk.append("b", b"er")
+    disk.sync("b")
+    disk.sync_dir()
+    disk.write("c", b"")
+    assert sorted(disk.names()) == ["b", "c"]
+    disk.remove("c")
+    assert disk.names() == ["b"]
+    assert disk.read("b") == b"newer"
+    with pytest.raises(FileNotFoundError):
+        disk.append("missing", b"x")
+    disk.close()
+
+
+def test_a_directory_has_one_user_at_a_time(tmp_path: Path) -> None:
+    first, second = OsDisk(tmp_path), OsDisk(tmp_path)
+    first.lock()
+    with pytest.raises(BlockingIOError):
+        second.lock()
+    first.close()
+    second.lock()
+    second.close()
+
+
+def test_a_node_on_a_real_directory_comes_back_with_everything(tmp_path: Path) -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            metadata = await SingleNodeMetadata.open(tmp_path / "meta", 1, "", executor, compact_at_bytes=500)
+            with pytest.raises(StorageError, match="in use by another process"):
+                await SingleNodeMetadata.open(tmp_path / "meta", 1, "", executor)
+            await metadata.propose(register(epoch=0))
+            for number in range(30):
+                await metadata.propose(create_topic(f"t{number}", number, epoch=0))
+            image = metadata.image
+            await metadata.close()
+            again = await SingleNodeMetadata.open(tmp_path / "meta", 1, image.cluster_id, executor)
+            assert again.image.topics == image.topics
+            assert again.image.brokers == image.brokers
+            assert again.image.controller_epoch == 2
+            await again.close()
+
+    asyncio.run(main())

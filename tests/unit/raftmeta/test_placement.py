@@ -1,0 +1,51 @@
+"""Placement: balanced, on different racks, never on fenced brokers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog.errors import InvalidReplicationFactor
+from raftmeta.image import MetadataImage
+from raftmeta.placement import place_partitions
+from tests.support.metadata import claim, create_topic, image_after, register
+
+
+def cluster(racks: list[str]) -> MetadataImage:
+    return image_after(claim(), *(register(broker_id, rack=rack) for broker_id, rack in enumerate(racks)))
+
+
+@given(st.integers(1, 6), st.integers(1, 40), st.data())
+def test_leaders_and_replicas_are_spread_evenly(brokers: int, partitions: int, data: st.DataObject) -> None:
+    replication_factor = data.draw(st.integers(1, brokers))
+    placed = list(place_partitions(cluster([""] * brokers), partitions, replication_factor))
+    assert len(placed) == partitions
+    assert all(len(set(replicas)) == replication_factor for replicas in placed)
+    leaders = Counter(replicas[0] for replicas in placed)
+    held = Counter(broker for replicas in placed for broker in replicas)
+    assert max(leaders.values()) - min(leaders[b] for b in range(brokers)) <= 1
+    assert max(held.values()) - min(held[b] for b in range(brokers)) <= 1
+
+
+def test_what_is_there_already_counts() -> None:
+    image = image_after(claim(), register(1), create_topic("a", 1, partitions=3), register(2))
+    assert list(place_partitions(image, 4, 1)) == [(2,), (2,), (2,), (1,)]
+
+
+@given(st.integers(1, 30))
+def test_replicas_stand_in_different_racks(partitions: int) -> None:
+    racks = ["x", "x", "x", "y", "z"]
+    for replicas in place_partitions(cluster(racks), partitions, 3):
+        assert {racks[broker] for broker in replicas} == {"x", "y", "z"}
+
+
+def test_fenced_brokers_get_nothing() -> None:
+    image = cluster(["", ""])
+    image = replace(image, brokers={**image.brokers, 0: replace(image.brokers[0], fenced=True)})
+    assert list(place_partitions(image, 2, 1)) == [(1,), (1,)]
+    with pytest.raises(InvalidReplicationFactor, match="there are 1 brokers that are up of 2 registered"):
+        place_partitions(image, 1, 2)

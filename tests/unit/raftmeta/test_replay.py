@@ -1,0 +1,71 @@
+"""Replay: records build the same image one by one, all at once, and from a snapshot."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from raftlog.errors import UnsupportedVersion
+from raftlog.v1.records_pb2 import MetadataCommand, MetadataRecord
+from raftmeta.decide import decide
+from raftmeta.image import MetadataImage
+from raftmeta.replay import image_from_records, replay, replay_all
+from tests.support.metadata import alter, claim, create_topic, histories, image_after, register
+
+
+@given(histories)
+def test_one_by_one_and_all_at_once_are_the_same(history: list[MetadataCommand]) -> None:
+    image = MetadataImage()
+    for command in history:
+        records = decide(image, command).records
+        if not records:
+            continue
+        step = image
+        for record in records:
+            step = replay(step, record, image.offset + 1)
+        together = replay_all(image, records, image.offset + 1)
+        assert step == together
+        image = together
+
+
+@given(histories)
+def test_a_snapshot_builds_an_equal_image_and_equal_bytes(history: list[MetadataCommand]) -> None:
+    image = MetadataImage()
+    for command in history:
+        records = decide(image, command).records
+        if records:
+            image = replay_all(image, records, image.offset + 1)
+    copy = image_from_records(image.to_records(), image.offset)
+    assert copy == image
+    assert list(copy.to_records()) == list(image.to_records())
+
+
+def test_the_bytes_of_a_snapshot_do_not_depend_on_the_order_of_events() -> None:
+    first = image_after(
+        claim(), register(1), create_topic("a", 1), create_topic("b", 2), alter("b", {"segment.ms": "1"})
+    )
+    second = image_after(claim(), register(1), create_topic("b", 2, configs={"segment.ms": "1"}), create_topic("a", 1))
+    serialized = [
+        [record.SerializeToString(deterministic=True) for record in image.to_records()] for image in (first, second)
+    ]
+    assert serialized[0] == serialized[1]
+
+
+def test_an_old_image_does_not_change() -> None:
+    old = image_after(claim(), register(), create_topic("a", 1, 2, configs={"segment.ms": "1"}))
+    copy = image_from_records(old.to_records(), old.offset)
+    for command in (create_topic("b", 2), alter("a", {"segment.ms": "2"}), register(incarnation=2), register(7)):
+        replay_all(old, decide(old, command).records, old.offset + 1)
+    assert old == copy
+
+
+def test_a_record_of_an_unknown_kind_stops_the_load() -> None:
+    unknown = MetadataRecord.FromString(b"\xfa\x07\x00")  # field 127, which a later version may have
+    with pytest.raises(UnsupportedVersion, match="written by a newer version"):
+        replay(MetadataImage(), unknown, 1)
+
+
+def test_metadata_never_goes_back() -> None:
+    image = image_after(claim(), register())
+    with pytest.raises(AssertionError, match="metadata goes forward"):
+        replay_all(image, (), image.offset - 1)

@@ -1,0 +1,51 @@
+"""The checks of `./dev check` notice what they are there for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.check import lock_problems, text_problems
+
+LOCK = """\
+# made by a tool
+numpy==2.4.6 ; python_full_version < '3.12' \\
+    --hash=sha256:00
+numpy==2.5.5 ; python_full_version >= '3.12' \\
+    --hash=sha256:11
+types-psutil==7.2 \\
+    --hash=sha256:22
+"""
+
+
+def test_a_lock_that_covers_the_project_has_no_problems() -> None:
+    assert lock_problems("x.lock", LOCK, ["numpy>=2.2", "types_psutil>=7"]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "requirements", "words"),
+    [
+        (LOCK, ["numpy>=2.5"], "numpy 2.4.6 does not satisfy >=2.5"),
+        (LOCK, ["rich>=1"], "rich of pyproject.toml is missing"),
+        (LOCK + "rich==1\n", [], "rich has no hash"),
+        (LOCK + "--index-url x\n", [], "an address or an option"),
+        (LOCK.replace("a tool", "https" + "://example"), [], "an address or an option"),
+    ],
+)
+def test_what_is_wrong_with_a_lock_is_named(text: str, requirements: list[str], words: str) -> None:
+    problems = lock_problems("x.lock", text, requirements)
+    assert any(words in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("fine\n", []),
+        ("a\n/ho" + "me/ada/x\n", ["2: the path of one machine"]),
+        ("see raftlog/home/x and {root}/home/x\n", []),
+        ("TO" + "DO later\n", ["1: an unfinished mark; finish it or open an issue"]),
+        ("blank \n", ["1: blanks at the line's end"]),
+        ("no end", ["1: no newline at the file's end"]),
+    ],
+)
+def test_unwanted_text_is_found(text: str, found: list[str]) -> None:
+    assert text_problems(text) == found

@@ -1,0 +1,165 @@
+"""What must hold of the checkout besides the tests: `./dev check [NAME...]`.
+
+Runs inside the project's environment.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tools import proto
+
+ROOT = Path(__file__).resolve().parent.parent
+Problems = list[str]
+
+
+def _run(*command: str) -> Problems:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [] if done.returncode == 0 else [done.stdout + done.stderr]
+
+
+def _module(name: str, *arguments: str) -> Problems:
+    return _run(sys.executable, "-m", name, *arguments)
+
+
+def lint() -> Problems:
+    """ruff finds nothing"""
+    return _module("ruff", "check", "--no-cache", ".")
+
+
+def formatting() -> Problems:
+    """ruff would format nothing differently"""
+    return _module("ruff", "format", "--no-cache", "--check", ".")
+
+
+def types() -> Problems:
+    """mypy --strict finds nothing"""
+    return _module("mypy")
+
+
+def generated() -> Problems:
+    """raftlog/v1 is what proto/ yields"""
+    with tempfile.TemporaryDirectory() as directory:
+        proto.generate(Path(directory))
+        stale = proto.differences(Path(directory))
+    return [f"{', '.join(stale)}: not what proto/ yields; run ./dev proto"] if stale else []
+
+
+def lock() -> Problems:
+    """the lock files cover pyproject.toml, with hashes and without addresses"""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    runtime = list(project["project"]["dependencies"])
+    for extra in project["project"]["optional-dependencies"].values():
+        runtime += extra
+    bundled_java = project["dependency-groups"]["jre"]
+    return [
+        problem
+        for name, requirements in (("requirements.lock", runtime), ("requirements-jre.lock", bundled_java))
+        for problem in lock_problems(name, (ROOT / name).read_text(), requirements)
+    ]
+
+
+def lock_problems(name: str, text: str, requirements: list[str]) -> Problems:
+    """Return what is wrong with a lock file: an address, no hash, a requirement that nothing satisfies."""
+    if re.search(r"://|^--", text, re.MULTILINE):
+        return [f"{name}: holds an address or an option; a lock holds names, versions and hashes only"]
+    problems = []
+    pins: dict[str, list[tuple[str, Marker | None]]] = {}
+    for block in re.split(r"\n(?=\S)", text):
+        if block.startswith("#") or not block.strip():
+            continue
+        pin = Requirement(block.split("\\")[0].strip())
+        pins.setdefault(canonicalize_name(pin.name), []).append((str(pin.specifier).removeprefix("=="), pin.marker))
+        if "--hash=sha256:" not in block:
+            problems.append(f"{name}: {pin.name} has no hash")
+    for line in requirements:
+        wanted = Requirement(line)
+        versions = [version for version, _ in pins.get(canonicalize_name(wanted.name), [])]
+        if not versions:
+            problems.append(f"{name}: {wanted.name} of pyproject.toml is missing; run ./dev lock")
+        problems += [
+            f"{name}: {wanted.name} {version} does not satisfy {wanted.specifier}; run ./dev lock"
+            for version in versions
+            if not wanted.specifier.contains(version, prereleases=True)
+        ]
+    return problems
+
+
+def text() -> Problems:
+    """no machine's paths in the project's text, no unfinished marks, no blanks at line ends"""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    problems = []
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if not path.is_file() or name == "LICENSE" or name.startswith("raftlog/v1/"):
+            continue
+        try:
+            content = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        problems += [f"{name}:{problem}" for problem in text_problems(content)]
+    return problems
+
+
+_UNWANTED = {
+    r"(?<![\w.}])/(?:home|root|Users)/\w": "the path of one machine",
+    r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b": "an unfinished mark; finish it or open an issue",
+    r"[ \t]+$": "blanks at the line's end",
+}
+
+
+def text_problems(content: str) -> Problems:
+    """Return `line: what` for everything in a file that the project's text does not have."""
+    problems = []
+    for pattern, what in _UNWANTED.items():
+        problems += [
+            f"{content.count(chr(10), 0, found.start()) + 1}: {what}"
+            for found in re.finditer(pattern, content, re.MULTILINE)
+        ]
+    if content and not content.endswith("\n"):
+        problems.append(f"{content.count(chr(10)) + 1}: no newline at the file's end")
+    return problems
+
+
+_CHECKS: dict[str, Callable[[], Problems]] = {
+    check.__name__: check for check in (lint, formatting, types, generated, lock, text)
+}
+
+
+def main(names: list[str]) -> int:
+    """Run the checks of these names, or all; print what each found; return 1 if any found something."""
+    unknown = [name for name in names if name not in _CHECKS]
+    if unknown:
+        print(f"error: no check {', '.join(unknown)}; there are {', '.join(_CHECKS)}", file=sys.stderr)
+        return 2
+    failed = []
+    for name in names or _CHECKS:
+        started = time.monotonic()
+        problems = _CHECKS[name]()
+        outcome = "FAILED" if problems else "ok"
+        print(f"{name:<11}{outcome:<7}{time.monotonic() - started:5.1f} s  {_CHECKS[name].__doc__}", flush=True)
+        for problem in problems:
+            print(problem.rstrip(), flush=True)
+        failed += [name] if problems else []
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
