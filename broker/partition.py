@@ -192,6 +192,11 @@ class Partition:
         """Call `wake` once, at the next change that a reader at the end would want to know of."""
         self._waiters[wake] = None
 
+    @property
+    def waiting(self) -> int:
+        """How many readers wait at the end."""
+        return len(self._waiters)
+
     def stop_waiting(self, wake: Wake) -> None:
         """Forget `wake`, if it still waits."""
         self._waiters.pop(wake, None)

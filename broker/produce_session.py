@@ -52,7 +52,6 @@ class ProduceSession:
         self._max_in_flight = max_in_flight
         self._default_timeout_ms = default_timeout_ms
         self._in_flight = 0
-        self._reading_done = False
         self._answers: deque[log_pb2.ProduceResponse] = deque()
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
@@ -65,11 +64,12 @@ class ProduceSession:
             while True:
                 while self._answers:
                     await writer.write(self._answers.popleft())
-                if self._reading_done and not self._in_flight:
-                    break
+                if reader.done():
+                    reader.result()  # a client that broke the protocol hears of it now, whatever it is still owed
+                    if not self._in_flight:
+                        break
                 self._answer_ready.clear()
                 await self._answer_ready.wait()
-            await reader
         finally:
             reader.cancel()
 
@@ -81,7 +81,6 @@ class ProduceSession:
                     self._room.clear()
                     await self._room.wait()
         finally:
-            self._reading_done = True
             self._answer_ready.set()
 
     def _handle(self, request: Produce) -> None:

@@ -28,7 +28,7 @@ from broker.log.checkpoints import (
     store_marks,
     store_meta_properties,
 )
-from broker.log.storage import DirectoryLock, Storage, replace_file
+from broker.log.storage import DirectoryLock, Storage, make_dir_durably, replace_file
 from raftlog.errors import InvalidConfig, StorageError
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class LogDir:
             CorruptRecordError: one of its own files is damaged.
             OSError: the disk.
         """
-        self.storage.make_dir(self.path)
+        make_dir_durably(self.storage, self.path)
         try:
             self._lock_file = self.storage.lock(f"{self.path}/{LOCK_FILE}")
         except BlockingIOError:

@@ -104,15 +104,18 @@ class FlushableLog(LogState):
                     opened = segment.opened
                     if opened is not None:  # None: flushed by another ticket and closed since
                         opened.file.datasync()
-                if ticket.names > self._synced_names:
-                    self._storage.sync_dir(self.directory)
             except OSError as error:  # ENOSPC too: what the kernel could not write it may have dropped
                 raise self.log_dir.fail(error, f"fsync in {self.directory}") from error
-            if ticket.epochs is not None and ticket.truncations == self._truncations:
-                self._store_epochs(ticket.epochs, ticket.epochs_version)
             for segment in ticket.segments:
                 if segment is not self._active:
                     self._store_index(segment, durably=True)
+            if ticket.epochs is not None and ticket.truncations == self._truncations:
+                self._store_epochs(ticket.epochs, ticket.epochs_version)
+            if ticket.names > self._synced_names:
+                try:
+                    self._storage.sync_dir(self.directory)
+                except OSError as error:
+                    raise self.log_dir.fail(error, f"fsync of {self.directory}") from error
 
     def _store_epochs(self, entries: tuple[EpochEntry, ...], version: int) -> None:
         if version <= self._epochs_stored:

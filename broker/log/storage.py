@@ -117,3 +117,15 @@ def replace_file(storage: Storage, directory: str, name: str, data: bytes) -> No
     aside.datasync()
     storage.rename(path + TEMPORARY_SUFFIX, path)
     storage.sync_dir(directory)
+
+
+def make_dir_durably(storage: Storage, path: str) -> None:
+    """Make a directory and its parents, and make their names durable."""
+    missing = []
+    while path and not storage.exists(path):
+        missing.append(path)
+        path = path.rpartition("/")[0]
+    if missing:
+        storage.make_dir(missing[0])
+        for made in reversed(missing):
+            storage.sync_dir(made.rpartition("/")[0] or "/")

@@ -171,6 +171,7 @@ class MetadataCache:
             UnknownTopicOrPartition, InvalidTopic: brokers say so, for longer than a new topic takes to get around.
             BrokerUnavailable: nobody answered within `timeout_ms`.
         """
+        added = name not in self.wanted
         self.wanted.add(name)
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -194,7 +195,7 @@ class MetadataCache:
                 or not isinstance(error, RetriableError)
                 or (denied and waited_s >= UNKNOWN_TOPIC_GRACE_S)
             ):
-                if denied:
+                if denied and added:
                     self.wanted.discard(name)
                 raise error
             failures += 1

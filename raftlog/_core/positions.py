@@ -46,6 +46,7 @@ class PartitionState:
         "not_before_ms",
         "paused",
         "position",
+        "queued",
         "reset",
         "rows",
         "source",
@@ -69,6 +70,7 @@ class PartitionState:
         self.frames: deque[Fetched] = deque()
         self.source: Iterator[Rows | int] | None = None
         self.rows: Rows | None = None
+        self.queued = False
         self.high_watermark = -1
         self.failures = 0
         self.not_before_ms = 0.0
@@ -173,7 +175,8 @@ class Positions:
             or self.states.get(state.topic_partition) is not state
         ):
             return False
-        if not state.has_data:
+        if not state.queued:
+            state.queued = True
             self._turn.append(state)
         state.frames.append(fetched)
         return True
@@ -189,19 +192,16 @@ class Positions:
         turn = self._turn
         while left > 0 and turn:
             state = turn[0]
-            if not state.has_data:  # used up, or made stale
-                turn.popleft()
-                continue
             try:
                 rows = state.take(left, spent, check_crcs=check_crcs)
             except RaftlogError as error:
-                turn.popleft()
+                turn.popleft().queued = False
                 if not taken:
                     raise
                 state.error = error
                 break
-            if rows is None:
-                turn.popleft()
+            if rows is None:  # used up, or made stale
+                turn.popleft().queued = False
                 continue
             taken.append(rows)
             left -= len(rows)

@@ -129,7 +129,7 @@ def test_lines_go_in_and_come_out(run: Run, topic: str) -> None:
 
 
 def test_json_lines_keep_everything_from_one_topic_to_the_next(run: Run, topic: str) -> None:
-    lines = [
+    lines: list[dict[str, object]] = [
         {"partition": 1, "key": "k", "value": "v", "headers": [["h", "1"], ["h", None]], "timestamp": 1234},
         {"partition": 1, "key": None, "value": None, "timestamp": 5},
         {"partition": 1, "key_base64": "/w==", "value_base64": "AP8=", "timestamp": 6},

@@ -70,6 +70,16 @@ class MemoryDisk:
         disk._name_states = [dict(disk._names)]
         return disk
 
+    def after_kill(self) -> MemoryDisk:
+        """Return the disk as the next process finds it: everything is there, but synced is only what was before."""
+        disk = MemoryDisk()
+        copies = {
+            id(file): _File(file.content, list(file.states)) for state in self._name_states for file in state.values()
+        }
+        disk._name_states = [{name: copies[id(f)] for name, f in state.items()} for state in self._name_states]
+        disk._names = dict(disk._name_states[-1])
+        return disk
+
     def put(self, name: str, content: bytes) -> None:
         """Place a file from outside, durable."""
         self._names[name] = _File(content, [content])

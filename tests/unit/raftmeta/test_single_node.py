@@ -348,8 +348,13 @@ def test_power_loss_between_any_two_disk_operations_keeps_every_answered_command
             image = recovered_image(survivor)
             assert image.offset >= answered, f"lost: power off at operation {power_off_at}, {disk.trace[-3:]}"
             assert image == images[image.offset]
-            # Visible now, so it must still be there after the next power loss.
-            assert recovered_image(survivor.survivor(nothing_survives)) == image
+        killed = disk.after_kill()
+        image = recovered_image(killed)
+        assert image.offset >= answered
+        # Visible now although its fsync never came: it must still be there after a power loss.
+        assert recovered_image(killed.survivor(nothing_survives)) == image
+        run(killed, _nothing)
+        assert recovered_image(killed.survivor(nothing_survives)) == recovered_image(killed)
 
 
 def test_after_a_power_loss_the_node_goes_on_where_it_was() -> None:

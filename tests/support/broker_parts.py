@@ -1,0 +1,157 @@
+"""A broker's parts without its process: real logs on a real directory, a disk that waits when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from broker.clock import SystemClock
+from broker.log.config import LogConfig
+from broker.log.group_commit import GroupCommit
+from broker.log.manager import LogManager
+from broker.log.os_storage import OsStorage
+from broker.log.storage import Storage
+from broker.registry import PartitionRegistry
+from raftlog.v1 import log_pb2, records_pb2
+from raftlog.wire import Frame
+from raftmeta.image import MetadataImage, PartitionImage, TopicImage
+
+T = TypeVar("T")
+TOPIC_ID = b"topic-id-16bytes"
+WAIT_S = 10.0
+
+
+class HeldDisk(Executor):
+    """Runs work at once, or keeps it until `release` while `held`."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self._kept: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Take a piece of work."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        if self.held:
+            self._kept.append(run)
+        else:
+            run()
+        return future
+
+    def release(self) -> None:
+        """Do what was kept, and everything that comes from now on at once."""
+        self.held = False
+        kept, self._kept = self._kept, []
+        for run in kept:
+            run()
+
+
+class Requests(Generic[T]):
+    """The client's side of a stream."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[T | None] = asyncio.Queue()
+        self.taken = 0
+
+    def send(self, request: T) -> None:
+        """Put a request on the stream."""
+        self._queue.put_nowait(request)
+
+    def end(self) -> None:
+        """Half-close."""
+        self._queue.put_nowait(None)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while (request := await self._queue.get()) is not None:
+            self.taken += 1
+            yield request
+
+
+class Writer(Generic[T]):
+    """The server's side: keeps what was written; `stalled`: like a client that reads nothing."""
+
+    def __init__(self) -> None:
+        self.stalled = False
+        self.written: list[T] = []
+        self._changed = asyncio.Condition()
+
+    async def write(self, message: T) -> None:
+        """Take a message, and return when the client has it."""
+        async with self._changed:
+            self.written.append(message)
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: not self.stalled)
+
+    async def resume(self) -> None:
+        """Read again."""
+        async with self._changed:
+            self.stalled = False
+            self._changed.notify_all()
+
+    async def wait_for(self, count: int) -> list[T]:
+        """Return what was written once there are `count` messages."""
+        async with self._changed:
+            async with asyncio.timeout(WAIT_S):
+                await self._changed.wait_for(lambda: len(self.written) >= count)
+            return self.written
+
+
+class Parts:
+    """Logs, group commit and registry of node 1, with one topic. Make it inside a running loop."""
+
+    def __init__(self, root: Path, *, partitions: int = 1, storage: Storage | None = None, dirs: int = 1) -> None:
+        self.disk = HeldDisk()
+        self.clock = SystemClock()
+        self.logs = LogManager(
+            storage or OsStorage(), [f"{root}/logs-{number}" for number in range(dirs)], LogConfig(), self.clock
+        )
+        self.logs.open(cluster_id="test", node_id=1)
+        self.registry = PartitionRegistry(1, self.logs, GroupCommit(self.disk), self.clock, LogConfig(), self.disk)
+        self.logs.on_dir_offline = self.registry.on_dir_offline
+        self.image = image_with(partitions, offset=1)
+
+    async def __aenter__(self) -> Parts:
+        self.registry.start(self.image)
+        await self.registry.wait_applied(self.image.offset)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.disk.release()
+        await self.registry.stop()
+        self.logs.close()
+
+
+def image_with(partitions: int, *, offset: int, leader_epoch: int = 3) -> MetadataImage:
+    """Return an image in which node 1 leads every partition of one topic."""
+    topic = TopicImage(
+        "t",
+        TOPIC_ID,
+        tuple(
+            PartitionImage(number, replicas=(1,), isr=(1,), leader=1, leader_epoch=leader_epoch, partition_epoch=0)
+            for number in range(partitions)
+        ),
+    )
+    return MetadataImage(offset=offset, topics={TOPIC_ID: topic}, topic_id_by_name={"t": TOPIC_ID})
+
+
+def removal() -> records_pb2.MetadataRecord:
+    """Return the record that removes the topic."""
+    return records_pb2.MetadataRecord(remove_topic=records_pb2.RemoveTopicRecord(topic_id=TOPIC_ID))
+
+
+def records_of(frames: list[list[Frame]]) -> list[tuple[int, bytes]]:
+    """Return (subscription id, records) of all frames that carry records."""
+    return [(f.head.subscription_id, bytes(f.records)) for message in frames for f in message if len(f.records)]
+
+
+ProduceWriter = Writer[log_pb2.ProduceResponse]
+FetchWriter = Writer[list[Frame]]

@@ -1,0 +1,218 @@
+"""A partition log on a `MemoryStorage`, driven together with a model of what it must hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from broker.log.config import LogConfig
+from broker.log.manager import LogManager
+from broker.log.partition_log import PartitionLog
+from raftlog.format import Columns, encode_batch, iter_headers, pack_stamp, validate_produced
+from tests.support.memory_storage import MemoryStorage
+
+TOPIC_ID = bytes(range(16))
+LOG_DIR = "/data"
+
+
+@dataclass
+class FakeClock:
+    """A clock that stands still until it is told otherwise."""
+
+    now: int = 1_000_000
+
+    def now_ms(self) -> int:
+        """Unix time."""
+        return self.now
+
+    def monotonic_ms(self) -> float:
+        """Monotonic time."""
+        return float(self.now)
+
+
+class ModelBatch(NamedTuple):
+    """A batch as it must be on the disk."""
+
+    base_offset: int
+    data: bytes
+    timestamps_ms: tuple[int, ...]
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset after it."""
+        return self.base_offset + len(self.timestamps_ms)
+
+
+def timed_batch(timestamps_ms: list[int], value_bytes: int = 20, fill: int = 0) -> bytes:
+    """Return a batch with one record for each timestamp."""
+    values = pa.array([bytes([fill % 256]) * value_bytes] * len(timestamps_ms), pa.binary())
+    return encode_batch(Columns(values, timestamp_ms=pa.array(timestamps_ms, pa.int64())), timestamps_ms[0])
+
+
+def open_manager(
+    storage: MemoryStorage, *, config: LogConfig | None = None, clock: FakeClock | None = None, log_dirs: tuple[str, ...] = (LOG_DIR,)
+) -> LogManager:
+    """Return a manager that has opened its directories."""
+    manager = LogManager(storage, log_dirs, config or LogConfig(), clock or FakeClock())
+    manager.open(cluster_id="cluster", node_id=1)
+    return manager
+
+
+@dataclass
+class LogDriver:
+    """Every change goes to the log and to the model; `check` compares them."""
+
+    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    config: LogConfig = field(default_factory=LogConfig)
+    clock: FakeClock = field(default_factory=FakeClock)
+    chain: list[ModelBatch] = field(default_factory=list)
+    other_chain: list[ModelBatch] | None = None
+    """What the log may hold as well, while a truncation is under way."""
+    durable_end: int = 0
+    start: int = 0
+    durable_start: int = 0
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        self.manager: LogManager | None = None
+        self.opened: PartitionLog | None = None
+
+    @property
+    def log(self) -> PartitionLog:
+        """The log, opened."""
+        assert self.opened is not None
+        return self.opened
+
+    @property
+    def end(self) -> int:
+        """Log end offset of the model."""
+        return self.chain[-1].next_offset if self.chain else 0
+
+    def open(self) -> None:
+        """Start the broker."""
+        self.manager = open_manager(self.storage, config=self.config, clock=self.clock)
+        self.opened = self.manager.create("topic", TOPIC_ID, 0, self.config)
+
+    def append(self, timestamps_ms: list[int] | None = None, value_bytes: int = 20) -> None:
+        """Append one batch."""
+        stamps = timestamps_ms or [self.clock.now]
+        batch = timed_batch(stamps, value_bytes, fill=len(self.chain) + self.epoch)
+        header = validate_produced(batch)
+        data = pack_stamp(self.end, header.batch_length, self.epoch) + batch[16:]
+        self.chain.append(ModelBatch(self.end, data, tuple(stamps)))
+        try:
+            result = self.log.append(batch, header, leader_epoch=self.epoch, now_ms=self.clock.now)
+        except Exception:
+            self.chain.pop()
+            raise
+        assert result.base_offset == self.chain[-1].base_offset
+        assert result.last_offset == self.end - 1
+
+    def flush(self) -> None:
+        """Flush; what is there now has been acknowledged."""
+        end = self.end
+        assert self.log.flush() == end
+        self.durable_end = end
+        self.log.high_watermark = end
+
+    def checkpoint(self) -> None:
+        """Checkpoint and sweep, as housekeeping does."""
+        assert self.manager is not None
+        self.manager.run_housekeeping_once(self.clock.now)
+        self.start = self.log.log_start_offset
+        self.durable_start = self.start
+
+    def delete_records(self, offset: int) -> None:
+        """Raise the log start."""
+        self.start = max(self.start, offset)
+        assert self.log.delete_records(offset) == self.start
+
+    def truncate(self, offset: int) -> None:
+        """Truncate as a follower does."""
+        kept = [batch for batch in self.chain if batch.next_offset <= offset]
+        self.other_chain, self.chain = self.chain, kept
+        self.durable_end = min(self.durable_end, self.end)
+        self.log.truncate_to(offset, now_ms=self.clock.now)
+        self.other_chain = None
+        self.start = min(self.start, self.end)
+        self.durable_start = min(self.durable_start, self.end)
+        self.epoch += 1  # a follower truncates because there is a new leader
+
+    def close(self) -> None:
+        """Stop the broker cleanly."""
+        assert self.manager is not None
+        self.manager.close()
+        self.durable_end = self.end
+        self.durable_start = self.start
+
+    def crash(self, dice: Random | None) -> None:
+        """Lose power (None: kill -9) and start again; the model follows what the log then has."""
+        self.storage.crash(dice)
+        self.open()
+        log = self.log
+        assert self.durable_start <= log.log_start_offset <= max(self.start, self.durable_start), "log start"
+        assert log.log_end_offset >= self.durable_end, "acknowledged records are gone"
+        assert log.flushed_end_offset == log.log_end_offset
+        if dice is None:
+            assert log.log_end_offset >= self.end or self.other_chain is not None, "kill -9 loses nothing"
+        for chain in filter(None, (self.chain, self.other_chain)):
+            if self._matches(chain):
+                self.chain = [batch for batch in chain if batch.next_offset <= log.log_end_offset]
+                break
+        else:
+            assert log.log_start_offset == log.log_end_offset, "the log is no prefix of what was written"
+            self.chain = [batch for batch in self.chain if batch.next_offset <= log.log_end_offset]
+        self.other_chain = None
+        self.start = self.durable_start = log.log_start_offset
+        self.durable_end = self.end
+        log.high_watermark = self.end
+        self.check()
+
+    def stored_batches(self) -> list[tuple[int, bytes]]:
+        """Read the whole log as (base offset, bytes)."""
+        found: list[tuple[int, bytes]] = []
+        offset = self.log.log_start_offset
+        while offset < self.log.log_end_offset:
+            result = self.log.read(offset, 300, self.log.log_end_offset, blocking=True)
+            assert result is not None
+            assert result.records, f"nothing at {offset} of {self.log}"
+            for position, header in iter_headers(result.records):
+                assert not found or header.base_offset == found[-1][0] + _span(found[-1][1]), "a gap"
+                found.append((header.base_offset, result.records[position : position + header.size]))
+            assert result.next_offset > offset
+            offset = result.next_offset
+        return found
+
+    def _expected(self, chain: list[ModelBatch]) -> list[tuple[int, bytes]]:
+        log = self.log
+        return [
+            (batch.base_offset, batch.data)
+            for batch in chain
+            if batch.next_offset > log.log_start_offset and batch.next_offset <= log.log_end_offset
+        ]
+
+    def _matches(self, chain: list[ModelBatch]) -> bool:
+        expected = self._expected(chain)
+        end = chain[-1].next_offset if chain else 0
+        ends = {0, *(batch.next_offset for batch in chain)}
+        return self.log.log_end_offset <= end and self.log.log_end_offset in ends and self.stored_batches() == expected
+
+    def check(self) -> None:
+        """The log holds exactly what the model says, byte for byte."""
+        log = self.log
+        assert log.log_end_offset == self.end
+        assert log.log_start_offset == self.start
+        assert self.stored_batches() == self._expected(self.chain)
+        assert log.size_bytes == sum(segment.size for segment in log.segments)
+        epochs = {epoch: start for epoch, start in log.leader_epochs.entries}
+        seen: dict[int, int] = {}
+        for base_offset, data in self._expected(self.chain):
+            seen.setdefault(int.from_bytes(data[12:16], "little", signed=True), max(base_offset, self.start))
+        assert {epoch: start for epoch, start in epochs.items() if start < self.end} == seen
+
+
+def _span(data: bytes) -> int:
+    return int.from_bytes(data[23:27], "little") + 1

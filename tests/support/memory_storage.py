@@ -1,0 +1,362 @@
+"""A file system in memory that forgets what was not synced, fails on demand and can lose power at any operation.
+
+What survives `crash`, as POSIX has it: contents up to a file's last `datasync`, names up to their directory's last
+`sync_dir`, and of everything newer whatever the dice say: any prefix of the changes, or (writes) any subset, the last
+one torn anywhere. `crash(None)` is the end of a process, not of the machine: everything survives.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from raftlog.format import Buffer
+
+
+class PowerLoss(BaseException):
+    """The machine stops here; nothing but a test may catch it."""
+
+
+class _Node:
+    pass
+
+
+class _FileNode(_Node):
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.durable = b""
+        self.pending: list[tuple[int, bytes | None]] = []
+        """(position, bytes written) or (size, None) for a truncation."""
+
+    def write(self, position: int, data: bytes) -> None:
+        self._apply(self.data, position, data)
+        self.pending.append((position, data))
+
+    def truncate(self, size: int) -> None:
+        self._apply(self.data, size, None)
+        self.pending.append((size, None))
+
+    @staticmethod
+    def _apply(target: bytearray, position: int, data: bytes | None) -> None:
+        if len(target) < position:
+            target.extend(bytes(position - len(target)))
+        if data is None:
+            del target[position:]
+        else:
+            target[position : position + len(data)] = data
+
+    def sync(self) -> None:
+        self.durable = bytes(self.data)
+        self.pending.clear()
+
+    def crash(self, dice: Random) -> None:
+        survived = bytearray(self.durable)
+        kept = dice.randint(0, len(self.pending))
+        scattered = dice.random() < 0.3
+        for number, (position, data) in enumerate(self.pending[: kept + 1]):
+            torn = number == kept
+            if data is None:
+                if not torn:
+                    self._apply(survived, position, None)
+            elif torn:
+                self._apply(survived, position, data[: dice.randint(0, len(data))])
+            elif not scattered or dice.random() < 0.7:
+                self._apply(survived, position, data)
+        self.data = survived
+        self.sync()
+
+
+class _DirectoryNode(_Node):
+    def __init__(self) -> None:
+        self.entries: dict[str, _Node] = {}
+        self.durable: dict[str, _Node] = {}
+        self.pending: list[Callable[[dict[str, _Node]], None]] = []
+
+    def change(self, apply: Callable[[dict[str, _Node]], None]) -> None:
+        apply(self.entries)
+        self.pending.append(apply)
+
+    def sync(self) -> None:
+        self.durable = dict(self.entries)
+        self.pending.clear()
+
+    def crash(self, dice: Random) -> None:
+        survived = dict(self.durable)
+        for apply in self.pending[: dice.randint(0, len(self.pending))]:
+            apply(survived)
+        self.entries = survived
+        self.sync()
+        for node in self.entries.values():
+            if isinstance(node, _FileNode | _DirectoryNode):
+                node.crash(dice)
+
+
+@dataclass
+class Fault:
+    """Operations `op` on paths like `path` raise `errno`, after `skip` of them went well."""
+
+    op: str
+    path: str = "*"
+    errno: int = errno.EIO
+    skip: int = 0
+
+
+class MemoryFile:
+    """An open file."""
+
+    def __init__(self, storage: MemoryStorage, path: str, node: _FileNode) -> None:
+        self._storage = storage
+        self._path = path
+        self._node = node
+        self._boot = storage.boots
+
+    def _step(self, op: str) -> None:
+        assert self._boot == self._storage.boots, "a file from before the crash"
+        self._storage.step(op, self._path)
+
+    def size(self) -> int:
+        """Length in bytes."""
+        return len(self._node.data)
+
+    def read(self, size: int, position: int) -> bytes:
+        """Read."""
+        self._step("read")
+        return bytes(self._node.data[position : position + size])
+
+    def read_nowait(self, size: int, position: int) -> bytes | None:
+        """Read, unless `storage.cold`."""
+        self._step("read")
+        if self._storage.cold or position + size > len(self._node.data):
+            return None
+        return bytes(self._node.data[position : position + size])
+
+    def write(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Write; with too little space a part of it."""
+        data = b"".join(buffers)
+        room = self._storage.room_for(max(0, position + len(data) - len(self._node.data)))
+        try:
+            self._step("write")
+        except OSError:
+            self._node.write(position, data[: len(data) // 2])
+            raise
+        if room < 0:
+            self._node.write(position, data[: max(0, len(data) + room)])
+            raise OSError(errno.ENOSPC, "No space left on device", self._path)
+        self._node.write(position, data)
+
+    def truncate(self, size: int) -> None:
+        """Cut."""
+        self._step("truncate")
+        if size != len(self._node.data):
+            self._node.truncate(size)
+
+    def datasync(self) -> None:
+        """Make durable."""
+        self._step("datasync")
+        self._node.sync()
+
+
+class MemoryLock:
+    """A lock that vanishes with its machine."""
+
+    def __init__(self, storage: MemoryStorage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+
+    def release(self) -> None:
+        """Unlock."""
+        self._storage.locked.discard(self._path)
+
+
+@dataclass
+class MemoryStorage:
+    """See the module; implements `broker.log.storage.Storage`."""
+
+    capacity_bytes: int | None = None
+    crash_at: int | None = None
+    """Number of the operation (reads do not count) at which power is lost."""
+    cold: bool = False
+    """Nothing is in the page cache."""
+    faults: list[Fault] = field(default_factory=list)
+    locked: set[str] = field(default_factory=set)
+    operations: int = 0
+    boots: int = 0
+    on_step: Callable[[str, str], Any] | None = None
+    _root: _DirectoryNode = field(default_factory=_DirectoryNode)
+
+    # Trouble
+
+    def step(self, op: str, path: str) -> None:
+        """Count an operation; fail or lose power where that is due."""
+        if op != "read":
+            if self.crash_at is not None and self.operations >= self.crash_at:
+                raise PowerLoss(f"at operation {self.operations}: {op} {path}")
+            self.operations += 1
+        if self.on_step is not None:
+            self.on_step(op, path)
+        for fault in self.faults:
+            if fault.op == op and fnmatch.fnmatch(path, fault.path):
+                if fault.skip:
+                    fault.skip -= 1
+                else:
+                    raise OSError(fault.errno, f"injected into {op}", path)
+
+    def crash(self, dice: Random | None) -> None:
+        """Stop the machine (None: only the process) and start it again."""
+        if dice is not None:
+            self._root.crash(dice)
+        self.locked.clear()
+        self.crash_at = None
+        self.boots += 1
+
+    def used_bytes(self) -> int:
+        """Bytes in all files."""
+
+        def count(node: _Node) -> int:
+            if isinstance(node, _DirectoryNode):
+                return sum(map(count, node.entries.values()))
+            return len(node.data) if isinstance(node, _FileNode) else 0
+
+        return count(self._root)
+
+    def room_for(self, more_bytes: int) -> int:
+        """Return the space left after `more_bytes`, negative when they do not fit."""
+        if self.capacity_bytes is None:
+            return 1
+        return self.capacity_bytes - self.used_bytes() - more_bytes
+
+    def raw(self, path: str) -> bytearray:
+        """Return a file's contents for a test to look at or spoil."""
+        node = self._find(path)
+        assert isinstance(node, _FileNode)
+        return node.data
+
+    def clone(self) -> MemoryStorage:
+        """Return another machine with the same contents, all of them durable."""
+
+        def copy(node: _Node) -> _Node:
+            if isinstance(node, _FileNode):
+                made = _FileNode()
+                made.data = bytearray(node.data)
+                made.sync()
+                return made
+            assert isinstance(node, _DirectoryNode)
+            directory = _DirectoryNode()
+            directory.entries = {name: copy(child) for name, child in node.entries.items()}
+            directory.sync()
+            return directory
+
+        root = copy(self._root)
+        assert isinstance(root, _DirectoryNode)
+        return MemoryStorage(capacity_bytes=self.capacity_bytes, _root=root)
+
+    # Storage
+
+    def _find(self, path: str) -> _Node:
+        node: _Node = self._root
+        for name in filter(None, path.split("/")):
+            if not isinstance(node, _DirectoryNode) or name not in node.entries:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+            node = node.entries[name]
+        return node
+
+    def _parent(self, path: str) -> tuple[_DirectoryNode, str]:
+        parent, _, name = path.rpartition("/")
+        node = self._find(parent)
+        assert isinstance(node, _DirectoryNode)
+        return node, name
+
+    def open(self, path: str, *, create: bool = False) -> MemoryFile:
+        """Open."""
+        self.step("open", path)
+        parent, name = self._parent(path)
+        node = parent.entries.get(name)
+        if node is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+            if self.room_for(1) < 0:
+                raise OSError(errno.ENOSPC, "No space left on device", path)
+            made = node = _FileNode()
+            parent.change(lambda entries: entries.__setitem__(name, made))
+        assert isinstance(node, _FileNode), path
+        return MemoryFile(self, path, node)
+
+    def list_sizes(self, path: str) -> dict[str, int]:
+        """List."""
+        self.step("read", path)
+        node = self._find(path)
+        assert isinstance(node, _DirectoryNode)
+        return {n: len(e.data) if isinstance(e, _FileNode) else -1 for n, e in node.entries.items()}
+
+    def exists(self, path: str) -> bool:
+        """Look."""
+        self.step("read", path)
+        try:
+            self._find(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def make_dir(self, path: str) -> None:
+        """Make a directory and its parents."""
+        self.step("make_dir", path)
+        node = self._root
+        for name in filter(None, path.split("/")):
+            if name not in node.entries:
+                made = _DirectoryNode()
+                node.change(lambda entries, name=name, made=made: entries.__setitem__(name, made))
+            child = node.entries[name]
+            assert isinstance(child, _DirectoryNode), path
+            node = child
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename within a directory."""
+        self.step("rename", source)
+        parent, old = self._parent(source)
+        other, new = self._parent(target)
+        assert parent is other, "the log never moves a name to another directory"
+        if old not in parent.entries:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", source)
+        node = parent.entries[old]
+
+        def apply(entries: dict[str, _Node]) -> None:
+            entries.pop(old, None)
+            entries[new] = node
+
+        parent.change(apply)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self.step("remove", path)
+        parent, name = self._parent(path)
+        if name in parent.entries:
+            parent.change(lambda entries: entries.pop(name, None))
+
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty directory."""
+        self.step("remove_dir", path)
+        parent, name = self._parent(path)
+        node = parent.entries.get(name)
+        if isinstance(node, _DirectoryNode):
+            assert not node.entries, f"{path} is not empty"
+            parent.change(lambda entries: entries.pop(name, None))
+
+    def sync_dir(self, path: str) -> None:
+        """Make names durable."""
+        self.step("sync_dir", path)
+        node = self._find(path)
+        assert isinstance(node, _DirectoryNode)
+        node.sync()
+
+    def lock(self, path: str) -> MemoryLock:
+        """Lock."""
+        self.step("lock", path)
+        if path in self.locked:
+            raise BlockingIOError(errno.EAGAIN, "locked", path)
+        self.open(path, create=True)
+        self.locked.add(path)
+        return MemoryLock(self, path)

@@ -1,0 +1,252 @@
+"""The metadata service over a real gRPC connection."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import grpc
+import pytest
+from grpc import aio
+
+from broker.services.metadata import MetadataService
+from raftlog.v1 import common_pb2, metadata_pb2, metadata_pb2_grpc
+from raftmeta import single_node
+from raftmeta.history import ChangeHistory
+from raftmeta.image import MetadataImage
+from raftmeta.replay import image_from_records, replay_all
+from raftmeta.single_node import SingleNodeMetadata
+from tests.support.metadata import alter, create_partitions, create_topic, delete_topic, register, uuid_of
+from tests.support.metadata_disk import MemoryDisk
+
+Stub: TypeAlias = "metadata_pb2_grpc.MetadataAsyncStub"  # known to the stubs only
+Work: TypeAlias = "Callable[[SingleNodeMetadata, Stub], Awaitable[None]]"
+WAIT_SECONDS = 20.0
+
+
+@asynccontextmanager
+async def served(options: dict[str, float]) -> AsyncIterator[tuple[SingleNodeMetadata, Stub]]:
+    """A node with one broker and the topics a, b and __internal, behind the service."""
+    with ThreadPoolExecutor(1) as executor:
+        metadata = SingleNodeMetadata(MemoryDisk(), executor, lambda: 1_000, node_id=1, cluster_id="test")
+        await metadata.start()
+        await metadata.propose(register(epoch=0, rack="r1"))
+        for number, name in enumerate(["b", "a", "__internal"], 1):
+            await metadata.propose(create_topic(name, number, partitions=2, epoch=0))
+        server = aio.server()
+        metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(metadata, **options), server)  # type: ignore[arg-type] # the tests' options
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield metadata, metadata_pb2_grpc.MetadataStub(channel)
+        await server.stop(0)
+        await metadata.close()
+
+
+def run(work: Work, **options: float) -> None:
+    async def main() -> None:
+        async with served(options) as (metadata, stub):
+            async with asyncio.timeout(WAIT_SECONDS):
+                await work(metadata, stub)
+
+    asyncio.run(main())
+
+
+# Get
+
+
+def test_get_describes_the_cluster() -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        response = await stub.Get(metadata_pb2.MetadataRequest())
+        assert (response.cluster_id, response.controller_id, response.controller_epoch) == ("test", 1, 1)
+        assert response.metadata_offset == metadata.image.offset
+        [broker] = response.brokers
+        assert (broker.broker_id, broker.host, broker.port, broker.rack) == (1, "127.0.0.1", 9092, "r1")
+        assert not broker.fenced
+        assert broker.broker_epoch == metadata.image.brokers[1].broker_epoch
+        assert not response.topics
+        assert not response.HasField("error")
+
+    run(work)
+
+
+def test_get_lists_topics_by_name_without_internal_ones_unless_asked() -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        response = await stub.Get(metadata_pb2.MetadataRequest(all_topics=True))
+        assert [topic.name for topic in response.topics] == ["a", "b"]
+        response = await stub.Get(metadata_pb2.MetadataRequest(all_topics=True, include_internal=True))
+        assert [(topic.name, topic.internal) for topic in response.topics] == [
+            ("__internal", True),
+            ("a", False),
+            ("b", False),
+        ]
+
+    run(work)
+
+
+def test_get_answers_each_topic_that_was_asked_for_once_and_says_which_are_missing() -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        response = await stub.Get(
+            metadata_pb2.MetadataRequest(topics=["a", "zzz", "a"], topic_ids=[uuid_of(1), uuid_of(99)])
+        )
+        a, missing, b, missing_id = response.topics
+        assert (a.name, a.topic_id, b.name) == ("a", uuid_of(2), "b")
+        assert [(p.partition, p.leader, p.leader_epoch, list(p.replicas), list(p.isr)) for p in a.partitions] == [
+            (0, 1, 0, [1], [1]),
+            (1, 1, 0, [1], [1]),
+        ]
+        assert missing.name == "zzz"
+        assert missing.error.code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        assert "'zzz'" in missing.error.message
+        assert missing_id.topic_id == uuid_of(99)
+        assert missing_id.error.code == common_pb2.UNKNOWN_TOPIC_ID
+
+    run(work)
+
+
+# Watch
+
+
+class Observer:
+    """What a broker does with a watch: builds an image from the responses."""
+
+    def __init__(self, stub: Stub, from_offset: int = -1, image: MetadataImage | None = None) -> None:
+        self.call = stub.Watch(metadata_pb2.WatchRequest(from_offset=from_offset))
+        self.image = image or MetadataImage()
+        self.responses: list[metadata_pb2.WatchResponse] = []
+        self._snapshot: list[metadata_pb2.WatchResponse] = []
+
+    async def until(self, offset: int) -> None:
+        while self.image.offset < offset:
+            response = await self.call.read()
+            assert isinstance(response, metadata_pb2.WatchResponse)
+            self.responses.append(response)
+            if response.snapshot:
+                self._snapshot.append(response)
+                if not response.more:
+                    records = [record for part in self._snapshot for record in part.records]
+                    self.image = image_from_records(records, response.metadata_offset)
+                    self._snapshot = []
+            else:
+                assert response.metadata_offset == self.image.offset + 1, "a delta was left out"
+                self.image = replay_all(self.image, response.records, response.metadata_offset)
+
+
+def test_watch_gives_the_image_and_then_every_change() -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        observer = Observer(stub)
+        await observer.until(metadata.image.offset)
+        assert observer.image == metadata.image
+        assert [response.snapshot for response in observer.responses] == [True]
+        for command in (
+            create_partitions("a", 3, epoch=0),
+            alter("a", {"retention.ms": "1s"}, epoch=0),
+            delete_topic("b", epoch=0),
+        ):
+            await metadata.propose(command)
+            await observer.until(metadata.image.offset)
+            assert observer.image == metadata.image
+        assert [response.snapshot for response in observer.responses] == [True, False, False, False]
+        assert {response.controller_epoch for response in observer.responses} == {1}
+
+    run(work)
+
+
+def test_watch_from_an_offset_gives_only_what_came_later() -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        known = metadata.image
+        await metadata.propose(delete_topic("b", epoch=0))
+        observer = Observer(stub, known.offset, known)
+        await observer.until(metadata.image.offset)
+        assert observer.image == metadata.image
+        assert [response.snapshot for response in observer.responses] == [False]
+
+    run(work)
+
+
+@pytest.mark.parametrize("from_offset", [-1, -7, 1 << 40])
+def test_watch_from_an_offset_that_is_not_there_gives_the_image(from_offset: int) -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        observer = Observer(stub, from_offset)
+        await observer.until(metadata.image.offset)
+        assert observer.image == metadata.image
+        assert observer.responses[0].snapshot
+
+    run(work)
+
+
+def test_a_large_image_comes_in_pieces() -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        observer = Observer(stub)
+        await observer.until(metadata.image.offset)
+        assert observer.image == metadata.image
+        assert all(len(response.records) <= 3 for response in observer.responses)
+        assert [response.more for response in observer.responses] == [True] * (len(observer.responses) - 1) + [False]
+
+    run(work, max_response_records=3)
+
+
+def test_a_change_too_large_for_one_response_comes_as_an_image() -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        observer = Observer(stub, metadata.image.offset, metadata.image)
+        await metadata.propose(create_topic("large", 50, partitions=20, epoch=0))
+        await observer.until(metadata.image.offset)
+        assert observer.image == metadata.image
+        assert all(len(response.records) <= 10 for response in observer.responses)
+
+    run(work, max_response_records=10)
+
+
+def test_a_watcher_that_falls_behind_the_history_starts_over_with_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_node, "ChangeHistory", functools.partial(ChangeHistory, max_changes=5))
+
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        known = metadata.image
+        for number in range(20):
+            await metadata.propose(create_topic(f"t{number}", 100 + number, epoch=0))
+        observer = Observer(stub, known.offset, known)
+        await observer.until(metadata.image.offset)
+        assert observer.image == metadata.image
+        assert observer.responses[0].snapshot
+
+    run(work)
+
+
+def test_a_watcher_that_does_not_read_is_cut_off_and_others_are_not_harmed() -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        slow = stub.Watch(metadata_pb2.WatchRequest(from_offset=-1))
+        await slow.read()  # it is being served, and reads no more
+        observer = Observer(stub)
+        for number in range(12):  # about 600 kB each in deltas, far beyond what HTTP/2 holds for a reader
+            await metadata.propose(create_topic(f"t{number}", 100 + number, partitions=10_000, epoch=0))
+        await observer.until(metadata.image.offset)
+        assert observer.image == metadata.image
+        while await slow.read() is not aio.EOF:
+            pass
+        assert await slow.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "nothing was read from this watch" in (await slow.details() or "")
+
+    run(work, write_timeout_seconds=0.5, max_response_records=100_000)
+
+
+def test_watchers_are_bounded_and_a_place_becomes_free_again() -> None:
+    async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
+        first = Observer(stub)
+        await first.until(metadata.image.offset)
+        second = stub.Watch(metadata_pb2.WatchRequest(from_offset=-1))
+        assert await second.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "serves 1 metadata watchers already" in (await second.details() or "")
+        first.call.cancel()
+        while True:
+            third = stub.Watch(metadata_pb2.WatchRequest(from_offset=-1))
+            try:
+                assert isinstance(await third.read(), metadata_pb2.WatchResponse)
+                break
+            except aio.AioRpcError:
+                await asyncio.sleep(0.01)
+
+    run(work, max_watchers=1)

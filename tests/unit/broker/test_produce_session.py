@@ -1,0 +1,182 @@
+"""A produce stream answers what is held, in bounds, whatever the disk and the client do."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from broker import produce_session
+from broker.produce_session import ProduceSession
+from raftlog import wire
+from raftlog.errors import BrokerOverloaded
+from raftlog.v1 import common_pb2, log_pb2
+from tests.support.batches import batch_of
+from tests.support.broker_parts import TOPIC_ID, Parts, ProduceWriter, Requests, removal
+from tests.support.raw_client import RawClient
+
+
+def request(number: int, *, partition: int = 0, chain: int = 1, acks: int = log_pb2.ALL) -> wire.Produce:
+    return RawClient.request(number, [(TOPIC_ID, partition, 3, chain, batch_of(b"%d" % number))], acks)
+
+
+@asynccontextmanager
+async def session(
+    parts: Parts, *, max_in_flight: int = 5, timeout_ms: int = 30_000
+) -> AsyncIterator[tuple[Requests[wire.Produce], ProduceWriter]]:
+    requests, writer = Requests[wire.Produce](), ProduceWriter()
+    running = asyncio.create_task(
+        ProduceSession(parts.registry, max_in_flight=max_in_flight, default_timeout_ms=timeout_ms).run(requests.__aiter__(), writer)
+    )
+    try:
+        yield requests, writer
+        requests.end()
+        parts.disk.release()
+        await asyncio.wait_for(running, 10)
+    finally:
+        running.cancel()
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_an_answer_waits_for_the_fsync(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            parts.disk.held = True
+            async with session(parts) as (requests, writer):
+                requests.send(request(1))
+                await settle()
+                partition = parts.registry.find(TOPIC_ID, 0)
+                assert partition.log.log_end_offset == 1
+                assert partition.high_watermark == 0
+                assert not writer.written, "acknowledged before it was durable"
+                parts.disk.release()
+                (response,) = await writer.wait_for(1)
+                assert (response.correlation_id, response.results[0].base_offset) == (1, 0)
+                assert partition.high_watermark == 1
+
+    asyncio.run(scenario())
+
+
+def test_reading_stops_at_the_bound_and_goes_on_with_the_answers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            parts.disk.held = True
+            async with session(parts, max_in_flight=3) as (requests, writer):
+                for number in range(10):
+                    requests.send(request(number))
+                await settle()
+                assert requests.taken == 3
+                parts.disk.release()
+                responses = await writer.wait_for(10)
+                assert [response.results[0].base_offset for response in responses] == list(range(10))
+
+    asyncio.run(scenario())
+
+
+def test_a_timeout_is_answered_once_and_the_record_may_be_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            parts.disk.held = True
+            async with session(parts, timeout_ms=1) as (requests, writer):
+                message = request(1)
+                message.head.timeout_ms = 0
+                requests.send(message)
+                (response,) = await writer.wait_for(1)
+                assert response.results[0].error.code == common_pb2.REQUEST_TIMED_OUT
+                parts.disk.release()
+                await settle()
+                assert len(writer.written) == 1
+                assert parts.registry.find(TOPIC_ID, 0).log.log_end_offset == 1
+
+    asyncio.run(scenario())
+
+
+def test_acks_zero_is_never_answered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
+            requests.send(request(1, acks=log_pb2.NO_ACK))
+            requests.send(request(2, partition=9, acks=log_pb2.NO_ACK))
+            requests.send(request(3))
+            (response,) = await writer.wait_for(1)
+            assert (response.correlation_id, response.results[0].base_offset) == (3, 1)
+
+    asyncio.run(scenario())
+
+
+def test_one_request_may_succeed_in_part(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path, partitions=2) as parts, session(parts) as (requests, writer):
+            good = batch_of(b"x")
+            requests.send(
+                RawClient.request(
+                    1, [(TOPIC_ID, 0, 3, 1, good), (TOPIC_ID, 7, 3, 1, good), (TOPIC_ID, 0, 2, 1, good), (TOPIC_ID, 1, 3, 1, good)]
+                )
+            )
+            (response,) = await writer.wait_for(1)
+            assert [result.error.code for result in response.results] == [
+                common_pb2.NONE,
+                common_pb2.UNKNOWN_TOPIC_ID,
+                common_pb2.FENCED_LEADER_EPOCH,
+                common_pb2.NONE,
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_deleting_the_topic_answers_who_waits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            parts.disk.held = True
+            async with session(parts) as (requests, writer):
+                requests.send(request(1))
+                await settle()
+                parts.registry.find(TOPIC_ID, 0)
+                parts.registry.on_metadata(type(parts.image)(offset=2), [removal()])
+                (response,) = await writer.wait_for(1)
+                assert response.results[0].error.code == common_pb2.UNKNOWN_TOPIC_ID
+
+    asyncio.run(scenario())
+
+
+def test_a_failing_disk_is_answered_as_such_and_other_directories_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path, partitions=2, dirs=2) as parts:
+            first, second = (parts.registry.find(TOPIC_ID, number) for number in (0, 1))
+            assert parts.logs.dir_of(first.log) != parts.logs.dir_of(second.log)
+            parts.disk.held = True
+            async with session(parts) as (requests, writer):
+                requests.send(request(1, partition=0))
+                await settle()
+                parts.logs.mark_dir_offline(parts.logs.dir_of(first.log), OSError(errno.EIO, "bad sector"))
+                (response,) = await writer.wait_for(1)
+                assert response.results[0].error.code == common_pb2.STORAGE_ERROR
+                assert "bad sector" in response.results[0].error.message
+                parts.disk.release()
+                requests.send(request(2, partition=0, chain=2))
+                requests.send(request(3, partition=1))
+                answers = {r.correlation_id: r.results[0] for r in await writer.wait_for(3)}
+                assert answers[2].error.code == common_pb2.STORAGE_ERROR
+                assert not answers[3].HasField("error")
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_with_too_many_broken_chains_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce_session, "MAX_BROKEN_CHAINS", 3)
+
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            with pytest.raises(BrokerOverloaded, match="more than 3 partitions"):
+                async with session(parts) as (requests, _):
+                    for number in range(4):
+                        requests.send(request(number, partition=100 + number))
+
+    asyncio.run(scenario())
