@@ -7,6 +7,7 @@ import sys
 
 from bench import footprint, produce, sdk
 from bench.report import Report
+from bench.warm import touch_memory
 
 SUITES = {"produce": produce.run, "sdk": sdk.run, "footprint": footprint.run}
 
@@ -21,6 +22,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
     report = Report()
+    report.add("warm-up", "touching memory first", f"{touch_memory():.0f} s")
     for name in arguments.suites or SUITES:
         SUITES[name](report)
     report.show(arguments.json)

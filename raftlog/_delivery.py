@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raftlog.types import RecordMetadata
 
 if TYPE_CHECKING:
-    from raftlog._client.producer import ProducerEngine
+    from raftlog._client.producer_buffer import ProducerBuffer
     from raftlog._core.batch import Batch
     from raftlog.errors import RaftlogError
+
 
 class RecordRange(NamedTuple):
     """Where consecutive records of a `send_batch` were put. `base_offset` is -1 with `acks=0`."""
@@ -26,7 +27,7 @@ class RecordRange(NamedTuple):
 
 def _when_done(batch: Batch, callback: Callable[[], None]) -> bool:
     """Have `callback` called once the batch is done; False when it is already."""
-    engine: ProducerEngine = batch.owner
+    engine: ProducerBuffer = batch.owner
     with engine.lock:
         if batch.done:
             return False
@@ -44,7 +45,7 @@ def wait_sync(batch: Batch, timeout: float | None) -> None:
     """
     if batch.done:
         return
-    engine: ProducerEngine = batch.owner
+    engine: ProducerBuffer = batch.owner
     if engine.on_loop():
         from raftlog.errors import InvalidRequestError
 
@@ -60,7 +61,7 @@ async def wait_async(batch: Batch) -> None:
     """Wait on the event loop until the batch is done."""
     if batch.done:
         return
-    engine: ProducerEngine = batch.owner
+    engine: ProducerBuffer = batch.owner
     future = engine.loop.create_future()
 
     def finish() -> None:

@@ -7,48 +7,18 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from raftlog._client.background import loop_thread
 from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import ProducerOptions
 from raftlog._client.producer import ProducerEngine
-from raftlog._core.arguments import (
-    HeadersLike,
-    as_batches,
-    as_bytes,
-    as_headers,
-    as_partition,
-    as_timestamp,
-    as_topic,
-)
-from raftlog._core.batch import BATCH_BYTES, RECORD_BYTES, Batch
-from raftlog._core.rows import Rows, by_partition, cut, partitions_of, row_bytes, rows_from_batch, stretches
+from raftlog._core.arguments import HeadersLike, as_bytes, as_headers, as_partition, as_timestamp, as_topic
+from raftlog._core.batch import RECORD_BYTES, Batch
+from raftlog._core.send_batch import Piece, pieces_of, prepare
 from raftlog._core.topic_queues import Partitioner, TopicQueues
 from raftlog._delivery import BatchDelivery, Deadline, Delivery, wait_sync
-from raftlog.errors import BufferExhausted
 from raftlog.types import Header
 
 _time_ns = time.time_ns
-
-SLICE_BYTES = 1 << 20
-"""`send_batch` cuts its rows into batches of about this size, or of `batch.size` where that is larger."""
-
-
-def check_row_sizes(engine: ProducerEngine, sizes: Any) -> None:
-    """Refuse rows that no batch can hold, before any of them is queued.
-
-    Raises:
-        MessageTooLarge: names the sizes.
-    """
-    if len(sizes):
-        engine.accumulator.check_fits(int(np.max(sizes)), f"row {int(np.argmax(sizes))}")
-
-
-def slice_limit_bytes(engine: ProducerEngine) -> int:
-    """Return the size that `send_batch` cuts at."""
-    options = engine.options
-    return min(max(options.batch_size, SLICE_BYTES), options.max_request_size, options.buffer_memory) - BATCH_BYTES
 
 
 class Producer:
@@ -123,13 +93,7 @@ class Producer:
             BrokerUnavailable: the topic was not used before and nobody could be asked, for `max.block.ms`.
             ClosedError: the producer is closed.
         """
-        if (
-            key is None
-            and partition is None
-            and headers is None
-            and timestamp_ms is None
-            and value.__class__ is bytes
-        ):
+        if key is None and partition is None and headers is None and timestamp_ms is None and value.__class__ is bytes:
             now_ms = _time_ns() // 1_000_000
             with self._lock:
                 batch = self._lean.get(topic)
@@ -170,7 +134,7 @@ class Producer:
                 placed = engine.place(queues, value, key, partition, pairs, at_ms, size)
                 if placed is None:
                     deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
-                    self._wait_for_room(size, deadline)
+                    engine.wait_for_room(size, deadline)
                     continue
             batch, index, full = placed
             if full is not None or not index:
@@ -184,20 +148,6 @@ class Producer:
             self._engine.check_open()
             queues = self._thread.run(self._engine.load_topic(topic))
         return queues
-
-    def _wait_for_room(self, size: int, deadline: Deadline) -> None:
-        left_s = deadline.left()
-        assert left_s is not None
-        engine = self._engine
-        if left_s <= 0:
-            raise BufferExhausted(
-                f"no room for {size} bytes within max.block.ms={engine.options.max_block_ms}: "
-                f"{engine.accumulator.used_bytes} of buffer.memory={engine.options.buffer_memory} bytes wait for "
-                "acknowledgement; send more slowly, raise buffer.memory, or look why the broker is slow"
-            )
-        if engine.accumulator.lingering:
-            engine.wake()
-        engine.wait_for_room(left_s)
 
     def send_batch(
         self,
@@ -228,39 +178,21 @@ class Producer:
             BufferExhausted: as `send`; the rows before may have been queued.
         """
         engine = self._engine
-        now_ms = _time_ns() // 1_000_000
-        given = [
-            rows_from_batch(batch, now_ms) for batch in as_batches(values, key, partition, headers, timestamp_ms)
-        ]
-        sized = [(rows, row_bytes(rows)) for rows in given]
-        for _, sizes in sized:
-            check_row_sizes(engine, sizes)
+        given = prepare(engine.accumulator, _time_ns() // 1_000_000, values, key, partition, headers, timestamp_ms)
         queues = self._queues(topic)
-        prepared = [
-            (stretch, partitions_of(stretch, queues)) for rows, sizes in sized for stretch in stretches(rows, sizes)
-        ]
-        batches: list[Batch] = []
-        limit_bytes = slice_limit_bytes(engine)
-        for stretch, partitions in prepared:
-            for target, part in by_partition(stretch, partitions):
-                sizes = row_bytes(part)
-                for start, end in cut(sizes, limit_bytes):
-                    size = int(sizes[start:end].sum()) + BATCH_BYTES
-                    batches.append(self._send_columns(queues, target, part.slice(start, end - start), size))
-        return BatchDelivery(batches)
+        pieces = pieces_of(given, queues, engine.slice_limit_bytes())
+        return BatchDelivery([self._send_piece(queues, piece) for piece in pieces])
 
-    def _send_columns(self, queues: TopicQueues, partition: int, rows: Rows, size: int) -> Batch:
+    def _send_piece(self, queues: TopicQueues, piece: Piece) -> Batch:
         engine = self._engine
-        columns = rows.columns()
-        base_ms = rows.first_timestamp_ms()
         deadline: Deadline | None = None
         while True:
             with self._lock:
                 engine.check_open()
-                placed = engine.place_columns(queues, partition, columns, base_ms, size)
+                placed = engine.place_columns(queues, piece)
                 if placed is None:
                     deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
-                    self._wait_for_room(size, deadline)
+                    engine.wait_for_room(piece.size_bytes, deadline)
                     continue
             engine.encode(placed)
             return placed[-1]
@@ -286,9 +218,8 @@ class Producer:
             try:
                 wait_sync(batch, deadline.left())
             except TimeoutError:
-                raise TimeoutError(
-                    f"{sum(not batch.done for batch in waiting)} batches are not acknowledged after {timeout} s; they go on"
-                ) from None
+                left = sum(not batch.done for batch in waiting)
+                raise TimeoutError(f"{left} batches are not acknowledged after {timeout} s; they go on") from None
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, `timeout` seconds at most, then stop; what is still not acknowledged ends with `ClosedError`.

@@ -75,18 +75,22 @@ class _Recovery:
         bases = self._segment_bases()
         log_start_offset = self.marks.log_start_offset if self.marks else (bases[0] if bases else 0)
         bases = self._drop_below(bases, log_start_offset)
-        stored_epochs = self._stored_epochs()
+        stored_epochs = self._stored_epochs(log_start_offset)
 
         segments = [Segment(self.directory, base) for base in bases]
         first_scanned = len(segments) - 1
-        while first_scanned > 0 and bases[first_scanned] > self.recovery_point:
+        # one that ends exactly at the recovery point may have unsynced bytes behind its last batch
+        while first_scanned > 0 and bases[first_scanned] >= self.recovery_point:
             first_scanned -= 1
         for segment, following in zip(segments[:first_scanned], bases[1:], strict=False):
             segment.end = (following, self.sizes[f"{segment.base_offset:020d}.log"])
             self._check_sealed(segment)
         if stored_epochs is None:
-            self._read_epochs(segments[:first_scanned])
-        segments = segments[:first_scanned] + self._scan_all(segments[first_scanned:])
+            for segment in segments[:first_scanned]:
+                self._read_epochs(segment, segment.size)
+        segments = segments[:first_scanned] + self._scan_all(
+            segments[first_scanned:], epochs_known=stored_epochs is not None
+        )
 
         log_end_offset = segments[-1].next_offset
         self.epochs.truncate_from_end(log_end_offset)
@@ -150,24 +154,23 @@ class _Recovery:
 
     # Epochs
 
-    def _stored_epochs(self) -> tuple[EpochEntry, ...] | None:
+    def _stored_epochs(self, log_start_offset: int) -> tuple[EpochEntry, ...] | None:
         try:
             entries = load_leader_epochs(self.storage, self.directory)
         except CorruptRecordError as error:  # the log itself says the same, it only takes longer to read
             logger.warning("leader epochs are read from the log instead: %s", error)
             return None
-        if entries is None:
+        if not entries or entries[0].start_offset > log_start_offset:  # the log start went back with the crash
             return None
         self.epochs = LeaderEpochCache(entries)
         return tuple(entries)
 
-    def _read_epochs(self, segments: list[Segment]) -> None:
-        for segment in segments:
-            try:
-                for _, header in walk_headers(self.storage.open(segment.log_path), 0, segment.size):
-                    self.epochs.assign(max(header.leader_epoch, self.epochs.latest_epoch), header.base_offset)
-            except InvalidBatch as error:
-                raise self._corrupt(segment, error) from None
+    def _read_epochs(self, segment: Segment, end_position: int) -> None:
+        try:
+            for _, header in walk_headers(self.storage.open(segment.log_path), 0, end_position):
+                self.epochs.assign(max(header.leader_epoch, self.epochs.latest_epoch), header.base_offset)
+        except InvalidBatch as error:
+            raise self._corrupt(segment, error) from None
 
     # Below the recovery point
 
@@ -203,12 +206,14 @@ class _Recovery:
 
     # From the recovery point on
 
-    def _scan_all(self, segments: list[Segment]) -> list[Segment]:
+    def _scan_all(self, segments: list[Segment], *, epochs_known: bool) -> list[Segment]:
         """Check `segments`; return those that stay, the last one active."""
         for number, segment in enumerate(segments):
             if number == 0:
                 index = self._usable_index(segment)
                 self.epochs.truncate_from_end(index.last.offset)
+                if not epochs_known:
+                    self._read_epochs(segment, index.last.position)
             else:
                 index = SegmentIndex(segment.base_offset)
             self._scan(segment, index)
@@ -233,6 +238,8 @@ class _Recovery:
                 )
                 self._rename_away([dropped.base_offset for dropped in reversed(rest)])
             index.cut_files(self.storage, segment.stem)
+            if number > 0 or segment.size == 0 or segment.next_offset > self.recovery_point:
+                self.storage.sync_dir(self.directory)  # the last process may not have come to it
             return [*segments[:number], segment]
         raise AssertionError("the last segment has no rest")
 
@@ -283,7 +290,9 @@ class _Recovery:
                 expected,
             )
             file.truncate(position)
-        file.datasync()
+            file.datasync()
+        if expected > self.recovery_point:
+            file.datasync()  # the bytes may be in the page cache only
         segment.end = (expected, position)
         segment.max_timestamp_ms = max_timestamp_ms
         segment.opened = OpenSegment(file, index)

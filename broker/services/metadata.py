@@ -70,23 +70,30 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 BrokerOverloaded(f"this broker serves {self._max_watchers} metadata watchers already"),
             )
+        if not await self._watch_until_cut_off(request.from_offset, context):
+            return
+        # Outside of any `except`: gRPC may deliver the status only once the client reads again, and until then
+        # nothing but this one call must stay behind.
+        logger.info("a metadata watcher was cut off", extra={"peer": context.peer()})
+        await _abort(
+            context,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            BrokerOverloaded(f"nothing was read from this watch for {self._write_timeout_seconds:g} s; start it again"),
+        )
+
+    async def _watch_until_cut_off(self, from_offset: int, context: _Context) -> bool:
+        """Serve one watcher; True when it has stopped reading."""
         changed = asyncio.Event()
         unsubscribe = self._metadata.subscribe(lambda image, records: changed.set())
         self._watchers += 1
         try:
-            await self._watch(request.from_offset, changed, context)
+            await self._watch(from_offset, changed, context)
         except TimeoutError:
-            logger.info("a metadata watcher was cut off", extra={"peer": context.peer()})
-            await _abort(
-                context,
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                BrokerOverloaded(
-                    f"nothing was read from this watch for {self._write_timeout_seconds:g} s; start it again"
-                ),
-            )
+            return True
         finally:
             self._watchers -= 1
             unsubscribe()
+        return False
 
     async def _watch(self, offset: int, changed: asyncio.Event, context: _Context) -> None:
         known = offset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -32,7 +33,7 @@ CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
 ]
 
 
-def parse_bootstrap(bootstrap: str | list[str] | tuple[str, ...]) -> list[str]:
+def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[str]:
     """Return the addresses in "host:port,host:port" or in a list of such.
 
     Raises:
@@ -67,7 +68,9 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
             return AuthorizationError(f"{address}: {details}")
         case grpc.StatusCode.UNIMPLEMENTED:
-            return UnsupportedVersion(f"{address} does not know this call; is it a raftlog broker of this version? {details}")
+            return UnsupportedVersion(
+                f"{address} does not know this call; is it a raftlog broker of this version? {details}"
+            )
         case _:
             return InternalError(f"{address}: {code.name}: {details}")
 

@@ -1,194 +1,48 @@
-"""The consumer's engine: keeps partitions subscribed on its event loop, hands rows out in the caller's thread."""
+"""The consumer's engine: which partitions are read, and where each begins."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
-from raftlog._client.connections import Connections
-from raftlog._client.fetch_session import FetchSession
-from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, MetadataCache
+from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S
 from raftlog._client.offsets import EARLIEST, LATEST, OffsetLookup
 from raftlog._client.options import ConsumerOptions
+from raftlog._client.partition_reader import PartitionReader
 from raftlog._core.cluster import TopicView
-from raftlog._core.fetched import Rows
-from raftlog._core.positions import Fetched, PartitionState, Positions
+from raftlog._core.positions import PartitionState
 from raftlog.errors import (
-    ClosedError,
-    CorruptRecordError,
-    FencedError,
-    InvalidRequestError,
     OffsetOutOfRange,
     RaftlogError,
     RetriableError,
     UnknownTopicId,
     UnknownTopicOrPartition,
-    from_wire,
 )
 from raftlog.types import TopicPartition
-from raftlog.v1 import common_pb2, log_pb2
-from raftlog.wire import Frame
 
 logger = logging.getLogger(__name__)
 
 _RESET_TIMESTAMPS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
-def monotonic_ms() -> float:
-    """Return milliseconds since some instant."""
-    return time.monotonic() * 1000.0
-
-
-class ConsumerEngine:
-    """Positions, metadata and one fetch session for each broker that leads something.
-
-    Frames go from the loop to the caller through `_inbox` without a lock, so that neither waits while the other one
-    decodes or reads. `lock` guards the positions. Made on the event loop; what stands under "From any thread" may
-    be called from any.
-    """
+class ConsumerEngine(PartitionReader):
+    """Assignment or subscription, and the look-up of starts. Everything here runs on the event loop."""
 
     def __init__(self, bootstrap: list[str], options: ConsumerOptions, loop: asyncio.AbstractEventLoop) -> None:
-        self.options = options
-        self.loop = loop
-        self.lock = threading.RLock()
-        self.positions = Positions()
-        self.closed: RaftlogError | None = None
-        self.on_data: Callable[[], None] = lambda: None
-        """Called on the loop when a poll may have something to return or to raise."""
-        self.connections = Connections()
-        self.metadata = MetadataCache(
-            self.connections,
-            bootstrap,
-            max_age_ms=options.metadata_max_age_ms,
-            request_timeout_ms=options.request_timeout_ms,
-            backoff=options.backoff,
-        )
+        super().__init__(bootstrap, options, loop)
         self.lookup = OffsetLookup(self.metadata, self.connections, options)
         self.metadata.on_change(self._on_metadata)
-        self._pid = os.getpid()
-        self._inbox: deque[tuple[PartitionState, Fetched]] = deque()
-        self._sessions: dict[int, FetchSession] = {}
-        self._session_failures: dict[int, tuple[int, float]] = {}
-        self._next_subscription_id = 0
         self._names: set[str] | None = None
         self._pattern: re.Pattern[str] | None = None
         self._followed: set[str] | None = None
         """Topics of the subscription that were there at its first look; partitions beyond are new."""
         self._missing_since_s: dict[str, float] = {}
-        self._sync_pending = False
         self._placing: asyncio.Task[None] | None = None
 
-    # From any thread
-
-    def check_open(self) -> None:
-        """Refuse when closed, or carried over into another process.
-
-        Raises:
-            ClosedError: says which.
-        """
-        if self.closed is not None:
-            raise type(self.closed)(str(self.closed))
-        if self._pid != os.getpid():
-            raise ClosedError(f"this consumer was made in process {self._pid}; make one in each process")
-
-    def take(self, max_rows: int) -> list[Rows]:
-        """Return rows that are there already; the positions move on.
-
-        Raises:
-            RaftlogError: a partition failed and wants `seek`, or the subscription cannot go on.
-        """
-        self.check_open()
-        spent: list[Fetched] = []
-        try:
-            with self.lock:
-                if not self.positions.states and self._names is None and self._pattern is None:
-                    raise InvalidRequestError("nothing to poll: call subscribe or assign first")
-                inbox = self._inbox
-                while inbox:
-                    state, fetched = inbox.popleft()
-                    if not self.positions.receive(state, fetched):
-                        spent.append(fetched)
-                error = self.positions.pending_error()
-                if error is not None:
-                    self._forgive(error)
-                    raise type(error)(str(error))
-                try:
-                    return self.positions.take(max_rows, spent, check_crcs=self.options.check_crcs)
-                except RaftlogError:
-                    self.request_sync()  # fetch it again: another replica may have it whole
-                    raise
-        finally:
-            if spent:
-                self._call_soon(self._give_back, spent)
-
-    def _forgive(self, error: RaftlogError) -> None:
-        """What is broken may be whole elsewhere: the partition is fetched again after its error was raised."""
-        for state in self.positions.states.values():
-            if state.error is error and isinstance(error, CorruptRecordError):
-                state.error = None
-                self.request_sync()
-
-    def place(self, topic_partition: TopicPartition, offset: int) -> None:
-        """Go on at another offset."""
-        self.check_open()
-        with self.lock:
-            self._stale(self._state(topic_partition).place(offset))
-        self.request_sync()
-
-    def pause(self, partitions: Iterable[TopicPartition], paused: bool) -> None:
-        """Stop fetching partitions, or go on."""
-        self.check_open()
-        with self.lock:
-            for topic_partition in partitions:
-                state = self._state(topic_partition)
-                if paused and not state.paused:
-                    self._stale(state.unsubscribe())
-                state.paused = paused
-        self.request_sync()
-
-    def _state(self, topic_partition: TopicPartition) -> PartitionState:
-        state = self.positions.states.get(TopicPartition(*topic_partition))
-        if state is None:
-            raise InvalidRequestError(f"{TopicPartition(*topic_partition)} is not assigned to this consumer")
-        return state
-
-    def position_now(self, topic_partition: TopicPartition) -> int | None:
-        """Return the offset of the next record, None while the start is being looked up.
-
-        Raises:
-            InvalidRequestError: not assigned. OffsetOutOfRange: no position, and no policy to get one.
-        """
-        self.check_open()
-        with self.lock:
-            state = self._state(topic_partition)
-            if state.position is None and state.error is not None:
-                raise type(state.error)(str(state.error))
-            return state.position
-
-    def _stale(self, frames: list[Fetched]) -> None:
-        if frames:
-            self._call_soon(self._give_back, frames)
-
-    def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
-        try:
-            self.loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop is closed: the interpreter, or the caller's asyncio.run, has ended
-            pass
-
-    def request_sync(self) -> None:
-        """Have the loop subscribe what wants it."""
-        if not self._sync_pending:
-            self._sync_pending = True
-            self._call_soon(self._sync)
-
-    # On the event loop: what to read
+    # What to read
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions; what was assigned before and stays keeps its position.
@@ -207,6 +61,7 @@ class ConsumerEngine:
                 count = len(views[topic_partition.topic].partitions)
                 raise UnknownTopicOrPartition(f"{topic_partition} does not exist: the topic has {count} partitions")
         self._names = self._pattern = self._followed = None
+        self.subscribed = False
         self.metadata.all_topics = False
         with self.lock:
             self._keep_only(set(wanted))
@@ -220,6 +75,7 @@ class ConsumerEngine:
         self.check_open()
         self._names = set(names) if names is not None else None
         self._pattern = pattern
+        self.subscribed = True
         self._followed = None
         self.metadata.all_topics = pattern is not None
         if self._names is not None:
@@ -244,6 +100,7 @@ class ConsumerEngine:
     async def unsubscribe(self) -> None:
         """Read nothing."""
         self._names = self._pattern = self._followed = None
+        self.subscribed = False
         with self.lock:
             self._keep_only(set())
         self._sync()
@@ -309,12 +166,7 @@ class ConsumerEngine:
         logger.warning("%s; reading it from its start", message)
         self._stale(state.unplace("earliest"))
 
-    def _fail(self, state: PartitionState, error: RaftlogError) -> None:
-        self._stale(state.unsubscribe())
-        state.error = error
-        self.on_data()
-
-    # On the event loop: where to begin
+    # Where to begin
 
     async def placed(self) -> None:
         """Subscribe, and wait until every partition has a position or an error."""
@@ -341,16 +193,16 @@ class ConsumerEngine:
 
     def _unplaced(self) -> list[PartitionState]:
         with self.lock:
-            return [
-                state for state in self.positions.states.values() if state.position is None and state.error is None
-            ]
+            return [state for state in self.positions.states.values() if state.position is None and state.error is None]
 
     def _refuse_start(self, states: list[PartitionState]) -> None:
         with self.lock:
             for state in states:
                 self._fail(
                     state,
-                    OffsetOutOfRange(f"{state.topic_partition} has no position and auto.offset.reset=none; seek to one"),
+                    OffsetOutOfRange(
+                        f"{state.topic_partition} has no position and auto.offset.reset=none; seek to one"
+                    ),
                 )
 
     async def _place(self, states: list[PartitionState], timestamp_ms: int) -> None:
@@ -372,139 +224,8 @@ class ConsumerEngine:
                 elif self._followed is None:
                     self._fail(state, error)
 
-    # On the event loop: fetching
-
-    def share_bytes(self) -> int:
-        """Return how much of `fetch.max.bytes` one session may take."""
-        return max(1024, self.options.fetch_max_bytes // max(1, len(self._sessions)))
-
-    def _give_back(self, frames: list[Fetched]) -> None:
-        sizes: dict[FetchSession, int] = {}
-        for frame in frames:
-            sizes[frame.source] = sizes.get(frame.source, 0) + len(frame.records)
-        for session, size in sizes.items():
-            session.give_back(size)
-
-    def _sync(self) -> None:
-        """Unsubscribe what is stale, subscribe what wants it, at the leaders that are known."""
-        self._sync_pending = False
-        if self.closed is not None:
-            return
-        with self.lock:
-            for session in list(self._sessions.values()):
-                stale = [
-                    subscription_id
-                    for subscription_id, state in session.subscriptions.items()
-                    if state.subscription_id != subscription_id
-                    or self.positions.states.get(state.topic_partition) is not state
-                ]
-                for subscription_id in stale:
-                    del session.subscriptions[subscription_id]
-                if stale:
-                    session.send(
-                        log_pb2.FetchRequest(unsubscribe=log_pb2.Unsubscribe(subscription_ids=stale))
-                    )
-            by_node: dict[int, list[log_pb2.FetchPartition]] = {}
-            now_ms = monotonic_ms()
-            unplaced = leaderless = False
-            for state in self.positions.states.values():
-                if state.position is None and state.error is None:
-                    unplaced = True
-                if not state.fetchable or state.not_before_ms > now_ms:
-                    continue
-                leader = self.metadata.view.leader(*state.topic_partition)
-                if leader is None:
-                    leaderless = True
-                    continue
-                failures, not_before_ms = self._session_failures.get(leader.broker_id, (0, 0.0))
-                if not_before_ms > now_ms:
-                    continue
-                by_node.setdefault(leader.broker_id, []).append(self._subscription(state, leader.broker_id))
-        for node_id, partitions in by_node.items():
-            self._sessions[node_id].send(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=partitions)))
-        if leaderless:
-            self.metadata.request_refresh()
-        if unplaced:
-            self._start_placing()
-
-    def _subscription(self, state: PartitionState, node_id: int) -> log_pb2.FetchPartition:
-        session = self._sessions.get(node_id)
-        if session is None:
-            address = self.metadata.address(node_id)
-            assert address is not None, "a leader is a broker that is known"
-            session = self._sessions[node_id] = FetchSession(self, node_id, address)
-        self._next_subscription_id += 1
-        state.subscription_id = self._next_subscription_id
-        state.node_id = node_id
-        session.subscriptions[state.subscription_id] = state
-        view = self.metadata.view.partition(state.topic_partition)
-        return log_pb2.FetchPartition(
-            subscription_id=state.subscription_id,
-            topic_id=state.topic_id,
-            partition=state.topic_partition.partition,
-            offset=state.position,
-            leader_epoch=view.leader_epoch if view is not None else -1,
-            last_fetched_epoch=state.last_epoch,
-        )
-
-    def received(self, session: FetchSession, state: PartitionState, frame: Frame) -> None:
-        """Take a frame in."""
-        head = frame.head
-        state.high_watermark = max(state.high_watermark, head.high_watermark)
-        state.failures = 0
-        self._session_failures.pop(session.node_id, None)
-        if len(frame.records):
-            self._inbox.append((state, Fetched(head.subscription_id, frame.records, session)))
-            self.on_data()
-
-    def refused(self, state: PartitionState, wire_error: common_pb2.Error) -> None:
-        """The broker has dropped a subscription: decide whether to start over, wait and ask again, or fail."""
-        error = from_wire(wire_error)
-        topic_partition = state.topic_partition
-        with self.lock:
-            unread = state.has_data or any(waiting is state for waiting, _ in self._inbox)
-            self._stale(state.unsubscribe())
-            if isinstance(error, OffsetOutOfRange) and not unread:
-                if self.options.auto_offset_reset == "none":
-                    self._fail(state, OffsetOutOfRange(f"{topic_partition}: {error}; seek to an offset that is there"))
-                else:
-                    logger.warning("%s: %s; starting over at the %s", topic_partition, error, self.options.auto_offset_reset)
-                    state.unplace(self.options.auto_offset_reset)
-            elif isinstance(error, (RetriableError, FencedError, OffsetOutOfRange)):
-                # Out of range with unread records: the position lies before, ask from there.
-                state.failures += 1
-                pause_ms = self.options.backoff.pause_ms(state.failures)
-                state.not_before_ms = monotonic_ms() + pause_ms
-                self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
-                self.loop.call_later(pause_ms / 1000, self._sync)
-            else:
-                self._fail(state, type(error)(f"{topic_partition}: {error}"))
-        self.request_sync()
-
-    def session_lost(self, session: FetchSession, error: RaftlogError) -> None:
-        """The stream has ended: what was subscribed there is subscribed again, where its leader then is."""
-        logger.debug("fetch session with broker %d ended: %s", session.node_id, error)
-        if self._sessions.get(session.node_id) is session:
-            del self._sessions[session.node_id]
-        failures = self._session_failures.get(session.node_id, (0, 0.0))[0] + 1
-        pause_ms = self.options.backoff.pause_ms(failures)
-        self._session_failures[session.node_id] = (failures, monotonic_ms() + pause_ms)
-        with self.lock:
-            for subscription_id, state in session.subscriptions.items():
-                if state.subscription_id == subscription_id:
-                    state.unsubscribe()
-                    if not isinstance(error, RetriableError):
-                        self._fail(state, error)
-        if self.closed is None:
-            self.metadata.request_refresh()
-            self.loop.call_later(pause_ms / 1000 + 0.001, self._sync)
-
     async def close(self) -> None:
         """Stop."""
-        self.closed = self.closed or ClosedError("the consumer is closed")
-        self.on_data()
         if self._placing is not None:
             self._placing.cancel()
-        await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
-        await self.metadata.close()
-        await self.connections.close()
+        await super().close()

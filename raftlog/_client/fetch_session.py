@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
@@ -17,7 +17,7 @@ from raftlog.v1 import log_pb2
 from raftlog.wire import Frame, decode_fetch
 
 if TYPE_CHECKING:
-    from raftlog._client.consumer import ConsumerEngine
+    from raftlog._client.partition_reader import PartitionReader
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class FetchSession:
     Credit: what the broker may still send, plus what lies here unread, is at most `share_bytes` (and one frame more).
     """
 
-    def __init__(self, engine: ConsumerEngine, node_id: int, address: str) -> None:
+    def __init__(self, engine: PartitionReader, node_id: int, address: str) -> None:
         self.node_id = node_id
         self.subscriptions: dict[int, PartitionState] = {}
         self._engine = engine
@@ -98,7 +98,7 @@ class FetchSession:
                     if code is not grpc.StatusCode.OK:
                         raise BrokerUnavailable(f"the fetch session ended: {code.name}: {await call.details()}")
                     return
-                self._on_frames(frames)
+                self._on_frames(cast(list[Frame], frames))
         finally:
             call.cancel()
             writer.cancel()

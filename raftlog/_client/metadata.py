@@ -40,7 +40,13 @@ class MetadataCache:
     """
 
     def __init__(
-        self, connections: Connections, bootstrap: list[str], *, max_age_ms: float, request_timeout_ms: float, backoff: Backoff
+        self,
+        connections: Connections,
+        bootstrap: list[str],
+        *,
+        max_age_ms: float,
+        request_timeout_ms: float,
+        backoff: Backoff,
     ) -> None:
         self.view = ClusterCache()
         self.wanted: set[str] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from raftlog._core.backoff import Backoff
 from raftlog.config import ConfigDef, ConfigKey, Value
@@ -22,12 +22,22 @@ _ISOLATION: Final = {
 _MAX_INT32: Final = (1 << 31) - 1
 
 _COMMON: Final = (
-    ConfigKey(name="client.id", kind="string", default="raftlog-python", doc="Name of this client in the broker's log."),
     ConfigKey(
-        name="request.timeout.ms", kind="ms", default=30_000, minimum=1, doc="How long one request may go without an answer."
+        name="client.id", kind="string", default="raftlog-python", doc="Name of this client in the broker's log."
     ),
     ConfigKey(
-        name="retry.backoff.ms", kind="ms", default=50, minimum=0, doc="Pause before the first retry; it doubles with every further one."
+        name="request.timeout.ms",
+        kind="ms",
+        default=30_000,
+        minimum=1,
+        doc="How long one request may go without an answer.",
+    ),
+    ConfigKey(
+        name="retry.backoff.ms",
+        kind="ms",
+        default=50,
+        minimum=0,
+        doc="Pause before the first retry; it doubles with every further one.",
     ),
     ConfigKey(name="retry.backoff.max.ms", kind="ms", default=1000, minimum=0, doc="Longest pause between retries."),
 )
@@ -38,7 +48,7 @@ PRODUCER_KEYS: Final = ConfigDef(
         *_COMMON,
         ConfigKey(
             name="acks", kind="string", default="all", choices=tuple(_ACKS),
-            doc="Who holds a record before it is acknowledged: all in-sync replicas, the leader (1), or nobody asks (0).",
+            doc="Who holds a record before it is acknowledged: all in-sync replicas, the leader (1), or 0: no answer.",
         ),
         ConfigKey(
             name="linger.ms", kind="float", default=5.0, minimum=0,
@@ -92,7 +102,7 @@ CONSUMER_KEYS: Final = ConfigDef(
         *_COMMON,
         ConfigKey(
             name="auto.offset.reset", kind="string", default="latest", choices=("latest", "earliest", "none"),
-            doc="Where to begin without a position, or when the position is gone; none: `OffsetOutOfRange` from `poll`.",
+            doc="Where to begin without a position, or when it is gone; none: `OffsetOutOfRange` from `poll`.",
         ),
         ConfigKey(
             name="isolation.level", kind="string", default="read_committed", choices=tuple(_ISOLATION),
@@ -196,7 +206,7 @@ class ProducerOptions:
             )
         return cls(
             client_id=values["client_id"],
-            acks=cast("log_pb2.Acks.ValueType", _ACKS[values["acks"]]),
+            acks=_ACKS[values["acks"]],
             linger_ms=values["linger_ms"],
             batch_size=min(values["batch_size"], values["max_request_size"]),
             buffer_memory=values["buffer_memory"],
@@ -241,9 +251,7 @@ class ConsumerOptions:
         isolation = _ISOLATION[values.pop("isolation_level")]
         backoff = _backoff(values)
         del values["retry_backoff_ms"], values["retry_backoff_max_ms"]
-        return cls(
-            isolation_level=cast("common_pb2.IsolationLevel.ValueType", isolation), backoff=backoff, **values
-        )
+        return cls(isolation_level=isolation, backoff=backoff, **values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from raftlog.v1 import log_pb2
 from raftlog.wire import Produce, ProducePart, encode_produce
 
 if TYPE_CHECKING:
-    from raftlog._client.producer import Callbacks, ProducerEngine
+    from raftlog._client.producer import ProducerEngine
+    from raftlog._client.producer_buffer import Callbacks
 
 logger = logging.getLogger(__name__)
 

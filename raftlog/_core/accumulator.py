@@ -114,9 +114,7 @@ class Accumulator:
         """Close the open batches that have lingered long enough, and return them."""
         closed = []
         lingering = self.lingering
-        while lingering and (
-            lingering[0].linger_until_ms <= now_ms or lingering[0].queue.open is not lingering[0]
-        ):
+        while lingering and (lingering[0].linger_until_ms <= now_ms or lingering[0].queue.open is not lingering[0]):
             batch = lingering.popleft()
             if self.close(batch):
                 closed.append(batch)

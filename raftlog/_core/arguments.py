@@ -90,9 +90,7 @@ def as_topic(topic: Any) -> str:
     return topic
 
 
-def as_batches(
-    values: Any, key: Any, partition: Any, headers: Any, timestamp_ms: Any
-) -> list[Any]:
+def as_batches(values: Any, key: Any, partition: Any, headers: Any, timestamp_ms: Any) -> list[Any]:
     """Return what `send_batch` was given as `pyarrow.RecordBatch`es.
 
     Raises:

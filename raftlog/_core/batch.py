@@ -76,7 +76,12 @@ class Batch:
     )
 
     def __init__(
-        self, queue: PartitionQueue, order: tuple[int, ...], limit_bytes: int, deadline_ms: float, linger_until_ms: float
+        self,
+        queue: PartitionQueue,
+        order: tuple[int, ...],
+        limit_bytes: int,
+        deadline_ms: float,
+        linger_until_ms: float,
     ) -> None:
         self.queue = queue
         self.order = order
@@ -170,9 +175,7 @@ class Batch:
         assert self.count > 1
         decoded = decode_batch(self.encoded, check_checksum=False)
         names = decoded.columns.schema.names
-        timestamps = pa.array(
-            np.fromiter(map(self.timestamp_ms, range(self.count)), np.int64, self.count)
-        )
+        timestamps = pa.array(np.fromiter(map(self.timestamp_ms, range(self.count)), np.int64, self.count))
         found = {name: decoded.columns.column(name) for name in names}
         middle = self.count // 2
 
@@ -215,4 +218,3 @@ class Batch:
         offset = batch.base_offset + index if batch.base_offset >= 0 else -1
         timestamp_ms = batch.append_time_ms if batch.append_time_ms >= 0 else batch.timestamp_ms(index)
         return RecordMetadata(batch.queue.topic, batch.queue.partition, offset, timestamp_ms)
-

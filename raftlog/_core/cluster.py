@@ -94,9 +94,7 @@ class ClusterCache:
         self.missing.pop(info.name, None)
         partitions = []
         for part in sorted(info.partitions, key=lambda part: part.partition):
-            view = PartitionView(
-                part.partition, part.leader, part.leader_epoch, tuple(part.replicas), tuple(part.isr)
-            )
+            view = PartitionView(part.partition, part.leader, part.leader_epoch, tuple(part.replicas), tuple(part.isr))
             if known is not None and known.topic_id == info.topic_id and view.partition < len(known.partitions):
                 older = known.partitions[view.partition]
                 if older.leader_epoch > view.leader_epoch:

@@ -101,9 +101,7 @@ class PartitionState:
     @property
     def fetchable(self) -> bool:
         """Whether it wants a subscription."""
-        return (
-            self.position is not None and not self.paused and self.error is None and self.subscription_id is None
-        )
+        return self.position is not None and not self.paused and self.error is None and self.subscription_id is None
 
     @property
     def has_data(self) -> bool:
@@ -170,10 +168,7 @@ class Positions:
 
     def receive(self, state: PartitionState, fetched: Fetched) -> bool:
         """Keep a frame; False when it is stale."""
-        if (
-            state.subscription_id != fetched.subscription_id
-            or self.states.get(state.topic_partition) is not state
-        ):
+        if state.subscription_id != fetched.subscription_id or self.states.get(state.topic_partition) is not state:
             return False
         if not state.queued:
             state.queued = True

@@ -45,7 +45,12 @@ class Rows:
             return column.slice(start, length) if column is not None else None
 
         return Rows(
-            cut(self.value), cut(self.key), cut(self.headers), cut(self.partition), cut(self.timestamp_ms), self.base_timestamp_ms
+            cut(self.value),
+            cut(self.key),
+            cut(self.headers),
+            cut(self.partition),
+            cut(self.timestamp_ms),
+            self.base_timestamp_ms,
         )
 
     def take(self, order: Any) -> Rows:

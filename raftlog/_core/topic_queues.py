@@ -86,5 +86,6 @@ class TopicQueues:
         """
         if not 0 <= partition < self.partition_count:
             raise InvalidPartitions(
-                f"topic {self.topic!r} has partitions 0 to {self.partition_count - 1}, there is no partition {partition}"
+                f"topic {self.topic!r} has partitions 0 to {self.partition_count - 1}, "
+                f"there is no partition {partition}"
             )

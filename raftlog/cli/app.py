@@ -11,6 +11,7 @@ import sys
 from typing import Annotated, NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from raftlog.cli import cluster, configs, consume, log_dump, produce, servers, topics
 from raftlog.cli.output import print_error
@@ -58,7 +59,13 @@ def options(
 def main() -> NoReturn:
     """Run the command line; never returns."""
     try:
-        app(prog_name="raftlog")
+        sys.exit(app(prog_name="raftlog", standalone_mode=False))
+    except TyperException as error:
+        if error.message:  # else it was a group without a command, whose help has been printed
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "raftlog"
+            print_error(f"{error.format_message().rstrip('.')}; try '{command} --help'")
+        sys.exit(error.exit_code)
     except BrokenPipeError:
         _close_quietly()
     except KeyboardInterrupt:
@@ -66,7 +73,6 @@ def main() -> NoReturn:
     except (RaftlogError, OSError) as error:
         print_error(str(error) or type(error).__name__)
         sys.exit(EXIT_ERROR)
-    sys.exit(0)
 
 
 def _close_quietly() -> NoReturn:

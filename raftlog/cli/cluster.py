@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-import raftlog
+from raftlog.cli.clients import connect_admin
 from raftlog.cli.output import BOOTSTRAP_DEFAULT, BootstrapOption, Output, OutputOption, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, help="What a cluster consists of.")
@@ -23,7 +23,7 @@ def describe(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputOptio
 
     Example: raftlog cluster describe --output json
     """
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         found = admin.describe_cluster()
     brokers = [{column: getattr(broker, column) for column in _BROKER_COLUMNS} for broker in found.brokers]
     if output is Output.JSON:

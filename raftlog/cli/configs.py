@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-import raftlog
 from raftlog._server_root import server_environment
+from raftlog.cli.clients import connect_admin
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
     BootstrapOption,
@@ -37,7 +38,7 @@ print(json.dumps([
 """
 
 
-def _rows(entries: list[Any], everything: bool) -> list[Row]:
+def _rows(entries: Mapping[str, Any], everything: bool) -> list[Row]:
     return [
         {
             "key": entry.key,
@@ -46,7 +47,7 @@ def _rows(entries: list[Any], everything: bool) -> list[Row]:
             "read_only": entry.read_only,
             "documentation": entry.documentation,
         }
-        for entry in sorted(entries, key=lambda entry: str(entry.key))
+        for _, entry in sorted(entries.items())
         if everything or entry.source != "default"
     ]
 
@@ -57,7 +58,7 @@ def list_changed(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputO
 
     Example: raftlog config list
     """
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         rows = [
             {"topic": topic, **row}
             for topic in sorted(admin.list_topics())
@@ -81,8 +82,8 @@ def describe(
     """
     if (topic is None) == (broker is None):
         raise typer.BadParameter("name a topic or give --broker ID, one of them")
-    with raftlog.Admin(bootstrap) as admin:
-        entries = admin.describe_configs(topic=topic, broker_id=broker)
+    with connect_admin(bootstrap) as admin:
+        entries = admin.describe_configs(topic=topic, broker=broker)
     print_rows(_rows(entries, everything), _COLUMNS, output)
 
 
@@ -98,7 +99,7 @@ def set_keys(
     Example: raftlog config set events retention.ms=7d segment.bytes=64MiB
     """
     changes = key_value_pairs(pairs)
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         admin.alter_configs(topic, set=changes)
     print_done(f"set for {topic}: {', '.join(changes)}", {"topic": topic, "set": changes}, output)
 
@@ -114,7 +115,7 @@ def unset(
 
     Example: raftlog config unset events retention.ms
     """
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         admin.alter_configs(topic, unset=keys)
     print_done(f"back to the default for {topic}: {', '.join(keys)}", {"topic": topic, "unset": keys}, output)
 

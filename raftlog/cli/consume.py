@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from typing import Annotated
 import typer
 
 import raftlog
-from raftlog.cli.output import BOOTSTRAP_DEFAULT, BootstrapOption, print_json
+from raftlog.cli.clients import connect_consumer
+from raftlog.cli.output import BOOTSTRAP_DEFAULT, BootstrapOption
 from raftlog.cli.records import json_record, text_of
 from raftlog.errors import InvalidPartitions
 
@@ -65,35 +67,40 @@ def consume(
     """
     if offset is not None and from_beginning:
         raise typer.BadParameter("--offset and --from-beginning contradict each other")
-    with raftlog.Admin(bootstrap) as admin, raftlog.Consumer(bootstrap) as consumer:
-        places = _partitions(admin, topic, partition)
+    with connect_consumer(bootstrap) as consumer:
+        places = _partitions(consumer, topic, partition)
         consumer.assign(places)
         ends = consumer.end_offsets(places)
         for place in places:
             if offset is not None:
                 consumer.seek(place, offset)
             elif from_beginning:
-                consumer.seek_to_beginning([place])
+                consumer.seek_to_beginning(place)
             else:
                 consumer.seek(place, ends[place])
         stop_at = None if follow else ends
         printer = _Printer(output, print_key, print_headers, print_timestamp, print_offset)
-        for number, record in enumerate(_records(consumer, stop_at, timeout_s), 1):
-            printer.print(record)
-            if number == max_records:
-                break
+        left = max_records
+        for records in _polls(consumer, stop_at, timeout_s):
+            for record in records[:left]:
+                printer.print(record)
+            printer.flush()
+            if left is not None:
+                left -= len(records)
+                if left <= 0:
+                    break
 
 
-def _partitions(admin: raftlog.Admin, topic: str, wanted: int | None) -> list[raftlog.TopicPartition]:
-    found = [described.partition for described in admin.describe_topic(topic).partitions]
-    if wanted is not None and wanted not in found:
+def _partitions(consumer: raftlog.Consumer, topic: str, wanted: int | None) -> list[raftlog.TopicPartition]:
+    found = consumer.partitions_for(topic)
+    if wanted is not None and wanted >= len(found):
         raise InvalidPartitions(f"topic {topic} has no partition {wanted}; it has {len(found)}, from 0")
-    return [raftlog.TopicPartition(topic, number) for number in found if wanted in (None, number)]
+    return [place for place in found if wanted in (None, place.partition)]
 
 
-def _records(
+def _polls(
     consumer: raftlog.Consumer, ends: dict[raftlog.TopicPartition, int] | None, timeout_s: float | None
-) -> Iterator[raftlog.Record]:
+) -> Iterator[list[raftlog.Record]]:
     """Yield records as they come; with `ends`, those below them, and no longer than until all are reached."""
     last_record = time.monotonic()
     while True:
@@ -103,17 +110,19 @@ def _records(
                 return
         wait_s = _POLL_S if timeout_s is None else min(_POLL_S, max(0.0, last_record + timeout_s - time.monotonic()))
         records = consumer.poll(wait_s)
-        for record in records:
-            if ends is None or record.offset < ends.get(raftlog.TopicPartition(record.topic, record.partition), 0):
-                yield record
         if records:
+            yield [record for record in records if ends is None or _is_before_end(record, ends)]
             last_record = time.monotonic()
         elif timeout_s is not None and time.monotonic() >= last_record + timeout_s:
             return
 
 
+def _is_before_end(record: raftlog.Record, ends: dict[raftlog.TopicPartition, int]) -> bool:
+    return record.offset < ends.get(raftlog.TopicPartition(record.topic, record.partition), 0)
+
+
 class _Printer:
-    """Prints records to standard output and lets each line out at once when someone is looking."""
+    """Prints records to standard output."""
 
     def __init__(self, output: RecordOutput, key: bool, headers: bool, timestamp: bool, offset: bool) -> None:
         self._output = output
@@ -127,21 +136,23 @@ class _Printer:
         match self._output:
             case RecordOutput.RAW:
                 sys.stdout.buffer.write(record.value or b"")
-                sys.stdout.buffer.flush()
             case RecordOutput.JSON:
-                print_json(
-                    json_record(
-                        topic=record.topic,
-                        partition=record.partition,
-                        offset=record.offset,
-                        timestamp_ms=record.timestamp_ms,
-                        key=record.key,
-                        value=record.value,
-                        headers=record.headers,
-                    )
+                printed = json_record(
+                    topic=record.topic,
+                    partition=record.partition,
+                    offset=record.offset,
+                    timestamp_ms=record.timestamp_ms,
+                    key=record.key,
+                    value=record.value,
+                    headers=record.headers,
                 )
+                print(json.dumps(printed, ensure_ascii=False))
             case _:
-                print(_SEPARATOR.join(self._cells(record)), flush=True)
+                print(_SEPARATOR.join(self._cells(record)))
+
+    def flush(self) -> None:
+        """Let everything out that was printed."""
+        sys.stdout.flush()
 
     def _cells(self, record: raftlog.Record) -> Iterator[str]:
         if self._offset:

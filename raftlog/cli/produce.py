@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import raftlog
+from raftlog.cli.clients import connect_producer
 from raftlog.cli.inputs import Columns, Format, format_of, read
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
@@ -94,7 +95,7 @@ def produce(
     started = time.monotonic()
     with ExitStack() as stack:
         stream = _open(stack, path)
-        producer = stack.enter_context(raftlog.Producer(bootstrap, config=settings))
+        producer = stack.enter_context(connect_producer(bootstrap, settings))
         progress = stack.enter_context(_progress(path))
         records, data_bytes = _send_all(producer, topic, read(stream, source, columns), stream, progress)
     seconds = time.monotonic() - started

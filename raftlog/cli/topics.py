@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-import raftlog
+from raftlog.cli.clients import connect_admin
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
     BootstrapOption,
@@ -17,6 +17,7 @@ from raftlog.cli.output import (
     print_json,
     print_rows,
 )
+from raftlog.errors import TopicAlreadyExists
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, change and delete topics.")
 
@@ -44,10 +45,10 @@ def create(
     """
     configs = key_value_pairs(config or [])
     created = True
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         try:
             admin.create_topic(topic, partitions, replication_factor, configs)
-        except raftlog.TopicAlreadyExists:
+        except TopicAlreadyExists:
             if not if_not_exists:
                 raise
             created = False
@@ -64,7 +65,7 @@ def list_topics(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputOp
 
     Example: raftlog topic list --output json
     """
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         names = admin.list_topics()
         rows = [{"topic": name, "partitions": len(admin.describe_topic(name).partitions)} for name in sorted(names)]
     print_rows(rows, ("topic", "partitions"), output)
@@ -78,7 +79,7 @@ def describe(
 
     Example: raftlog topic describe events
     """
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         described = admin.describe_topic(topic)
     rows = [{column: getattr(found, column) for column in _PARTITION_COLUMNS} for found in described.partitions]
     if output is Output.JSON:
@@ -95,7 +96,7 @@ def delete(
 
     Example: raftlog topic delete events
     """
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         admin.delete_topic(topic)
     print_done(f"topic {topic} deleted", {"topic": topic, "deleted": True}, output)
 
@@ -117,7 +118,7 @@ def alter(
     changes = key_value_pairs(config or [])
     if not changes and not unset:
         raise typer.BadParameter("nothing to change; give --config KEY=VALUE or --unset KEY")
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         admin.alter_configs(topic, set=changes, unset=unset or [])
     print_done(f"topic {topic} altered", {"topic": topic, "set": changes, "unset": unset or []}, output)
 
@@ -133,6 +134,6 @@ def add_partitions(
 
     Example: raftlog topic add-partitions events 12
     """
-    with raftlog.Admin(bootstrap) as admin:
+    with connect_admin(bootstrap) as admin:
         admin.create_partitions(topic, total)
     print_done(f"topic {topic} has {total} partitions", {"topic": topic, "partitions": total}, output)

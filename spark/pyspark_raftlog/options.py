@@ -3,31 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-
-PRODUCER_KEYS = frozenset(
-    {
-        "acks",
-        "batch.size",
-        "buffer.memory",
-        "client.id",
-        "compression.level",
-        "compression.type",
-        "delivery.timeout.ms",
-        "linger.ms",
-        "max.block.ms",
-        "max.in.flight.requests.per.connection",
-        "max.request.size",
-        "metadata.max.age.ms",
-        "request.timeout.ms",
-        "retries",
-        "retry.backoff.max.ms",
-        "retry.backoff.ms",
-    }
-)
-"""Settings of `raftlog.Producer` that an option may carry, with or without the prefix `kafka.`. Their values are
-checked by the producer; a test compares the names with the producer's own."""
 
 _BOOTSTRAP = "bootstrap.servers"
 _PREFIX = "kafka."
@@ -36,6 +13,7 @@ _OWN = frozenset({_BOOTSTRAP, "topic", "delivery"})
 _SPARKS = frozenset({"checkpointlocation", "queryname", "outputmode", "path", "truncate", "numrows"})
 """Spark hands its own options of a query on to the sink."""
 _ASYNC_PROGRESS = "asyncprogresstracking"
+"""Spark itself refuses to start a query with this switched on for a sink that does not offer it."""
 _DEFAULTS = {
     # A task writes as fast as it can and waits at its end: larger batches cost nothing in latency.
     "linger.ms": "20",
@@ -57,18 +35,20 @@ class SinkOptions:
 
         Raises:
             ValueError: unknown, contradictory, or asking for what this version cannot do.
+            InvalidConfig: a producer setting with a bad value.
         """
+        # Not at the top: Spark imports this module where gRPC must not be, in processes that fork.
+        from raftlog._client.options import PRODUCER_KEYS, ProducerOptions
+
+        known = _OWN.union(key.name for key in PRODUCER_KEYS)
         given: dict[str, str] = {}
         for name, value in options.items():
             lowered = name.lower()
-            if lowered.startswith(_ASYNC_PROGRESS):
-                _refuse_async_progress(lowered, value)
+            if lowered in _SPARKS or lowered.startswith(_ASYNC_PROGRESS):
                 continue
             key = lowered.removeprefix(_PREFIX)
-            if key in _SPARKS:
-                continue
-            if key not in _OWN and key not in PRODUCER_KEYS:
-                raise ValueError(_unknown(name))
+            if key not in known:
+                raise ValueError(_unknown(name, known))
             if given.setdefault(key, value) != value:
                 raise ValueError(f"option {key} is given twice, as {given[key]!r} and as {value!r}; give it once")
         if _BOOTSTRAP not in given:
@@ -84,19 +64,12 @@ class SinkOptions:
         if given.get("topic") == "":
             raise ValueError("option topic is empty; name a topic, or leave it out and have a column topic")
         bootstrap, topic = given.pop(_BOOTSTRAP), given.pop("topic", None)
-        return SinkOptions(bootstrap, topic, tuple(sorted({**_DEFAULTS, **given}.items())))
+        producer = {**_DEFAULTS, **given}
+        ProducerOptions.make(producer, {})
+        return SinkOptions(bootstrap, topic, tuple(sorted(producer.items())))
 
 
-def _unknown(name: str) -> str:
-    known = sorted(_OWN | PRODUCER_KEYS)
+def _unknown(name: str, known: Set[str]) -> str:
     near = difflib.get_close_matches(name.lower().removeprefix(_PREFIX), known, n=1, cutoff=0.7)
-    advice = f"did you mean {near[0]}?" if near else f"the sink knows {', '.join(known)}"
+    advice = f"did you mean {near[0]}?" if near else f"the sink knows {', '.join(sorted(known))}"
     return f"the raftlog sink has no option {name}; {advice}"
-
-
-def _refuse_async_progress(name: str, value: str) -> None:
-    if name == "asyncprogresstrackingenabled" and value.lower() == "true":
-        raise ValueError(
-            "asyncProgressTrackingEnabled=true: Spark would record progress in its own time, and a restart repeat "
-            "batches that it has forgotten; leave the option out"
-        )

@@ -58,6 +58,11 @@ class SinkSchema:
         Raises:
             ValueError: a column is missing, of another type, or unknown; the message says how to change the query.
         """
+        if "value" not in (name.lower() for name in schema.names):
+            raise ValueError(
+                f"there is no column value among {', '.join(schema.names) or 'no columns'}; select what the records "
+                'are to hold, for example to_json(struct("*")).alias("value")'
+            )
         positions: dict[str, int] = {}
         for position, field in enumerate(schema.fields):
             name = field.name.lower()
@@ -72,11 +77,6 @@ class SinkSchema:
                 wanted = " or ".join(_EXPECTED[name])
                 raise ValueError(f"column {field.name} is {found}, expected {wanted}; {_ADVICE[name]}")
             positions[name] = position
-        if "value" not in positions:
-            raise ValueError(
-                f"there is no column value among {', '.join(schema.names) or 'no columns'}; select what the records "
-                'are to hold, for example to_json(struct("*")).alias("value")'
-            )
         topic_position = positions.pop("topic", None)
         if options.topic is not None:
             topic_position = None

@@ -27,6 +27,7 @@ PARTITIONS = 6
 FILES = 24
 _READ_TIMEOUT_S = 60.0
 _MIB = 1 << 20
+_LOG_TAIL = 4000
 
 
 def main() -> int:
@@ -58,7 +59,11 @@ def _run(console: Console, directory: Path) -> Verdict:
         with _step(console, "3  Starting Spark on two cores"):
             spark = stream.make_session(directory)
             stack.callback(spark.stop)
-        _write(console, spark, source, directory / "checkpoint", cluster.bootstrap, flights)
+        try:
+            _write(console, spark, source, directory / "checkpoint", cluster.bootstrap, flights)
+        except Exception:
+            console.print((directory / stream.SPARK_LOG).read_text()[-_LOG_TAIL:], markup=False)
+            raise
         with _step(console, "5  Reading the topic back with the Python SDK, as Arrow tables"):
             result = read_back(cluster.bootstrap, TOPIC, _READ_TIMEOUT_S)
         _print_partitions(console, result)

@@ -42,13 +42,11 @@ def read_back(bootstrap: str, topic: str, timeout_s: float) -> ReadBack:
         TimeoutError: the end was not reached in time; says how far it came.
     """
     started = time.monotonic()
-    with raftlog.Admin(bootstrap) as admin:
-        numbers = [found.partition for found in admin.describe_topic(topic).partitions]
-    places = [raftlog.TopicPartition(topic, number) for number in numbers]
     tables = []
     with raftlog.Consumer(bootstrap) as consumer:
+        places = consumer.partitions_for(topic)
         consumer.assign(places)
-        consumer.seek_to_beginning(places)
+        consumer.seek_to_beginning(*places)
         ends = consumer.end_offsets(places)
         while any(consumer.position(place) < ends[place] for place in places):
             if time.monotonic() > started + timeout_s:
@@ -57,7 +55,7 @@ def read_back(bootstrap: str, topic: str, timeout_s: float) -> ReadBack:
             tables.append(consumer.poll_arrow(_POLL_S))
     seconds = time.monotonic() - started
     records = pa.concat_tables(table for table in tables if table.num_rows)
-    return ReadBack(records, [_summary(records, number) for number in numbers], seconds)
+    return ReadBack(records, [_summary(records, place.partition) for place in places], seconds)
 
 
 def _summary(records: pa.Table, partition: int) -> PartitionRead:

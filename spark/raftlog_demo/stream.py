@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 OnRows = Callable[[int], None]
+SPARK_LOG = "spark.log"
+"""Where Spark's own messages go, in the demo's directory."""
 
 _POLL_S = 0.1
 
@@ -20,9 +23,14 @@ _POLL_S = 0.1
 def make_session(directory: Path) -> SparkSession:
     """Return a small Spark on this machine; whatever it writes goes to `directory`."""
     os.environ["PYSPARK_PYTHON"] = sys.executable  # data sources are looked up by this Python
+    with _stderr_to(directory / SPARK_LOG):
+        return _builder(directory).getOrCreate()
+
+
+def _builder(directory: Path) -> SparkSession.Builder:
     settings = {
         "spark.ui.enabled": "false",
-        "spark.log.level": "ERROR",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "1g",
         "spark.local.dir": str(directory / "spark"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
@@ -33,7 +41,21 @@ def make_session(directory: Path) -> SparkSession:
     builder = SparkSession.builder.master("local[2]").appName("raftlog-demo")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return builder
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Let processes that are started meanwhile, the JVM above all, write their stderr to a file."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def events_of(flights: DataFrame) -> DataFrame:

@@ -56,12 +56,11 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
 
 
 def read_all(bootstrap: str, topic: str) -> pa.Table:
-    with raftlog.Admin(bootstrap) as admin:
-        places = [raftlog.TopicPartition(topic, found.partition) for found in admin.describe_topic(topic).partitions]
     tables = []
     with raftlog.Consumer(bootstrap) as consumer:
+        places = consumer.partitions_for(topic)
         consumer.assign(places)
-        consumer.seek_to_beginning(places)
+        consumer.seek_to_beginning(*places)
         ends = consumer.end_offsets(places)
         while any(consumer.position(place) < ends[place] for place in places):
             tables.append(consumer.poll_arrow(1.0))
@@ -149,7 +148,7 @@ def test_rows_go_to_the_topics_of_the_column_unless_the_option_overrides_it(
         ({"linger": "5"}, "cast(id as string) value", "did you mean linger.ms?"),
         ({"delivery": "exactly-once"}, "cast(id as string) value", "comes with transactions"),
         ({"acks": "some"}, "cast(id as string) value", "acks"),
-        ({"asyncProgressTrackingEnabled": "true"}, "cast(id as string) value", "asyncProgressTrackingEnabled"),
+        ({"asyncProgressTrackingEnabled": "true"}, "cast(id as string) value", "async progress tracking"),
     ],
 )
 def test_what_cannot_be_ends_the_query_when_it_starts(
@@ -188,4 +187,4 @@ def test_a_topic_that_is_not_there_fails_the_query_and_names_it(spark: Any, clus
     with pytest.raises(PySparkException, match="nowhere"):
         frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap).option(
             "topic", "nowhere"
-        ).option("max.block.ms", "2000").save()
+        ).option("max.block.ms", "500").save()

@@ -229,7 +229,9 @@ class FakeCluster:
             raise UnknownTopicOrPartition(f"{topic.name}-{index}")
         partition = topic.partitions[index]
         if partition.leader != node:
-            raise NotLeader(f"{topic.name}-{index} is led by {partition.leader}", partition.leader, partition.leader_epoch)
+            raise NotLeader(
+                f"{topic.name}-{index} is led by {partition.leader}", partition.leader, partition.leader_epoch
+            )
         if leader_epoch >= 0 and leader_epoch < partition.leader_epoch:
             raise FencedLeaderEpoch(f"epoch {leader_epoch} is over")
         if leader_epoch > partition.leader_epoch:
@@ -244,7 +246,7 @@ class Node(log_pb2_grpc.LogServicer):
         self.cluster = cluster
         self.node = node
 
-    async def Produce(
+    async def Produce(  # type: ignore[override] # the generated class asks for an iterator, aio takes writes too
         self, requests: AsyncIterator[log_pb2.ProduceRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         faults = self.cluster.faults
@@ -306,7 +308,12 @@ class Node(log_pb2_grpc.LogServicer):
             raise MessageTooLarge(f"{len(part.records)} bytes, max.message.bytes={faults.max_message_bytes}")
         return partition.append(part.records)
 
-    async def Fetch(
+    async def OffsetForLeaderEpoch(
+        self, request: log_pb2.OffsetForLeaderEpochRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> log_pb2.OffsetForLeaderEpochResponse:
+        raise NotImplementedError
+
+    async def Fetch(  # type: ignore[override] # as Produce
         self, requests: AsyncIterator[log_pb2.FetchRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         session = FetchSession(self.cluster, self.node, context)
@@ -410,7 +417,9 @@ class FetchSession:
         async with self.writing:
             self.credit -= len(frame.records)
             self.cluster.least_credit = min(self.cluster.least_credit, self.credit)
-            await self.context.write(log_pb2.FetchResponse(frames=[frame, frame] if faults.duplicate_frames else [frame]))
+            await self.context.write(
+                log_pb2.FetchResponse(frames=[frame, frame] if faults.duplicate_frames else [frame])
+            )
             if faults.drop_fetch_after_frames:
                 faults.drop_fetch_after_frames -= 1
                 if not faults.drop_fetch_after_frames:
@@ -461,6 +470,10 @@ class FetchSession:
 
 
 class MetadataNode(metadata_pb2_grpc.MetadataServicer):
+    """Metadata as any node knows it."""
+
+    Watch = None  # type: ignore[assignment] # unused: clients ask
+
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
 
@@ -482,12 +495,20 @@ class MetadataNode(metadata_pb2_grpc.MetadataServicer):
             info.topic_id = topic.topic_id
             for index, part in enumerate(topic.partitions):
                 info.partitions.add(
-                    partition=index, leader=part.leader, leader_epoch=part.leader_epoch, replicas=[part.leader], isr=[part.leader]
+                    partition=index,
+                    leader=part.leader,
+                    leader_epoch=part.leader_epoch,
+                    replicas=[part.leader],
+                    isr=[part.leader],
                 )
         return response
 
 
 class AdminNode(admin_pb2_grpc.AdminServicer):
+    """Topics only; what the real broker's tests cover is not here."""
+
+    AlterConfigs = CreatePartitions = DescribeConfigs = DescribeLogDirs = None  # type: ignore[assignment] # unused
+
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
 

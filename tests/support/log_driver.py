@@ -53,7 +53,11 @@ def timed_batch(timestamps_ms: list[int], value_bytes: int = 20, fill: int = 0) 
 
 
 def open_manager(
-    storage: MemoryStorage, *, config: LogConfig | None = None, clock: FakeClock | None = None, log_dirs: tuple[str, ...] = (LOG_DIR,)
+    storage: MemoryStorage,
+    *,
+    config: LogConfig | None = None,
+    clock: FakeClock | None = None,
+    log_dirs: tuple[str, ...] = (LOG_DIR,),
 ) -> LogManager:
     """Return a manager that has opened its directories."""
     manager = LogManager(storage, log_dirs, config or LogConfig(), clock or FakeClock())

@@ -30,7 +30,9 @@ async def session(
 ) -> AsyncIterator[tuple[Requests[wire.Produce], ProduceWriter]]:
     requests, writer = Requests[wire.Produce](), ProduceWriter()
     running = asyncio.create_task(
-        ProduceSession(parts.registry, max_in_flight=max_in_flight, default_timeout_ms=timeout_ms).run(requests.__aiter__(), writer)
+        ProduceSession(parts.registry, max_in_flight=max_in_flight, default_timeout_ms=timeout_ms).run(
+            requests.__aiter__(), writer
+        )
     )
     try:
         yield requests, writer
@@ -117,7 +119,13 @@ def test_one_request_may_succeed_in_part(tmp_path: Path) -> None:
             good = batch_of(b"x")
             requests.send(
                 RawClient.request(
-                    1, [(TOPIC_ID, 0, 3, 1, good), (TOPIC_ID, 7, 3, 1, good), (TOPIC_ID, 0, 2, 1, good), (TOPIC_ID, 1, 3, 1, good)]
+                    1,
+                    [
+                        (TOPIC_ID, 0, 3, 1, good),
+                        (TOPIC_ID, 7, 3, 1, good),
+                        (TOPIC_ID, 0, 2, 1, good),
+                        (TOPIC_ID, 1, 3, 1, good),
+                    ],
                 )
             )
             (response,) = await writer.wait_for(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from tests.support.metadata_disk import MemoryDisk
 Stub: TypeAlias = "metadata_pb2_grpc.MetadataAsyncStub"  # known to the stubs only
 Work: TypeAlias = "Callable[[SingleNodeMetadata, Stub], Awaitable[None]]"
 WAIT_SECONDS = 20.0
+SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 65_536), ("grpc.http2.bdp_probe", 0)]
+"""The client's side takes little ahead of what is read, so that a test needs little data to be slow."""
 
 
 @asynccontextmanager
@@ -41,7 +44,7 @@ async def served(options: dict[str, float]) -> AsyncIterator[tuple[SingleNodeMet
         metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(metadata, **options), server)  # type: ignore[arg-type] # the tests' options
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with aio.insecure_channel(f"127.0.0.1:{port}", options=SMALL_WINDOW) as channel:
             yield metadata, metadata_pb2_grpc.MetadataStub(channel)
         await server.stop(0)
         await metadata.close()
@@ -216,21 +219,37 @@ def test_a_watcher_that_falls_behind_the_history_starts_over_with_a_snapshot(mon
     run(work)
 
 
+async def until_there_is_a_place(stub: Stub) -> None:
+    while True:
+        watch = stub.Watch(metadata_pb2.WatchRequest(from_offset=-1))
+        try:
+            assert isinstance(await watch.read(), metadata_pb2.WatchResponse)
+        except aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            await asyncio.sleep(0.01)
+        else:
+            return
+
+
 def test_a_watcher_that_does_not_read_is_cut_off_and_others_are_not_harmed() -> None:
     async def work(metadata: SingleNodeMetadata, stub: Stub) -> None:
         slow = stub.Watch(metadata_pb2.WatchRequest(from_offset=-1))
         await slow.read()  # it is being served, and reads no more
         observer = Observer(stub)
-        for number in range(12):  # about 600 kB each in deltas, far beyond what HTTP/2 holds for a reader
+        reading = asyncio.create_task(observer.until(metadata.image.offset + 3))
+        for number in range(3):  # some 300 kB each, more than the connection takes without a reader
             await metadata.propose(create_topic(f"t{number}", 100 + number, partitions=10_000, epoch=0))
-        await observer.until(metadata.image.offset)
+        await reading
         assert observer.image == metadata.image
-        while await slow.read() is not aio.EOF:
-            pass
+        await until_there_is_a_place(stub)
+        with contextlib.suppress(aio.AioRpcError):
+            while await slow.read() is not aio.EOF:
+                pass
         assert await slow.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "nothing was read from this watch" in (await slow.details() or "")
+        assert "nothing was read from this watch for 1 s; start it again" in (await slow.details() or "")
 
-    run(work, write_timeout_seconds=0.5, max_response_records=100_000)
+    run(work, write_timeout_seconds=1, max_response_records=100_000, max_watchers=2)
 
 
 def test_watchers_are_bounded_and_a_place_becomes_free_again() -> None:
@@ -241,12 +260,6 @@ def test_watchers_are_bounded_and_a_place_becomes_free_again() -> None:
         assert await second.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "serves 1 metadata watchers already" in (await second.details() or "")
         first.call.cancel()
-        while True:
-            third = stub.Watch(metadata_pb2.WatchRequest(from_offset=-1))
-            try:
-                assert isinstance(await third.read(), metadata_pb2.WatchResponse)
-                break
-            except aio.AioRpcError:
-                await asyncio.sleep(0.01)
+        await until_there_is_a_place(stub)
 
     run(work, max_watchers=1)

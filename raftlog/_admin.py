@@ -1,0 +1,175 @@
+"""The synchronous admin client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from raftlog._client.admin import AdminEngine
+from raftlog._client.background import loop_thread
+from raftlog._client.connections import parse_bootstrap
+from raftlog._client.options import AdminOptions
+from raftlog._descriptions import ClusterDescription, ConfigDescription, LogDirDescription, TopicDescription
+from raftlog.types import TopicPartition
+
+
+class Admin:
+    """Manages topics, configs and logs of a cluster. Thread-safe.
+
+    >>> from raftlog import Admin
+    >>> with Admin(cluster.bootstrap) as admin:
+    ...     topic = admin.create_topic("payments", partitions=3, configs={"retention.ms": "3600000"})
+    ...     [partition.leader for partition in topic.partitions]
+    [1, 1, 1]
+
+    Every method takes a `timeout` in seconds, `default.api.timeout.ms` by default; errors that may pass are retried
+    until then. Addresses that have never answered are given up after 5 s.
+
+    Raises:
+        InvalidConfig: an unknown option or a bad value.
+        ValueError: a bootstrap address that is not host:port.
+    """
+
+    def __init__(
+        self, bootstrap: str | Sequence[str], *, config: Mapping[str, object] | None = None, **options: object
+    ) -> None:
+        addresses = parse_bootstrap(bootstrap)
+        resolved = AdminOptions.make(config, options)
+        self._thread = loop_thread()
+
+        async def make() -> AdminEngine:
+            return AdminEngine(addresses, resolved)
+
+        self._engine = self._thread.run(make())
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        configs: Mapping[str, Any] | None = None,
+        *,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> TopicDescription | None:
+        """Create a topic and return its description once brokers know it; None with `validate_only`.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.create_topic("payments")
+        Traceback (most recent call last):
+        raftlog.errors.TopicAlreadyExists: ...
+
+        Raises:
+            TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor, InvalidConfig: refused.
+            BrokerUnavailable: no broker answers; names the addresses.
+        """
+        return self._thread.run(
+            self._engine.create_topic(name, partitions, replication_factor, configs or {}, validate_only, timeout)
+        )
+
+    def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a topic and its records.
+
+        Raises:
+            UnknownTopicOrPartition: there is none of that name.
+        """
+        self._thread.run(self._engine.delete_topic(name, timeout))
+
+    def list_topics(self, *, internal: bool = False, timeout: float | None = None) -> list[str]:
+        """Return the names of all topics, in order; with `internal` also those that begin with two underscores.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     "payments" in admin.list_topics()
+        True
+        """
+        return self._thread.run(self._engine.list_topics(internal, timeout))
+
+    def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
+        """Return partitions, leaders, leader epochs, replicas and in-sync replicas.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.describe_topic("payments").partitions[2].isr
+        [1]
+
+        Raises:
+            UnknownTopicOrPartition: there is none of that name.
+        """
+        return self._thread.run(self._engine.describe_topic(name, timeout))
+
+    def create_partitions(self, topic: str, total: int, *, timeout: float | None = None) -> None:
+        """Raise the number of partitions to `total`; keys may land elsewhere from then on.
+
+        Raises:
+            UnknownTopicOrPartition, InvalidPartitions: no such topic, or it has as many already.
+        """
+        self._thread.run(self._engine.create_partitions(topic, total, timeout))
+
+    def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
+        """Return the cluster's id, its controller and its brokers.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     [broker.broker_id for broker in admin.describe_cluster().brokers]
+        [1]
+        """
+        return self._thread.run(self._engine.describe_cluster(timeout))
+
+    def describe_configs(
+        self, topic: str | None = None, broker: int | str | None = None, *, timeout: float | None = None
+    ) -> dict[str, ConfigDescription]:
+        """Return the config of a topic or of a broker, by key; `broker=""` is the default of all brokers.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.describe_configs(topic="payments")["retention.ms"].value
+        '3600000'
+        """
+        return self._thread.run(self._engine.describe_configs(topic, broker, timeout))
+
+    def alter_configs(
+        self,
+        topic: str | None = None,
+        broker: int | str | None = None,
+        *,
+        set: Mapping[str, Any] | None = None,
+        unset: Iterable[str] = (),
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Set and unset config keys of a topic or of a broker; keys that are not named stay as they are.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.alter_configs(topic="payments", set={"max.message.bytes": 2097152}, unset=["retention.ms"])
+        ...     admin.describe_configs(topic="payments")["max.message.bytes"].value
+        '2097152'
+
+        Raises:
+            InvalidConfig: an unknown key or a bad value; nothing was changed.
+        """
+        self._thread.run(self._engine.alter_configs(topic, broker, set or {}, unset, validate_only, timeout))
+
+    def describe_log_dirs(self, broker: int | None = None, *, timeout: float | None = None) -> list[LogDirDescription]:
+        """Return the log directories of one broker, or of all: space, partitions, and why one is offline."""
+        return self._thread.run(self._engine.describe_log_dirs(broker, timeout))
+
+    def delete_records(
+        self, before: Mapping[TopicPartition, int], *, timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Delete the records below the given offsets (-1: all that are committed); return the new log starts.
+
+        Raises:
+            OffsetOutOfRange: above the high watermark.
+        """
+        return self._thread.run(self._engine.delete_records(before, timeout))
+
+    def close(self) -> None:
+        """Close the connections. Closing twice is allowed."""
+        if not self._engine.closed and self._thread is loop_thread():
+            self._thread.run(self._engine.close())
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,111 @@
+"""The asynchronous admin client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from raftlog._client.admin import AdminEngine
+from raftlog._client.connections import parse_bootstrap
+from raftlog._client.options import AdminOptions
+from raftlog._descriptions import ClusterDescription, ConfigDescription, LogDirDescription, TopicDescription
+from raftlog.types import TopicPartition
+
+
+class Admin:
+    """As `raftlog.Admin`, awaitable. Belongs to the event loop that runs when it is first used.
+
+    >>> import asyncio
+    >>> from raftlog import aio
+    >>> async def leaders():
+    ...     async with aio.Admin(cluster.bootstrap) as admin:
+    ...         topic = await admin.create_topic("invoices", partitions=2)
+    ...         return [partition.leader for partition in topic.partitions]
+    >>> asyncio.run(leaders())
+    [1, 1]
+    """
+
+    def __init__(
+        self, bootstrap: str | Sequence[str], *, config: Mapping[str, object] | None = None, **options: object
+    ) -> None:
+        self._engine = AdminEngine(parse_bootstrap(bootstrap), AdminOptions.make(config, options))
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        configs: Mapping[str, Any] | None = None,
+        *,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> TopicDescription | None:
+        """As `raftlog.Admin.create_topic`."""
+        return await self._engine.create_topic(
+            name, partitions, replication_factor, configs or {}, validate_only, timeout
+        )
+
+    async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """As `raftlog.Admin.delete_topic`."""
+        await self._engine.delete_topic(name, timeout)
+
+    async def list_topics(self, *, internal: bool = False, timeout: float | None = None) -> list[str]:
+        """As `raftlog.Admin.list_topics`."""
+        return await self._engine.list_topics(internal, timeout)
+
+    async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
+        """As `raftlog.Admin.describe_topic`."""
+        return await self._engine.describe_topic(name, timeout)
+
+    async def create_partitions(self, topic: str, total: int, *, timeout: float | None = None) -> None:
+        """As `raftlog.Admin.create_partitions`."""
+        await self._engine.create_partitions(topic, total, timeout)
+
+    async def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
+        """As `raftlog.Admin.describe_cluster`."""
+        return await self._engine.describe_cluster(timeout)
+
+    async def describe_configs(
+        self, topic: str | None = None, broker: int | str | None = None, *, timeout: float | None = None
+    ) -> dict[str, ConfigDescription]:
+        """As `raftlog.Admin.describe_configs`."""
+        return await self._engine.describe_configs(topic, broker, timeout)
+
+    async def alter_configs(
+        self,
+        topic: str | None = None,
+        broker: int | str | None = None,
+        *,
+        set: Mapping[str, Any] | None = None,
+        unset: Iterable[str] = (),
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """As `raftlog.Admin.alter_configs`."""
+        await self._engine.alter_configs(topic, broker, set or {}, unset, validate_only, timeout)
+
+    async def describe_log_dirs(
+        self, broker: int | None = None, *, timeout: float | None = None
+    ) -> list[LogDirDescription]:
+        """As `raftlog.Admin.describe_log_dirs`."""
+        return await self._engine.describe_log_dirs(broker, timeout)
+
+    async def delete_records(
+        self, before: Mapping[TopicPartition, int], *, timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """As `raftlog.Admin.delete_records`."""
+        return await self._engine.delete_records(before, timeout)
+
+    async def close(self) -> None:
+        """Close the connections. Closing twice is allowed."""
+        if not self._engine.closed:
+            await self._engine.close()
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

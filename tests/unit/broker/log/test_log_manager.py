@@ -1,0 +1,375 @@
+"""Log directories: whose they are, one that fails, space that runs out, logs that come and go."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from broker.log.config import LogConfig
+from broker.log.log_dir import LogDirLocked
+from broker.log.manager import LogManager
+from broker.log.os_storage import OsStorage
+from broker.log.partition_log import PartitionLog
+from raftlog.errors import InvalidConfig, StorageError, StorageFull, UnsupportedVersion
+from raftlog.format import validate_produced
+from tests.support.log_driver import LOG_DIR, TOPIC_ID, FakeClock, LogDriver, open_manager, timed_batch
+from tests.support.memory_storage import Fault, MemoryStorage
+
+TWO_DIRS = ("/one", "/two")
+BATCH = timed_batch([5, 6])
+HEADER = validate_produced(BATCH)
+
+
+def append(log: PartitionLog) -> None:
+    log.append(BATCH, HEADER, leader_epoch=1, now_ms=1_000)
+
+
+def test_new_logs_go_where_the_fewest_are() -> None:
+    manager = open_manager(MemoryStorage(), log_dirs=TWO_DIRS)
+    dirs = [manager.dir_of(manager.create("t", TOPIC_ID, partition)) for partition in range(4)]
+    assert sorted(dirs) == ["/one", "/one", "/two", "/two"]
+    assert dirs[0] != dirs[1]
+
+
+def test_creating_twice_is_creating_once() -> None:
+    manager = open_manager(MemoryStorage())
+    assert manager.create("t", TOPIC_ID, 0) is manager.create("t", TOPIC_ID, 0)
+
+
+def test_logs_are_found_again_with_their_config_of_the_moment() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    append(manager.create("a-b", TOPIC_ID, 7))
+    manager.close()
+    storage.crash(None)
+    manager = open_manager(storage)
+    log = manager.get(TOPIC_ID, 7)
+    assert log is not None
+    assert (log.topic, log.topic_id, log.partition, log.log_end_offset) == ("a-b", TOPIC_ID, 7, 2)
+    log.update_config(LogConfig(segment_bytes=100))
+    append(log)
+    assert log.segment_count == 2
+
+
+def test_progress_is_told() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    for partition in range(3):
+        manager.create("t", TOPIC_ID, partition)
+    manager.close()
+    told: list[tuple[int, int, str]] = []
+    LogManager(storage, [LOG_DIR], LogConfig(), FakeClock()).open(
+        cluster_id="cluster", node_id=1, progress=lambda *step: told.append(step)
+    )
+    assert [step[:2] for step in told] == [(1, 3), (2, 3), (3, 3)]
+
+
+# Whose directory
+
+
+def test_two_managers_do_not_share_a_real_directory(tmp_path: Path) -> None:
+    def manager() -> LogManager:
+        return LogManager(OsStorage(), [str(tmp_path / "logs")], LogConfig(), FakeClock())
+
+    first = manager()
+    first.open(cluster_id="c", node_id=1)
+    append(first.create("t", TOPIC_ID, 0))
+    with pytest.raises(LogDirLocked, match="in use by another process"):
+        manager().open(cluster_id="c", node_id=1)
+    first.close()
+    second = manager()
+    second.open(cluster_id="c", node_id=1)
+    log = second.get(TOPIC_ID, 0)
+    assert log is not None
+    assert log.log_end_offset == 2
+    second.close()
+
+
+@pytest.mark.parametrize(("cluster_id", "node_id"), [("other", 1), ("cluster", 2)])
+def test_a_directory_of_another_owner_is_refused_and_not_left_locked(cluster_id: str, node_id: int) -> None:
+    storage = MemoryStorage()
+    open_manager(storage).close()
+    with pytest.raises(InvalidConfig, match="belongs to node 1 of cluster 'cluster'"):
+        LogManager(storage, [LOG_DIR], LogConfig(), FakeClock()).open(cluster_id=cluster_id, node_id=node_id)
+    assert not storage.locked
+
+
+@pytest.mark.parametrize("path", ["meta.properties", "topic-0/partition.metadata", "offset-checkpoint"])
+def test_a_newer_format_is_refused(path: str) -> None:
+    driver = LogDriver()
+    driver.open()
+    driver.append()
+    driver.close()
+    data = driver.storage.raw(f"{LOG_DIR}/{path}")
+    first_line = bytes(data).split(b"\n")[0]
+    data[: len(first_line)] = first_line.replace(b" 1", b" 9")
+    with pytest.raises(UnsupportedVersion, match="format version 9"):
+        open_manager(driver.storage)
+    assert not driver.storage.locked
+
+
+def test_logs_without_meta_properties_are_nobodys() -> None:
+    driver = LogDriver()
+    driver.open()
+    driver.close()
+    driver.storage.remove(f"{LOG_DIR}/meta.properties")
+    with pytest.raises(InvalidConfig, match=r"no meta\.properties"):
+        open_manager(driver.storage)
+
+
+def test_the_clean_shutdown_mark_is_there_only_between_a_clean_stop_and_the_next_start() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    assert manager.unclean_dirs == [LOG_DIR]
+    manager.close()
+    manager = open_manager(storage)
+    assert manager.unclean_dirs == []
+    storage.crash(None)
+    manager = open_manager(storage)
+    assert manager.unclean_dirs == [LOG_DIR]
+    manager.close(clean=False)
+    assert open_manager(storage).unclean_dirs == [LOG_DIR]
+
+
+def test_foreign_names_in_a_log_directory_are_left_alone() -> None:
+    storage = MemoryStorage()
+    open_manager(storage).close()
+    storage.make_dir(f"{LOG_DIR}/lost+found")
+    manager = open_manager(storage)
+    assert manager.logs() == []
+    assert storage.exists(f"{LOG_DIR}/lost+found")
+
+
+# A directory that fails
+
+
+@pytest.mark.parametrize("op", ["datasync", "write"])
+def test_an_io_error_takes_one_directory_offline_for_good(op: str) -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage, log_dirs=TWO_DIRS)
+    bad, good = (manager.create("t", TOPIC_ID, partition) for partition in range(2))
+    told: list[tuple[str, Sequence[PartitionLog]]] = []
+    manager.on_dir_offline = lambda path, error, logs: told.append((path, logs))
+    append(bad)
+    fault = Fault(op, manager.dir_of(bad) + "/t-*")
+    storage.faults.append(fault)
+    with pytest.raises(StorageError, match="is offline"):
+        append(bad)
+        bad.flush()
+    storage.faults.remove(fault)
+    for use in (lambda: append(bad), bad.flush, lambda: bad.read(0, 100, 1, blocking=True), bad.begin_flush):
+        with pytest.raises(StorageError, match="is offline"):
+            use()
+    assert told == [(manager.dir_of(bad), [bad])]
+    assert list(manager.offline_dirs) == [manager.dir_of(bad)]
+    assert manager.get(TOPIC_ID, 0) is None
+    with pytest.raises(StorageError, match="is offline"):
+        manager.create("t", TOPIC_ID, 0)  # an empty one elsewhere would be a lost log
+    append(good)
+    assert good.flush() == 2
+    assert manager.dir_of(manager.create("t", TOPIC_ID, 2)) == manager.dir_of(good)
+    manager.run_housekeeping_once(1_000)
+    manager.close()
+
+
+def test_an_fsync_error_is_never_retried() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    log = manager.create("t", TOPIC_ID, 0)
+    append(log)
+    storage.faults.append(Fault("datasync", errno=errno.ENOSPC))  # even this one: the pages are gone
+    ticket = log.begin_flush()
+    assert ticket is not None
+    with pytest.raises(StorageError, match="is offline"):
+        ticket.run()
+    syncs: list[str] = []
+    storage.on_step = lambda op, path: syncs.append(op)
+    with pytest.raises(StorageError):
+        ticket.run()
+    manager.run_housekeeping_once(1_000)
+    manager.close()
+    assert "datasync" not in syncs
+    assert "write" not in syncs
+
+
+def test_a_directory_that_cannot_be_opened_leaves_the_others_working() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage, log_dirs=TWO_DIRS)
+    logs = [manager.create("t", TOPIC_ID, partition) for partition in range(2)]
+    manager.close()
+    broken = logs[0].log_dir.path
+    storage.faults.append(Fault("open", f"{broken}/*"))
+    manager = open_manager(storage, log_dirs=TWO_DIRS)
+    assert list(manager.offline_dirs) == [broken]
+    assert [log.partition for log in manager.logs()] == [1]
+    storage.faults.append(Fault("open"))
+    storage.crash(None)
+    with pytest.raises(StorageError, match="no log directory works"):
+        open_manager(storage, log_dirs=TWO_DIRS)
+
+
+def test_a_damaged_checkpoint_takes_its_directory_offline_instead_of_guessing() -> None:
+    driver = LogDriver()
+    driver.open()
+    driver.append()
+    driver.close()
+    driver.storage.raw(f"{LOG_DIR}/offset-checkpoint")[-2] ^= 1
+    with pytest.raises(StorageError, match="offset-checkpoint is damaged"):
+        open_manager(driver.storage)
+
+
+def test_too_many_open_files_say_nothing_about_the_disk() -> None:
+    driver = LogDriver(config=LogConfig(segment_bytes=400))
+    driver.open()
+    driver.append()
+    driver.append()
+    fault = Fault("open", errno=errno.EMFILE)
+    driver.storage.faults.append(fault)
+    with pytest.raises(StorageError, match="raise the limit"):
+        driver.append()
+    driver.storage.faults.remove(fault)
+    driver.append()
+    driver.check()
+
+
+# No space
+
+
+def test_a_full_disk_refuses_writes_serves_reads_and_recovers() -> None:
+    driver = LogDriver(config=LogConfig(segment_bytes=1_000))
+    driver.open()
+    for _ in range(5):
+        driver.append()
+    driver.flush()
+    for room in range(0, 260, 7):  # every kind of partial write
+        driver.storage.capacity_bytes = driver.storage.used_bytes() + room
+        with pytest.raises(StorageFull, match=f"{LOG_DIR}.* bytes could not be written"):
+            driver.append([1, 2])
+        driver.check()
+        driver.flush()
+    assert driver.manager is not None
+    driver.manager.run_housekeeping_once(driver.clock.now)
+    assert not driver.manager.offline_dirs
+    driver.storage.capacity_bytes = None
+    for _ in range(6):
+        driver.append()
+    driver.flush()
+    driver.check()
+
+
+def test_a_broker_starts_on_a_full_disk() -> None:
+    driver = LogDriver(config=LogConfig(segment_bytes=1_000))
+    driver.open()
+    for _ in range(9):
+        driver.append()
+    driver.flush()
+    driver.storage.capacity_bytes = driver.storage.used_bytes()
+    driver.crash(None)
+    with pytest.raises(StorageFull):
+        driver.append()
+    driver.storage.capacity_bytes = None
+    driver.append()
+    driver.check()
+
+
+def test_no_space_for_a_new_log_is_told_and_leaves_nothing_behind_that_matters() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    storage.capacity_bytes = storage.used_bytes() + 10
+    with pytest.raises(StorageFull):
+        manager.create("t", TOPIC_ID, 0)
+    storage.capacity_bytes = None
+    append(manager.create("t", TOPIC_ID, 0))
+
+
+def test_a_partial_write_that_cannot_be_taken_back_is_the_disks_end() -> None:
+    driver = LogDriver()
+    driver.open()
+    driver.append()
+    driver.storage.capacity_bytes = driver.storage.used_bytes() + 50
+    driver.storage.faults.append(Fault("truncate"))
+    with pytest.raises(StorageError, match="could not be taken back"):
+        driver.append()
+    assert driver.manager is not None
+    assert list(driver.manager.offline_dirs) == [LOG_DIR]
+
+
+def test_leader_epochs_that_cannot_be_stored_hold_the_recovery_point_back() -> None:
+    driver = LogDriver()
+    driver.open()
+    driver.append()
+    driver.flush()
+    driver.storage.faults.append(Fault("write", "*leader-epoch*", errno=errno.ENOSPC))
+    driver.epoch = 4
+    driver.append()
+    driver.flush()
+    assert driver.log.flushed_end_offset == 2
+    assert driver.log.marks().recovery_point == 1
+    driver.storage.faults.clear()
+    driver.flush()
+    assert driver.log.marks().recovery_point == 2
+
+
+# Removing
+
+
+def test_a_deleted_log_is_gone_and_its_name_is_free() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    log = manager.create("t", TOPIC_ID, 0)
+    append(log)
+    log.flush()
+    manager.checkpoint()
+    assert manager.delete(TOPIC_ID, 0)
+    assert not manager.delete(TOPIC_ID, 0)
+    with pytest.raises(StorageError, match="is closed"):
+        append(log)
+    again = manager.create("t", bytes(16), 0)
+    assert again.log_end_offset == 0
+    manager.run_housekeeping_once(1_000)
+    assert sorted(storage.list_sizes(LOG_DIR)) == [".lock", "meta.properties", "offset-checkpoint", "t-0"]
+    manager.close()
+    assert [log.topic_id for log in open_manager(storage).logs()] == [bytes(16)]
+
+
+def test_a_log_made_again_after_deletion_does_not_inherit_its_marks() -> None:
+    """A partition that moves away and back keeps its topic id: stale marks would call the new log damaged."""
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    log = manager.create("t", TOPIC_ID, 0)
+    append(log)
+    log.flush()
+    manager.checkpoint()
+    manager.delete(TOPIC_ID, 0)
+    manager.create("t", TOPIC_ID, 0)
+    storage.crash(None)
+    manager = open_manager(storage)
+    assert manager.corrupt_logs == {}
+    assert manager.get(TOPIC_ID, 0) is not None
+
+
+def test_a_flush_under_way_survives_the_deletion_of_its_log() -> None:
+    manager = open_manager(MemoryStorage())
+    log = manager.create("t", TOPIC_ID, 0)
+    append(log)
+    ticket = log.begin_flush()
+    assert ticket is not None
+    manager.delete(TOPIC_ID, 0)
+    with pytest.raises(StorageError, match="is closed"):
+        ticket.run()
+    assert manager.offline_dirs == {}
+
+
+def test_a_corrupt_log_can_be_deleted() -> None:
+    driver = LogDriver()
+    driver.open()
+    driver.append()
+    driver.close()
+    driver.storage.raw(f"{LOG_DIR}/topic-0/{0:020d}.log").clear()
+    manager = open_manager(driver.storage)
+    assert list(manager.corrupt_logs) == [(TOPIC_ID, 0)]
+    assert manager.delete(TOPIC_ID, 0)
+    assert manager.create("topic", TOPIC_ID, 0).log_end_offset == 0

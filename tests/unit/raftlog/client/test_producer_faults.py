@@ -1,0 +1,398 @@
+"""The producer against a scripted broker: nothing acknowledged is lost, order stays, whatever goes wrong."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pyarrow as pa
+import pytest
+
+from raftlog import Delivery, Producer
+from raftlog.errors import (
+    BrokerUnavailable,
+    BufferExhausted,
+    ClosedError,
+    CorruptRecordError,
+    DeliveryTimeout,
+    InvalidPartitions,
+    InvalidRequestError,
+    MessageTooLarge,
+    NotEnoughReplicas,
+    NotLeader,
+    RaftlogError,
+    UnknownTopicOrPartition,
+)
+from tests.support.fake_broker import FakeCluster
+
+FAST = {"linger_ms": 0.5, "retry_backoff_ms": 1, "retry_backoff_max_ms": 20}
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(count)]
+
+
+def send_all(producer: Producer, values: list[bytes], pause_every: int = 40) -> list[Delivery]:
+    """Send in many small batches, so that several are in flight."""
+    deliveries = []
+    for index, value in enumerate(values):
+        deliveries.append(producer.send("t", value, partition=0))
+        if index % pause_every == pause_every - 1:
+            time.sleep(0.001)
+    return deliveries
+
+
+def first_occurrences(values: list[bytes | None]) -> list[bytes | None]:
+    return list(dict.fromkeys(values))
+
+
+def test_order_is_kept_with_several_in_flight_when_batches_are_refused() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        chosen = random.Random(7)
+        cluster.faults.ack_delay_s = lambda: chosen.random() * 0.003
+        cluster.faults.refuse_when = lambda topic, partition, asked: (
+            NotEnoughReplicas("too few") if chosen.random() < 0.3 else None
+        )
+        with Producer(cluster.bootstrap, batch_size=1200, max_request_size=2048, **FAST) as producer:
+            deliveries = send_all(producer, numbered(1500))
+            producer.flush(timeout=30)
+            offsets = [delivery.result(0).offset for delivery in deliveries]
+        # Refused batches were not appended, so without broken streams there are no duplicates either.
+        assert cluster.values("t") == numbered(1500)
+        assert offsets == list(range(1500))
+        assert len(cluster.requests) > 20, "several requests were in flight"
+
+
+@pytest.mark.parametrize("moment", ["drop_produce_before_append", "drop_produce_after_append"])
+def test_a_broken_stream_loses_nothing_and_keeps_the_order(moment: str) -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, batch_size=1200, max_request_size=2048, **FAST) as producer:
+            deliveries = []
+            for part in range(5):
+                setattr(cluster.faults, moment, 3)
+                deliveries += send_all(producer, numbered(1000)[part * 200 : part * 200 + 200])
+            producer.flush(timeout=30)
+            stored = cluster.values("t")
+            for delivery, value in zip(deliveries, numbered(1000), strict=True):
+                assert stored[delivery.result(0).offset] == value
+        assert first_occurrences(stored) == numbered(1000)
+        if moment == "drop_produce_before_append":
+            assert len(stored) < 1400, "only what was in flight is sent again"
+
+
+def test_a_leader_change_is_followed_in_order() -> None:
+    with FakeCluster(nodes=2) as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, batch_size=1200, max_request_size=2048, **FAST) as producer:
+            values = numbered(1200)
+            deliveries = []
+            for part in range(6):
+                deliveries += send_all(producer, values[part * 200 : part * 200 + 200])
+                cluster.move_leader("t", 0, 2 if part % 2 == 0 else 1)
+            producer.flush(timeout=30)
+            assert [delivery.result(0).offset for delivery in deliveries] == list(range(1200))
+        assert cluster.values("t") == values
+
+
+def test_a_killed_leader_that_comes_back_gets_everything() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, batch_size=1200, **FAST) as producer:
+            deliveries = send_all(producer, numbered(300))
+            cluster.kill(1)
+            deliveries += [producer.send("t", b"%06d" % number, partition=0) for number in range(300, 600)]
+            time.sleep(0.1)
+            cluster.restart(1)
+            producer.flush(timeout=30)
+            assert all(delivery.exception(0) is None for delivery in deliveries)
+        assert first_occurrences(cluster.values("t")) == numbered(600)
+
+
+def test_a_batch_that_the_broker_finds_too_large_is_halved_and_keeps_its_place() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.max_message_bytes = 2000
+        with Producer(cluster.bootstrap, batch_size=32_000, linger_ms=20) as producer:
+            deliveries = [producer.send("t", value, partition=0, timestamp_ms=5) for value in numbered(3000)]
+            seen: list[int] = []
+            deliveries[2000].add_done_callback(lambda delivery: seen.append(delivery.result(0).offset))
+            producer.flush(timeout=30)
+            assert [delivery.result(0).offset for delivery in deliveries] == list(range(3000))
+            assert deliveries[2999].result(0).timestamp_ms == 5
+        assert cluster.values("t") == numbered(3000)
+        assert seen == [2000]
+
+
+def test_a_single_record_that_the_broker_finds_too_large_fails_and_the_others_go_on() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.max_message_bytes = 2000
+        with Producer(cluster.bootstrap, linger_ms=20) as producer:
+            before = producer.send("t", b"before", partition=0)
+            large = producer.send("t", b"x" * 3000, partition=0)
+            after = producer.send("t", b"after", partition=0)
+            with pytest.raises(MessageTooLarge, match=r"max\.message\.bytes=2000"):
+                large.result(10)
+            assert (before.result(10).offset, after.result(10).offset) == (0, 1)
+            assert isinstance(large.exception(), MessageTooLarge)
+
+
+def test_a_final_refusal_reaches_its_own_batch_only() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, linger_ms=0) as producer:
+            producer.send("t", b"a", partition=0).result(10)
+            cluster.faults.refuse = [CorruptRecordError("bad bytes")]
+            bad = producer.send("t", b"b", partition=0)
+            producer.flush(10)
+            good = producer.send("t", b"c", partition=0)
+            assert good.result(10).offset == 1
+            with pytest.raises(CorruptRecordError, match="bad bytes"):
+                bad.result(0)
+
+
+def test_retries_can_be_bounded() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.refuse_when = lambda *_: NotEnoughReplicas("only one")
+        with Producer(cluster.bootstrap, retries=2, **FAST) as producer, pytest.raises(NotEnoughReplicas):
+            producer.send("t", b"a").result(10)
+        assert cluster.topics["t"].partitions[0].asked == 3
+
+
+def test_delivery_timeout_names_the_last_reason_and_frees_the_memory() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.refuse_when = lambda *_: NotEnoughReplicas("only one of two")
+        producer = Producer(cluster.bootstrap, delivery_timeout_ms=300, **FAST)
+        with pytest.raises(DeliveryTimeout, match=r"delivery\.timeout\.ms=300.*only one of two"):
+            producer.send("t", b"a", partition=0).result(10)
+        cluster.faults.refuse_when = lambda *_: None
+        assert producer.send("t", b"b", partition=0).result(10).offset >= 0
+        assert producer._engine.accumulator.used_bytes == 0
+        producer.close()
+
+
+def test_an_answer_that_never_comes_breaks_the_stream_and_is_asked_for_again() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.swallow_acks = 1
+        with Producer(cluster.bootstrap, request_timeout_ms=100, **FAST) as producer:
+            assert producer.send("t", b"a").result(10).offset >= 0
+        assert set(cluster.values("t")) == {b"a"}
+
+
+def test_acks_0_answers_after_the_write_without_an_offset() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, acks=0) as producer:
+            assert producer.send("t", b"a", partition=0).result(10) [1:3] == (0, -1)
+            assert producer.send_batch("t", [b"b", b"c"]).result(10)[0].base_offset == -1
+        deadline = time.monotonic() + 10
+        while cluster.values("t") != [b"a", b"b", b"c"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert cluster.values("t") == [b"a", b"b", b"c"]
+
+
+def test_back_pressure_waits_and_then_gives_up() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, buffer_memory=64_000, batch_size=4000, linger_ms=0) as producer:
+            producer.send("t", b"warm").result(10)
+            for _ in range(500):
+                producer.send("t", b"x" * 1000)
+            producer.flush(10)
+            assert producer._engine.accumulator.used_bytes == 0
+        cluster.faults.refuse_when = lambda *_: NotEnoughReplicas("none")
+        stuck = Producer(cluster.bootstrap, buffer_memory=20_000, batch_size=4000, max_block_ms=150, **FAST)
+        with pytest.raises(BufferExhausted, match=r"max\.block\.ms=150.*buffer\.memory=20000"):
+            for _ in range(100):
+                stuck.send("t", b"x" * 1000)
+        stuck.close(timeout=0)
+
+
+def test_close_ends_what_is_not_acknowledged() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.refuse_when = lambda *_: NotEnoughReplicas("none")
+        producer = Producer(cluster.bootstrap, **FAST)
+        delivery = producer.send("t", b"a")
+        producer.close(timeout=0.1)
+        with pytest.raises(ClosedError):
+            delivery.result(10)
+        with pytest.raises(ClosedError):
+            producer.send("t", b"b")
+        with pytest.raises(ClosedError):
+            producer.send_batch("t", [b"b"])
+        producer.close()
+
+
+def test_a_topic_that_is_not_there_is_named() -> None:
+    with FakeCluster() as cluster, Producer(cluster.bootstrap, **FAST) as producer:
+        with pytest.raises(UnknownTopicOrPartition, match="'nope'"):
+            producer.send("nope", b"a")
+
+
+def test_nobody_at_the_address_is_named() -> None:
+    producer = Producer("127.0.0.1:1", max_block_ms=200, **FAST)
+    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1.*check"):
+        producer.send("t", b"a")
+    producer.close()
+
+
+def test_a_deleted_topic_fails_its_records_instead_of_keeping_them() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            producer.send("t", b"a").result(10)
+            cluster.delete_topic("t")
+            with pytest.raises(UnknownTopicOrPartition):
+                producer.send("t", b"b").result(10)
+
+
+def test_a_topic_made_again_is_written_to_under_its_new_id() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            producer.send("t", b"a").result(10)
+            cluster.delete_topic("t")
+            cluster.create_topic("t")
+            assert producer.send("t", b"b").result(10).offset == 0
+        assert cluster.values("t") == [b"b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"value": "text"}, TypeError, r"value='text'\.encode\(\)"),
+        ({"value": 5}, TypeError, "not int"),
+        ({"key": "text"}, TypeError, r"key='text'\.encode\(\)"),
+        ({"headers": [("a", "b")]}, TypeError, "header"),
+        ({"headers": ["ab", "c"]}, TypeError, "pairs"),
+        ({"partition": "0"}, TypeError, "partition"),
+        ({"partition": 9}, InvalidPartitions, "partitions 0 to 1"),
+        ({"partition": -1}, InvalidPartitions, "partitions 0 to 1"),
+        ({"timestamp_ms": 1.5}, TypeError, "milliseconds"),
+        ({"timestamp_ms": -5}, InvalidRequestError, "negative"),
+        ({"value": b"x" * 2_000_000}, MessageTooLarge, r"20005\d\d bytes.*max\.request\.size=1048576"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(arguments: dict[str, object], error: type[Exception], message: str) -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 2)
+        with Producer(cluster.bootstrap) as producer:
+            with pytest.raises(error, match=message):
+                producer.send("t", **arguments)  # type: ignore[arg-type] # wrong on purpose
+            assert producer.send("t", b"fine").result(10).offset == 0
+
+
+def test_records_without_a_key_go_to_all_partitions_in_turn() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 4)
+        with Producer(cluster.bootstrap, batch_size=2000) as producer:
+            for _ in range(4000):
+                producer.send("t", b"x" * 10)
+        counts = [len(cluster.values("t", partition)) for partition in range(4)]
+        assert sum(counts) == 4000
+        assert min(counts) > 900, counts
+
+
+def test_callbacks_run_once_and_their_failures_harm_nobody() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        seen: list[Delivery] = []
+
+        def fail(delivery: Delivery) -> None:
+            seen.append(delivery)
+            raise RuntimeError("mine")
+
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            one, two = producer.send("t", b"1"), producer.send("t", b"2")
+            one.add_done_callback(fail)
+            two.add_done_callback(seen.append)
+            producer.flush(10)
+            two.add_done_callback(seen.append)  # at once: it is done
+        assert seen == [one, two, two]
+
+
+def test_waiting_inside_a_callback_is_refused_instead_of_a_deadlock() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        caught: list[RaftlogError] = []
+        with Producer(cluster.bootstrap, **FAST) as producer:
+
+            def wait_there(delivery: Delivery) -> None:
+                try:
+                    producer.send("t", b"2").result(5)
+                except RaftlogError as error:
+                    caught.append(error)
+
+            delivery = producer.send("t", b"1")
+            delivery.add_done_callback(wait_there)
+            producer.flush(10)
+        assert len(caught) == 1
+        assert isinstance(caught[0], InvalidRequestError)
+
+
+def test_send_batch_keeps_the_order_of_each_partition_and_reports_ranges() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 3)
+        rows = 5000
+        keys = [b"k%d" % (number % 17) for number in range(rows)]
+        with Producer(cluster.bootstrap, max_request_size=20_000, batch_size=8000) as producer:
+            single = {key: producer.send("t", b"", key).result(10).partition for key in set(keys)}
+            start = [len(cluster.values("t", partition)) for partition in range(3)]
+            table = pa.table({"key": keys, "value": numbered(rows)})
+            ranges = producer.send_batch("t", table).result(10)
+        assert sum(part.record_count for part in ranges) == rows
+        for partition in range(3):
+            expected = [
+                value for key, value in zip(keys, numbered(rows), strict=True) if single[key] == partition
+            ]
+            assert cluster.values("t", partition)[start[partition] :] == expected
+
+
+def test_send_batch_follows_what_send_has_queued() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, linger_ms=1000) as producer:
+            producer.send("t", b"1")
+            producer.send_batch("t", [b"2", b"3"])
+            producer.send("t", b"4")
+        assert cluster.values("t") == [b"1", b"2", b"3", b"4"]
+
+
+def test_send_batch_refuses_a_row_that_fits_nowhere_before_sending_any() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, max_request_size=10_000) as producer:
+            with pytest.raises(MessageTooLarge, match=r"row 2 .*max\.request\.size=10000"):
+                producer.send_batch("t", [b"1", b"2", b"x" * 20_000])
+            with pytest.raises(InvalidPartitions):
+                producer.send_batch("t", [b"1", b"2"], partition=[0, 7])
+            assert producer.send_batch("t", []).result(1) == []
+        assert cluster.values("t") == []
+
+
+def test_stale_leader_hint_does_not_loop() -> None:
+    """A refusal that names the old leader again must not send the client in circles without a pause."""
+    with FakeCluster(nodes=2) as cluster:
+        cluster.create_topic("t")
+        refusals = [NotLeader("not me", 1, 0) for _ in range(5)]
+        cluster.faults.refuse_when = lambda *_: refusals.pop() if refusals else None
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            assert producer.send("t", b"a").result(10).offset == 0
+        assert cluster.topics["t"].partitions[0].asked == 6
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_every_codec_arrives(codec: str) -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, compression_type=codec, compression_level=None) as producer:
+            producer.send_batch("t", [b"same"] * 1000).result(10)
+            producer.send("t", None, b"tombstone").result(10)
+        assert cluster.values("t") == [b"same"] * 1000 + [None]
+        assert (sum(map(len, cluster.topics["t"].partitions[0].batches)) < 2000) == (codec != "none")
