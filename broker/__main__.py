@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         uvloop.run(_serve(config, arguments.ready_file))
     except RaftlogError as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_CANNOT_RUN
+        return EXIT_CONFIG if isinstance(error, InvalidConfig) else EXIT_CANNOT_RUN
     return 0
 
 

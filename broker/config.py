@@ -51,15 +51,12 @@ class BrokerConfig:
     max_partitions_per_topic: int
     max_partitions_per_broker: int
     socket_request_max_bytes: int
-    max_connections: int
     max_streams: int
     max_subscriptions: int
     max_in_flight_requests: int
-    queued_max_request_bytes: int
     request_timeout_ms: int
     fetch_max_bytes: int
     log_retention_check_interval_ms: int
-    http_listener: Endpoint | None
     log_format: str
     log_level: str
     topic_defaults: Mapping[str, str]
@@ -92,13 +89,12 @@ class BrokerConfig:
         values: dict[str, Any] = BROKER_CONFIGS.resolve(parsed)
         _check(values)
         topic_defaults = {key.name: key.format(values[BROKER_KEY_BY_TOPIC_KEY[key.name]]) for key in TOPIC_CONFIGS}
-        special = {"listeners", "advertised.listeners", "http.listener", "metadata.log.dir"}
+        special = {"listeners", "advertised.listeners", "metadata.log.dir"}
         broker_keys = values.keys() - special - set(BROKER_KEY_BY_TOPIC_KEY.values())
         return BrokerConfig(
             **{name.replace(".", "_"): values[name] for name in broker_keys},
             listener=parse_endpoint(values["listeners"][0]),
             advertised_listener=_endpoint_or_none(*values["advertised.listeners"]),
-            http_listener=_endpoint_or_none(values["http.listener"]),
             metadata_log_dir=values["metadata.log.dir"] or str(Path(values["log.dirs"][0]) / METADATA_DIRECTORY),
             topic_defaults=topic_defaults,
             values=values,

@@ -187,14 +187,6 @@ BROKER_CONFIGS: Final = ConfigDef(
             doc="Largest message on the wire; at least message.max.bytes and 64 KiB more.",
         ),
         ConfigKey(
-            name="max.connections",
-            kind="int",
-            default=10_000,
-            minimum=1,
-            maximum=1_000_000,
-            doc="Client connections that this broker accepts.",
-        ),
-        ConfigKey(
             name="max.streams",
             kind="int",
             default=10_000,
@@ -222,13 +214,6 @@ BROKER_CONFIGS: Final = ConfigDef(
             doc="Unanswered batches that one produce stream may have.",
         ),
         ConfigKey(
-            name="queued.max.request.bytes",
-            kind="bytes",
-            default=256 * MIB,
-            minimum=1 * MIB,
-            doc="Memory for produced batches that are not answered yet, over all streams.",
-        ),
-        ConfigKey(
             name="request.timeout.ms",
             kind="ms",
             default=30_000,
@@ -250,14 +235,6 @@ BROKER_CONFIGS: Final = ConfigDef(
             default=300_000,
             minimum=1,
             doc="Time between two looks for segments that retention lets go.",
-        ),
-        ConfigKey(
-            name="http.listener",
-            kind="string",
-            default="",
-            own=True,
-            check=lambda value: _one_endpoint(value) if value else None,
-            doc="Address for /metrics, /livez and /readyz, as host:port; empty: none. It shows no record.",
         ),
         ConfigKey(
             name="log.format",

@@ -15,13 +15,14 @@ from raftlog.errors import (
     FencedLeaderEpoch,
     InvalidRequestError,
     MessageTooLarge,
+    NotEnoughReplicas,
     OffsetOutOfRange,
     RaftlogError,
     UnknownLeaderEpoch,
     UnknownTopicId,
 )
 from raftlog.format import BatchHeader, Buffer, InflateLimits, validate_produced
-from raftlog.types import TopicPartition
+from raftlog.types import NO_LEADER_EPOCH, TopicPartition
 from replication.pending_acks import Answer, PendingAcks
 
 logger = logging.getLogger(__name__)
@@ -45,12 +46,13 @@ class Partition:
         group_commit: GroupCommit,
         clock: Clock,
         *,
-        leader_epoch: int,
         on_storage_error: Callable[[PartitionLog, BaseException], None],
     ) -> None:
         self.topic_partition = TopicPartition(log.topic, log.partition)
         self.log = log
-        self.leader_epoch = leader_epoch
+        self.leader_epoch: int = NO_LEADER_EPOCH
+        self._isr_size = 0
+        self._min_insync_replicas = 1
         self.closed_by: RaftlogError | None = None
         self._group_commit = group_commit
         self._clock = clock
@@ -65,6 +67,14 @@ class Partition:
     def apply_config(self) -> None:
         """Take over what the log's config says; called after it changed."""
         self.inflate_limits = InflateLimits(max_bytes=self.log.config.max_inflate_bytes)
+
+    def lead(self, leader_epoch: int, isr_size: int, min_insync_replicas: int) -> None:
+        """Take over what the metadata says of this partition; an older leader epoch is passed over."""
+        if leader_epoch < self.leader_epoch:
+            return
+        self.leader_epoch = leader_epoch
+        self._isr_size = isr_size
+        self._min_insync_replicas = min_insync_replicas
 
     # Marks
 
@@ -113,16 +123,24 @@ class Partition:
             f"{self.topic_partition}: leader epoch {leader_epoch} is not known here yet, now {self.leader_epoch}"
         )
 
-    def append(self, batch: Buffer, leader_epoch: int, answer: Answer | None) -> tuple[int, int]:
+    def append(
+        self, batch: Buffer, leader_epoch: int, answer: Answer | None, *, all_replicas: bool = False
+    ) -> tuple[int, int]:
         """Validate and append one produced batch; return (base offset, log append time in ms or -1).
 
         `answer` is called once the batch is held as the topic's flush config promises, or with the error that
-        came in between; it may be called before this returns. None: nobody waits (acks=0).
+        came in between; it may be called before this returns. None: nobody waits (acks=0). `all_replicas` (acks=all):
+        every in-sync replica must hold it, at least `min.insync.replicas`.
 
         Raises:
             RaftlogError: refused; nothing was appended.
         """
         self.check_leader_epoch(leader_epoch)
+        if all_replicas and self._isr_size < self._min_insync_replicas:
+            raise NotEnoughReplicas(
+                f"{self.topic_partition}: {self._isr_size} replicas are in sync, acks=all needs "
+                f"min.insync.replicas={self._min_insync_replicas}"
+            )
         log = self.log
         if len(batch) > log.config.max_message_bytes:
             raise MessageTooLarge(

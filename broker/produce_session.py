@@ -88,7 +88,7 @@ class ProduceSession:
         if head.acks == log_pb2.NO_ACK:
             for part in request.parts:
                 try:
-                    self._append(part, None)
+                    self._append(part, None, log_pb2.NO_ACK)
                 except RaftlogError as error:
                     logger.debug("acks=0 batch refused: %s", error)
             return
@@ -99,13 +99,13 @@ class ProduceSession:
             self._finish(owed)
             return
         for part in request.parts:
-            self._serve(part, owed)
+            self._serve(part, owed, head.acks)
         if owed.missing:
             timeout_ms = head.timeout_ms or self._default_timeout_ms
             loop = asyncio.get_running_loop()
             owed.timer = loop.call_later(timeout_ms / 1000, self._time_out, owed, timeout_ms)
 
-    def _serve(self, part: ProducePart, owed: _Request) -> None:
+    def _serve(self, part: ProducePart, owed: _Request, acks: int) -> None:
         result = owed.response.results.add()
         key = (part.head.topic_id, part.head.partition)
         chain = part.head.chain
@@ -127,7 +127,7 @@ class ProduceSession:
                 self._finish(owed)
 
         try:
-            base_offset, append_time_ms, log_start_offset = self._append(part, answer)
+            base_offset, append_time_ms, log_start_offset = self._append(part, answer, acks)
         except RaftlogError as error:
             answer(error)
         except Exception as error:  # a bug in one append must not take the client's other partitions down
@@ -142,7 +142,7 @@ class ProduceSession:
             if not answered:
                 owed.open.append(answer)
 
-    def _append(self, part: ProducePart, answer: Answer | None) -> tuple[int, int, int]:
+    def _append(self, part: ProducePart, answer: Answer | None, acks: int) -> tuple[int, int, int]:
         head = part.head
         key = (head.topic_id, head.partition)
         if self._broken_chains and head.chain <= self._broken_chains.get(key, -1):
@@ -151,7 +151,9 @@ class ProduceSession:
                 "send both again, in order, in a larger chain"
             )
         partition = self._registry.find(*key)
-        base_offset, append_time_ms = partition.append(part.records, head.leader_epoch, answer)
+        base_offset, append_time_ms = partition.append(
+            part.records, head.leader_epoch, answer, all_replicas=acks == log_pb2.ALL
+        )
         return base_offset, append_time_ms, partition.log.log_start_offset
 
     def _break_chain(self, key: tuple[bytes, int], chain: int) -> None:

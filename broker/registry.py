@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 
 from broker.clock import Clock
@@ -23,6 +23,7 @@ from raftmeta.image import MetadataImage, TopicImage
 
 logger = logging.getLogger(__name__)
 
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
 PartitionKey = tuple[bytes, int]
 _Step = tuple[MetadataImage, Sequence[records_pb2.MetadataRecord] | None]
 """An image and the records that led to it; None: everything in it is new."""
@@ -37,14 +38,14 @@ class PartitionRegistry:
         logs: LogManager,
         group_commit: GroupCommit,
         clock: Clock,
-        log_defaults: LogConfig,
+        topic_defaults: Mapping[str, str],
         disk: Executor,
     ) -> None:
         self._node_id = node_id
         self._logs = logs
         self._group_commit = group_commit
         self._clock = clock
-        self._log_defaults = log_defaults
+        self._topic_defaults = topic_defaults
         self._disk = disk
         self._loop = asyncio.get_running_loop()
         self._partitions: dict[PartitionKey, Partition] = {}
@@ -127,23 +128,24 @@ class PartitionRegistry:
 
     async def _apply_topics(self, image: MetadataImage, topics: Iterable[TopicImage]) -> None:
         for topic in topics:
-            config = LogConfig.from_topic_configs(image.topic_configs(topic.name, self._node_id), self._log_defaults)
+            configs = {**self._topic_defaults, **image.topic_configs(topic.name, self._node_id)}
+            config = LogConfig.from_topic_configs(configs)
+            min_insync_replicas = int(configs.get(MIN_INSYNC_REPLICAS, "1"))
             for part in topic.partitions:
                 if self._node_id not in part.replicas:
                     continue
                 key = (topic.topic_id, part.partition)
                 partition = self._partitions.get(key)
                 if partition is None:
-                    partition = await self._open(topic, part.partition, config, part.leader_epoch)
+                    partition = await self._open(topic, part.partition, config)
                 if partition is None:
                     continue
                 if partition.log.config != config:
                     partition.log.update_config(config)
                     partition.apply_config()
-                if part.leader_epoch > partition.leader_epoch:
-                    partition.leader_epoch = part.leader_epoch
+                partition.lead(part.leader_epoch, len(part.isr), min_insync_replicas)
 
-    async def _open(self, topic: TopicImage, partition: int, config: LogConfig, leader_epoch: int) -> Partition | None:
+    async def _open(self, topic: TopicImage, partition: int, config: LogConfig) -> Partition | None:
         key = (topic.topic_id, partition)
         log = self._logs.get(*key)
         if log is None:
@@ -161,7 +163,6 @@ class PartitionRegistry:
             log,
             self._group_commit,
             self._clock,
-            leader_epoch=leader_epoch,
             on_storage_error=self._on_storage_error,
         )
         self._partitions[key] = opened

@@ -107,7 +107,7 @@ class BrokerServer:
         await loop.run_in_executor(disk, lambda: self._open_logs(logs, metadata.image.cluster_id))
         group_commit = GroupCommit(disk)
 
-        registry = PartitionRegistry(config.node_id, logs, group_commit, clock, config.log_config(), disk)
+        registry = PartitionRegistry(config.node_id, logs, group_commit, clock, config.topic_defaults, disk)
         logs.on_dir_offline = registry.on_dir_offline
         stack.push_async_callback(self._close_logs, logs, group_commit, disk)
 

@@ -76,7 +76,7 @@ def _run(console: Console, directory: Path) -> Verdict:
 def _write(
     console: Console, spark: SparkSession, source: Path, checkpoint: Path, bootstrap: str, flights: pa.Table
 ) -> None:
-    title = '4  Streaming: spark.readStream.parquet(...).writeStream.format("raftlog"), acks=all'
+    title = '4  Streaming the files into the topic: writeStream.format("raftlog")'
     started = time.monotonic()
     with _rows_bar(console, title, flights.num_rows) as on_rows:
         reports = stream.run(spark, source, checkpoint, bootstrap, TOPIC, on_rows)
@@ -130,6 +130,7 @@ def _rows_bar(console: Console, title: str, rows: int) -> Iterator[stream.OnRows
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task("", total=rows)

@@ -115,7 +115,7 @@ class Parts:
             storage or OsStorage(), [f"{root}/logs-{number}" for number in range(dirs)], LogConfig(), self.clock
         )
         self.logs.open(cluster_id="test", node_id=1)
-        self.registry = PartitionRegistry(1, self.logs, GroupCommit(self.disk), self.clock, LogConfig(), self.disk)
+        self.registry = PartitionRegistry(1, self.logs, GroupCommit(self.disk), self.clock, {}, self.disk)
         self.logs.on_dir_offline = self.registry.on_dir_offline
         self.image = image_with(partitions, offset=1)
 

@@ -65,7 +65,6 @@ def test_defaults() -> None:
     made = config()
     assert made.listener == ("127.0.0.1", 9092)
     assert made.advertised_listener is None
-    assert made.http_listener is None
     assert made.metadata_log_dir == "/data/__cluster_metadata"
     assert made.insecure is False
     assert config(metadata_log_dir="/meta").metadata_log_dir == "/meta"
@@ -134,7 +133,7 @@ def test_clients_need_an_address_they_can_connect_to() -> None:
         ({"num_partitions": 5, "max_partitions_per_topic": 4}, "num.partitions=5 is above"),
         ({"listeners": "127.0.0.1:1,127.0.0.1:2"}, "one listener is supported"),
         ({"listeners": ""}, "expected host:port"),
-        ({"http_listener": "host:port"}, "the port is a number"),
+        ({"advertised_listeners": "host:port"}, "the port is a number"),
         ({"log_level": "loud"}, "expected one of debug, info, warning, error"),
     ],
 )
