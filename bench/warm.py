@@ -1,4 +1,4 @@
-"""Memory that a virtual machine has never touched costs many times more at its first touch: touch it before measuring."""
+"""Memory that a virtual machine has never touched costs many times more at its first touch: touch it first."""
 
 from __future__ import annotations
 

@@ -56,6 +56,13 @@ def generated() -> Problems:
     return [f"{', '.join(stale)}: not what proto/ yields; run ./dev proto"] if stale else []
 
 
+def reference() -> Problems:
+    """docs/configuration.md is what the definitions of the keys yield"""
+    from tools.reference import is_stale  # the server's packages; the other checks do without them
+
+    return ["docs/configuration.md is stale; run ./dev docs"] if is_stale() else []
+
+
 def lock() -> Problems:
     """the lock files cover pyproject.toml, with hashes and without addresses"""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -139,7 +146,7 @@ def text_problems(content: str) -> Problems:
 
 
 _CHECKS: dict[str, Callable[[], Problems]] = {
-    check.__name__: check for check in (lint, formatting, types, generated, lock, text)
+    check.__name__: check for check in (lint, formatting, types, generated, reference, lock, text)
 }
 
 

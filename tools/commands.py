@@ -43,6 +43,7 @@ def _commands() -> dict[str, Command]:
         "check": _check,
         "bench": _bench,
         "proto": _proto,
+        "docs": _docs,
         "lock": _lock,
         "exec": _exec,
     }
@@ -87,7 +88,7 @@ def _test(arguments: list[str]) -> int:
 
 
 def _check(arguments: list[str]) -> int:
-    """lint, format, types, generated code, lock file"""
+    """lint, format, types, generated code and pages, lock files, text: ./dev check [NAME...]"""
     return _in_environment(PYTHON, "-m", "tools.check", *arguments)
 
 
@@ -100,6 +101,12 @@ def _proto(arguments: list[str]) -> int:
     """generate raftlog/v1 from proto/"""
     _no_arguments("proto", arguments)
     return _in_environment(PYTHON, "-m", "tools.proto")
+
+
+def _docs(arguments: list[str]) -> int:
+    """write docs/configuration.md from the definitions of the keys"""
+    _no_arguments("docs", arguments)
+    return _in_environment(PYTHON, "-m", "tools.reference")
 
 
 def _lock(arguments: list[str]) -> int:

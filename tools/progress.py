@@ -62,7 +62,7 @@ class Progress:
     def _tick(self) -> None:
         while not self._done.wait(_INTERVAL_TTY_S if self._tty else _INTERVAL_LOG_S):
             line = f"{self._label}: {self._title} ({self._seconds():.0f} s) {self._detail}"
-            sys.stderr.write(f"\r\x1b[K{line[:110]}" if self._tty else f"{line}\n")
+            sys.stderr.write(f"\r\x1b[K{line[:110]}" if self._tty else f"{line[:160]}\n")
             sys.stderr.flush()
 
 

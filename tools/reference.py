@@ -27,8 +27,8 @@ with underscores: `RAFTLOG_LOG_DIRS=/a,/b`), flags (`--set log.dirs=/a,/b`). In 
 _TOPIC = """
 ## Topic
 
-Set when a topic is created or later (`raftlog config set topic NAME KEY=VALUE`). What a topic does not set comes from the
-server's `log.*` key beside it.
+Set when a topic is created or later (`raftlog config set topic NAME KEY=VALUE`). What a topic does not set
+comes from the server's `log.*` key beside it.
 
 """
 _PRODUCER = """

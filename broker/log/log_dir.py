@@ -136,14 +136,18 @@ class LogDir:
         """Return what the checkpoint says of a log, None when it does not know it."""
         return self._marks.get(key)
 
-    def update_marks(self, changes: Mapping[PartitionKey, Marks], removed: Iterable[PartitionKey] = ()) -> None:
-        """Make these marks durable, if they differ from what is stored; the other logs' stay as they are.
+    def update_marks(
+        self, changes: Callable[[], Mapping[PartitionKey, Marks]], removed: Iterable[PartitionKey] = ()
+    ) -> None:
+        """Make the marks that `changes` returns durable, if they differ; the other logs' stay as they are.
+
+        `changes` is asked under the lock, so that no truncation comes between its answer and the disk.
 
         Raises:
             OSError: the old checkpoint is still in place.
         """
         with self._marks_lock:
-            marks = {**self._marks, **changes}
+            marks = {**self._marks, **changes()}
             for key in removed:
                 marks.pop(key, None)
             if marks == self._marks and self._marks_stored:

@@ -21,13 +21,14 @@ logger = logging.getLogger(__name__)
 class FlushTicket:
     """A flush that was begun: `run` it in a thread, then give it to `finish_flush`."""
 
-    __slots__ = ("_log", "end_offset", "epochs", "epochs_version", "names", "segments", "truncations")
+    __slots__ = ("_log", "active", "end_offset", "epochs", "epochs_version", "names", "sealed", "truncations")
 
     def __init__(
         self,
         log: FlushableLog,
         end_offset: int,
-        segments: list[Segment],
+        sealed: list[Segment],
+        active: Segment | None,
         names: int,
         epochs: tuple[EpochEntry, ...] | None,
         epochs_version: int,
@@ -35,7 +36,10 @@ class FlushTicket:
     ) -> None:
         self._log: Final = log
         self.end_offset = end_offset
-        self.segments = segments
+        self.sealed = sealed
+        """Sealed when the ticket was drawn: this flush is their last."""
+        self.active = active
+        """Active then, if it had records; it may have grown and been sealed since."""
         self.names = names
         self.epochs = epochs
         self.epochs_version = epochs_version
@@ -60,11 +64,11 @@ class FlushableLog(LogState):
             epochs_due = self._unstored_epoch_start is not None
             if self._flushed_end == self._end and not self._unflushed and not epochs_due:
                 return None
-            segments = [*self._unflushed, self._active] if self._active.size else [*self._unflushed]
             return FlushTicket(
                 self,
                 self._end,
-                segments,
+                list(self._unflushed),
+                self._active if self._active.size else None,
                 self._new_names,
                 self.leader_epochs.entries if epochs_due else None,
                 self._epochs_version,
@@ -75,10 +79,10 @@ class FlushableLog(LogState):
         """Count what a ticket that ran made durable, and return the flushed end offset."""
         with self._lock:
             self._synced_names = max(self._synced_names, ticket.names)
-            if ticket.truncations == self._truncations:
+            if ticket.truncations == self._truncations and not self.closed:
                 self._flushed_end = max(self._flushed_end, ticket.end_offset)
-                done = [segment for segment in self._unflushed if segment in ticket.segments]
-                self._unflushed = [segment for segment in self._unflushed if segment not in ticket.segments]
+                done = [segment for segment in self._unflushed if segment in ticket.sealed]
+                self._unflushed = [segment for segment in self._unflushed if segment not in ticket.sealed]
                 for segment in done:
                     if segment.opened is not None:
                         self._cache.adopt(segment, segment.opened)
@@ -100,15 +104,14 @@ class FlushableLog(LogState):
         with self._file_lock:
             self._check_open()
             try:
-                for segment in ticket.segments:
-                    opened = segment.opened
+                for segment in (*ticket.sealed, ticket.active):
+                    opened = None if segment is None else segment.opened
                     if opened is not None:  # None: flushed by another ticket and closed since
                         opened.file.datasync()
             except OSError as error:  # ENOSPC too: what the kernel could not write it may have dropped
                 raise self.log_dir.fail(error, f"fsync in {self.directory}") from error
-            for segment in ticket.segments:
-                if segment is not self._active:
-                    self._store_index(segment, durably=True)
+            for segment in ticket.sealed:
+                self._store_index(segment, durably=True)
             if ticket.epochs is not None and ticket.truncations == self._truncations:
                 self._store_epochs(ticket.epochs, ticket.epochs_version)
             if ticket.names > self._synced_names:

@@ -78,6 +78,8 @@ class LogState:
         self._epochs_stored = 0
         self._unstored_epoch_start: int | None = None if recovered.epochs_stored else self.log_start_offset
         self._truncations = 0
+        self._marks_cap: int | None = None
+        """While a truncation is under way: where it will end."""
 
     def __repr__(self) -> str:
         return f"PartitionLog({self.topic}-{self.partition}, {self.log_start_offset}..{self._end})"
@@ -125,7 +127,9 @@ class LogState:
             recovery_point = self._flushed_end
             if self._unstored_epoch_start is not None:
                 recovery_point = max(min(recovery_point, self._unstored_epoch_start), self.log_start_offset)
-            return Marks(self.log_start_offset, recovery_point, min(self.high_watermark, self._flushed_end))
+            marks = Marks(self.log_start_offset, recovery_point, min(self.high_watermark, self._flushed_end))
+            cap = self._marks_cap
+            return marks if cap is None else Marks(*(min(mark, cap) for mark in marks))
 
     def _set_segments(self, segments: list[Segment]) -> None:
         self._segments = ([segment.base_offset for segment in segments], segments)

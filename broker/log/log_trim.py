@@ -29,14 +29,15 @@ class TrimmableLog(FlushableLog):
 
         An active segment of which everything has expired is sealed first, so that a topic nobody writes to empties.
         """
-        count = expired_segments(self._segments[1], self.config, self.high_watermark, now_ms)
-        if count and count == len(self._segments[1]):
+        segments = self._segments[1]
+        count = expired_segments(segments, self.config, self.high_watermark, now_ms)
+        if count == 0:
+            return 0
+        if count == len(segments):
             self.roll()
         with self._lock:
             self._check_open()
-            count = min(count, len(self._segments[1]) - 1)
-            if count > 0:
-                self._advance_start(self._segments[1][count].base_offset)
+            self._advance_start(segments[count - 1].next_offset)
         return count
 
     def delete_records(self, offset: int) -> int:
@@ -74,13 +75,16 @@ class TrimmableLog(FlushableLog):
     def sweep(self, now_ms: int) -> None:
         """Rename the files of detached segments, remove those renamed long enough ago.
 
-        Called only after a checkpoint with the present log start is durable.
+        Nothing happens to segments above the log start that the checkpoint has.
         """
         with self._file_lock:
             if self.closed or self.log_dir.offline_reason is not None:
                 return
+            marks = self.log_dir.marks_of((self.topic_id, self.partition))
+            durable_start = 0 if marks is None else marks.log_start_offset
             with self._lock:
-                gone, self._detached = self._detached, []
+                gone = [segment for segment in self._detached if segment.next_offset <= durable_start]
+                self._detached = [segment for segment in self._detached if segment.next_offset > durable_start]
             try:
                 self._rename_away(gone, now_ms + self.config.file_delete_delay_ms)
                 due = [path for deadline_ms, path in self._deleted_paths if deadline_ms <= now_ms]
@@ -125,6 +129,7 @@ class TrimmableLog(FlushableLog):
             try:
                 opened = self._open_segment(segment)
                 end = self._batch_begin(segment, opened, offset)
+                self._marks_cap = end.offset
                 self._lower_marks(end.offset)
                 with self._lock:
                     self._cut(number, opened, end)
@@ -133,6 +138,8 @@ class TrimmableLog(FlushableLog):
                 opened.file.datasync()
             except OSError as error:
                 raise self._error(error, "truncating") from error
+            finally:
+                self._marks_cap = None
             return self._end
 
     def _batch_begin(self, segment: Segment, opened: OpenSegment, offset: int) -> Boundary:
@@ -149,7 +156,8 @@ class TrimmableLog(FlushableLog):
         key = (self.topic_id, self.partition)
         stored = self.log_dir.marks_of(key)
         if stored is not None and max(stored) > end_offset:
-            self.log_dir.update_marks({key: Marks(*(min(mark, end_offset) for mark in stored))})
+            lowered = Marks(*(min(mark, end_offset) for mark in stored))
+            self.log_dir.update_marks(lambda: {key: lowered})
 
     def _cut(self, number: int, opened: OpenSegment, end: Boundary) -> None:
         segments = self._segments[1]
@@ -196,12 +204,15 @@ class TrimmableLog(FlushableLog):
                     self._storage.sync_dir(self.directory)
                 else:
                     segment = self._active
-                self.log_dir.update_marks({key: Marks(offset, offset, offset)})
+                self._marks_cap = offset
+                self.log_dir.update_marks(lambda: {key: Marks(offset, offset, offset)})
             except OSError as error:
+                self._marks_cap = None
                 raise self._error(error, "starting over") from error
             with self._lock:
                 self._truncations += 1
-                self._detached += [old for old in self._segments[1] if old is not segment]
+                old = [*self._detached, *(kept for kept in self._segments[1] if kept is not segment)]
+                self._detached = []
                 self._unflushed = []
                 self._sealed_bytes = 0
                 self._active = segment
@@ -210,4 +221,8 @@ class TrimmableLog(FlushableLog):
                 self.leader_epochs.clear()
                 self._epochs_version += 1
                 self._unstored_epoch_start = offset
-            self.sweep(now_ms)
+                self._marks_cap = None
+            try:
+                self._rename_away(old, now_ms + self.config.file_delete_delay_ms)
+            except OSError as error:
+                raise self._error(error, "starting over") from error

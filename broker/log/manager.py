@@ -180,6 +180,8 @@ class LogManager:
                 self._logs.pop(key, None)
                 self.corrupt_logs[key] = CorruptLog(metadata, path, error)
         except OSError as error:
+            if is_passing(error):
+                raise passing(error, f"opening {path}") from error
             log_dir.fail(error, f"opening {path}")
 
     def _recover(self, log_dir: LogDir, path: str, metadata: PartitionMetadata, config: LogConfig) -> PartitionLog:
@@ -244,7 +246,7 @@ class LogManager:
             )
         key = (metadata.topic_id, metadata.partition)
         if log_dir.marks_of(key) is not None:
-            log_dir.update_marks({}, removed=[key])
+            log_dir.update_marks(dict, removed=[key])
         aside = f"{log_dir.path}/{NEW_PREFIX}{metadata.topic_id.hex()}-{metadata.partition}"
         self._storage.make_dir(aside)
         store_partition_metadata(self._storage, aside, metadata)
@@ -289,7 +291,7 @@ class LogManager:
 
     def _forget_marks(self, log_dir: LogDir, key: PartitionKey) -> None:
         try:
-            log_dir.update_marks({}, removed=[key])
+            log_dir.update_marks(dict, removed=[key])
         except OSError as error:
             if not is_full(error):
                 raise
@@ -298,7 +300,13 @@ class LogManager:
     # Trouble
 
     def mark_dir_offline(self, path: str, error: BaseException) -> None:
-        """Take a log directory offline for good; a second call does nothing."""
+        """Take a log directory offline for good; a second call does nothing.
+
+        A `RaftlogError` has been judged where it arose (no space, a log that was deleted, or offline already), so it
+        changes nothing: what takes a directory offline is what the operating system said.
+        """
+        if isinstance(error, RaftlogError):
+            return
         for log_dir in self._dirs:
             if log_dir.path == path.rstrip("/"):
                 log_dir.fail(error, "an operation on it")
@@ -325,7 +333,7 @@ class LogManager:
                 self._checkpoint_dir(log_dir)
 
     def _checkpoint_dir(self, log_dir: LogDir) -> bool:
-        marks = {}
+        logs = []
         for log in self.logs():
             if log.log_dir is not log_dir:
                 continue
@@ -333,13 +341,13 @@ class LogManager:
                 log.store_indexes()
                 if log.high_watermark > log.flushed_end_offset:
                     log.flush()
-                marks[log.topic_id, log.partition] = log.marks()
+                logs.append(log)
             except RaftlogError as error:
                 if log_dir.offline_reason is not None:
                     return False
                 logger.warning("no checkpoint of %r: %s", log, error)
         try:
-            log_dir.update_marks(marks)
+            log_dir.update_marks(lambda: {(log.topic_id, log.partition): log.marks() for log in logs if not log.closed})
         except OSError as error:
             if is_full(error):
                 logger.warning("no space for the checkpoint of %s; the old one stays", log_dir.path)

@@ -290,9 +290,7 @@ class _Recovery:
                 expected,
             )
             file.truncate(position)
-            file.datasync()
-        if expected > self.recovery_point:
-            file.datasync()  # the bytes may be in the page cache only
+        file.datasync()  # what was read, and where the file ends, may be in the page cache only
         segment.end = (expected, position)
         segment.max_timestamp_ms = max_timestamp_ms
         segment.opened = OpenSegment(file, index)

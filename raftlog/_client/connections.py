@@ -59,7 +59,12 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
     code = error.code()
     details = error.details() or code.name
     match code:
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED | grpc.StatusCode.UNKNOWN:
+        case (
+            grpc.StatusCode.UNAVAILABLE
+            | grpc.StatusCode.CANCELLED
+            | grpc.StatusCode.UNKNOWN
+            | grpc.StatusCode.INTERNAL  # what gRPC says of a stream that was reset
+        ):
             return BrokerUnavailable(f"no connection to {address}: {details}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return RequestTimedOut(f"{address} did not answer in time: {details}")

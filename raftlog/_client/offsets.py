@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import grpc
 
 from raftlog._client.connections import Connections, from_grpc
-from raftlog._client.metadata import MetadataCache
+from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, MetadataCache
 from raftlog._core.backoff import Backoff
 from raftlog.errors import (
     BrokerUnavailable,
@@ -57,7 +57,8 @@ class OffsetLookup:
             RaftlogError: what a partition refused last, when `default.api.timeout.ms` has passed or it is final.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._options.default_api_timeout_ms / 1000
+        started = loop.time()
+        deadline = started + self._options.default_api_timeout_ms / 1000
         for topic in {topic_partition.topic for topic_partition in timestamps_ms}:
             await self._metadata.topic(topic, self._options.default_api_timeout_ms)
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
@@ -69,6 +70,8 @@ class OffsetLookup:
             if error is None:
                 return found
             if not isinstance(error, (RetriableError, FencedError)) or loop.time() >= deadline:
+                raise error
+            if isinstance(error, UnknownTopicOrPartition) and loop.time() - started >= UNKNOWN_TOPIC_GRACE_S:
                 raise error
             failures += 1
             await asyncio.sleep(self._options.backoff.pause_ms(failures) / 1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -216,10 +217,14 @@ class PartitionReader:
             by_node: dict[int, list[log_pb2.FetchPartition]] = {}
             now_ms = monotonic_ms()
             unplaced = leaderless = False
+            again_ms = math.inf
             for state in self.positions.states.values():
                 if state.position is None and state.error is None:
                     unplaced = True
-                if not state.fetchable or state.not_before_ms > now_ms:
+                if not state.fetchable:
+                    continue
+                if state.not_before_ms > now_ms:
+                    again_ms = min(again_ms, state.not_before_ms)
                     continue
                 leader = self.metadata.view.leader(*state.topic_partition)
                 if leader is None:
@@ -227,6 +232,7 @@ class PartitionReader:
                     continue
                 _, not_before_ms = self._session_failures.get(leader.broker_id, (0, 0.0))
                 if not_before_ms > now_ms:
+                    again_ms = min(again_ms, not_before_ms)
                     continue
                 by_node.setdefault(leader.broker_id, []).append(self._subscription(state, leader.broker_id))
         for node_id, partitions in by_node.items():
@@ -235,6 +241,8 @@ class PartitionReader:
             self.metadata.request_refresh()
         if unplaced:
             self._start_placing()
+        if again_ms < math.inf:  # a little later: timers may fire early
+            self.loop.call_later((again_ms - now_ms) / 1000 + 0.001, self._sync)
 
     def _subscription(self, state: PartitionState, node_id: int) -> log_pb2.FetchPartition:
         session = self._sessions.get(node_id)
@@ -288,7 +296,6 @@ class PartitionReader:
                 pause_ms = self.options.backoff.pause_ms(state.failures)
                 state.not_before_ms = monotonic_ms() + pause_ms
                 self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
-                self.loop.call_later(pause_ms / 1000, self._sync)
             else:
                 self._fail(state, type(error)(f"{topic_partition}: {error}"))
         self.request_sync()
@@ -309,7 +316,7 @@ class PartitionReader:
                         self._fail(state, error)
         if self.closed is None:
             self.metadata.request_refresh()
-            self.loop.call_later(pause_ms / 1000 + 0.001, self._sync)
+            self.request_sync()
 
     async def close(self) -> None:
         """Stop."""

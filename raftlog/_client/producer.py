@@ -194,6 +194,7 @@ class ProducerEngine(ProducerBuffer):
 
     def _after_pause(self, queue: PartitionQueue) -> None:
         with self.lock:
+            queue.not_before_ms = 0.0  # whatever the clock says: timers may fire a little early
             self.reroute(queue)
 
     def _tick(self) -> None:

@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 an error that a line on stderr names, 2 the command line i
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -13,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer.exceptions import TyperException
 
+from raftlog import __version__
 from raftlog.cli import cluster, configs, consume, log_dump, produce, servers, topics
 from raftlog.cli.output import print_error
 from raftlog.errors import RaftlogError
@@ -43,7 +43,7 @@ app.add_typer(log_dump.app, name="log")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"raftlog {importlib.metadata.version('raftlog')}")
+        print(f"raftlog {__version__}")
         raise typer.Exit
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -20,13 +21,23 @@ from raftlog.cli.output import (
     Row,
     key_value_pairs,
     print_done,
+    print_note,
     print_rows,
 )
 from raftlog.errors import InternalError
 
 app = typer.Typer(no_args_is_help=True, help="Settings of topics and servers.")
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+
+class Resource(StrEnum):
+    """What has settings."""
+
+    TOPIC = "topic"
+    BROKER = "broker"
+
+
+ResourceArgument = Annotated[Resource, typer.Argument(metavar="topic|broker", show_default=False)]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="A topic's name, a broker's id.")]
 _COLUMNS = ("key", "value", "source")
 _LIST_SERVER_KEYS = """\
 import json
@@ -36,6 +47,19 @@ print(json.dumps([
      "kafka_key": key.kafka_key, "dynamic": key.dynamic, "doc": key.doc} for key in BROKER_CONFIGS
 ]))
 """
+
+
+def _target(resource: Resource, name: str) -> dict[str, Any]:
+    """Return what the admin client calls the resource.
+
+    Raises:
+        typer.BadParameter: a broker's id that is not a number.
+    """
+    if resource is Resource.TOPIC:
+        return {"topic": name}
+    if not name.isdecimal():
+        raise typer.BadParameter(f"{name!r} is not a broker's id; raftlog cluster describe lists them")
+    return {"broker": int(name)}
 
 
 def _rows(entries: Mapping[str, Any], everything: bool) -> list[Row]:
@@ -70,54 +94,59 @@ def list_changed(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputO
 
 @app.command()
 def describe(
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
-    broker: Annotated[int | None, typer.Option(metavar="ID", help="A broker's settings instead of a topic's.")] = None,
+    resource: ResourceArgument,
+    name: NameArgument,
     everything: Annotated[bool, typer.Option("--all", help="Also what is left at its default.")] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show which settings apply to a topic or a broker, and where each comes from.
 
-    Example: raftlog config describe events --all
+    Example: raftlog config describe topic events --all
     """
-    if (topic is None) == (broker is None):
-        raise typer.BadParameter("name a topic or give --broker ID, one of them")
+    target = _target(resource, name)
     with connect_admin(bootstrap) as admin:
-        entries = admin.describe_configs(topic=topic, broker=broker)
-    print_rows(_rows(entries, everything), _COLUMNS, output)
+        entries = admin.describe_configs(**target)
+    rows = _rows(entries, everything)
+    print_rows(rows, _COLUMNS, output)
+    if not rows:
+        print_note("everything is at its default; --all lists it")
 
 
 @app.command("set")
 def set_keys(
-    topic: TopicArgument,
+    resource: ResourceArgument,
+    name: NameArgument,
     pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", show_default=False)],
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Set a topic's settings.
+    """Set settings of a topic or a broker.
 
-    Example: raftlog config set events retention.ms=7d segment.bytes=64MiB
+    Example: raftlog config set topic events retention.ms=7d segment.bytes=64MiB
     """
-    changes = key_value_pairs(pairs)
+    target, changes = _target(resource, name), key_value_pairs(pairs)
     with connect_admin(bootstrap) as admin:
-        admin.alter_configs(topic, set=changes)
-    print_done(f"set for {topic}: {', '.join(changes)}", {"topic": topic, "set": changes}, output)
+        admin.alter_configs(**target, set=changes)
+    print_done(f"set for {resource} {name}: {', '.join(changes)}", {resource.value: name, "set": changes}, output)
 
 
 @app.command()
 def unset(
-    topic: TopicArgument,
+    resource: ResourceArgument,
+    name: NameArgument,
     keys: Annotated[list[str], typer.Argument(metavar="KEY...", show_default=False)],
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Put a topic's settings back to their defaults.
+    """Put settings of a topic or a broker back to their defaults.
 
-    Example: raftlog config unset events retention.ms
+    Example: raftlog config unset topic events retention.ms
     """
+    target = _target(resource, name)
     with connect_admin(bootstrap) as admin:
-        admin.alter_configs(topic, unset=keys)
-    print_done(f"back to the default for {topic}: {', '.join(keys)}", {"topic": topic, "unset": keys}, output)
+        admin.alter_configs(**target, unset=keys)
+    print_done(f"default again for {resource} {name}: {', '.join(keys)}", {resource.value: name, "unset": keys}, output)
 
 
 @app.command("server-keys")

@@ -67,8 +67,9 @@ def print_done(message: str, result: Row, output: Output) -> None:
 
 
 def print_error(message: str) -> None:
-    """Print an error as one line on stderr."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    """Print an error on stderr: one line, and below it the quoted lines of a log where the error brings some."""
+    first, *quoted = message.strip().splitlines() or [""]
+    print("\n".join([f"error: {first}", *(f"  | {line}" for line in quoted)]), file=sys.stderr)
 
 
 def print_note(message: str) -> None:

@@ -13,11 +13,16 @@ from typing import Annotated
 import typer
 
 from raftlog._server_root import server_command, server_environment
-from raftlog.cli.output import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE, print_error, print_note
+from raftlog.cli.output import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE, key_value_pairs, print_error, print_note
 from raftlog.testing import Cluster
 
 _DEFAULT_PORT = int(BOOTSTRAP_DEFAULT.rpartition(":")[2])
 _LOOK_AFTER_S = 0.5
+
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A server key, over any other source; may be repeated."),
+]
 
 
 def up(
@@ -27,10 +32,11 @@ def up(
         typer.Option(metavar="DIR", help="Where the data is kept; without it, it is deleted at the end."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = _DEFAULT_PORT,
+    settings: SettingsOption = None,
 ) -> None:
     """Start a cluster on this machine; Ctrl-C stops it.
 
-    Example: raftlog up --data ./my-data
+    Example: raftlog up --data ./my-data --set log.retention.ms=1d
     """
     stop = threading.Event()
 
@@ -41,7 +47,7 @@ def up(
         signal.signal(number, on_signal)
     if data is not None:
         data.mkdir(parents=True, exist_ok=True)
-    with Cluster(nodes, directory=data, port=port) as cluster:
+    with Cluster(nodes, directory=data, port=port, config=key_value_pairs(settings or [])) as cluster:
         _print_welcome(cluster, keeps_data=data is not None)
         while not stop.wait(_LOOK_AFTER_S):
             for node_id in cluster.node_ids:
@@ -69,10 +75,7 @@ def server(
     config: Annotated[
         Path, typer.Option("--config", metavar="FILE", exists=True, dir_okay=False, help="TOML file with server keys.")
     ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A server key that wins over the file; may be repeated."),
-    ] = None,
+    settings: SettingsOption = None,
     ready_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Written when the server is ready: JSON with its address.")
     ] = None,

@@ -87,21 +87,21 @@ def test_a_topics_life(run: Run) -> None:
 
 
 def test_a_topics_settings(run: Run, topic: str) -> None:
-    assert run("config", "set", topic, "retention.ms=1d", "segment.bytes=2MiB").code == 0
+    assert run("config", "set", "topic", topic, "retention.ms=1d", "segment.bytes=2MiB").code == 0
     assert f"{topic}\tretention.ms\t86400000\n" in run("config", "list").out
-    entries = {entry["key"]: entry for entry in json.loads(run("config", "describe", topic, "-o", "json").out)}
+    entries = {entry["key"]: entry for entry in json.loads(run("config", "describe", "topic", topic, "-o", "json").out)}
     assert entries["segment.bytes"]["value"] == "2097152"
     assert "cleanup.policy" not in entries
     assert run("topic", "alter", topic, "--unset", "segment.bytes", "--config", "retention.ms=2d").code == 0
-    assert run("config", "unset", topic, "retention.ms").code == 0
-    everything = json.loads(run("config", "describe", topic, "--all", "-o", "json").out)
+    assert run("config", "unset", "topic", topic, "retention.ms").code == 0
+    everything = json.loads(run("config", "describe", "topic", topic, "--all", "-o", "json").out)
     assert {entry["value"] for entry in everything if entry["key"] == "cleanup.policy"} == {"delete"}
-    wrong = run("config", "set", topic, "retention.sm=1d")
+    wrong = run("config", "set", "topic", topic, "retention.sm=1d")
     assert wrong.code == 1
     assert "did you mean" in wrong.err
-    assert run("config", "set", topic, "retention.ms").code == 2
-    assert run("config", "describe").code == 2
-    assert json.loads(run("config", "describe", "--broker", "1", "--all", "-o", "json").out)
+    assert run("config", "set", "topic", topic, "retention.ms").code == 2
+    assert run("config", "describe", "broker", "one").code == 2
+    assert json.loads(run("config", "describe", "broker", "1", "--all", "-o", "json").out)
 
 
 def test_the_servers_keys_are_listed_without_a_server(run: Run) -> None:

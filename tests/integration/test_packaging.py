@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import raftlog
+
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE_NAMES = ["broker", "raftmeta", "replication", "spark", "grpc", "pyarrow", "numpy", "typer", "raftlog", "uvloop"]
 _WAIT_S = 40.0
@@ -90,7 +92,7 @@ def test_the_wheel_puts_no_generic_name_at_the_top(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"raftlog", "pyspark_raftlog"}
+    assert tops == {"raftlog", "pyspark_raftlog", f"raftlog-{raftlog.__version__}.dist-info"}
     assert {
         "raftlog/_server/broker/__main__.py",
         "raftlog/_server/raftmeta/decide.py",
@@ -105,7 +107,7 @@ def test_the_wheel_puts_no_generic_name_at_the_top(wheel: Path) -> None:
 def test_up_topic_produce_and_consume_work_among_hostile_files(binaries: Path, hostile_directory: Path) -> None:
     with raftlog_up(binaries, hostile_directory) as address:
 
-        def raftlog(*arguments: str, stdin: str = "") -> str:
+        def command(*arguments: str, stdin: str = "") -> str:
             done = subprocess.run(
                 [str(binaries / "raftlog"), *arguments, "--bootstrap", address],
                 cwd=hostile_directory,
@@ -118,9 +120,9 @@ def test_up_topic_produce_and_consume_work_among_hostile_files(binaries: Path, h
             assert done.returncode == 0, done.stderr
             return done.stdout
 
-        raftlog("topic", "create", "events", "--partitions", "2")
-        raftlog("produce", "events", stdin="one\ntwo\n")
-        printed = raftlog("consume", "events", "--from-beginning", "--no-follow", "--output", "json")
+        command("topic", "create", "events", "--partitions", "2")
+        command("produce", "events", stdin="one\ntwo\n")
+        printed = command("consume", "events", "--from-beginning", "--no-follow", "--output", "json")
         assert sorted(json.loads(line)["value"] for line in printed.splitlines()) == ["one", "two"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,42 @@ def test_a_topic_that_is_not_there_fails_the_query_and_names_it(spark: Any, clus
         frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap).option(
             "topic", "nowhere"
         ).option("max.block.ms", "500").save()
+
+
+def test_a_stream_goes_on_over_a_killed_server_and_loses_nothing(spark: Any, tmp_path: Path) -> None:
+    """At least once: what a task repeats may be there twice, but everything is there."""
+    rows_per_batch = 20_000
+    with Cluster() as cluster:
+        with raftlog.Admin(cluster.bootstrap) as admin:
+            admin.create_topic("t", partitions=3)
+        query = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", rows_per_batch)
+            .load()
+            .selectExpr("cast(value as string) as value")
+            .writeStream.format("raftlog")
+            .option("bootstrap.servers", cluster.bootstrap)
+            .option("topic", "t")
+            .option("checkpointLocation", str(tmp_path))
+            .start()
+        )
+        try:
+            wait_for_batches(query, 2)
+            for _ in range(2):
+                cluster.kill(1)
+                cluster.start(1)
+                wait_for_batches(query, len(query.recentProgress) + 2)
+        finally:
+            query.stop()
+        committed = query.lastProgress["batchId"] + 1
+        values = set(read_all(cluster.bootstrap, "t")["value"].to_pylist())
+    missing = [number for number in range(committed * rows_per_batch) if str(number).encode() not in values]
+    assert missing == []
+
+
+def wait_for_batches(query: Any, count: int) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while len(query.recentProgress) < count:
+        assert query.exception() is None
+        assert time.monotonic() < deadline, query.status
+        time.sleep(0.05)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from broker.log.config import LogConfig
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
+from broker.log.storage import Storage
 from raftlog.format import Columns, encode_batch, iter_headers, pack_stamp, validate_produced
 from tests.support.memory_storage import MemoryStorage
 
@@ -53,7 +54,7 @@ def timed_batch(timestamps_ms: list[int], value_bytes: int = 20, fill: int = 0) 
 
 
 def open_manager(
-    storage: MemoryStorage,
+    storage: Storage,
     *,
     config: LogConfig | None = None,
     clock: FakeClock | None = None,
@@ -211,7 +212,7 @@ class LogDriver:
         assert log.log_start_offset == self.start
         assert self.stored_batches() == self._expected(self.chain)
         assert log.size_bytes == sum(segment.size for segment in log.segments)
-        epochs = {epoch: start for epoch, start in log.leader_epochs.entries}
+        epochs = dict(log.leader_epochs.entries)
         seen: dict[int, int] = {}
         for base_offset, data in self._expected(self.chain):
             seen.setdefault(int.from_bytes(data[12:16], "little", signed=True), max(base_offset, self.start))

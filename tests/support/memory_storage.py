@@ -11,6 +11,7 @@ import errno
 import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -23,6 +24,10 @@ class PowerLoss(BaseException):
 
 class _Node:
     pass
+
+
+def _enter(name: str, node: _Node, entries: dict[str, _Node]) -> None:
+    entries[name] = node
 
 
 class _FileNode(_Node):
@@ -74,9 +79,9 @@ class _DirectoryNode(_Node):
     def __init__(self) -> None:
         self.entries: dict[str, _Node] = {}
         self.durable: dict[str, _Node] = {}
-        self.pending: list[Callable[[dict[str, _Node]], None]] = []
+        self.pending: list[Callable[[dict[str, _Node]], object]] = []
 
-    def change(self, apply: Callable[[dict[str, _Node]], None]) -> None:
+    def change(self, apply: Callable[[dict[str, _Node]], object]) -> None:
         apply(self.entries)
         self.pending.append(apply)
 
@@ -280,8 +285,8 @@ class MemoryStorage:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
             if self.room_for(1) < 0:
                 raise OSError(errno.ENOSPC, "No space left on device", path)
-            made = node = _FileNode()
-            parent.change(lambda entries: entries.__setitem__(name, made))
+            node = _FileNode()
+            parent.change(partial(_enter, name, node))
         assert isinstance(node, _FileNode), path
         return MemoryFile(self, path, node)
 
@@ -307,8 +312,7 @@ class MemoryStorage:
         node = self._root
         for name in filter(None, path.split("/")):
             if name not in node.entries:
-                made = _DirectoryNode()
-                node.change(lambda entries, name=name, made=made: entries.__setitem__(name, made))
+                node.change(partial(_enter, name, _DirectoryNode()))
             child = node.entries[name]
             assert isinstance(child, _DirectoryNode), path
             node = child

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from broker.log.config import LogConfig
+from raftlog.errors import StorageFull
 from tests.support.log_driver import LogDriver
 from tests.support.memory_storage import MemoryStorage, PowerLoss
 
@@ -82,6 +83,40 @@ def test_kill_9_at_every_operation_loses_nothing() -> None:
         driver.other_chain = driver.other_chain or appended[:-1]  # the append under way may or may not be there
         driver.crash(None)
         driver.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_power_loss_after_kill_9_keeps_what_recovery_found(seed: int) -> None:
+    """Recovered records count as held, although the process that wrote them never fsynced them or their names."""
+    driver = LogDriver(MemoryStorage(), CONFIG)
+    driver.open()
+    for _ in range(20):
+        driver.append(value_bytes=300)
+    assert driver.log.segment_count > 3
+    driver.crash(None)
+    assert driver.durable_end == 20
+    driver.crash(Random(seed))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_power_loss_after_a_refused_write_at_the_end_of_a_segment(seed: int) -> None:
+    """The partial write may be on the disk and its removal not, in a segment that ends at the recovery point."""
+    driver = LogDriver(MemoryStorage(), LogConfig(segment_bytes=300))
+    driver.open()
+    driver.append()
+    driver.flush()
+    driver.checkpoint()
+    driver.log.update_config(LogConfig(segment_bytes=100_000))
+    driver.storage.capacity_bytes = driver.storage.used_bytes() + 30
+    with pytest.raises(StorageFull):
+        driver.append()
+    driver.storage.capacity_bytes = None
+    driver.log.roll()
+    driver.append()
+    driver.crash(Random(seed))
+    driver.append()
+    driver.flush()
+    driver.crash(Random(seed))
 
 
 def test_power_loss_during_recovery_from_power_loss() -> None:

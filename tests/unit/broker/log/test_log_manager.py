@@ -27,6 +27,11 @@ def append(log: PartitionLog) -> None:
     log.append(BATCH, HEADER, leader_epoch=1, now_ms=1_000)
 
 
+def append_and_flush(log: PartitionLog) -> None:
+    append(log)
+    log.flush()
+
+
 def test_new_logs_go_where_the_fewest_are() -> None:
     manager = open_manager(MemoryStorage(), log_dirs=TWO_DIRS)
     dirs = [manager.dir_of(manager.create("t", TOPIC_ID, partition)) for partition in range(4)]
@@ -157,8 +162,7 @@ def test_an_io_error_takes_one_directory_offline_for_good(op: str) -> None:
     fault = Fault(op, manager.dir_of(bad) + "/t-*")
     storage.faults.append(fault)
     with pytest.raises(StorageError, match="is offline"):
-        append(bad)
-        bad.flush()
+        append_and_flush(bad)
     storage.faults.remove(fault)
     for use in (lambda: append(bad), bad.flush, lambda: bad.read(0, 100, 1, blocking=True), bad.begin_flush):
         with pytest.raises(StorageError, match="is offline"):

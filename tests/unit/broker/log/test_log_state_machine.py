@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.log.config import LogConfig
+from broker.log.partition_log import FlushTicket
 from raftlog.errors import StorageFull
 from raftlog.types import OffsetAndTimestamp
 from tests.support.log_driver import LogDriver, ModelBatch
@@ -37,6 +38,12 @@ class LogMachine(RuleBasedStateMachine):
         )
         self.driver = LogDriver(MemoryStorage(), config)
         self.driver.open()
+        self.tickets: list[FlushTicket] = []
+        self.ran: list[FlushTicket] = []
+
+    def forget_tickets(self) -> None:
+        self.tickets.clear()
+        self.ran.clear()
 
     @rule(timestamps_ms=stamps, value_bytes=st.sampled_from([0, 10, 200, 900]), times=st.integers(1, 4))
     def append(self, timestamps_ms: list[int], value_bytes: int, times: int) -> None:
@@ -59,6 +66,26 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.driver.flush()
+
+    @rule()
+    def begin_flush(self) -> None:
+        ticket = self.driver.log.begin_flush()
+        if ticket is not None:
+            self.tickets.append(ticket)
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def run_flush(self, data: st.DataObject) -> None:
+        ticket = self.tickets[data.draw(st.integers(0, len(self.tickets) - 1))]
+        if ticket in self.ran:
+            self.ran.remove(ticket)
+            self.tickets.remove(ticket)
+            flushed_end_offset = self.driver.log.finish_flush(ticket)
+            self.driver.durable_end = max(self.driver.durable_end, flushed_end_offset)
+            self.driver.log.high_watermark = self.driver.durable_end
+        else:
+            ticket.run()
+            self.ran.append(ticket)
 
     @rule()
     def next_epoch(self) -> None:
@@ -88,14 +115,17 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 1_000))
     def power_loss(self, seed: int) -> None:
+        self.forget_tickets()
         self.driver.crash(Random(seed))
 
     @rule()
     def kill_9(self) -> None:
+        self.forget_tickets()
         self.driver.crash(None)
 
     @rule()
     def restart(self) -> None:
+        self.forget_tickets()
         self.driver.close()
         self.driver.crash(None)
 

@@ -1,0 +1,387 @@
+"""The consumer against a scripted broker: every record once and in order, whatever goes wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from raftlog import Consumer, Record, TopicPartition
+from raftlog.errors import (
+    BrokerUnavailable,
+    ClosedError,
+    CorruptRecordError,
+    InvalidRequestError,
+    OffsetOutOfRange,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from raftlog.format import Attributes, Columns, encode_batch
+from tests.support.fake_broker import FakeCluster
+
+T0 = TopicPartition("t", 0)
+FAST = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 20}
+
+
+def batch(values: Iterable[bytes | None], at_ms: int = 1000, **columns: object) -> bytes:
+    return encode_batch(Columns(pa.array(list(values), pa.binary()), **columns), at_ms)  # type: ignore[arg-type] # columns by name
+
+
+def numbered(start: int, count: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(start, start + count)]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(nodes=2) as cluster:
+        cluster.create_topic("t")
+        yield cluster
+
+
+def read(consumer: Consumer, count: int, timeout_s: float = 10) -> list[Record]:
+    """Poll until `count` records are there."""
+    records: list[Record] = []
+    deadline = time.monotonic() + timeout_s
+    while len(records) < count and time.monotonic() < deadline:
+        records += consumer.poll(0.1)
+    return records
+
+
+def values(records: list[Record]) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+def test_a_broken_session_is_taken_up_where_it_was(cluster: FakeCluster) -> None:
+    for start in range(0, 1000, 50):
+        cluster.append("t", batch(numbered(start, 50)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=1024, **FAST) as consumer:
+        cluster.faults.drop_fetch_after_frames = 4
+        consumer.subscribe("t")
+        records = read(consumer, 300)
+        cluster.faults.drop_fetch_after_frames = 3
+        records += read(consumer, 1000 - len(records))
+        assert values(records) == numbered(0, 1000)
+        assert [record.offset for record in records] == list(range(1000))
+        assert consumer.poll(0.05) == []
+
+
+def test_a_moved_leader_is_followed(cluster: FakeCluster) -> None:
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **FAST) as consumer:
+        consumer.subscribe("t")
+        records = []
+        for part in range(6):
+            cluster.append("t", batch(numbered(part * 10, 10)))
+            if part % 2:
+                cluster.move_leader("t", 0, 1 + part // 2 % 2)
+            records += read(consumer, 10)
+        assert values(records) == numbered(0, 60)
+
+
+def test_duplicate_frames_do_not_double_records(cluster: FakeCluster) -> None:
+    cluster.faults.duplicate_frames = True
+    for start in range(0, 200, 20):
+        cluster.append("t", batch(numbered(start, 20)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=1024) as consumer:
+        consumer.subscribe("t")
+        assert values(read(consumer, 200)) == numbered(0, 200)
+        assert consumer.poll(0.05) == []
+
+
+def test_a_position_inside_a_batch_begins_there(cluster: FakeCluster) -> None:
+    cluster.append("t", batch(numbered(0, 100)))
+    with Consumer(cluster.bootstrap) as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 37)
+        assert values(consumer.poll(10))[:2] == numbered(37, 2)
+        consumer.seek(T0, 99)
+        table = consumer.poll_arrow(10)
+        assert (table["offset"].to_pylist(), table["value"].to_pylist()) == ([99], [b"000099"])
+
+
+def test_records_fetched_before_a_seek_are_stale(cluster: FakeCluster) -> None:
+    for start in range(0, 500, 50):
+        cluster.append("t", batch(numbered(start, 50)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=1024) as consumer:
+        consumer.subscribe("t")
+        assert len(consumer.poll(10, max_records=7)) == 7
+        assert consumer.position(T0) == 7
+        for target in (400, 3, 499, 250):
+            consumer.seek(T0, target)
+            assert consumer.position(T0) == target
+            assert consumer.poll(10, max_records=1)[0].offset == target
+
+
+def test_control_batches_and_compacted_holes_are_passed_over(cluster: FakeCluster) -> None:
+    cluster.append("t", batch([b"a", b"b"]))
+    cluster.append_raw("t", encode_batch(Columns(pa.array([b"marker"])), 1, attributes=Attributes.CONTROL, base_offset=2))
+    sparse = Columns(pa.array([b"d", b"g"]), offset_delta=pa.array([1, 4], pa.uint32()))
+    cluster.append_raw("t", encode_batch(sparse, 1, base_offset=3, last_offset_delta=6))
+    empty = Columns(pa.array([], pa.binary()), offset_delta=pa.array([], pa.uint32()))
+    cluster.append_raw("t", encode_batch(empty, 1, base_offset=10, last_offset_delta=4))
+    cluster.append("t", batch([b"z"]))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe("t")
+        records = read(consumer, 5)
+        assert [(record.offset, record.value) for record in records] == [
+            (0, b"a"), (1, b"b"), (4, b"d"), (7, b"g"), (15, b"z"),
+        ]  # fmt: skip
+        assert consumer.position(T0) == 16
+        consumer.seek(T0, 5)
+        table = consumer.poll_arrow(10)
+        assert table["offset"].to_pylist()[0] == 7
+        consumer.seek(T0, 11)
+        assert consumer.poll(10)[0].offset == 15
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("earliest", b"000050"), ("latest", b"000100")])
+def test_out_of_range_starts_over_by_policy(cluster: FakeCluster, policy: str, expected: bytes) -> None:
+    for start in (0, 50):
+        cluster.append("t", batch(numbered(start, 50)))
+    cluster.call(lambda: setattr(cluster.topics["t"].partitions[0], "start", 50))
+    with Consumer(cluster.bootstrap, auto_offset_reset=policy, **FAST) as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 10)
+        assert policy == "earliest" or consumer.poll(0.2) == []
+        cluster.append("t", batch(numbered(100, 1)))
+        assert consumer.poll(10)[0].value == expected
+
+
+def test_out_of_range_without_a_policy_is_raised_until_seek(cluster: FakeCluster) -> None:
+    cluster.append("t", batch(numbered(0, 5)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="none", **FAST) as consumer:
+        consumer.assign([T0])
+        with pytest.raises(OffsetOutOfRange, match=r"auto\.offset\.reset=none"):
+            consumer.poll(10)
+        consumer.seek(T0, 99)
+        for _ in range(2):
+            with pytest.raises(OffsetOutOfRange, match=r"t-0.*99"):
+                consumer.poll(10)
+        consumer.seek(T0, 4)
+        assert values(consumer.poll(10)) == [b"000004"]
+
+
+def test_a_corrupt_batch_is_raised_and_then_read_again(cluster: FakeCluster) -> None:
+    cluster.faults.corrupt_frames = 1
+    cluster.append("t", batch(numbered(0, 5)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **FAST) as consumer:
+        consumer.subscribe("t")
+        with pytest.raises(CorruptRecordError, match="t-0 at offset 0: checksum mismatch"):
+            consumer.poll(10)
+        assert values(consumer.poll(10)) == numbered(0, 5)
+
+
+def test_a_topic_made_again_is_not_silently_continued(cluster: FakeCluster) -> None:
+    cluster.append("t", batch(numbered(0, 5)))
+    options = {"metadata_max_age_ms": 20, **FAST}
+    with (
+        Consumer(cluster.bootstrap, auto_offset_reset="none", **options) as strict,
+        Consumer(cluster.bootstrap, auto_offset_reset="latest", **options) as lenient,
+    ):
+        strict.assign([T0])
+        strict.seek(T0, 5)
+        assert strict.poll(0.05) == []
+        lenient.subscribe("t")
+        cluster.delete_topic("t")
+        cluster.create_topic("t")
+        cluster.append("t", batch([b"other"] * 9))
+        with pytest.raises(UnknownTopicId, match="deleted and made again"):
+            strict.poll(10)
+        assert values(read(lenient, 9)) == [b"other"] * 9, "the new topic's records, from their start"
+
+
+def test_a_deleted_topic_is_reported_to_who_assigned_it(cluster: FakeCluster) -> None:
+    with Consumer(cluster.bootstrap, metadata_max_age_ms=20, **FAST) as consumer:
+        consumer.assign([T0])
+        cluster.delete_topic("t")
+        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+            consumer.poll(10)
+
+
+def test_new_partitions_and_topics_are_read_from_their_start(cluster: FakeCluster) -> None:
+    """KAFKA-20030: a consumer at `latest` misses what came before it noticed a new partition."""
+    cluster.append("t", batch([b"old"]))
+    with Consumer(cluster.bootstrap, metadata_max_age_ms=20, **FAST) as consumer:
+        consumer.subscribe(pattern="t.*")
+        cluster.append("t", batch([b"sent after subscribe"]))
+        assert values(consumer.poll(10)) == [b"sent after subscribe"]
+        cluster.add_partitions("t", 2)
+        cluster.append("t", batch([b"before it was noticed"]), partition=1)
+        cluster.create_topic("t2")
+        cluster.append("t2", batch([b"in a new topic"]))
+        cluster.create_topic("other")
+        found = read(consumer, 2)
+        assert sorted(map(str, values(found))) == sorted(map(str, [b"before it was noticed", b"in a new topic"]))
+        assert consumer.assignment() == [T0, TopicPartition("t", 1), TopicPartition("t2", 0)]
+        cluster.delete_topic("t2")
+        deadline = time.monotonic() + 10
+        while len(consumer.assignment()) == 3 and time.monotonic() < deadline:
+            assert consumer.poll(0.05) == []
+        assert consumer.assignment() == [T0, TopicPartition("t", 1)]
+
+
+def test_subscribing_to_a_topic_that_comes_later(cluster: FakeCluster) -> None:
+    with Consumer(cluster.bootstrap, metadata_max_age_ms=20, **FAST) as consumer:
+        consumer.subscribe(["later"])
+        assert consumer.poll(0.05) == []
+        cluster.create_topic("later")
+        cluster.append("later", batch([b"first"]))
+        assert values(consumer.poll(10)) == [b"first"]
+
+
+def test_fetched_bytes_stay_within_the_bound(cluster: FakeCluster) -> None:
+    large = batch([b"x" * 1000] * 10)
+    for _ in range(100):
+        cluster.append("t", large)
+    with Consumer(
+        cluster.bootstrap, auto_offset_reset="earliest", fetch_max_bytes=50_000, max_partition_fetch_bytes=11_000
+    ) as consumer:
+        consumer.subscribe("t")
+        time.sleep(0.3)
+        held = sum(len(fetched.records) for _, fetched in consumer._engine._inbox)
+        assert 40_000 <= held <= 50_000 + 11_000, "the credit, and one frame beyond at most"
+        assert len(read(consumer, 1000)) == 1000, "credit comes back as records are polled"
+    assert cluster.least_credit > -11_000
+
+
+def test_paused_partitions_hold_nothing_back(cluster: FakeCluster) -> None:
+    cluster.add_partitions("t", 2)
+    one = TopicPartition("t", 1)
+    for partition in (0, 1):
+        for start in range(0, 400, 50):
+            cluster.append("t", batch(numbered(start, 50)), partition=partition)
+    with Consumer(
+        cluster.bootstrap, auto_offset_reset="earliest", fetch_max_bytes=2048, max_partition_fetch_bytes=1024,
+        metadata_max_age_ms=20, **FAST,
+    ) as consumer:  # fmt: skip
+        consumer.assign([T0, one])
+        consumer.pause(T0)
+        assert consumer.paused() == [T0]
+        records = read(consumer, 400)
+        assert {record.partition for record in records} == {1}
+        assert consumer.poll(0.05) == []
+        consumer.resume(T0)
+        assert [record.value for record in read(consumer, 400)] == numbered(0, 400)
+
+
+def test_partitions_take_turns(cluster: FakeCluster) -> None:
+    cluster.add_partitions("t", 3)
+    for partition in range(3):
+        cluster.append("t", batch(numbered(0, 1000)), partition=partition)
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", max_poll_records=10) as consumer:
+        consumer.subscribe("t")
+        deadline = time.monotonic() + 10
+        while len(consumer._engine._inbox) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        turns = [consumer.poll(10)[0].partition for _ in range(9)]
+        assert sorted(turns[:3]) == sorted(turns[3:6]) == [0, 1, 2]
+
+
+def test_iteration_ends_after_its_timeout_and_knows_its_position(cluster: FakeCluster) -> None:
+    cluster.append("t", batch(numbered(0, 10)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=100) as consumer:
+        consumer.subscribe("t")
+        seen = [next(consumer).offset for _ in range(4)]
+        assert seen == [0, 1, 2, 3]
+        assert consumer.position(T0) == 4, "what was yielded, not what was fetched"
+        consumer.pause(T0)
+        consumer.resume(T0)
+        assert [record.offset for record in consumer] == [4, 5, 6, 7, 8, 9]
+        consumer.seek_to_beginning()
+        assert next(consumer).offset == 0
+        assert consumer.poll_arrow(10)["offset"].to_pylist() == list(range(1, 10))
+
+
+def test_look_ups_by_time_and_name(cluster: FakeCluster) -> None:
+    cluster.append("t", batch(numbered(0, 3), 1000))
+    cluster.append("t", batch(numbered(3, 3), 2000))
+    with Consumer(cluster.bootstrap) as consumer:
+        found = consumer.offsets_for_times({T0: 1500})
+        assert (found[T0].offset, found[T0].timestamp_ms) == (3, 2000)  # type: ignore[union-attr] # it is there
+        assert consumer.offsets_for_times({T0: 3000}) == {T0: None}
+        assert consumer.beginning_offsets([T0]) == {T0: 0}
+        assert consumer.end_offsets([T0]) == {T0: 6}
+        with pytest.raises(InvalidRequestError, match="negative"):
+            consumer.offsets_for_times({T0: -1})
+        with pytest.raises(UnknownTopicOrPartition):
+            consumer.end_offsets([TopicPartition("t", 7)])
+
+
+def test_tables_share_the_memory_of_the_frames(cluster: FakeCluster) -> None:
+    """Values are not copied: the table's value buffers lie within the messages that came in."""
+    for start in range(0, 300, 100):
+        cluster.append("t", batch(numbered(start, 100)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe("t")
+        deadline = time.monotonic() + 10
+        engine = consumer._engine
+        while sum(len(fetched.records) for _, fetched in engine._inbox) < 3000 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        frames = [pa.py_buffer(fetched.records) for _, fetched in engine._inbox]
+        table = consumer.poll_arrow(10)
+        assert table.num_rows == 300
+        for chunk in table["value"].chunks:
+            data = chunk.buffers()[2]
+            assert any(frame.address <= data.address < frame.address + frame.size for frame in frames)
+        table.validate(full=True)
+
+
+def test_arrow_columns_carry_everything(cluster: FakeCluster) -> None:
+    headers = pa.array([[("a", b"1")], None], pa.map_(pa.utf8(), pa.binary()))
+    times = pa.array([5, 7], pa.int64())
+    cluster.append("t", batch([b"v", None], 5, key=pa.array([None, b"k"]), headers=headers, timestamp_ms=times))
+    cluster.append("t", batch([b"w"], 9))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe("t")
+        table = consumer.poll_arrow(10)
+        rows = table.to_pylist()
+        assert [row["timestamp"].timestamp() * 1000 for row in rows][:2] == [5, 7]
+        assert [row["key"] for row in rows][:2] == [None, b"k"]
+        assert [row["headers"] for row in rows][:2] == [[("a", b"1")], None]
+        assert table["topic"].to_pylist()[0] == "t"
+        consumer.seek(T0, 0)
+        records = read(consumer, 3)
+        assert records[0].headers == (("a", b"1"),)
+        assert [record.timestamp_ms for record in records] == [5, 7, 9]
+
+
+def test_close_wakes_a_poll_that_waits(cluster: FakeCluster) -> None:
+    consumer = Consumer(cluster.bootstrap)
+    consumer.subscribe("t")
+    ended: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            consumer.poll(None)
+        except ClosedError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    consumer.close()
+    thread.join(10)
+    assert len(ended) == 1
+
+
+def test_what_cannot_be_is_refused(cluster: FakeCluster) -> None:
+    with pytest.raises(InvalidRequestError, match="consumer groups"):
+        Consumer(cluster.bootstrap, "my-group")
+    with Consumer(cluster.bootstrap, default_api_timeout_ms=300) as consumer:
+        with pytest.raises(InvalidRequestError, match="subscribe or assign"):
+            consumer.poll(0)
+        with pytest.raises(InvalidRequestError, match="not assigned"):
+            consumer.seek(T0, 0)
+        with pytest.raises(InvalidRequestError, match="one of the two"):
+            consumer.subscribe()
+        with pytest.raises(UnknownTopicOrPartition):
+            consumer.assign([TopicPartition("t", 4)])
+        consumer.assign([T0])
+        with pytest.raises(InvalidRequestError, match="negative"):
+            consumer.seek(T0, -1)
+    lost = Consumer("127.0.0.1:1", default_api_timeout_ms=200, **FAST)
+    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
+        lost.subscribe("t")
+    lost.close()
