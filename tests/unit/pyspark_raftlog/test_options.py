@@ -33,6 +33,7 @@ def test_names_do_not_depend_on_case_and_sparks_own_options_are_passed_over() ->
         ({**ADDRESS, "kafka.linger": "5"}, ["kafka.linger", "did you mean linger.ms?"]),
         ({**ADDRESS, "zzz": "5"}, ["zzz", "the sink knows acks, "]),
         ({**ADDRESS, "kafka.bootstrap.servers": "b:2"}, ["twice", "127.0.0.1:9092", "b:2"]),
+        ({**ADDRESS, "acks": "0"}, ["acks=0", "acks=all"]),
         ({**ADDRESS, "delivery": "exactly-once"}, ["exactly-once", "not there yet", "at-least-once"]),
         ({**ADDRESS, "delivery": "perhaps"}, ["delivery=perhaps", "at-least-once"]),
         ({**ADDRESS, "topic": ""}, ["topic is empty"]),

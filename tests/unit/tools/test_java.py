@@ -77,3 +77,5 @@ def test_the_bundled_java_is_called_without_the_module_that_it_does_not_have(tmp
         check=True,
     )
     assert called.stdout.split("\n") == ["[-Xmx1g]", "[a b]", "[]", ""]
+    runtime.unlink()
+    assert not java.is_known(stamp, tmp_path, "digest")

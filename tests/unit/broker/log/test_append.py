@@ -76,6 +76,15 @@ def test_look_ups_by_time_do_not_need_ordered_timestamps() -> None:
     assert log.max_timestamp(4) is None
 
 
+def test_the_largest_timestamp_of_removed_records_does_not_count() -> None:
+    driver = opened(LogConfig(index_interval_bytes=0))
+    for stamps in ([99], [5], [7], [6]):
+        driver.append(stamps)
+    driver.flush()
+    driver.delete_records(1)
+    assert driver.log.max_timestamp() == OffsetAndTimestamp(2, 7, 0)
+
+
 def test_consumers_are_told_no_time_above_the_high_watermark() -> None:
     driver = opened()
     driver.append([10])
@@ -204,11 +213,12 @@ def test_index_entries_of_truncated_batches_do_not_come_back_with_power_loss() -
     timeindex = driver.log.segments[0].stem + ".timeindex"
     for path in (index, timeindex):
         driver.storage.open(path).datasync()
+    driver.storage.sync_dir(driver.log.directory)
     driver.truncate(1)
     for value_bytes in (200, 20, 20):
         driver.append(value_bytes=value_bytes)
     driver.flush()
-    driver.storage.faults += [Fault("write", path, errno=errno.ENOSPC) for path in (index, timeindex)]
+    driver.storage.faults += [Fault("truncate", path, errno=errno.ENOSPC) for path in (index, timeindex)]
     driver.checkpoint()
     driver.storage.faults.clear()
     driver.crash(Random(1))
@@ -230,13 +240,16 @@ def test_index_entries_of_torn_batches_do_not_come_back_with_power_loss() -> Non
     stem = driver.log.segments[0].stem
     for suffix in (".index", ".timeindex"):
         driver.storage.open(stem + suffix).datasync()
+    driver.storage.sync_dir(driver.log.directory)
     del driver.storage.raw(stem + ".log")[len(driver.chain[0].data) :]
     del driver.chain[1:]
     driver.crash(None)
     for value_bytes in (200, 20, 20):
         driver.append(value_bytes=value_bytes)
     driver.flush()
-    driver.storage.faults += [Fault("write", stem + suffix, errno=errno.ENOSPC) for suffix in (".index", ".timeindex")]
+    driver.storage.faults += [
+        Fault("truncate", stem + suffix, errno=errno.ENOSPC) for suffix in (".index", ".timeindex")
+    ]
     driver.checkpoint()
     driver.storage.faults.clear()
     driver.crash(Random(1))
@@ -247,7 +260,7 @@ def test_index_entries_of_torn_batches_do_not_come_back_with_power_loss() -> Non
 
 
 def test_epochs_come_back_with_records_whose_deletion_was_not_durable() -> None:
-    driver = opened()
+    driver = opened(LogConfig(index_interval_bytes=0))
     driver.append()
     driver.flush()
     driver.checkpoint()
@@ -255,13 +268,33 @@ def test_epochs_come_back_with_records_whose_deletion_was_not_durable() -> None:
     driver.epoch = 3
     driver.append()
     driver.flush()
+    driver.log.store_indexes()
     driver.crash(None)
     assert driver.log.log_start_offset == 0
     assert driver.log.leader_epochs.entries == ((0, 0), (3, 1))
 
 
-def test_epochs_of_truncated_batches_do_not_come_back_with_power_loss() -> None:
+def test_a_checkpoint_in_the_middle_of_a_truncation_does_not_promise_what_goes() -> None:
     driver = opened()
+    for _ in range(4):
+        driver.append()
+    driver.flush()
+    driver.checkpoint()
+    log = driver.log
+
+    def checkpoint(op: str, path: str) -> None:
+        if op == "truncate" and path.endswith(".log"):
+            log.log_dir.update_marks(lambda: {(log.topic_id, log.partition): log.marks()})
+
+    driver.storage.on_step = checkpoint
+    driver.truncate(2)
+    driver.storage.on_step = None
+    driver.crash(None)
+    assert driver.log.log_end_offset == 2
+
+
+def test_epochs_of_truncated_batches_do_not_come_back_with_power_loss() -> None:
+    driver = opened(LogConfig(index_interval_bytes=0))
     driver.append()
     driver.epoch = 5
     driver.append()
@@ -273,7 +306,7 @@ def test_epochs_of_truncated_batches_do_not_come_back_with_power_loss() -> None:
     driver.append()
     driver.flush()
     driver.checkpoint()
-    driver.crash(Random(1))
+    driver.crash(None)
     assert driver.log.leader_epochs.entries == ((0, 0),)
 
 

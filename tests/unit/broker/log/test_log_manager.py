@@ -339,7 +339,8 @@ def test_a_deleted_log_is_gone_and_its_name_is_free() -> None:
     assert [log.topic_id for log in open_manager(storage).logs()] == [bytes(16)]
 
 
-def test_a_log_made_again_after_deletion_does_not_inherit_its_marks() -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_a_log_made_again_after_deletion_does_not_inherit_its_marks(full: bool) -> None:
     """A partition that moves away and back keeps its topic id: stale marks would call the new log damaged."""
     storage = MemoryStorage()
     manager = open_manager(storage)
@@ -347,7 +348,10 @@ def test_a_log_made_again_after_deletion_does_not_inherit_its_marks() -> None:
     append(log)
     log.flush()
     manager.checkpoint()
+    if full:
+        storage.faults.append(Fault("write", "*offset-checkpoint*", errno=errno.ENOSPC))
     manager.delete(TOPIC_ID, 0)
+    storage.faults.clear()
     manager.create("t", TOPIC_ID, 0)
     storage.crash(None)
     manager = open_manager(storage)

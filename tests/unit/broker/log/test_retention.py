@@ -111,6 +111,17 @@ def test_no_file_goes_before_the_new_log_start_is_durable() -> None:
     assert f"{0:020d}.log" not in names(driver)
 
 
+def test_a_log_start_that_moved_after_the_checkpoint_waits_for_the_next_one() -> None:
+    driver = driver_with(6, CONFIG)
+    driver.delete_records(4)
+    driver.checkpoint()
+    driver.delete_records(8)
+    driver.log.sweep(driver.clock.now)
+    assert f"{4:020d}.log" in names(driver)
+    driver.checkpoint()
+    assert f"{4:020d}.log" not in names(driver)
+
+
 def test_a_removed_offset_is_out_of_range_at_once() -> None:
     driver = driver_with(4, CONFIG)
     driver.delete_records(5)

@@ -116,7 +116,9 @@ def test_records_fetched_before_a_seek_are_stale(cluster: FakeCluster) -> None:
 
 def test_control_batches_and_compacted_holes_are_passed_over(cluster: FakeCluster) -> None:
     cluster.append("t", batch([b"a", b"b"]))
-    cluster.append_raw("t", encode_batch(Columns(pa.array([b"marker"])), 1, attributes=Attributes.CONTROL, base_offset=2))
+    cluster.append_raw(
+        "t", encode_batch(Columns(pa.array([b"marker"])), 1, attributes=Attributes.CONTROL, base_offset=2)
+    )
     sparse = Columns(pa.array([b"d", b"g"]), offset_delta=pa.array([1, 4], pa.uint32()))
     cluster.append_raw("t", encode_batch(sparse, 1, base_offset=3, last_offset_delta=6))
     empty = Columns(pa.array([], pa.binary()), offset_delta=pa.array([], pa.uint32()))

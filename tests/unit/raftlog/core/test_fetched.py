@@ -1,0 +1,113 @@
+"""Frames out: whatever the batches look like, the rows from the position on, once and in order."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog._core.fetched import Rows
+from raftlog._core.positions import Fetched, PartitionState, Positions
+from raftlog._core.tables import table
+from raftlog.format import Attributes, Columns, encode_batch
+from raftlog.types import TopicPartition
+
+T0 = TopicPartition("t", 0)
+BATCHES = st.lists(
+    st.tuples(st.sampled_from(["plain", "control", "sparse"]), st.lists(st.booleans(), min_size=1, max_size=12)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def log_of(shapes: list[tuple[str, list[bool]]]) -> tuple[list[bytes], list[int]]:
+    """Return batches, and the offsets that hold records."""
+    batches, offsets, base = [], [], 0
+    for kind, kept in shapes:
+        span = len(kept)
+        if kind == "sparse":
+            deltas = [delta for delta, keep in enumerate(kept) if keep]
+        else:
+            deltas = list(range(span))
+        columns = Columns(
+            pa.array([b"%d" % (base + delta) for delta in deltas], pa.binary()),
+            offset_delta=pa.array(deltas, pa.uint32()) if kind == "sparse" else None,
+        )
+        attributes = Attributes.CONTROL if kind == "control" else 0
+        batches.append(
+            encode_batch(columns, 1, attributes=attributes, base_offset=base, last_offset_delta=span - 1, leader_epoch=3)
+        )
+        if kind != "control":
+            offsets += [base + delta for delta in deltas]
+        base += span
+    return batches, offsets
+
+
+@given(BATCHES, st.data())
+def test_every_record_from_the_position_on_once_and_in_order(
+    shapes: list[tuple[str, list[bool]]], data: st.DataObject
+) -> None:
+    batches, offsets = log_of(shapes)
+    end = sum(len(kept) for _, kept in shapes)
+    position = data.draw(st.integers(0, end))
+    state = PartitionState(T0, b"i" * 16, "earliest")
+    state.place(position)
+    state.subscription_id = 1
+    positions = Positions()
+    positions.add(state)
+    # Frames overlap as they like: a broker may begin before the position, and send batches twice.
+    start = 0
+    while start < len(batches):
+        stop = data.draw(st.integers(start + 1, len(batches)))
+        again = data.draw(st.integers(0, start))
+        assert positions.receive(state, Fetched(1, b"".join(batches[again:stop]), None))
+        start = stop
+    spent: list[Fetched] = []
+    taken: list[Rows] = []
+    while rows := positions.take(data.draw(st.integers(1, 9)), spent, check_crcs=True):
+        taken += rows
+        assert state.position is not None
+        assert state.position > rows[-1].records()[-1].offset
+    expected = [offset for offset in offsets if offset >= position]
+    records = [record for rows in taken for record in rows.records()]
+    assert [record.offset for record in records] == expected
+    assert [record.value for record in records] == [b"%d" % offset for offset in expected]
+    assert table(taken, ["t"])["offset"].to_pylist() == expected
+    assert state.position == end, "control batches and holes at the end are behind it too"
+    assert len(state.frames) == 0
+
+
+def test_frames_of_an_old_subscription_are_refused_and_dropped() -> None:
+    batches, _ = log_of([("plain", [True] * 3)])
+    state = PartitionState(T0, b"i" * 16, "earliest")
+    state.place(0)
+    state.subscription_id = 4
+    positions = Positions()
+    positions.add(state)
+    old = Fetched(4, batches[0], None)
+    assert positions.receive(state, old)
+    assert state.place(2) == [old], "its credit goes back"
+    state.subscription_id = 5
+    assert not positions.receive(state, old)
+    assert positions.take(10, [], check_crcs=True) == []
+    assert positions.receive(state, Fetched(5, batches[0], None))
+    assert [record.offset for rows in positions.take(10, [], check_crcs=True) for record in rows.records()] == [2]
+    assert state.last_epoch == 3
+
+
+def test_the_table_of_several_topics_has_one_dictionary() -> None:
+    batches, _ = log_of([("plain", [True] * 2)])
+    chunks = []
+    for topic in ("b", "a"):
+        state = PartitionState(TopicPartition(topic, 5), b"i" * 16, "earliest")
+        state.place(0)
+        state.frames.append(Fetched(1, batches[0], None))
+        rows = state.take(10, [], check_crcs=True)
+        assert rows is not None
+        chunks.append(rows)
+    found = table(chunks, ["a", "b"])
+    found.validate(full=True)
+    assert found["topic"].to_pylist() == ["b", "b", "a", "a"]
+    assert found["partition"].to_pylist() == [5] * 4
+    assert {tuple(chunk.dictionary.to_pylist()) for chunk in found["topic"].chunks} == {("a", "b")}
+    assert table([], ["a"]).num_rows == 0

@@ -1,0 +1,156 @@
+"""Arrow rows in: every type that is taken, order by partition, cuts by size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog._core.arguments import as_batches
+from raftlog._core.batch import record_bytes
+from raftlog._core.cluster import PartitionView, TopicView
+from raftlog._core.murmur2 import key_hash
+from raftlog._core.rows import Rows, by_partition, cut, partitions_of, row_bytes, rows_from_batch
+from raftlog._core.topic_queues import TopicQueues
+from raftlog.errors import InvalidPartitions, InvalidRequestError
+from raftlog.format import HEADERS_TYPE
+
+QUEUES = TopicQueues(TopicView("t", b"i" * 16, tuple(PartitionView(part, 1, 0) for part in range(5))), None)
+
+
+def rows(**columns: Any) -> Rows:
+    return rows_from_batch(pa.RecordBatch.from_pydict(columns), 99)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.binary(), pa.utf8(), pa.large_binary(), pa.large_utf8(), pa.binary_view(), pa.string_view(), pa.binary(2)],
+    ids=str,
+)
+def test_values_of_every_binary_and_text_type(kind: Any) -> None:
+    values = ["ab", "cd", None] if pa.types.is_string(kind) or "string" in str(kind) else [b"ab", b"cd", None]
+    found = rows(value=pa.array(values, kind)).value
+    assert found.type == pa.binary()
+    assert found.to_pylist() == [b"ab", b"cd", None]
+
+
+def test_dictionary_and_null_columns() -> None:
+    found = rows(value=pa.array(["a", "b", "a"]).dictionary_encode(), key=pa.nulls(3))
+    assert found.value.to_pylist() == [b"a", b"b", b"a"]
+    assert found.columns().key is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pa.array([[("k", b"v")], None, [("a", b"1"), ("b", None)]], HEADERS_TYPE),
+        pa.array([[("k", "v")], None, [("a", "1"), ("b", None)]], pa.map_(pa.utf8(), pa.utf8())),
+        pa.array(
+            [[{"key": "k", "value": b"v"}], None, [{"key": "a", "value": b"1"}, {"key": "b", "value": None}]],
+            pa.list_(pa.struct([("key", pa.utf8()), ("value", pa.binary())])),
+        ),
+    ],
+    ids=["map", "map of text", "list"],
+)
+@pytest.mark.parametrize("skip", [0, 1])
+def test_headers_as_map_or_list(headers: Any, skip: int) -> None:
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"1", b"2", b"3"]), "headers": headers}).slice(skip)
+    found = rows_from_batch(batch, 1)
+    expected = [[("k", b"v")], None, [("a", b"1"), ("b", None)]][skip:]
+    assert found.headers.type == HEADERS_TYPE
+    assert found.headers.to_pylist() == expected
+    assert row_bytes(found).tolist() == [
+        record_bytes(b"1", None, tuple(pairs or ())) - sum(3 * len(name) for name, _ in pairs or ())
+        for pairs in expected
+    ], "names count as their bytes here, as four times their letters there"
+
+
+def test_timestamps_in_any_unit_and_null_is_now() -> None:
+    micros = pa.array([1_500, None, 7_000_000], pa.timestamp("us", tz="UTC"))
+    assert rows(value=pa.array([b"1", b"2", b"3"]), timestamp=micros).timestamp_ms.to_pylist() == [1, 99, 7000]
+    assert rows(value=pa.array([b"1"]), timestamp=pa.array([5])).timestamp_ms.to_pylist() == [5]
+    assert rows(value=pa.array([b"1"])).first_timestamp_ms() == 99
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"key": pa.array([b"k"])}, "no column 'value'"),
+        ({"value": pa.array([1])}, "'value' has the type int64"),
+        ({"value": pa.array([b"v"]), "color": pa.array([1])}, "color"),
+        ({"value": pa.array([b"v"]), "partition": pa.array(["0"])}, "'partition' has the type"),
+        ({"value": pa.array([b"v"]), "timestamp": pa.array(["now"])}, "'timestamp' has the type"),
+        ({"value": pa.array([b"v"]), "headers": pa.array([1])}, "'headers' has the type"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        rows(**columns)
+
+
+@given(st.lists(st.tuples(st.none() | st.binary(max_size=9), st.none() | st.integers(0, 4)), min_size=1, max_size=80))
+def test_rows_go_where_single_records_go_in_their_order(items: list[tuple[bytes | None, int | None]]) -> None:
+    values = [b"%d" % number for number in range(len(items))]
+    given_rows = rows(
+        value=pa.array(values),
+        key=pa.array([key for key, _ in items], pa.binary()),
+        partition=pa.array([partition for _, partition in items], pa.int32()),
+    )
+    expected: dict[int, list[bytes]] = {}
+    for value, (key, partition) in zip(values, items, strict=True):
+        if partition is None:
+            partition = key_hash(key) % 5 if key is not None else -1
+        expected.setdefault(partition, []).append(value)
+    found: dict[int, list[bytes]] = {}
+    for partition, part in by_partition(given_rows, partitions_of(given_rows, QUEUES)):
+        assert partition not in found
+        found[partition] = part.value.to_pylist()
+    assert found == expected
+
+
+def test_a_partition_that_is_not_there_is_named() -> None:
+    with pytest.raises(InvalidPartitions, match="no partition 5"):
+        partitions_of(rows(value=pa.array([b"", b""]), partition=pa.array([0, 5])), QUEUES)
+
+
+def test_a_partitioner_of_ones_own_decides() -> None:
+    queues = TopicQueues(
+        TopicView("t", b"i" * 16, tuple(PartitionView(part, 1, 0) for part in range(5))),
+        lambda topic, key, count: len(key or b"") % count,
+    )
+    chosen = partitions_of(rows(value=pa.array([b"", b""]), key=pa.array([b"abc", b"abcdef"])), queues)
+    assert chosen is not None
+    assert chosen.tolist() == [3, 1]
+    assert queues.queue_for(b"abc", None).partition == 3
+
+
+@given(st.lists(st.integers(1, 100), max_size=50), st.integers(1, 150))
+def test_cuts_cover_all_rows_within_the_limit(sizes: list[int], limit: int) -> None:
+    cuts = list(cut(np.array(sizes, np.int64), limit))
+    assert [row for start, end in cuts for row in range(start, end)] == list(range(len(sizes)))
+    for start, end in cuts:
+        assert sum(sizes[start:end]) <= limit or end == start + 1
+    for (start, end), (_, following) in zip(cuts, cuts[1:], strict=False):
+        assert sum(sizes[start:end]) + sizes[end] > limit, "no cut before it is needed"
+        assert following > end
+
+
+def test_lists_take_one_of_each_or_one_for_all() -> None:
+    (batch,) = as_batches([b"a", None], b"k", [0, 1], {"h": b"1"}, 7)
+    assert batch.to_pydict() == {
+        "value": [b"a", None],
+        "key": [b"k", b"k"],
+        "partition": [0, 1],
+        "timestamp": [7, 7],
+        "headers": [[("h", b"1")], [("h", b"1")]],
+    }
+    with pytest.raises(InvalidRequestError, match="2 values but 1 of key"):
+        as_batches([b"a", b"b"], [b"k"], None, None, None)
+    with pytest.raises(TypeError, match="values must all be of one kind"):
+        as_batches([b"a", 5], None, None, None, None)
+    with pytest.raises(InvalidRequestError, match="brings its own columns"):
+        as_batches(pa.table({"value": [b"a"]}), b"k", None, None, None)
