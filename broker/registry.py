@@ -1,7 +1,7 @@
 """The partitions on this broker, kept as the metadata image says.
 
 Changes of the image are applied one after the other, off the event loop where they touch the disk. A log whose topic
-the image does not know is left alone and reported, never deleted: the image may be the one that is wrong.
+the image does not know is set aside and reported, never deleted: the image may be the one that is wrong.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 from broker.clock import Clock
 from broker.log.config import LogConfig
@@ -19,7 +20,7 @@ from broker.log.partition_log import PartitionLog
 from broker.partition import Partition, unknown_partition
 from raftlog.errors import RaftlogError, StorageError, UnknownTopicId
 from raftlog.v1 import records_pb2
-from raftmeta.image import MetadataImage, TopicImage
+from raftmeta.image import MetadataImage, PartitionImage, TopicImage
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +99,8 @@ class PartitionRegistry:
             image, records = await self._queue.get()
             try:
                 if records is None:
+                    await self._set_strays_aside(image)
                     await self._apply_topics(image, image.topics.values())
-                    self._report_strays(image)
                 else:
                     await self._apply_records(image, records)
             except Exception:  # one topic that fails must not stop the changes after it
@@ -137,7 +138,7 @@ class PartitionRegistry:
                 key = (topic.topic_id, part.partition)
                 partition = self._partitions.get(key)
                 if partition is None:
-                    partition = await self._open(topic, part.partition, config)
+                    partition = await self._open(topic, part, config)
                 if partition is None:
                     continue
                 if partition.log.config != config:
@@ -145,16 +146,17 @@ class PartitionRegistry:
                     partition.apply_config()
                 partition.lead(part.leader_epoch, len(part.isr), min_insync_replicas)
 
-    async def _open(self, topic: TopicImage, partition: int, config: LogConfig) -> Partition | None:
-        key = (topic.topic_id, partition)
+    async def _open(self, topic: TopicImage, part: PartitionImage, config: LogConfig) -> Partition | None:
+        key = (topic.topic_id, part.partition)
         log = self._logs.get(*key)
         if log is None:
+            # Nothing has happened to the partition since it was created: it cannot lie in a directory that is offline.
+            is_new = part.partition_epoch == 0
+            create = partial(self._logs.create, topic.name, *key, config, is_new=is_new)
             try:
-                log = await asyncio.get_running_loop().run_in_executor(
-                    self._disk, self._logs.create, topic.name, topic.topic_id, partition, config
-                )
+                log = await self._loop.run_in_executor(self._disk, create)
             except RaftlogError as error:
-                logger.error("partition %s-%d cannot be opened: %s", topic.name, partition, error)
+                logger.error("partition %s-%d cannot be opened: %s", topic.name, part.partition, error)
                 self._failed[key] = error
                 return None
         log.update_config(config)
@@ -172,19 +174,27 @@ class PartitionRegistry:
         for key in [key for key in self._partitions if key[0] == topic_id]:
             partition = self._partitions.pop(key)
             partition.close(UnknownTopicId(f"{partition.topic_partition} was deleted"))
-            await asyncio.get_running_loop().run_in_executor(self._disk, self._logs.delete, *key)
+            await self._loop.run_in_executor(self._disk, self._logs.delete, *key)
         for key in [key for key in self._failed if key[0] == topic_id]:
             del self._failed[key]
 
-    def _report_strays(self, image: MetadataImage) -> None:
+    async def _set_strays_aside(self, image: MetadataImage) -> None:
+        """Move logs of unknown topics away: the topic was deleted while this broker was down, or the image is wrong."""
         for log in self._logs.logs():
-            if log.topic_id not in image.topics:
-                logger.warning(
-                    "log directory %s belongs to topic id %s, which the cluster does not know; "
-                    "it is left alone: delete it by hand if it is not needed",
-                    log.directory,
-                    log.topic_id.hex(),
-                )
+            if log.topic_id in image.topics:
+                continue
+            try:
+                where = await self._loop.run_in_executor(self._disk, self._logs.set_aside, log.topic_id, log.partition)
+            except RaftlogError as error:
+                logger.error("log %s of an unknown topic cannot be set aside: %s", log.directory, error)
+                continue
+            logger.warning(
+                "log %s belongs to topic id %s, which the cluster does not know; it was moved to %s and stays there: "
+                "delete it by hand when it is not needed",
+                log.directory,
+                log.topic_id.hex(),
+                where,
+            )
 
     # Disk trouble
 

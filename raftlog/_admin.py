@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from raftlog._client.admin import AdminEngine
-from raftlog._client.background import loop_thread
+from raftlog._client.background import abandon_after_fork, loop_thread
 from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import AdminOptions
 from raftlog._descriptions import ClusterDescription, ConfigDescription, LogDirDescription, TopicDescription
@@ -42,6 +42,10 @@ class Admin:
             return AdminEngine(addresses, resolved)
 
         self._engine = self._thread.run(make())
+        abandon_after_fork(self)
+
+    def _abandon(self) -> None:
+        self._engine.closed = True
 
     def create_topic(
         self,
@@ -163,7 +167,7 @@ class Admin:
 
     def close(self) -> None:
         """Close the connections. Closing twice is allowed."""
-        if not self._engine.closed and self._thread is loop_thread():
+        if not self._engine.closed:
             self._thread.run(self._engine.close())
 
     def __enter__(self) -> Admin:

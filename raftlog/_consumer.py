@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from raftlog._client.background import loop_thread
+from raftlog._client.background import abandon_after_fork, loop_thread
 from raftlog._client.connections import parse_bootstrap
 from raftlog._client.consumer import ConsumerEngine
 from raftlog._client.offsets import EARLIEST, LATEST
@@ -67,6 +67,10 @@ class Consumer:
 
         self._engine = self._thread.run(make())
         self._engine.on_data = self._data.set
+        abandon_after_fork(self)
+
+    def _abandon(self) -> None:
+        self._engine.abandon_after_fork()
 
     # What to read
 
@@ -298,7 +302,7 @@ class Consumer:
 
     def close(self) -> None:
         """Stop reading. Closing twice is allowed."""
-        if self._engine.closed is None and self._thread is loop_thread():
+        if self._engine.closed is None:
             self._thread.run(self._engine.close())
 
     def __enter__(self) -> Consumer:

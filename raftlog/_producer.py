@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from raftlog._client.background import loop_thread
+from raftlog._client.background import abandon_after_fork, loop_thread
 from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import ProducerOptions
 from raftlog._client.producer import ProducerEngine
@@ -65,6 +65,11 @@ class Producer:
         self._engine = self._thread.run(make())
         self._lock = self._engine.lock
         self._lean = self._engine.lean
+        abandon_after_fork(self)
+
+    def _abandon(self) -> None:
+        self._engine.abandon_after_fork()
+        self._lock = self._engine.lock
 
     def send(
         self,
@@ -235,7 +240,7 @@ class Producer:
         except TimeoutError:
             pass  # the deliveries that are left say so
         finally:
-            if engine.closed is None and self._thread is loop_thread():
+            if engine.closed is None:
                 self._thread.run(engine.close())
 
     def __enter__(self) -> Producer:

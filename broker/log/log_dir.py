@@ -4,8 +4,7 @@
     meta.properties       cluster, node and directory id (checkpoints.py)
     clean-shutdown        there only between a clean shutdown and the next start
     offset-checkpoint     log start, recovery point and high watermark of each log (checkpoints.py)
-    TOPIC-PARTITION/      a log
-    .new-…, .delete-…     a log being made or removed; means nothing after a restart
+    and the logs          layout.py
 
 States: online -> offline, at the first I/O error and for good.
 """
@@ -35,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE: Final = ".lock"
 CLEAN_SHUTDOWN: Final = "clean-shutdown"
-NEW_PREFIX: Final = ".new-"
-DELETE_PREFIX: Final = ".delete-"
 
 
 class LogDirLocked(StorageError):

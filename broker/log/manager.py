@@ -21,14 +21,21 @@ from broker.log.checkpoints import (
     PartitionKey,
     PartitionMetadata,
     load_partition_metadata,
-    store_partition_metadata,
 )
 from broker.log.config import LogConfig
 from broker.log.faults import full, is_full, is_passing, passing
-from broker.log.log_dir import DELETE_PREFIX, NEW_PREFIX, LogDir
+from broker.log.layout import (
+    DELETE_PREFIX,
+    STRAY_PREFIX,
+    find_logs,
+    make_log,
+    remove_log,
+    rename_log,
+    unused_path,
+)
+from broker.log.log_dir import LogDir
 from broker.log.partition_log import PartitionLog
 from broker.log.recovery import recover_log
-from broker.log.segment import segment_stem
 from broker.log.segment_cache import SegmentCache
 from broker.log.storage import Storage
 from raftlog.errors import CorruptRecordError, RaftlogError, StorageError
@@ -71,13 +78,14 @@ class LogManager:
         self._logs: dict[PartitionKey, PartitionLog] = {}
         self._offline_logs: dict[PartitionKey, PartitionLog] = {}
         self.corrupt_logs: dict[PartitionKey, CorruptLog] = {}
+        self._unread_dirs: list[LogDir] = []
+        """Failed before it was known which logs are in them."""
         self._lock = threading.Lock()
         """Guards the tables; never held while the disk works or another lock is taken."""
         self._change_lock = threading.Lock()
         """One creation or deletion at a time."""
         self._garbage: list[tuple[LogDir, str]] = []
         """Directories that were renamed to be removed."""
-        self._deletions = 0
 
     # Facts
 
@@ -125,7 +133,9 @@ class LogManager:
             for log_dir in self._dirs:
                 try:
                     log_dir.open(cluster_id, node_id)
-                    found += [(log_dir, path) for path in self._log_paths(log_dir)]
+                    logs, leftovers = find_logs(self._storage, log_dir.path)
+                    found += [(log_dir, path) for path in logs]
+                    self._garbage += [(log_dir, path) for path in leftovers]
                 except (OSError, CorruptRecordError) as error:
                     log_dir.fail(error, "opening it")
             if all(log_dir.offline_reason is not None for log_dir in self._dirs):
@@ -136,27 +146,12 @@ class LogManager:
                     self._open_log(log_dir, path)
                 if progress is not None:
                     progress(number, len(found), path)
+            self._unread_dirs = [log_dir for log_dir in self._dirs if log_dir.offline_reason is not None]
             self.checkpoint()
         except BaseException:
             for log_dir in self._dirs:
                 log_dir.release()
             raise
-
-    def _log_paths(self, log_dir: LogDir) -> list[str]:
-        paths = []
-        for name, size in sorted(self._storage.list_sizes(log_dir.path).items()):
-            path = f"{log_dir.path}/{name}"
-            if size >= 0:
-                continue
-            if name.startswith((NEW_PREFIX, DELETE_PREFIX)):
-                self._garbage.append((log_dir, path))
-            elif self._storage.exists(f"{path}/{PARTITION_METADATA}"):
-                paths.append(path)
-            elif any(entry.endswith(".log") for entry in self._storage.list_sizes(path)):
-                raise CorruptRecordError(
-                    f"{path} holds segments but no {PARTITION_METADATA}: whose log it is cannot be told"
-                )
-        return paths
 
     def _open_log(self, log_dir: LogDir, path: str) -> None:
         metadata: PartitionMetadata | None = None
@@ -191,8 +186,13 @@ class LogManager:
 
     # Making and removing logs
 
-    def create(self, topic: str, topic_id: bytes, partition: int, config: LogConfig | None = None) -> PartitionLog:
+    def create(
+        self, topic: str, topic_id: bytes, partition: int, config: LogConfig | None = None, *, is_new: bool = False
+    ) -> PartitionLog:
         """Make an empty log in the directory with the fewest, durably; one that is there already is returned.
+
+        `is_new` says that the partition has just come into being, so that it cannot lie in a log directory that was
+        offline from the start. Without it, nothing is made while there is such a directory.
 
         Raises:
             CorruptRecordError: it is there, and damaged.
@@ -206,23 +206,29 @@ class LogManager:
                 return present
             if key in self.corrupt_logs:
                 raise self.corrupt_logs[key].error
+            if self._unread_dirs and not is_new:
+                raise StorageError(
+                    f"{topic}-{partition} may lie in {self._unread_dirs[0].path}, which is offline; "
+                    "an empty log elsewhere would hide its records"
+                )
             if key in self._offline_logs:
                 offline = self._offline_logs[key].log_dir.offline_reason
                 assert offline is not None
                 raise offline
             log_dir = self._emptiest_dir()
-            path = f"{log_dir.path}/{topic}-{partition}"
+            metadata = PartitionMetadata(topic_id, topic, partition)
             try:
-                self._make_directory(log_dir, path, PartitionMetadata(topic_id, topic, partition))
-                log = self._recover(
-                    log_dir, path, PartitionMetadata(topic_id, topic, partition), config or self._defaults
-                )
+                if log_dir.marks_of(key) is not None:
+                    log_dir.update_marks(dict, removed=[key])
+                path = make_log(self._storage, log_dir.path, metadata)
+                log = self._recover(log_dir, path, metadata, config or self._defaults)
             except OSError as error:
+                doing = f"making the log of {topic}-{partition}"
                 if is_full(error):
                     raise full(log_dir.path, 0) from error
                 if is_passing(error):
-                    raise passing(error, f"making {path}") from error
-                raise log_dir.fail(error, f"making {path}") from error
+                    raise passing(error, doing) from error
+                raise log_dir.fail(error, doing) from error
             with self._lock:
                 self._logs[key] = log
             return log
@@ -237,30 +243,30 @@ class LogManager:
                 used[log.log_dir] += 1
         return min(working, key=used.__getitem__)
 
-    def _make_directory(self, log_dir: LogDir, path: str, metadata: PartitionMetadata) -> None:
-        if self._storage.exists(path):
-            other = load_partition_metadata(self._storage, path)
-            raise StorageError(
-                f"{path} is there already, with topic id {other.topic_id.hex() if other else 'unknown'}; the topic was "
-                "deleted while this broker was away: delete that log first"
-            )
-        key = (metadata.topic_id, metadata.partition)
-        if log_dir.marks_of(key) is not None:
-            log_dir.update_marks(dict, removed=[key])
-        aside = f"{log_dir.path}/{NEW_PREFIX}{metadata.topic_id.hex()}-{metadata.partition}"
-        self._storage.make_dir(aside)
-        store_partition_metadata(self._storage, aside, metadata)
-        self._storage.open(segment_stem(aside, 0) + ".log", create=True)
-        self._storage.sync_dir(aside)
-        self._storage.rename(aside, path)
-        self._storage.sync_dir(log_dir.path)
-
     def delete(self, topic_id: bytes, partition: int) -> bool:
         """Take a log away, damaged or not; its files go at the next housekeeping. Return whether it was here.
 
         Raises:
             StorageError: the log directory is offline.
         """
+        taken = self._take_away(topic_id, partition, DELETE_PREFIX)
+        if taken is not None:
+            with self._lock:
+                self._garbage.append(taken)
+        return taken is not None or self._offline_logs.pop((topic_id, partition), None) is not None
+
+    def set_aside(self, topic_id: bytes, partition: int) -> str | None:
+        """Take away a log that the cluster does not know, files and all, and free its name; return where it lies now.
+
+        None: it is not here. It is never opened or removed again, whoever turns out to have been wrong.
+
+        Raises:
+            StorageError: the log directory is offline.
+        """
+        taken = self._take_away(topic_id, partition, STRAY_PREFIX)
+        return None if taken is None else taken[1]
+
+    def _take_away(self, topic_id: bytes, partition: int, prefix: str) -> tuple[LogDir, str] | None:
         key = (topic_id, partition)
         with self._change_lock:
             log = self._logs.get(key)
@@ -271,9 +277,7 @@ class LogManager:
                 path = corrupt.directory
                 log_dir = next(d for d in self._dirs if path.startswith(d.path + "/"))
             else:
-                return self._offline_logs.pop(key, None) is not None
-            self._deletions += 1
-            target = f"{log_dir.path}/{DELETE_PREFIX}{topic_id.hex()}-{partition}-{self._deletions}"
+                return None
             with self._lock:
                 self._logs.pop(key, None)
                 self.corrupt_logs.pop(key, None)
@@ -281,13 +285,11 @@ class LogManager:
                 log.close()
             try:
                 self._forget_marks(log_dir, key)
-                self._storage.rename(path, target)
-                self._storage.sync_dir(log_dir.path)
+                target = unused_path(self._storage, log_dir.path, prefix, topic_id, partition)
+                rename_log(self._storage, log_dir.path, path, target)
             except OSError as error:
-                raise log_dir.fail(error, f"deleting {path}") from error
-            with self._lock:
-                self._garbage.append((log_dir, target))
-            return True
+                raise log_dir.fail(error, f"renaming {path}") from error
+            return log_dir, target
 
     def _forget_marks(self, log_dir: LogDir, key: PartitionKey) -> None:
         try:
@@ -388,10 +390,7 @@ class LogManager:
             if log_dir.offline_reason is not None:
                 continue
             try:
-                if self._storage.exists(path):
-                    for name in self._storage.list_sizes(path):
-                        self._storage.remove(f"{path}/{name}")
-                    self._storage.remove_dir(path)
+                remove_log(self._storage, path)
             except OSError as error:
                 log_dir.fail(error, f"removing {path}")
 

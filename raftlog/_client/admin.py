@@ -60,7 +60,7 @@ class AdminEngine:
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]], timeout: float | None) -> T:
         if self.closed:
-            raise ClosedError("the admin client is closed")
+            raise ClosedError("the admin client is closed, or was made in another process")
         loop = asyncio.get_running_loop()
         limit_s = self._options.default_api_timeout_ms / 1000 if timeout is None else timeout
         if timeout is None and not self._metadata.view.brokers and not self._answered:
@@ -159,7 +159,7 @@ class AdminEngine:
     async def describe_topic(self, name: str, timeout: float | None) -> TopicDescription:
         """Return what a topic consists of."""
         if self.closed:
-            raise ClosedError("the admin client is closed")
+            raise ClosedError("the admin client is closed, or was made in another process")
         limit_s = self._options.default_api_timeout_ms / 1000 if timeout is None else timeout
         if timeout is None and not self._answered:
             limit_s = min(limit_s, _FIRST_CONTACT_S)

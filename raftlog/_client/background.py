@@ -1,7 +1,7 @@
 """The event loop thread behind the synchronous classes: one for each process, made when it is first needed.
 
-Keyed by process id: a child that was forked gets a loop of its own, and nothing here touches gRPC before a client
-object is made (PySpark forks its workers).
+Nothing here touches gRPC before a client object is made, so that a process may fork before (PySpark forks its
+workers); a child that was forked after is told so instead of hanging.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import concurrent.futures
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from raftlog.errors import InvalidRequestError
 
@@ -31,8 +32,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Drop what grpc.aio says when two event loops of a process share its poller and the other was faster."""
-    if isinstance(context.get("exception"), BlockingIOError):
+    """Drop what grpc.aio says of its poller, which all event loops of a process share: that another loop was faster,
+    or that an answer came for a loop which is closed by now."""
+    error = context.get("exception")
+    if isinstance(error, (BlockingIOError, RuntimeError)) and "PollerCompletionQueue" in str(context.get("handle")):
         return
     loop.default_exception_handler(context)
 
@@ -41,7 +44,6 @@ class LoopThread:
     """An event loop that runs in a daemon thread, so that it never keeps an interpreter from exiting."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.loop = _new_loop()
         self.loop.set_exception_handler(_quiet)
         self._thread = threading.Thread(target=self._run, name="raftlog-client", daemon=True)
@@ -71,26 +73,50 @@ class LoopThread:
             raise
 
 
+class Abandoned(Protocol):
+    """A client object of the parent, in a child that was forked from it."""
+
+    def _abandon(self) -> None:
+        """Let go of everything without touching it, and refuse every call from now on."""
+
+
 _lock = threading.Lock()
 _current: LoopThread | None = None
+_grpc_ran_before_fork = False
+_clients: weakref.WeakSet[Abandoned] = weakref.WeakSet()
+
+
+def abandon_after_fork(client: Abandoned) -> None:
+    """Have `client` told, in every child that is forked from now on, that it belongs to the parent."""
+    _clients.add(client)
 
 
 def loop_thread() -> LoopThread:
-    """Return this process' loop thread."""
+    """Return this process' loop thread.
+
+    Raises:
+        InvalidRequestError: this process was forked from one in which gRPC ran already; it would hang here.
+    """
     global _current
-    found = _current
-    if found is not None and found.pid == os.getpid():
-        return found
+    if _grpc_ran_before_fork:
+        raise InvalidRequestError(
+            "this process was forked from one that had a raftlog client, and gRPC does not survive a fork; "
+            "make clients only after forking, or start processes with the method 'spawn'"
+        )
     with _lock:
-        if _current is None or _current.pid != os.getpid():
+        if _current is None:
             _current = LoopThread()
         return _current
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _current
+    global _lock, _current, _grpc_ran_before_fork
     _lock = threading.Lock()  # the parent's may have been held
+    _grpc_ran_before_fork = _grpc_ran_before_fork or _current is not None
     _current = None
+    for client in list(_clients):
+        client._abandon()
+    _clients.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

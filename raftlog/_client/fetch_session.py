@@ -79,6 +79,9 @@ class FetchSession:
             error = BrokerUnavailable(f"{self._address} closed the fetch session")
         except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
             error = from_grpc(broke, self._address)
+        except Exception as bug:  # one of ours: it must not strand the partitions, which are subscribed again
+            logger.exception("fetch session with broker %d failed", self.node_id)
+            error = from_grpc(bug, self._address)
         self.closed = True
         self._engine.session_lost(self, error)
 

@@ -91,6 +91,11 @@ class PartitionReader:
         if self._pid != os.getpid():
             raise ClosedError(f"this consumer was made in process {self._pid}; make one in each process")
 
+    def abandon_after_fork(self) -> None:
+        """In a forked child: let go of everything without touching it."""
+        self.lock = threading.RLock()  # the old one may be held by a thread that does not exist here
+        self.closed = ClosedError(f"this consumer was made in process {self._pid}; make one in each process")
+
     def take(self, max_rows: int) -> list[Rows]:
         """Return rows that are there already; the positions move on.
 

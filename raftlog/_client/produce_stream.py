@@ -104,6 +104,9 @@ class ProduceStream:
                 if not self._timed_out or (task := asyncio.current_task()) is None or task.cancelling():
                     raise
                 error = RequestTimedOut(f"{address} has not answered within request.timeout.ms")
+            except Exception as bug:  # one of ours: it must not strand the batches, which are sent again
+                logger.exception("produce stream to broker %d failed", self._node_id)
+                error = from_grpc(bug, address or "")
             self._call = None
             if self._timed_out:
                 error = RequestTimedOut(

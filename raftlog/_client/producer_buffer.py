@@ -91,8 +91,8 @@ class ProducerBuffer:
 
     def abandon_after_fork(self) -> None:
         """In a forked child: let go of everything without touching it."""
-        self.lean = {}
-        self.lock = threading.Lock()
+        self.lean.clear()
+        self.lock = threading.Lock()  # the old one may be held by a thread that does not exist here
         self.closed = ClosedError(f"this producer was made in process {self._pid}; make one in each process")
 
     def place(
@@ -232,6 +232,8 @@ class ProducerBuffer:
         left_s = self._time_for_room(size, deadline)
         if self.on_loop():
             raise self._no_room(size)
+        self.accumulator.hurry()
+        self.wake()
         self._room_waiters += 1
         try:
             self.room.wait(left_s)
@@ -245,6 +247,9 @@ class ProducerBuffer:
             BufferExhausted: the deadline has passed.
         """
         left_s = self._time_for_room(size, deadline)
+        with self.lock:
+            self.accumulator.hurry()
+        self.wake()
         future = self.loop.create_future()
         self._room_futures.append(future)
         await asyncio.wait([future], timeout=left_s)

@@ -126,6 +126,11 @@ class Accumulator:
         self.lingering.clear()
         return closed
 
+    def hurry(self) -> None:
+        """Let no open batch linger: somebody waits for the memory that they hold."""
+        for batch in self.lingering:
+            batch.linger_until_ms = 0.0
+
     def next_linger_ms(self) -> float | None:
         """Return when the next open batch has lingered long enough."""
         return self.lingering[0].linger_until_ms if self.lingering else None

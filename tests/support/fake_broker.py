@@ -9,34 +9,26 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
 
 from raftlog.errors import (
     FencedLeaderEpoch,
-    InvalidRequestError,
-    MessageTooLarge,
     NotLeader,
-    OffsetOutOfRange,
     RaftlogError,
-    TopicAlreadyExists,
     UnknownLeaderEpoch,
     UnknownTopicId,
     UnknownTopicOrPartition,
-    to_wire,
 )
 from raftlog.format import Buffer, decode_batch, pack_stamp, parse_header, validate_produced
 from raftlog.v1 import (
-    admin_pb2,
     admin_pb2_grpc,
-    common_pb2,
-    log_pb2,
     log_pb2_grpc,
-    metadata_pb2,
     metadata_pb2_grpc,
 )
+from tests.support.fake_services import AdminNode, MetadataNode, Node
 
 T = TypeVar("T")
 
@@ -176,6 +168,9 @@ class FakeCluster:
         """Start a killed node again, on the same port."""
         self.run(self._start(node))
 
+    def new_topic(self, name: str, partitions: int) -> Topic:
+        return Topic(name, partitions, self.node_ids)
+
     def create_topic(self, name: str, partitions: int = 1) -> Topic:
         def create() -> Topic:
             topic = self.topics[name] = Topic(name, partitions, self.node_ids)
@@ -236,301 +231,3 @@ class FakeCluster:
         if leader_epoch > partition.leader_epoch:
             raise UnknownLeaderEpoch(f"epoch {leader_epoch} is not known")
         return topic, partition
-
-
-class Node(log_pb2_grpc.LogServicer):
-    """The data path of one node."""
-
-    def __init__(self, cluster: FakeCluster, node: int) -> None:
-        self.cluster = cluster
-        self.node = node
-
-    async def Produce(  # type: ignore[override] # the generated class asks for an iterator, aio takes writes too
-        self, requests: AsyncIterator[log_pb2.ProduceRequest], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        faults = self.cluster.faults
-        broken: dict[tuple[bytes, int], int] = {}
-        answering: set[asyncio.Task[None]] = set()
-        writing = asyncio.Lock()  # gRPC takes one write at a time
-
-        async def answer(response: log_pb2.ProduceResponse) -> None:
-            await asyncio.sleep(faults.ack_delay_s())
-            async with writing:
-                await context.write(response)
-
-        async for request in requests:
-            self.cluster.requests.append((self.node, len(request.partitions)))
-            if faults.drop_produce_before_append:
-                faults.drop_produce_before_append -= 1
-                if not faults.drop_produce_before_append:
-                    await writing.acquire()
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped before")
-            response = log_pb2.ProduceResponse(correlation_id=request.correlation_id)
-            for part in request.partitions:
-                result = response.results.add()
-                key = (part.topic_id, part.partition)
-                try:
-                    if part.chain <= broken.get(key, -1):
-                        result.error.code = common_pb2.CHAIN_BROKEN
-                        continue
-                    result.base_offset = self._append(part)
-                    result.log_append_time_ms = -1
-                except RaftlogError as error:
-                    result.error.CopyFrom(to_wire(error))
-                    if isinstance(error, NotLeader) and error.leader_id > 0:
-                        result.error.leader.host = "127.0.0.1"
-                        result.error.leader.port = self.cluster.ports[error.leader_id]
-                    broken[key] = part.chain
-            if faults.drop_produce_after_append:
-                faults.drop_produce_after_append -= 1
-                if not faults.drop_produce_after_append:
-                    await writing.acquire()
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped after")
-            if request.acks == log_pb2.NO_ACK:
-                continue
-            if faults.swallow_acks:
-                faults.swallow_acks -= 1
-                continue
-            task = asyncio.ensure_future(answer(response))
-            answering.add(task)
-            task.add_done_callback(answering.discard)
-        await asyncio.gather(*answering)
-
-    def _append(self, part: log_pb2.ProducePartition) -> int:
-        faults = self.cluster.faults
-        topic, partition = self.cluster.find(self.node, part.topic_id, part.partition, part.leader_epoch)
-        partition.asked += 1
-        if faults.refuse:
-            raise faults.refuse.pop(0)
-        refusal = faults.refuse_when(topic.name, part.partition, partition.asked)
-        if refusal is not None:
-            raise refusal
-        if len(part.records) > faults.max_message_bytes:
-            raise MessageTooLarge(f"{len(part.records)} bytes, max.message.bytes={faults.max_message_bytes}")
-        return partition.append(part.records)
-
-    async def OffsetForLeaderEpoch(
-        self, request: log_pb2.OffsetForLeaderEpochRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> log_pb2.OffsetForLeaderEpochResponse:
-        raise NotImplementedError
-
-    async def Fetch(  # type: ignore[override] # as Produce
-        self, requests: AsyncIterator[log_pb2.FetchRequest], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        session = FetchSession(self.cluster, self.node, context)
-        try:
-            async for request in requests:
-                session.handle(request)
-        finally:
-            session.stop()
-
-    async def ListOffsets(
-        self, request: log_pb2.ListOffsetsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> log_pb2.ListOffsetsResponse:
-        response = log_pb2.ListOffsetsResponse()
-        for part in request.partitions:
-            result = response.results.add()
-            try:
-                _, partition = self.cluster.find(self.node, part.topic_id, part.partition, part.leader_epoch)
-            except RaftlogError as error:
-                result.error.CopyFrom(to_wire(error))
-                continue
-            result.offset, result.timestamp_ms = _offset_for(partition, part.timestamp_ms)
-            result.leader_epoch = partition.leader_epoch
-        return response
-
-    async def DeleteRecords(
-        self, request: log_pb2.DeleteRecordsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> log_pb2.DeleteRecordsResponse:
-        response = log_pb2.DeleteRecordsResponse()
-        for part in request.partitions:
-            result = response.results.add()
-            try:
-                _, partition = self.cluster.find(self.node, part.topic_id, part.partition, -1)
-            except RaftlogError as error:
-                result.error.CopyFrom(to_wire(error))
-                continue
-            partition.start = partition.end if part.before_offset == -1 else part.before_offset
-            partition.touch()
-            result.log_start_offset = partition.start
-        return response
-
-
-def _offset_for(partition: Partition, timestamp_ms: int) -> tuple[int, int]:
-    if timestamp_ms == -1:
-        return partition.end, -1
-    if timestamp_ms == -2:
-        return partition.start, -1
-    for batch in partition.batches:
-        decoded = decode_batch(batch)
-        rows = decoded.columns
-        times = (
-            rows.column("timestamp_ms").to_pylist()
-            if "timestamp_ms" in rows.schema.names
-            else [decoded.header.base_timestamp_ms] * rows.num_rows
-        )
-        for index, at in enumerate(times):
-            if at >= timestamp_ms and decoded.header.base_offset + index >= partition.start:
-                return decoded.header.base_offset + index, at
-    return -1, -1
-
-
-class FetchSession:
-    """One fetch stream: a task for each subscription, sharing the credit."""
-
-    def __init__(self, cluster: FakeCluster, node: int, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        self.cluster = cluster
-        self.node = node
-        self.context = context
-        self.credit = 0
-        self.credited = asyncio.Event()
-        self.highest_id = -1
-        self.tasks: dict[int, asyncio.Task[None]] = {}
-        self.frames: asyncio.Queue[log_pb2.FetchFrame] = asyncio.Queue()
-        self.writer = asyncio.ensure_future(self._write_frames())
-
-    def handle(self, request: log_pb2.FetchRequest) -> None:
-        match request.WhichOneof("request"):
-            case "open":
-                self.credit = request.open.credit_bytes
-                self.max_frame_bytes = request.open.max_frame_bytes or 1 << 20
-            case "subscribe":
-                for part in request.subscribe.partitions:
-                    if part.subscription_id <= self.highest_id:
-                        raise InvalidRequestError("ids only grow")
-                    self.highest_id = part.subscription_id
-                    self.tasks[part.subscription_id] = asyncio.ensure_future(self._push(part))
-            case "unsubscribe":
-                for subscription_id in request.unsubscribe.subscription_ids:
-                    task = self.tasks.pop(subscription_id, None)
-                    if task is not None:
-                        task.cancel()
-            case "credit":
-                self.credit += request.credit.bytes
-                self.credited.set()
-
-    def stop(self) -> None:
-        for task in (*self.tasks.values(), self.writer):
-            task.cancel()
-
-    def _write(self, frame: log_pb2.FetchFrame) -> None:
-        self.credit -= len(frame.records)
-        self.cluster.least_credit = min(self.cluster.least_credit, self.credit)
-        self.frames.put_nowait(frame)
-
-    async def _write_frames(self) -> None:
-        """One writer: a write that is cancelled half-way would break the stream."""
-        faults = self.cluster.faults
-        while True:
-            frame = await self.frames.get()
-            await self.context.write(
-                log_pb2.FetchResponse(frames=[frame, frame] if faults.duplicate_frames else [frame])
-            )
-            if faults.drop_fetch_after_frames:
-                faults.drop_fetch_after_frames -= 1
-                if not faults.drop_fetch_after_frames:
-                    await self.context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
-
-    async def _push(self, part: log_pb2.FetchPartition) -> None:
-        position = part.offset
-        announced = False
-        while True:
-            try:
-                _, partition = self.cluster.find(self.node, part.topic_id, part.partition, part.leader_epoch)
-                changed = partition.changed
-                if not partition.start <= position <= partition.end:
-                    raise OffsetOutOfRange(f"offset {position}, the log has {partition.start} to {partition.end}")
-            except RaftlogError as error:
-                self._write(log_pb2.FetchFrame(subscription_id=part.subscription_id, error=to_wire(error)))
-                return
-            records = b""
-            while self.credit <= 0:
-                self.credited.clear()
-                await self.credited.wait()
-            next_position = position
-            for batch in partition.batches:
-                header = parse_header(batch)
-                if header.next_offset <= position:
-                    continue
-                if records and len(records) + len(batch) > self.max_frame_bytes:
-                    break
-                records += batch
-                next_position = header.next_offset
-            if self.cluster.faults.corrupt_frames and records:
-                self.cluster.faults.corrupt_frames -= 1
-                records = records[:-1] + bytes([records[-1] ^ 0xFF])
-            if records or not announced:
-                announced = True
-                self._write(
-                    log_pb2.FetchFrame(
-                        subscription_id=part.subscription_id,
-                        high_watermark=partition.end,
-                        last_stable_offset=partition.end,
-                        log_start_offset=partition.start,
-                        records=records,
-                    )
-                )
-            position = next_position
-            if position >= partition.end:
-                await changed.wait()
-
-
-class MetadataNode(metadata_pb2_grpc.MetadataServicer):
-    """Metadata as any node knows it."""
-
-    Watch = None  # type: ignore[assignment] # unused: clients ask
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self.cluster = cluster
-
-    async def Get(
-        self, request: metadata_pb2.MetadataRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> metadata_pb2.MetadataResponse:
-        cluster = self.cluster
-        if cluster.faults.metadata_down:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "metadata is down")
-        response = metadata_pb2.MetadataResponse(cluster_id="fake", controller_id=1, controller_epoch=1)
-        for node, port in cluster.ports.items():
-            response.brokers.add(broker_id=node, host="127.0.0.1", port=port)
-        for name in cluster.topics if request.all_topics else request.topics:
-            info = response.topics.add(name=name)
-            topic = cluster.topics.get(name)
-            if topic is None:
-                info.error.CopyFrom(to_wire(UnknownTopicOrPartition(f"there is no topic {name!r}")))
-                continue
-            info.topic_id = topic.topic_id
-            for index, part in enumerate(topic.partitions):
-                info.partitions.add(
-                    partition=index,
-                    leader=part.leader,
-                    leader_epoch=part.leader_epoch,
-                    replicas=[part.leader],
-                    isr=[part.leader],
-                )
-        return response
-
-
-class AdminNode(admin_pb2_grpc.AdminServicer):
-    """Topics only; what the real broker's tests cover is not here."""
-
-    AlterConfigs = CreatePartitions = DescribeConfigs = DescribeLogDirs = None  # type: ignore[assignment] # unused
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self.cluster = cluster
-
-    async def CreateTopic(
-        self, request: admin_pb2.CreateTopicRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> admin_pb2.CreateTopicResponse:
-        if request.name in self.cluster.topics:
-            return admin_pb2.CreateTopicResponse(error=to_wire(TopicAlreadyExists(f"topic {request.name!r} exists")))
-        topic = Topic(request.name, request.partitions or 1, self.cluster.node_ids)
-        if not request.validate_only:
-            self.cluster.topics[request.name] = topic
-        return admin_pb2.CreateTopicResponse(topic_id=topic.topic_id)
-
-    async def DeleteTopic(
-        self, request: admin_pb2.DeleteTopicRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> admin_pb2.DeleteTopicResponse:
-        if self.cluster.topics.pop(request.name, None) is None:
-            return admin_pb2.DeleteTopicResponse(error=to_wire(UnknownTopicOrPartition(request.name)))
-        return admin_pb2.DeleteTopicResponse()

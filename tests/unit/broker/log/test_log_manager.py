@@ -209,6 +209,9 @@ def test_a_directory_that_cannot_be_opened_leaves_the_others_working() -> None:
     manager = open_manager(storage, log_dirs=TWO_DIRS)
     assert list(manager.offline_dirs) == [broken]
     assert [log.partition for log in manager.logs()] == [1]
+    with pytest.raises(StorageError, match=f"may lie in {broken}"):
+        manager.create("t", TOPIC_ID, 0)  # an empty one elsewhere would be a lost log
+    assert manager.create("t", TOPIC_ID, 9, is_new=True).log_dir.path != broken
     storage.faults.append(Fault("open"))
     storage.crash(None)
     with pytest.raises(StorageError, match="no log directory works"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,11 +24,11 @@ from raftlog.format import Attributes, Columns, encode_batch
 from tests.support.fake_broker import FakeCluster
 
 T0 = TopicPartition("t", 0)
-FAST = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 20}
+FAST: dict[str, Any] = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 20}
 
 
-def batch(values: Iterable[bytes | None], at_ms: int = 1000, **columns: object) -> bytes:
-    return encode_batch(Columns(pa.array(list(values), pa.binary()), **columns), at_ms)  # type: ignore[arg-type] # columns by name
+def batch(values: Iterable[bytes | None], at_ms: int = 1000, **columns: Any) -> bytes:
+    return encode_batch(Columns(pa.array(list(values), pa.binary()), **columns), at_ms)
 
 
 def numbered(start: int, count: int) -> list[bytes]:

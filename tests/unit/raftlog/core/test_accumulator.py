@@ -15,7 +15,9 @@ from raftlog.types import Header
 
 KEYS = st.none() | st.binary(max_size=30)
 HEADERS = st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=3).map(tuple)
-ROWS = st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=200), HEADERS, st.integers(0, 3)), min_size=1, max_size=40)
+ROWS = st.lists(
+    st.tuples(KEYS, st.none() | st.binary(max_size=200), HEADERS, st.integers(0, 3)), min_size=1, max_size=40
+)
 
 
 def accumulator(**sizes: int) -> Accumulator:
@@ -49,7 +51,9 @@ def test_what_is_counted_is_never_less_than_what_is_sent(
 
 
 def test_a_record_that_fits_nowhere_is_refused_with_both_sizes() -> None:
-    with pytest.raises(MessageTooLarge, match=rf"takes {3000 + 24 + BATCH_BYTES} bytes.*max\.request\.size=3000.*buffer"):
+    with pytest.raises(
+        MessageTooLarge, match=rf"takes {3000 + 24 + BATCH_BYTES} bytes.*max\.request\.size=3000.*buffer"
+    ):
         accumulator().check_size(b"x" * 3000, None, ())
     assert accumulator().check_size(b"x" * (3000 - 24 - BATCH_BYTES), None, ()) == 3000 - BATCH_BYTES
 

@@ -35,7 +35,9 @@ def log_of(shapes: list[tuple[str, list[bool]]]) -> tuple[list[bytes], list[int]
         )
         attributes = Attributes.CONTROL if kind == "control" else 0
         batches.append(
-            encode_batch(columns, 1, attributes=attributes, base_offset=base, last_offset_delta=span - 1, leader_epoch=3)
+            encode_batch(
+                columns, 1, attributes=attributes, base_offset=base, last_offset_delta=span - 1, leader_epoch=3
+            )
         )
         if kind != "control":
             offsets += [base + delta for delta in deltas]

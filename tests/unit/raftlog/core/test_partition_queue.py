@@ -12,7 +12,11 @@ from raftlog.errors import DeliveryTimeout
 from raftlog.format import Codec, decode_batch
 
 CONFIG = AccumulatorConfig(
-    batch_size_bytes=1024, buffer_memory_bytes=1 << 20, max_request_size_bytes=1 << 20, linger_ms=5, delivery_timeout_ms=1000
+    batch_size_bytes=1024,
+    buffer_memory_bytes=1 << 20,
+    max_request_size_bytes=1 << 20,
+    linger_ms=5,
+    delivery_timeout_ms=1000,
 )
 
 
@@ -42,6 +46,11 @@ class ChainBroker:
         return True
 
 
+def flip(data: st.DataObject) -> bool:
+    """Return a coin's side."""
+    return data.draw(st.booleans())
+
+
 @given(st.data())
 def test_refused_batches_are_never_overtaken(data: st.DataObject) -> None:
     accumulator, queue, broker = Accumulator(CONFIG), PartitionQueue("t", 0), ChainBroker()
@@ -51,7 +60,7 @@ def test_refused_batches_are_never_overtaken(data: st.DataObject) -> None:
     for _ in range(400):
         if not queue.busy:
             break
-        if on_the_way and (data.draw(st.booleans()) or not queue.sendable):
+        if on_the_way and (flip(data) or not queue.sendable):
             # Answers come in any order.
             batch, accepted = on_the_way.pop(data.draw(st.integers(0, len(on_the_way) - 1)))
             if accepted:
@@ -62,7 +71,7 @@ def test_refused_batches_are_never_overtaken(data: st.DataObject) -> None:
             queue.recovered()
         else:
             for batch in queue.take(1, data.draw(st.integers(0, 600)), at_least_one=True):
-                refuse = refusals_left > 0 and data.draw(st.booleans())
+                refuse = refusals_left > 0 and flip(data)
                 refusals_left -= refuse
                 on_the_way.append((batch, broker.accepts(batch, queue.chain, refuse)))
     assert broker.log == batches
@@ -116,3 +125,18 @@ def test_halves_take_the_place_of_what_was_too_large(rows: int, splits: int) -> 
         assert decode_batch(leaf.encoded).columns.column("value")[index].as_py() == b"%d" % row
         assert large.timestamp_ms(row) == 7
     assert accumulator.used_bytes == sum(batch.reserved_bytes for batch in accumulator.incomplete)
+
+
+def test_nothing_new_is_sent_while_answers_are_owed_after_a_refusal() -> None:
+    accumulator, queue = Accumulator(CONFIG), PartitionQueue("t", 0)
+    first, second, third = (add(accumulator, queue, [b"%d" % number]) for number in range(3))
+    queue.take(1, len(first.encoded or b"") + len(second.encoded or b""), at_least_one=True)
+    queue.on_refused(first, resend=True, counts=True)
+    assert not queue.recovered(), "the second batch is still in flight"
+    assert not queue.sendable
+    assert queue.take(1, 10_000, at_least_one=True) == [], "it would be refused for the chain"
+    queue.on_refused(second, resend=True, counts=False)
+    chain = queue.chain
+    assert queue.recovered()
+    assert queue.chain > chain
+    assert queue.take(1, 10_000, at_least_one=True) == [first, second, third]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ def test_cuts_cover_all_rows_within_the_limit(sizes: list[int], limit: int) -> N
     assert [row for start, end in cuts for row in range(start, end)] == list(range(len(sizes)))
     for start, end in cuts:
         assert sum(sizes[start:end]) <= limit or end == start + 1
-    for (start, end), (_, following) in zip(cuts, cuts[1:], strict=False):
+    for (start, end), (_, following) in pairwise(cuts):
         assert sum(sizes[start:end]) + sizes[end] > limit, "no cut before it is needed"
         assert following > end
 
