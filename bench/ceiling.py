@@ -91,7 +91,7 @@ async def _serve(directory: Path, port_file: Path, fsync: bool) -> None:
         await reader
 
     server = aio.server(options=UNLIMITED)
-    handler = grpc.stream_stream_rpc_method_handler(produce)
+    handler: Any = grpc.stream_stream_rpc_method_handler(produce)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("ceiling", {"Produce": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -62,7 +62,9 @@ class SinkOptions:
         if delivery != _AT_LEAST_ONCE:
             raise ValueError(f"delivery={delivery}: expected {_AT_LEAST_ONCE} (the default)")
         if given.get("acks", "all") == "0":
-            raise ValueError("acks=0 is not at least once: nobody would know what arrived; use acks=all (the default) or 1")
+            raise ValueError(
+                "acks=0 is not at least once: nobody would know what arrived; use acks=all (the default) or 1"
+            )
         if given.get("topic") == "":
             raise ValueError("option topic is empty; name a topic, or leave it out and have a column topic")
         bootstrap, topic = given.pop(_BOOTSTRAP), given.pop("topic", None)
