@@ -123,14 +123,34 @@ class Partition:
             f"{self.topic_partition}: leader epoch {leader_epoch} is not known here yet, now {self.leader_epoch}"
         )
 
+    def check(self, batch: Buffer) -> BatchHeader:
+        """Return the header of a batch that may be appended. May run in any thread.
+
+        Raises:
+            MessageTooLarge: beyond `max.message.bytes`; and what `validate_produced` raises.
+        """
+        limit = self.log.config.max_message_bytes
+        if len(batch) > limit:
+            raise MessageTooLarge(
+                f"{self.topic_partition}: the batch has {len(batch)} bytes, max.message.bytes={limit}; "
+                "send smaller batches or raise the topic's limit"
+            )
+        return validate_produced(batch, limits=self.inflate_limits)
+
     def append(
-        self, batch: Buffer, leader_epoch: int, answer: Answer | None, *, all_replicas: bool = False
+        self,
+        batch: Buffer,
+        leader_epoch: int,
+        answer: Answer | None,
+        *,
+        all_replicas: bool = False,
+        checked: BatchHeader | None = None,
     ) -> tuple[int, int]:
         """Validate and append one produced batch; return (base offset, log append time in ms or -1).
 
         `answer` is called once the batch is held as the topic's flush config promises, or with the error that
         came in between; it may be called before this returns. None: nobody waits (acks=0). `all_replicas` (acks=all):
-        every in-sync replica must hold it, at least `min.insync.replicas`.
+        every in-sync replica must hold it, at least `min.insync.replicas`. `checked`: what `check` returned for it.
 
         Raises:
             RaftlogError: refused; nothing was appended.
@@ -141,13 +161,8 @@ class Partition:
                 f"{self.topic_partition}: {self._isr_size} replicas are in sync, acks=all needs "
                 f"min.insync.replicas={self._min_insync_replicas}"
             )
+        header = checked or self.check(batch)
         log = self.log
-        if len(batch) > log.config.max_message_bytes:
-            raise MessageTooLarge(
-                f"{self.topic_partition}: the batch has {len(batch)} bytes, "
-                f"max.message.bytes={log.config.max_message_bytes}; send smaller batches or raise the topic's limit"
-            )
-        header: BatchHeader = validate_produced(batch, limits=self.inflate_limits)
         result = log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=self._clock.now_ms())
         if answer is not None:
             self._pending.wait(result.last_offset + 1, answer)

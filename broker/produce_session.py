@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
+from concurrent.futures import Executor
 from typing import Final, Protocol
 
 from broker.registry import PartitionRegistry
 from raftlog.errors import BrokerOverloaded, ChainBroken, RaftlogError, RequestTimedOut, to_wire
+from raftlog.format import BatchHeader, checking_cost_bytes
 from raftlog.v1 import log_pb2
 from raftlog.wire import Produce, ProducePart
 from replication.pending_acks import Answer
@@ -18,6 +20,13 @@ logger = logging.getLogger(__name__)
 
 MAX_BROKEN_CHAINS: Final = 16_384
 """Partitions with a refused batch that one stream may have: a bound on memory, not on any sane client."""
+
+
+CHECK_ON_LOOP_BYTES: Final = 4 << 20
+"""Checking so many bytes takes a few milliseconds; the event loop is not to be held up for more than ten."""
+
+Checked = dict[int, BatchHeader | RaftlogError]
+"""Outcome for batches, by their place in the request, that were checked ahead."""
 
 
 class ResponseWriter(Protocol):
@@ -47,8 +56,11 @@ class ProduceSession:
     holds the client back. A batch is appended as soon as it is read, so a session keeps no payload.
     """
 
-    def __init__(self, registry: PartitionRegistry, *, max_in_flight: int, default_timeout_ms: int) -> None:
+    def __init__(
+        self, registry: PartitionRegistry, disk: Executor, *, max_in_flight: int, default_timeout_ms: int
+    ) -> None:
         self._registry = registry
+        self._disk = disk
         self._max_in_flight = max_in_flight
         self._default_timeout_ms = default_timeout_ms
         self._in_flight = 0
@@ -76,19 +88,33 @@ class ProduceSession:
     async def _read(self, requests: AsyncIterator[Produce]) -> None:
         try:
             async for request in requests:
-                self._handle(request)
+                self._handle(request, await self._check_heavy(request))
                 while self._in_flight >= self._max_in_flight:
                     self._room.clear()
                     await self._room.wait()
         finally:
             self._answer_ready.set()
 
-    def _handle(self, request: Produce) -> None:
+    async def _check_heavy(self, request: Produce) -> Checked:
+        """Check batches that would hold the event loop up off it; what comes later on this stream waits meanwhile."""
+        checked: Checked = {}
+        for number, part in enumerate(request.parts):
+            if checking_cost_bytes(part.records) <= CHECK_ON_LOOP_BYTES:
+                continue
+            try:
+                partition = self._registry.find(part.head.topic_id, part.head.partition)
+                loop = asyncio.get_running_loop()
+                checked[number] = await loop.run_in_executor(self._disk, partition.check, part.records)
+            except RaftlogError as error:
+                checked[number] = error
+        return checked
+
+    def _handle(self, request: Produce, checked: Checked) -> None:
         head = request.head
         if head.acks == log_pb2.NO_ACK:
-            for part in request.parts:
+            for number, part in enumerate(request.parts):
                 try:
-                    self._append(part, None, log_pb2.NO_ACK)
+                    self._append(part, None, log_pb2.NO_ACK, checked.get(number))
                 except RaftlogError as error:
                     logger.debug("acks=0 batch refused: %s", error)
             return
@@ -98,14 +124,14 @@ class ProduceSession:
         if not owed.missing:
             self._finish(owed)
             return
-        for part in request.parts:
-            self._serve(part, owed, head.acks)
+        for number, part in enumerate(request.parts):
+            self._serve(part, owed, head.acks, checked.get(number))
         if owed.missing:
             timeout_ms = head.timeout_ms or self._default_timeout_ms
             loop = asyncio.get_running_loop()
             owed.timer = loop.call_later(timeout_ms / 1000, self._time_out, owed, timeout_ms)
 
-    def _serve(self, part: ProducePart, owed: _Request, acks: int) -> None:
+    def _serve(self, part: ProducePart, owed: _Request, acks: int, checked: BatchHeader | RaftlogError | None) -> None:
         result = owed.response.results.add()
         key = (part.head.topic_id, part.head.partition)
         chain = part.head.chain
@@ -127,7 +153,7 @@ class ProduceSession:
                 self._finish(owed)
 
         try:
-            base_offset, append_time_ms, log_start_offset = self._append(part, answer, acks)
+            base_offset, append_time_ms, log_start_offset = self._append(part, answer, acks, checked)
         except RaftlogError as error:
             answer(error)
         except Exception as error:  # a bug in one append must not take the client's other partitions down
@@ -142,7 +168,9 @@ class ProduceSession:
             if not answered:
                 owed.open.append(answer)
 
-    def _append(self, part: ProducePart, answer: Answer | None, acks: int) -> tuple[int, int, int]:
+    def _append(
+        self, part: ProducePart, answer: Answer | None, acks: int, checked: BatchHeader | RaftlogError | None
+    ) -> tuple[int, int, int]:
         head = part.head
         key = (head.topic_id, head.partition)
         if self._broken_chains and head.chain <= self._broken_chains.get(key, -1):
@@ -150,9 +178,11 @@ class ProduceSession:
                 f"a batch before this one was refused in chain {head.chain}; "
                 "send both again, in order, in a larger chain"
             )
+        if isinstance(checked, RaftlogError):
+            raise checked
         partition = self._registry.find(*key)
         base_offset, append_time_ms = partition.append(
-            part.records, head.leader_epoch, answer, all_replicas=acks == log_pb2.ALL
+            part.records, head.leader_epoch, answer, all_replicas=acks == log_pb2.ALL, checked=checked
         )
         return base_offset, append_time_ms, partition.log.log_start_offset
 

@@ -66,6 +66,7 @@ class LogService:
         """Pipelined produce."""
         session = ProduceSession(
             self._registry,
+            self._disk,
             max_in_flight=self._config.max_in_flight_requests,
             default_timeout_ms=self._config.request_timeout_ms,
         )

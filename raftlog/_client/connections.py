@@ -24,7 +24,7 @@ CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: no client holds another one back
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),

@@ -23,7 +23,7 @@ from raftlog.format.header import (
     parse_header,
     with_append_time,
 )
-from raftlog.format.validation import validate_produced
+from raftlog.format.validation import checking_cost_bytes, validate_produced
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -39,6 +39,7 @@ __all__ = [
     "Columns",
     "DecodedBatch",
     "InflateLimits",
+    "checking_cost_bytes",
     "decode_batch",
     "encode_batch",
     "iter_headers",

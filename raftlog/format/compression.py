@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from raftlog.errors import BatchTooExpansive, CorruptRecordError
-from raftlog.format.header import Buffer, Codec
+from raftlog.format.header import HEADER_BYTES, Buffer, Codec
 
 _SIZE = struct.Struct("<I")
 _NAMES: Final = {Codec.GZIP: "gzip", Codec.SNAPPY: "snappy", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
@@ -55,6 +55,13 @@ def _snappy_size(packed: Any) -> int:
         if byte < 0x80:
             return size
     raise ValueError("the block has no size in front")
+
+
+def claimed_inflated_size(batch: Buffer, codec_bits: int) -> int:
+    """Return how many bytes a reader of this batch may have to make, going by what it says; 0 when it says nothing."""
+    if codec_bits == Codec.NONE or len(batch) < HEADER_BYTES + _SIZE.size:
+        return 0
+    return int(_SIZE.unpack_from(batch, HEADER_BYTES)[0])
 
 
 def inflate(body: Any, codec: Codec, limits: InflateLimits = DEFAULT_LIMITS) -> Any:

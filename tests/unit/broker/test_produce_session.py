@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from broker import produce_session
 from broker.produce_session import ProduceSession
 from raftlog import wire
 from raftlog.errors import BrokerOverloaded
+from raftlog.format import Codec
 from raftlog.v1 import common_pb2, log_pb2
 from tests.support.batches import batch_of
 from tests.support.broker_parts import TOPIC_ID, Parts, ProduceWriter, Requests, removal
@@ -30,7 +32,7 @@ async def session(
 ) -> AsyncIterator[tuple[Requests[wire.Produce], ProduceWriter]]:
     requests, writer = Requests[wire.Produce](), ProduceWriter()
     running = asyncio.create_task(
-        ProduceSession(parts.registry, max_in_flight=max_in_flight, default_timeout_ms=timeout_ms).run(
+        ProduceSession(parts.registry, parts.disk, max_in_flight=max_in_flight, default_timeout_ms=timeout_ms).run(
             requests.__aiter__(), writer
         )
     )
@@ -186,5 +188,44 @@ def test_a_stream_with_too_many_broken_chains_ends(tmp_path: Path, monkeypatch: 
                 async with session(parts) as (requests, _):
                     for number in range(4):
                         requests.send(request(number, partition=100 + number))
+
+    asyncio.run(scenario())
+
+
+def heavy_batch() -> bytes:
+    pattern = random.Random(1).randbytes(1 << 14)
+    return batch_of(pattern * (produce_session.CHECK_ON_LOOP_BYTES // len(pattern) + 1), codec=Codec.ZSTD)
+
+
+def test_a_batch_that_takes_long_to_check_is_checked_off_the_loop_and_keeps_its_place(tmp_path: Path) -> None:
+    heavy = heavy_batch()
+
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
+            log = parts.registry.find(TOPIC_ID, 0).log
+            parts.disk.held = True
+            requests.send(RawClient.request(1, [(TOPIC_ID, 0, 3, 1, heavy)]))
+            requests.send(request(2))
+            await settle()
+            assert log.log_end_offset == 0, "the event loop did the work itself, or the second overtook the first"
+            parts.disk.release()
+            answers = {r.correlation_id: r.results[0].base_offset for r in await writer.wait_for(2)}
+            assert answers == {1: 0, 2: 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_heavy_batch_that_lies_is_refused_like_any_other(tmp_path: Path) -> None:
+    honest = heavy_batch()
+    torn = honest[:-1] + bytes([honest[-1] ^ 1])
+
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
+            requests.send(RawClient.request(1, [(TOPIC_ID, 0, 3, 1, torn), (TOPIC_ID, 9, 3, 1, honest)]))
+            (response,) = await writer.wait_for(1)
+            assert [r.error.code for r in response.results] == [
+                common_pb2.CORRUPT_MESSAGE,
+                common_pb2.UNKNOWN_TOPIC_ID,
+            ]
 
     asyncio.run(scenario())
