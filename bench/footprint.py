@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from statistics import median
@@ -47,6 +48,9 @@ def _memory(report: Report) -> None:
             producer.flush(120)
         consumer.join()
         marks.append(process.memory_info().rss)
+        cluster.stop(1)
+        lag = re.search(r"largest_ms=([\d.]+) share_above_10_ms=([\d.]+)", cluster.log_tail(1))
+        assert lag is not None, "the broker logs the lag of its event loop when it stops"
     quarter = len(marks) // 4
     growth = max(marks[-quarter:]) - max(marks[quarter : 2 * quarter])
     report.add(
@@ -55,6 +59,11 @@ def _memory(report: Report) -> None:
         f"at most {max(marks) / 1e6:.0f} MB; last quarter against second: {growth / 1e6:+.0f} MB",
         f"< {RSS_LIMIT / 1e6:.0f} MB",
         max(marks) < RSS_LIMIT,
+    )
+    report.add(
+        "loop",
+        "broker's event loop while 4 GB pass through, all cores busy",
+        f"late by more than 10 ms {float(lag[2]):.2%} of the time, at most {float(lag[1]):.0f} ms",
     )
 
 

@@ -174,7 +174,10 @@ class PartitionRegistry:
         for key in [key for key in self._partitions if key[0] == topic_id]:
             partition = self._partitions.pop(key)
             partition.close(UnknownTopicId(f"{partition.topic_partition} was deleted"))
-            await self._loop.run_in_executor(self._disk, self._logs.delete, *key)
+            try:
+                await self._loop.run_in_executor(self._disk, self._logs.delete, *key)
+            except RaftlogError as error:  # it will be found as a stray when the disk works again
+                logger.error("the log of %s cannot be deleted: %s", partition.topic_partition, error)
         for key in [key for key in self._failed if key[0] == topic_id]:
             del self._failed[key]
 

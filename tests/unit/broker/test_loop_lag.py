@@ -1,0 +1,35 @@
+"""A loop that is held up shows in the figures, with the right size."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.loop_lag import BUCKETS_MS, LoopLagMonitor
+
+
+def test_measurements_are_counted_in_their_buckets() -> None:
+    lag = LoopLagMonitor(SystemClock())
+    for measured in (0.0, 1.0, 1.5, 10.0, 10.1, 5_000.0):
+        lag.note(measured)
+    assert dict(zip((*BUCKETS_MS, "above"), lag.counts, strict=True)) == {
+        **dict.fromkeys((5, 50, 100), 0), 1: 2, 2: 1, 10: 1, 20: 1, "above": 1
+    }  # fmt: skip
+    assert lag.largest_ms == 5_000.0
+    assert lag.share_above(10) == pytest.approx(2 / 6)
+
+
+def test_blocking_the_loop_is_noticed() -> None:
+    async def scenario() -> None:
+        lag = LoopLagMonitor(SystemClock())
+        lag.start()
+        await asyncio.sleep(0.03)
+        time.sleep(0.15)  # noqa: ASYNC251 # the fault that is to be noticed
+        await asyncio.sleep(0.03)
+        await lag.stop()
+        assert lag.largest_ms >= 100
+
+    asyncio.run(scenario())
