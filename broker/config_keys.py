@@ -181,7 +181,7 @@ BROKER_CONFIGS: Final = ConfigDef(
         ConfigKey(
             name="socket.request.max.bytes",
             kind="bytes",
-            default=100 * MIB,
+            default=32 * MIB,
             minimum=64 * KIB,
             maximum=(1 << 31) - 1,
             doc="Largest message on the wire; at least message.max.bytes and 64 KiB more.",

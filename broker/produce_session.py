@@ -64,6 +64,7 @@ class ProduceSession:
         self._max_in_flight = max_in_flight
         self._default_timeout_ms = default_timeout_ms
         self._in_flight = 0
+        self._failure: RaftlogError | None = None
         self._answers: deque[log_pb2.ProduceResponse] = deque()
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
@@ -76,6 +77,8 @@ class ProduceSession:
             while True:
                 while self._answers:
                     await writer.write(self._answers.popleft())
+                if self._failure is not None:
+                    raise self._failure
                 if reader.done():
                     reader.result()  # a client that broke the protocol hears of it now, whatever it is still owed
                     if not self._in_flight:
@@ -188,9 +191,12 @@ class ProduceSession:
 
     def _break_chain(self, key: tuple[bytes, int], chain: int) -> None:
         if key not in self._broken_chains and len(self._broken_chains) >= MAX_BROKEN_CHAINS:
-            raise BrokerOverloaded(
+            # Not raised here: this may run inside a partition that is answering others, too.
+            self._failure = BrokerOverloaded(
                 f"more than {MAX_BROKEN_CHAINS} partitions of one stream were refused; open a new one"
             )
+            self._answer_ready.set()
+            return
         self._broken_chains[key] = max(chain, self._broken_chains.get(key, 0))
 
     def _time_out(self, owed: _Request, timeout_ms: int) -> None:

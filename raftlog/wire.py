@@ -17,6 +17,9 @@ from raftlog.errors import InvalidRequestError
 from raftlog.format.header import Buffer
 from raftlog.v1 import log_pb2
 
+MAX_PARTS: Final = 10_000
+"""Partitions in one message; a bound on what a small message can make a reader build."""
+
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _LENGTH_DELIMITED: Final = 2
@@ -98,6 +101,8 @@ def _cut(data: memoryview, field: int) -> tuple[bytes, list[memoryview]]:
                 rest.append(data[kept:start])
                 kept = position + length
                 found.append(data[position:kept])
+                if len(found) > MAX_PARTS:
+                    raise ValueError(f"at most {MAX_PARTS} parts fit one message")
             position += length
         if position > end:
             raise ValueError("a field goes beyond the end of the message")
@@ -113,7 +118,7 @@ def _parts(data: bytes, outer: int, inner: int) -> tuple[bytes, list[tuple[bytes
             part, payloads = _cut(message, inner)
             parts.append((part, payloads[-1] if payloads else b""))  # the last one counts, says protobuf
     except (ValueError, IndexError) as error:
-        raise InvalidRequestError(f"the message is not protobuf: {error or 'cut short'}") from None
+        raise InvalidRequestError(f"the message is not protobuf as expected: {error or 'cut short'}") from None
     return head, parts
 
 

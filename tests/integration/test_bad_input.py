@@ -203,6 +203,20 @@ def test_a_fetch_out_of_range_is_an_error_of_that_partition_alone(cluster: Clust
     asyncio.run(scenario())
 
 
+def test_a_look_up_for_very_many_partitions_is_refused(cluster: Cluster) -> None:
+    many = log_pb2.ListOffsetsRequest(partitions=[log_pb2.ListOffsetsPartition()] * 600_000)
+
+    async def scenario() -> None:
+        async with raw_client(cluster.bootstrap) as client:
+            topic_id = await client.topic_id("t")
+            method: Any = client.channel.unary_unary("/raftlog.v1.Log/ListOffsets")
+            call = method(many.SerializeToString())
+            assert await asyncio.wait_for(call.code(), 20) != grpc.StatusCode.OK
+            await assert_good_request_succeeds(client, topic_id)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "no spaces", "slash/es", "x" * 250, "ünicode", "new\nline"])
 def test_bad_topic_names(cluster: Cluster, name: str) -> None:
     with Admin(cluster.bootstrap) as admin:

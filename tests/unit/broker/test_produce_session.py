@@ -14,7 +14,7 @@ import pytest
 from broker import produce_session
 from broker.produce_session import ProduceSession
 from raftlog import wire
-from raftlog.errors import BrokerOverloaded
+from raftlog.errors import BrokerOverloaded, UnknownTopicId
 from raftlog.format import Codec
 from raftlog.v1 import common_pb2, log_pb2
 from tests.support.batches import batch_of
@@ -188,6 +188,29 @@ def test_a_stream_with_too_many_broken_chains_ends(tmp_path: Path, monkeypatch: 
                 async with session(parts) as (requests, _):
                     for number in range(4):
                         requests.send(request(number, partition=100 + number))
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_that_closes_answers_everyone_even_when_a_stream_is_over_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce_session, "MAX_BROKEN_CHAINS", 0)
+
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            parts.disk.held = True
+            async with session(parts) as (_, other):
+                with pytest.raises(BrokerOverloaded):
+                    async with session(parts) as (requests, _):
+                        requests.send(request(1))
+                        await settle()
+                        answers: list[BaseException | None] = []
+                        partition = parts.registry.find(TOPIC_ID, 0)
+                        partition.append(batch_of(b"another client's"), 3, answers.append)
+                        partition.close(UnknownTopicId("deleted"))
+                        assert [type(answer) for answer in answers] == [UnknownTopicId]
+                assert not other.written
 
     asyncio.run(scenario())
 

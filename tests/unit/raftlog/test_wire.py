@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from raftlog.errors import InvalidRequestError
 from raftlog.v1 import common_pb2, log_pb2
-from raftlog.wire import Frame, Produce, ProducePart, decode_fetch, decode_produce, encode_fetch, encode_produce
+from raftlog.wire import (
+    MAX_PARTS,
+    Frame,
+    Produce,
+    ProducePart,
+    decode_fetch,
+    decode_produce,
+    encode_fetch,
+    encode_produce,
+)
 
 int32 = st.integers(-1, 2**31 - 1)
 payloads = st.one_of(st.binary(max_size=300), st.just(b"x" * 20_000))
@@ -117,3 +126,10 @@ def test_unknown_fields_are_skipped() -> None:
 def test_garbage_is_refused_with_a_reason(data: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="not protobuf"):
         decode_fetch(data)
+
+
+def test_a_message_of_very_many_tiny_parts_is_refused_before_they_are_built() -> None:
+    whole = b"\x22\x00" * MAX_PARTS
+    assert len(decode_produce(whole).parts) == MAX_PARTS
+    with pytest.raises(InvalidRequestError, match="at most"):
+        decode_produce(whole + b"\x22\x00")
