@@ -14,6 +14,8 @@ from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
 from raftmeta.topic_configs import TOPIC_KEY_BY_BROKER_KEY
 
 NO_LEADER = -1
+INTERNAL_PREFIX = "__"
+"""Begins the names of the topics that raftlog keeps for itself; users cannot create such."""
 CLUSTER_DEFAULT = ""
 """Name of the broker resource whose configs hold for all brokers."""
 
@@ -57,7 +59,7 @@ class TopicImage:
     @property
     def internal(self) -> bool:
         """Whether the topic belongs to raftlog itself."""
-        return self.name.startswith("__")
+        return self.name.startswith(INTERNAL_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,7 +17,14 @@ from broker.clock import Clock
 from broker.config import BrokerConfig
 from broker.services.configs import describe_broker, describe_cluster_default, describe_topic
 from broker.services.log_dirs import LogsView, describe_log_dirs
-from raftlog.errors import InvalidRequestError, PolicyViolation, RaftlogError, UnknownTopicOrPartition, to_wire
+from raftlog.errors import (
+    InvalidRequestError,
+    InvalidTopic,
+    PolicyViolation,
+    RaftlogError,
+    UnknownTopicOrPartition,
+    to_wire,
+)
 from raftlog.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from raftlog.v1.records_pb2 import (
     AlterConfigsCommand,
@@ -28,7 +35,7 @@ from raftlog.v1.records_pb2 import (
     MetadataCommand,
 )
 from raftmeta.decide import CommandResult
-from raftmeta.image import CLUSTER_DEFAULT, MetadataImage
+from raftmeta.image import CLUSTER_DEFAULT, INTERNAL_PREFIX, MetadataImage
 from raftmeta.port import MetadataPort
 
 logger = logging.getLogger(__name__)
@@ -138,6 +145,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def _create_topic(
         self, request: admin_pb2.CreateTopicRequest, response: admin_pb2.CreateTopicResponse
     ) -> None:
+        if request.name.startswith(INTERNAL_PREFIX):
+            raise InvalidTopic(
+                f"topic name {request.name!r}: names that begin with {INTERNAL_PREFIX} are the cluster's own; choose another"
+            )
         partitions = request.partitions or self._config.num_partitions
         replication_factor = request.replication_factor or self._config.default_replication_factor
         self._check_partitions(request.name, partitions, partitions * replication_factor)

@@ -168,6 +168,7 @@ def test_validate_only_creates_nothing() -> None:
     ("values", "code"),
     [
         ({"name": "a/b"}, common_pb2.INVALID_TOPIC),
+        ({"name": "__cluster_metadata"}, common_pb2.INVALID_TOPIC),
         ({"name": "there"}, common_pb2.TOPIC_ALREADY_EXISTS),
         ({"partitions": -1}, common_pb2.INVALID_PARTITIONS),
         ({"replication_factor": 2}, common_pb2.INVALID_REPLICATION_FACTOR),
