@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from broker.clock import Clock
 from broker.log.group_commit import GroupCommit
@@ -224,6 +225,8 @@ class Partition:
     def wait(self, wake: Wake) -> None:
         """Call `wake` once, at the next change that a reader at the end would want to know of."""
         self._waiters[wake] = None
+        if self.closed_by is not None:  # it closed while the reader was on its way here
+            self._wake()
 
     @property
     def waiting(self) -> int:
@@ -270,15 +273,17 @@ class Partition:
         self._wake()
 
 
-def parse_topic_id(topic_id: bytes) -> bytes:
+TOPIC_ID_BYTES: Final = 16
+
+
+def check_topic_id(topic_id: bytes) -> None:
     """Check that a topic id has 16 bytes.
 
     Raises:
         InvalidRequestError: another length.
     """
-    if len(topic_id) != 16:
-        raise InvalidRequestError(f"a topic id has 16 bytes, this one has {len(topic_id)}")
-    return topic_id
+    if len(topic_id) != TOPIC_ID_BYTES:
+        raise InvalidRequestError(f"a topic id has {TOPIC_ID_BYTES} bytes, this one has {len(topic_id)}")
 
 
 def unknown_partition(topic_id: bytes, partition: int) -> UnknownTopicId:

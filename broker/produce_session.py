@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from typing import Final, Protocol
 
+from broker.partition import TOPIC_ID_BYTES
 from broker.registry import PartitionRegistry
 from raftlog.errors import BrokerOverloaded, ChainBroken, RaftlogError, RequestTimedOut, to_wire
 from raftlog.format import BatchHeader, checking_cost_bytes
@@ -77,6 +78,8 @@ class ProduceSession:
             while True:
                 while self._answers:
                     await writer.write(self._answers.popleft())
+                    self._in_flight -= 1  # only now: a client that does not read its answers holds none of our memory
+                    self._room.set()
                 if self._failure is not None:
                     raise self._failure
                 if reader.done():
@@ -92,6 +95,7 @@ class ProduceSession:
         try:
             async for request in requests:
                 self._handle(request, await self._check_heavy(request))
+                del request  # the payload is in the log; an idle stream must not keep it
                 while self._in_flight >= self._max_in_flight:
                     self._room.clear()
                     await self._room.wait()
@@ -190,6 +194,8 @@ class ProduceSession:
         return base_offset, append_time_ms, partition.log.log_start_offset
 
     def _break_chain(self, key: tuple[bytes, int], chain: int) -> None:
+        if len(key[0]) != TOPIC_ID_BYTES:
+            return  # there is no such partition, so there is no order to keep
         if key not in self._broken_chains and len(self._broken_chains) >= MAX_BROKEN_CHAINS:
             # Not raised here: this may run inside a partition that is answering others, too.
             self._failure = BrokerOverloaded(
@@ -210,7 +216,5 @@ class ProduceSession:
         if owed.timer is not None:
             owed.timer.cancel()
         owed.open.clear()
-        self._in_flight -= 1
         self._answers.append(owed.response)
         self._answer_ready.set()
-        self._room.set()

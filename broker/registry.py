@@ -17,8 +17,8 @@ from broker.log.config import LogConfig
 from broker.log.group_commit import GroupCommit
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
-from broker.partition import Partition, unknown_partition
-from raftlog.errors import RaftlogError, StorageError, UnknownTopicId
+from broker.partition import Partition, check_topic_id, unknown_partition
+from raftlog.errors import RaftlogError, RetriableError, StorageError, UnknownTopicId
 from raftlog.v1 import records_pb2
 from raftmeta.image import MetadataImage, PartitionImage, TopicImage
 
@@ -51,6 +51,7 @@ class PartitionRegistry:
         self._loop = asyncio.get_running_loop()
         self._partitions: dict[PartitionKey, Partition] = {}
         self._failed: dict[PartitionKey, RaftlogError] = {}
+        self._image = MetadataImage()
         self._queue: asyncio.Queue[_Step] = asyncio.Queue()
         self._applied_offset = -1
         self._applied = asyncio.Condition()
@@ -62,12 +63,14 @@ class PartitionRegistry:
         """Return the partition.
 
         Raises:
+            InvalidRequestError: no topic id.
             UnknownTopicId: it is not here.
             StorageError: it is, but its log directory is offline or its log corrupt.
         """
         found = self._partitions.get((topic_id, partition))
         if found is not None:
             return found
+        check_topic_id(topic_id)
         failed = self._failed.get((topic_id, partition))
         raise failed if failed is not None else unknown_partition(topic_id, partition)
 
@@ -89,6 +92,11 @@ class PartitionRegistry:
         """Take a committed change; returns at once."""
         self._queue.put_nowait((image, records))
 
+    def retry_failed(self) -> None:
+        """Try again to open the partitions that could not be opened; returns at once."""
+        if self._queue.empty() and any(isinstance(error, RetriableError) for error in self._failed.values()):
+            self._queue.put_nowait((self._image, ()))
+
     async def wait_applied(self, metadata_offset: int) -> None:
         """Return once every change up to `metadata_offset` is in effect here."""
         async with self._applied:
@@ -97,6 +105,7 @@ class PartitionRegistry:
     async def _apply_loop(self) -> None:
         while True:
             image, records = await self._queue.get()
+            self._image = image
             try:
                 if records is None:
                     await self._set_strays_aside(image)
@@ -110,7 +119,7 @@ class PartitionRegistry:
                 self._applied.notify_all()
 
     async def _apply_records(self, image: MetadataImage, records: Sequence[records_pb2.MetadataRecord]) -> None:
-        touched: dict[bytes, None] = {}
+        touched: dict[bytes, None] = dict.fromkeys(topic_id for topic_id, _ in self._failed)
         for record in records:
             match record.WhichOneof("record"):
                 case "remove_topic":
@@ -129,22 +138,28 @@ class PartitionRegistry:
 
     async def _apply_topics(self, image: MetadataImage, topics: Iterable[TopicImage]) -> None:
         for topic in topics:
-            configs = {**self._topic_defaults, **image.topic_configs(topic.name, self._node_id)}
-            config = LogConfig.from_topic_configs(configs)
-            min_insync_replicas = int(configs.get(MIN_INSYNC_REPLICAS, "1"))
-            for part in topic.partitions:
-                if self._node_id not in part.replicas:
-                    continue
-                key = (topic.topic_id, part.partition)
-                partition = self._partitions.get(key)
-                if partition is None:
-                    partition = await self._open(topic, part, config)
-                if partition is None:
-                    continue
-                if partition.log.config != config:
-                    partition.log.update_config(config)
-                    partition.apply_config()
-                partition.lead(part.leader_epoch, len(part.isr), min_insync_replicas)
+            try:
+                await self._apply_topic(image, topic)
+            except Exception:  # a topic that fails must not take those after it along
+                logger.exception("applying the metadata of topic %s failed", topic.name)
+
+    async def _apply_topic(self, image: MetadataImage, topic: TopicImage) -> None:
+        configs = {**self._topic_defaults, **image.topic_configs(topic.name, self._node_id)}
+        config = LogConfig.from_topic_configs(configs)
+        min_insync_replicas = int(configs.get(MIN_INSYNC_REPLICAS, "1"))
+        for part in topic.partitions:
+            if self._node_id not in part.replicas:
+                continue
+            key = (topic.topic_id, part.partition)
+            partition = self._partitions.get(key)
+            if partition is None:
+                partition = await self._open(topic, part, config)
+            if partition is None:
+                continue
+            if partition.log.config != config:
+                partition.log.update_config(config)
+                partition.apply_config()
+            partition.lead(part.leader_epoch, len(part.isr), min_insync_replicas)
 
     async def _open(self, topic: TopicImage, part: PartitionImage, config: LogConfig) -> Partition | None:
         key = (topic.topic_id, part.partition)
@@ -156,7 +171,8 @@ class PartitionRegistry:
             try:
                 log = await self._loop.run_in_executor(self._disk, create)
             except RaftlogError as error:
-                logger.error("partition %s-%d cannot be opened: %s", topic.name, part.partition, error)
+                if str(error) != str(self._failed.get(key)):
+                    logger.error("partition %s-%d cannot be opened: %s", topic.name, part.partition, error)
                 self._failed[key] = error
                 return None
         log.update_config(config)
@@ -171,31 +187,33 @@ class PartitionRegistry:
         return opened
 
     async def _remove_topic(self, topic_id: bytes) -> None:
-        for key in [key for key in self._partitions if key[0] == topic_id]:
-            partition = self._partitions.pop(key)
-            partition.close(UnknownTopicId(f"{partition.topic_partition} was deleted"))
+        for key in [key for key in (*self._partitions, *self._failed) if key[0] == topic_id]:
+            self._failed.pop(key, None)
+            partition = self._partitions.pop(key, None)
+            if partition is not None:
+                partition.close(UnknownTopicId(f"{partition.topic_partition} was deleted"))
             try:
                 await self._loop.run_in_executor(self._disk, self._logs.delete, *key)
             except RaftlogError as error:  # it will be found as a stray when the disk works again
-                logger.error("the log of %s cannot be deleted: %s", partition.topic_partition, error)
-        for key in [key for key in self._failed if key[0] == topic_id]:
-            del self._failed[key]
+                logger.error("the log of topic id %s partition %d cannot be deleted: %s", key[0].hex(), key[1], error)
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:
         """Move logs of unknown topics away: the topic was deleted while this broker was down, or the image is wrong."""
-        for log in self._logs.logs():
-            if log.topic_id in image.topics:
+        known = [(log.topic_id, log.partition, log.directory) for log in self._logs.logs()]
+        damaged = [(*key, corrupt.directory) for key, corrupt in self._logs.corrupt_logs.items()]
+        for topic_id, partition, directory in (*known, *damaged):
+            if topic_id in image.topics:
                 continue
             try:
-                where = await self._loop.run_in_executor(self._disk, self._logs.set_aside, log.topic_id, log.partition)
+                where = await self._loop.run_in_executor(self._disk, self._logs.set_aside, topic_id, partition)
             except RaftlogError as error:
-                logger.error("log %s of an unknown topic cannot be set aside: %s", log.directory, error)
+                logger.error("log %s of an unknown topic cannot be set aside: %s", directory, error)
                 continue
             logger.warning(
                 "log %s belongs to topic id %s, which the cluster does not know; it was moved to %s and stays there: "
                 "delete it by hand when it is not needed",
-                log.directory,
-                log.topic_id.hex(),
+                directory,
+                topic_id.hex(),
                 where,
             )
 

@@ -24,6 +24,7 @@ from broker.log.os_storage import OsStorage
 from broker.loop_lag import LoopLagMonitor
 from broker.registry import PartitionRegistry
 from broker.services.admin import AdminService
+from broker.services.bounds import RequestBounds
 from broker.services.log import LogService
 from broker.services.metadata import MetadataService
 from raftlog.errors import BrokerUnavailable, RaftlogError, ShuttingDown
@@ -34,9 +35,13 @@ from raftmeta.single_node import SingleNodeMetadata
 logger = logging.getLogger(__name__)
 
 DISK_THREADS: Final = 4
-"""Threads for fsync, cold reads and directory work: enough for two log directories to sync at once."""
+"""Threads for fsync and directory work: enough for several log directories to sync at once."""
+READ_THREADS: Final = 4
+"""Threads for reads that miss the page cache, look-ups and heavy checks: they never hold an fsync up."""
 STOP_GRACE_SECONDS: Final = 2.0
 HOUSEKEEPING_TICK_S: Final = 0.05
+RETRY_INTERVAL_MS: Final = 1_000
+"""Between attempts to open partitions that could not be opened: the disk was full, descriptors had run out."""
 KEEPALIVE_MS: Final = 20_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 
@@ -87,6 +92,8 @@ class BrokerServer:
 
         disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         stack.callback(disk.shutdown)
+        reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
+        stack.callback(reads.shutdown)
         loop_lag = LoopLagMonitor(clock)
         loop_lag.start()
         stack.push_async_callback(loop_lag.stop)
@@ -111,8 +118,12 @@ class BrokerServer:
         logs.on_dir_offline = registry.on_dir_offline
         stack.push_async_callback(self._close_logs, logs, group_commit, disk)
 
-        server = aio.server(options=self._server_options(), maximum_concurrent_rpcs=config.max_streams * 2)
-        log_service = LogService(registry, config, disk)
+        server = aio.server(
+            interceptors=[RequestBounds()],
+            options=self._server_options(),
+            maximum_concurrent_rpcs=config.max_streams * 2,
+        )
+        log_service = LogService(registry, config, reads)
         server.add_generic_rpc_handlers((log_service.handlers(),))
         metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(metadata), server)
         admin_pb2_grpc.add_AdminServicer_to_server(
@@ -193,11 +204,15 @@ class BrokerServer:
     async def _housekeep(self, logs: LogManager, registry: PartitionRegistry, disk: ThreadPoolExecutor) -> None:
         """Flush what flush.ms says; roll, retain, checkpoint every `log.retention.check.interval.ms`."""
         loop = asyncio.get_running_loop()
+        next_retry_ms = self._clock.monotonic_ms()
         next_round_ms = self._clock.monotonic_ms() + self._config.log_retention_check_interval_ms
         while True:
             await asyncio.sleep(HOUSEKEEPING_TICK_S)
             for partition in registry.partitions():
                 partition.flush_if_due()
+            if self._clock.monotonic_ms() >= next_retry_ms:
+                next_retry_ms = self._clock.monotonic_ms() + RETRY_INTERVAL_MS
+                registry.retry_failed()
             if self._clock.monotonic_ms() < next_round_ms:
                 continue
             next_round_ms = self._clock.monotonic_ms() + self._config.log_retention_check_interval_ms

@@ -147,7 +147,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> None:
         if request.name.startswith(INTERNAL_PREFIX):
             raise InvalidTopic(
-                f"topic name {request.name!r}: names that begin with {INTERNAL_PREFIX} are the cluster's own; choose another"
+                f"topic name {request.name!r}: names that begin with {INTERNAL_PREFIX} are the cluster's own; "
+                "choose another"
             )
         partitions = request.partitions or self._config.num_partitions
         replication_factor = request.replication_factor or self._config.default_replication_factor

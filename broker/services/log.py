@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Executor
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 from grpc import aio
@@ -27,10 +27,6 @@ logger = logging.getLogger(__name__)
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
-MAX_MESSAGE_BYTES: Final = 1 << 20
-"""Of look-ups and fetch requests: some 20 000 partitions."""
-
-T = TypeVar("T")
 
 
 class LogService:
@@ -46,7 +42,7 @@ class LogService:
         """Return the service's handlers: the generated ones' names, the two hot streams read and written by `wire`."""
         look_ups: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(
-                getattr(self, name), _bounded(request.FromString), response.SerializeToString
+                getattr(self, name), request.FromString, response.SerializeToString
             )
             for name, request, response in (
                 ("ListOffsets", log_pb2.ListOffsetsRequest, log_pb2.ListOffsetsResponse),
@@ -59,7 +55,7 @@ class LogService:
                 self.Produce, wire.decode_produce, log_pb2.ProduceResponse.SerializeToString
             ),
             "Fetch": grpc.stream_stream_rpc_method_handler(
-                self.Fetch, _bounded(log_pb2.FetchRequest.FromString), wire.encode_fetch
+                self.Fetch, log_pb2.FetchRequest.FromString, wire.encode_fetch
             ),
         }
         return grpc.method_handlers_generic_handler("raftlog.v1.Log", {**look_ups, **streams})
@@ -184,17 +180,6 @@ class LogService:
                 result.Clear()
                 result.error.CopyFrom(to_wire(error))
         return response
-
-
-def _bounded(parse: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Return `parse` for messages without records: short ones, so that nobody has millions of empty entries built."""
-
-    def parse_short(data: bytes) -> T:
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise InvalidRequestError(f"a message of {len(data)} bytes; without records {MAX_MESSAGE_BYTES} are enough")
-        return parse(data)
-
-    return parse_short
 
 
 async def _abort(context: aio.ServicerContext[Any, Any], status: grpc.StatusCode, error: RaftlogError) -> NoReturn:

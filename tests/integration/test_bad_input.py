@@ -98,12 +98,14 @@ def test_what_does_not_exist_is_named(cluster: Cluster) -> None:
             topic_id = await client.topic_id("t")
             for bad_id, partition, code in (
                 (b"\7" * 16, 0, common_pb2.UNKNOWN_TOPIC_ID),
-                (b"short", 0, common_pb2.UNKNOWN_TOPIC_ID),
+                (b"short", 0, common_pb2.INVALID_REQUEST),
+                (b"x" * 1_000_000, 0, common_pb2.INVALID_REQUEST),
                 (topic_id, 1, common_pb2.UNKNOWN_TOPIC_ID),
                 (topic_id, -1, common_pb2.UNKNOWN_TOPIC_ID),
             ):
                 result = await client.produce(bad_id, GOOD, partition=partition)
                 assert result.error.code == code
+                assert len(result.error.message) < 300
             ahead = await client.produce(topic_id, GOOD, leader_epoch=1_000)
             assert ahead.error.code == common_pb2.UNKNOWN_LEADER_EPOCH
             await assert_good_request_succeeds(client, topic_id)
@@ -203,14 +205,22 @@ def test_a_fetch_out_of_range_is_an_error_of_that_partition_alone(cluster: Clust
     asyncio.run(scenario())
 
 
-def test_a_look_up_for_very_many_partitions_is_refused(cluster: Cluster) -> None:
-    many = log_pb2.ListOffsetsRequest(partitions=[log_pb2.ListOffsetsPartition()] * 600_000)
+@pytest.mark.parametrize(
+    ("method", "request_bytes"),
+    [
+        ("Log/ListOffsets", b"\x0a\x00" * 600_000),
+        ("Log/DeleteRecords", b"\x0a\x00" * 600_000),
+        ("Metadata/Get", b"\x0a\x00" * 600_000),
+        ("Admin/CreateTopic", b"\x0a" + b"\x80\x80\x80\x01" + b"n" * (1 << 21)),
+    ],
+)
+def test_a_request_with_very_many_empty_entries_is_refused(cluster: Cluster, method: str, request_bytes: bytes) -> None:
 
     async def scenario() -> None:
         async with raw_client(cluster.bootstrap) as client:
             topic_id = await client.topic_id("t")
-            method: Any = client.channel.unary_unary("/raftlog.v1.Log/ListOffsets")
-            call = method(many.SerializeToString())
+            call_method: Any = client.channel.unary_unary(f"/raftlog.v1.{method}")
+            call = call_method(request_bytes)
             assert await asyncio.wait_for(call.code(), 20) != grpc.StatusCode.OK
             await assert_good_request_succeeds(client, topic_id)
 

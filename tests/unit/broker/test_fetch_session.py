@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.fetch_session import FetchSession
-from raftlog.errors import InvalidRequestError
+from raftlog.errors import InvalidRequestError, UnknownTopicId
 from raftlog.format import decode_batch, iter_headers
 from raftlog.v1 import common_pb2, log_pb2
 from tests.support.batches import batch_of
@@ -212,5 +212,18 @@ def test_a_subscription_id_is_never_used_twice(tmp_path: Path) -> None:
                 async with session(parts) as (requests, _):
                     requests.send(subscribe(2))
                     requests.send(subscribe(2))
+
+    asyncio.run(scenario())
+
+
+def test_waiting_on_a_partition_that_has_just_closed_wakes_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            partition = parts.registry.find(TOPIC_ID, 0)
+            partition.close(UnknownTopicId("deleted"))
+            woken: list[bool] = []
+            partition.wait(lambda: woken.append(True))
+            assert woken == [True]
+            assert partition.waiting == 0
 
     asyncio.run(scenario())

@@ -215,6 +215,20 @@ def test_a_partition_that_closes_answers_everyone_even_when_a_stream_is_over_its
     asyncio.run(scenario())
 
 
+def test_a_client_that_does_not_read_its_answers_is_not_read_either(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts, session(parts, max_in_flight=3) as (requests, writer):
+            writer.stalled = True
+            for number in range(50):
+                requests.send(request(number))
+            await settle()
+            assert requests.taken <= 4
+            await writer.resume()
+            assert len(await writer.wait_for(50)) == 50
+
+    asyncio.run(scenario())
+
+
 def heavy_batch() -> bytes:
     pattern = random.Random(1).randbytes(1 << 14)
     return batch_of(pattern * (produce_session.CHECK_ON_LOOP_BYTES // len(pattern) + 1), codec=Codec.ZSTD)
