@@ -62,6 +62,7 @@ class Partition:
         self._waiters: dict[Wake, None] = {}
         self._flush_requested_end = log.flushed_end_offset
         self._last_flush_ms = clock.monotonic_ms()
+        self._flush_refused = False
         self.apply_config()
         self._advance_high_watermark()
 
@@ -183,14 +184,13 @@ class Partition:
         self._advance_high_watermark()
 
     def flush_if_due(self) -> None:
-        """Ask for a flush when `flush.ms` has passed since the last one; called by housekeeping."""
-        config = self.log.config
-        if (
-            self.closed_by is None
-            and config.flush_ms is not None
-            and self.log.log_end_offset > self.log.flushed_end_offset
-            and self._clock.monotonic_ms() - self._last_flush_ms >= config.flush_ms
-        ):
+        """Ask for a flush when `flush.ms` has passed since the last one, or one was refused; housekeeping calls it."""
+        if self.closed_by is not None or self.log.log_end_offset <= self.log.flushed_end_offset:
+            return
+        flush_ms = self.log.config.flush_ms
+        due = flush_ms is not None and self._clock.monotonic_ms() - self._last_flush_ms >= flush_ms
+        if due or self._flush_refused:
+            self._flush_refused = False
             self._request_flush()
 
     def _request_flush(self) -> None:
@@ -203,7 +203,13 @@ class Partition:
             self._advance_high_watermark()
 
     def _on_flush_error(self, error: BaseException) -> None:
-        self._on_storage_error(self.log, error)
+        if isinstance(error, RaftlogError) and self.closed_by is None:
+            # Judged already: nothing was synced, for a reason that passes (no descriptors), or because the directory
+            # is offline, and then this partition is about to be closed. Who waits hears of it; another flush follows.
+            self._pending.fail(error)
+            self._flush_refused = True
+        else:
+            self._on_storage_error(self.log, error)
 
     # Fetch
 

@@ -27,8 +27,7 @@ class Admin:
     until then. Addresses that have never answered are given up after 5 s.
 
     Raises:
-        InvalidConfig: an unknown option or a bad value.
-        ValueError: a bootstrap address that is not host:port.
+        InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
     """
 
     def __init__(

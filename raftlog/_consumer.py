@@ -36,9 +36,8 @@ class Consumer:
     polled bytes are bounded by `fetch_max_bytes`.
 
     Raises:
-        InvalidConfig: an unknown option or a bad value.
+        InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
         InvalidRequestError: `group_id` is given; groups come with a later version.
-        ValueError: a bootstrap address that is not host:port.
     """
 
     def __init__(

@@ -40,8 +40,7 @@ class Producer:
     a producer that is not closed never keeps the interpreter from exiting, and loses what was not sent yet.
 
     Raises:
-        InvalidConfig: an unknown option or a bad value.
-        ValueError: a bootstrap address that is not host:port.
+        InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
     """
 
     def __init__(

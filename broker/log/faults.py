@@ -1,10 +1,14 @@
-"""What an `OSError` of the disk means: no space, out of descriptors for the moment, or a broken disk."""
+"""What an `OSError` of the disk means: no space, something else that passes, or a broken disk.
+
+`LogDir.judge` is the one place that turns an error into what is raised and, for a broken disk, into its end.
+"""
 
 from __future__ import annotations
 
 import errno
-from typing import Final, Protocol
+from typing import Final
 
+from broker.log.storage import SyncFailed
 from raftlog.errors import StorageError, StorageFull
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -14,12 +18,19 @@ _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 def is_full(error: BaseException) -> bool:
     """Whether the error only says that there is no space."""
-    return isinstance(error, OSError) and error.errno in _FULL
+    return isinstance(error, OSError) and error.errno in _FULL and not isinstance(error, SyncFailed)
 
 
 def is_passing(error: BaseException) -> bool:
     """Whether the error says nothing about the disk (too many open files, no memory)."""
-    return isinstance(error, OSError) and error.errno in _PASSING
+    if isinstance(error, OSError):
+        return error.errno in _PASSING and not isinstance(error, SyncFailed)
+    return isinstance(error, MemoryError)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the same operation may succeed later: no space, or a condition that passes. Anything else is final."""
+    return is_full(error) or is_passing(error)
 
 
 def full(directory: str, wanted_bytes: int) -> StorageFull:
@@ -30,21 +41,7 @@ def full(directory: str, wanted_bytes: int) -> StorageFull:
     )
 
 
-def passing(error: OSError, doing: str) -> StorageError:
+def passing(error: BaseException, doing: str) -> StorageError:
     """Return the refusal for a condition that passes."""
-    return StorageError(
-        f"{doing} failed: {error.strerror}; nothing was changed, raise the limit on open files or memory"
-    )
-
-
-class FaultSink(Protocol):
-    """Whoever takes a log directory offline."""
-
-    @property
-    def offline_reason(self) -> StorageError | None:
-        """Why the directory is offline, or None while it works."""
-        ...
-
-    def fail(self, error: BaseException, doing: str) -> StorageError:
-        """Take the directory offline for good and return what to raise; the first error is the one that counts."""
-        ...
+    reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+    return StorageError(f"{doing} failed: {reason}; try again later, and raise the limit on open files or memory")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from broker.log.partition_log import FlushTicket, PartitionLog
+from raftlog.errors import StorageError
 
 OnDone = Callable[[int], None]
 OnError = Callable[[BaseException], None]
@@ -15,12 +16,14 @@ OnError = Callable[[BaseException], None]
 class _Queue:
     """Requests for one log: those that the flush under way answers, and those for the next."""
 
-    __slots__ = ("flushing", "log", "waiting")
+    __slots__ = ("flushing", "log", "ticket", "waiting")
 
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
         self.waiting: list[tuple[OnDone, OnError]] = []
         self.flushing: list[tuple[OnDone, OnError]] | None = None
+        self.ticket: FlushTicket | None = None
+        """What `flushing` waits for."""
 
 
 class GroupCommit:
@@ -41,8 +44,9 @@ class GroupCommit:
     def request(self, log: PartitionLog, on_done: OnDone, on_error: OnError) -> None:
         """Have everything that `log` holds now made durable.
 
-        `on_done` gets the flushed end offset, `on_error` the reason, which is final for the log directory; either is
-        called on the loop, after this returns.
+        `on_done` gets the flushed end offset, `on_error` the reason: final when the log directory is offline by then,
+        else (no descriptors) the records stay in the log and the next request covers them. Either is called on the
+        loop, after this returns.
         """
         queue = self._queues.get(log)
         if queue is None:
@@ -71,12 +75,19 @@ class GroupCommit:
         try:
             ticket = queue.log.begin_flush()
             if ticket is not None:
-                self._executor.submit(self._run, queue, ticket)
+                queue.ticket = ticket
+                self._submit(queue, ticket)
                 return
-        except Exception as error:  # offline, closed, or the executor is shut down: whoever waits must hear of it
+        except Exception as error:  # offline, closed, or no thread: whoever waits must hear of it
             self._end(queue, error)
             return
         self._end(queue, None)
+
+    def _submit(self, queue: _Queue, ticket: FlushTicket) -> None:
+        try:
+            self._executor.submit(self._run, queue, ticket)
+        except RuntimeError as error:  # shut down, or no new thread: then another thread may run it all the same
+            raise StorageError(f"flush of {queue.log} cannot begin: {error}; try again later") from error
 
     def _run(self, queue: _Queue, ticket: FlushTicket) -> None:
         failure: BaseException | None = None
@@ -90,10 +101,11 @@ class GroupCommit:
     def _finish(self, queue: _Queue, ticket: FlushTicket, failure: BaseException | None) -> None:
         if failure is None:
             queue.log.finish_flush(ticket)
-        self._end(queue, failure)
+        if queue.ticket is ticket:
+            self._end(queue, failure)
 
     def _end(self, queue: _Queue, failure: BaseException | None) -> None:
-        callbacks, queue.flushing = queue.flushing or [], None
+        callbacks, queue.flushing, queue.ticket = queue.flushing or [], None, None
         if queue.waiting:  # begin the next before answering: the disk should not wait for us
             self._begin(queue)
         elif self._queues.pop(queue.log, None) is not None and not self._queues:

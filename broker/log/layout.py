@@ -54,6 +54,8 @@ def find_logs(storage: Storage, log_dir: str) -> tuple[list[str], list[str]]:
 def make_log(storage: Storage, log_dir: str, metadata: PartitionMetadata) -> str:
     """Make the directory of an empty log, all or nothing and durably; return its path.
 
+    After an error it may be there already, empty; the next attempt takes it as it is.
+
     Raises:
         StorageError: another log has the name.
         OSError: the disk.
@@ -61,6 +63,9 @@ def make_log(storage: Storage, log_dir: str, metadata: PartitionMetadata) -> str
     path = f"{log_dir}/{metadata.topic}-{metadata.partition}"
     if storage.exists(path):
         other = load_partition_metadata(storage, path)
+        if other == metadata:
+            storage.sync_dir(log_dir)
+            return path
         raise StorageError(
             f"{path} is there already, with topic id {other.topic_id.hex() if other else 'unknown'}; "
             "move it away if it is not needed"
@@ -70,14 +75,9 @@ def make_log(storage: Storage, log_dir: str, metadata: PartitionMetadata) -> str
     store_partition_metadata(storage, aside, metadata)
     storage.open(segment_stem(aside, 0) + ".log", create=True)
     storage.sync_dir(aside)
-    rename_log(storage, log_dir, aside, path)
-    return path
-
-
-def rename_log(storage: Storage, log_dir: str, path: str, target: str) -> None:
-    """Rename the directory of a log durably. Raises OSError."""
-    storage.rename(path, target)
+    storage.rename(aside, path)
     storage.sync_dir(log_dir)
+    return path
 
 
 def unused_path(storage: Storage, log_dir: str, prefix: str, topic_id: bytes, partition: int) -> str:

@@ -6,7 +6,7 @@
     offset-checkpoint     log start, recovery point and high watermark of each log (checkpoints.py)
     and the logs          layout.py
 
-States: online -> offline, at the first I/O error and for good.
+States: online -> offline, at the first error that `judge` finds final, and for good.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from broker.log.checkpoints import (
     store_marks,
     store_meta_properties,
 )
+from broker.log.faults import full, is_full, is_passing, passing
 from broker.log.storage import DirectoryLock, Storage, make_dir_durably, replace_file
-from raftlog.errors import InvalidConfig, StorageError
+from raftlog.errors import InvalidConfig, RaftlogError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,11 @@ class LogDir:
             )
         self.directory_id = meta.directory_id
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the directory is locked for us."""
+        return self._lock_file is not None
+
     def close(self, *, clean: bool) -> None:
         """Let the directory go; `clean` leaves the mark, so everything must have been flushed and checkpointed."""
         if clean and self.offline_reason is None:
@@ -122,10 +128,11 @@ class LogDir:
         self.release()
 
     def release(self) -> None:
-        """Unlock."""
-        if self._lock_file is not None:
-            self._lock_file.release()
-            self._lock_file = None
+        """Unlock. From then on the checkpoint is somebody else's: `update_marks` refuses."""
+        with self._marks_lock:
+            if self._lock_file is not None:
+                self._lock_file.release()
+                self._lock_file = None
 
     # Marks
 
@@ -142,8 +149,11 @@ class LogDir:
 
         Raises:
             OSError: the old checkpoint is still in place.
+            StorageError: the directory was released.
         """
         with self._marks_lock:
+            if not self.is_held:
+                raise StorageError(f"log directory {self.path} is not ours any more, the broker has closed it")
             marks = {**self._marks, **changes()}
             for key in removed:
                 marks.pop(key, None)
@@ -154,6 +164,18 @@ class LogDir:
             self._marks_stored = True
 
     # Trouble
+
+    def judge(self, error: BaseException, doing: str, wanted_bytes: int = 0) -> RaftlogError:
+        """Return what to raise for an error of the disk.
+
+        A directory that refuses (no space, no descriptors, no memory) works again later, and this changes nothing;
+        any other error takes it offline for good.
+        """
+        if is_full(error):
+            return full(self.path, wanted_bytes)
+        if is_passing(error):
+            return passing(error, doing)
+        return self.fail(error, doing)
 
     def fail(self, error: BaseException, doing: str) -> StorageError:
         """Take the directory offline for good and return what to raise; the first error is the one that counts."""

@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from broker.log.checkpoints import store_leader_epochs
-from broker.log.faults import is_full
+from broker.log.faults import is_refusal
 from broker.log.log_state import LogState
 from broker.log.segment import Segment
 from replication.leader_epochs import EpochEntry
@@ -46,10 +46,11 @@ class FlushTicket:
         self.truncations = truncations
 
     def run(self) -> None:
-        """Wait for the disk. An error takes the log directory offline: nothing is retried on dirty pages.
+        """Wait for the disk. A failing fsync takes the log directory offline: nothing is retried on dirty pages.
 
         Raises:
-            StorageError: the log directory is offline, by this flush or before.
+            StorageError: the log directory is offline, by this flush or before; or the flush could not begin for a
+                reason that passes (no descriptors), then the next one covers everything that this one should have.
         """
         self._log._run_flush(self)
 
@@ -92,7 +93,7 @@ class FlushableLog(LogState):
         """Make everything appended so far durable, and return the flushed end offset. Blocking.
 
         Raises:
-            StorageError: the log directory is offline.
+            StorageError: as `FlushTicket.run`.
         """
         ticket = self.begin_flush()
         if ticket is not None:
@@ -108,8 +109,8 @@ class FlushableLog(LogState):
                     opened = None if segment is None else segment.opened
                     if opened is not None:  # None: flushed by another ticket and closed since
                         opened.file.datasync()
-            except OSError as error:  # ENOSPC too: what the kernel could not write it may have dropped
-                raise self.log_dir.fail(error, f"fsync in {self.directory}") from error
+            except OSError as error:
+                raise self._error(error, "fsync") from error
             for segment in ticket.sealed:
                 self._store_index(segment, durably=True)
             if ticket.epochs is not None and ticket.truncations == self._truncations:
@@ -118,7 +119,7 @@ class FlushableLog(LogState):
                 try:
                     self._storage.sync_dir(self.directory)
                 except OSError as error:
-                    raise self.log_dir.fail(error, f"fsync of {self.directory}") from error
+                    raise self._error(error, "fsync of the names") from error
 
     def _store_epochs(self, entries: tuple[EpochEntry, ...], version: int) -> None:
         if version <= self._epochs_stored:
@@ -126,9 +127,9 @@ class FlushableLog(LogState):
         try:
             store_leader_epochs(self._storage, self.directory, entries)
         except OSError as error:
-            if not is_full(error):
-                raise self.log_dir.fail(error, f"writing leader epochs in {self.directory}") from error
-            logger.warning("no space for the leader epochs of %s, the recovery point waits for them", self.directory)
+            if not is_refusal(error):
+                raise self._error(error, "writing leader epochs") from error
+            logger.warning("leader epochs of %s not stored, the recovery point waits: %s", self.directory, error)
             return
         with self._lock:
             self._epochs_stored = version
@@ -144,9 +145,9 @@ class FlushableLog(LogState):
             if opened.index.store(self._storage, segment.stem) and durably:
                 opened.index.sync(self._storage, segment.stem)
         except OSError as error:
-            if not is_full(error):
-                raise self.log_dir.fail(error, f"writing indexes in {self.directory}") from error
-            logger.warning("no space for the indexes of %s, they are rebuilt when needed", segment.log_path)
+            if not is_refusal(error):
+                raise self._error(error, "writing indexes") from error
+            logger.warning("indexes of %s not stored, they are rebuilt when needed: %s", segment.log_path, error)
 
     def store_indexes(self, *, closing: bool = False) -> None:
         """Write index entries that are only in memory; `closing` adds the one that tells where the log ends.
@@ -159,3 +160,6 @@ class FlushableLog(LogState):
                 active = self._active
                 self._active.opened.index.append(active.next_offset, active.size, active.max_timestamp_ms)
             self._store_index(self._active, durably=False)
+            for segment in self._segments[1][:-1]:  # sealed ones for which there was no space or descriptor before
+                if segment.opened is not None and segment not in self._unflushed:
+                    self._store_index(segment, durably=True)

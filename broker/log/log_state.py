@@ -14,17 +14,21 @@ file work in threads apart (flush, removal, truncation).
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from broker.log.checkpoints import Marks, PartitionMetadata
 from broker.log.config import LogConfig
-from broker.log.faults import full, is_full, is_passing, passing
 from broker.log.log_dir import LogDir
 from broker.log.recovery import RecoveredLog
 from broker.log.segment import OpenSegment, Segment
 from broker.log.segment_cache import SegmentCache
 from broker.log.segment_index import SegmentIndex
-from raftlog.errors import OffsetOutOfRange, RaftlogError, StorageError
+from raftlog.errors import CorruptRecordError, OffsetOutOfRange, RaftlogError, StorageError
+
+
+class SegmentRemoved(OffsetOutOfRange):
+    """A segment went between the moment it was chosen and its opening; choosing again finds what is there now."""
 
 
 class LogState:
@@ -139,14 +143,25 @@ class LogState:
         if reason is not None:
             raise reason
         if self.closed:
-            raise StorageError(f"the log of {self.topic}-{self.partition} in {self.directory} is closed")
+            raise self._closed_error()
+
+    def _closed_error(self) -> StorageError:
+        return StorageError(f"the log of {self.topic}-{self.partition} in {self.directory} is closed")
 
     def _error(self, error: OSError, doing: str, wanted_bytes: int = 0) -> RaftlogError:
-        if is_full(error):
-            return full(self.log_dir.path, wanted_bytes)
-        if is_passing(error):
-            return passing(error, f"{doing} in {self.directory}")
-        return self.log_dir.fail(error, f"{doing} in {self.directory}")
+        if isinstance(error, FileNotFoundError):
+            if self.closed:  # deletion renames the directory while readers are under way
+                return self._closed_error()
+            try:
+                own, whole = (self._storage.exists(path) for path in (self.directory, self.log_dir.path))
+            except OSError as failure:
+                return self.log_dir.judge(failure, f"{doing} in {self.directory}")
+            if whole and not own:
+                return StorageError(
+                    f"{doing} failed: {self.directory} is gone, though nobody deleted the partition; put it back and "
+                    "restart the broker, or delete the topic"
+                )
+        return self.log_dir.judge(error, f"{doing} in {self.directory}", wanted_bytes)
 
     # Segments
 
@@ -183,17 +198,41 @@ class LogState:
         return active.size > 0 and now_ms - active.first_append_ms >= self.config.segment_ms and self.roll()
 
     def _open_segment(self, segment: Segment) -> OpenSegment:
+        """Return the segment opened; the log may be closed, or the segment removed, at any moment meanwhile.
+
+        Either frees the path for another file, so that neither an error nor a success counts before both were ruled
+        out.
+
+        Raises:
+            SegmentRemoved: by retention or a truncation.
+            StorageError: the log is closed, or the disk.
+        """
+        opened = segment.opened
+        if opened is not None:
+            return opened
         try:
-            return segment.opened or self._cache.open(segment, self.config.index_interval_bytes)
-        except FileNotFoundError as error:
-            if segment not in self._segments[1]:
-                raise OffsetOutOfRange(
-                    f"{self.topic}-{self.partition}: offset {segment.base_offset} has just been removed, "
-                    f"the log starts at {self.log_start_offset}"
-                ) from None
+            opened = self._cache.open(segment, self.config.index_interval_bytes)
+        except (FileNotFoundError, CorruptRecordError) as error:
+            self._check_present(segment)
+            if isinstance(error, CorruptRecordError):
+                raise
             raise self._error(error, "opening a segment") from error
         except OSError as error:
             raise self._error(error, "opening a segment") from error
+        self._check_present(segment)
+        return opened
+
+    def _check_present(self, segment: Segment) -> None:
+        bases, segments = self._segments
+        number = bisect_left(bases, segment.base_offset)
+        if not self.closed and number < len(segments) and segments[number] is segment:
+            return
+        self._cache.forget(segment)
+        self._check_open()
+        raise SegmentRemoved(
+            f"{self.topic}-{self.partition}: offset {segment.base_offset} has just been removed, "
+            f"the log starts at {self.log_start_offset}"
+        )
 
     def close(self) -> None:
         """Let go of all files; every later call raises."""

@@ -29,16 +29,20 @@ class TrimmableLog(FlushableLog):
 
         An active segment of which everything has expired is sealed first, so that a topic nobody writes to empties.
         """
-        segments = self._segments[1]
-        count = expired_segments(segments, self.config, self.high_watermark, now_ms)
-        if count == 0:
+        if not expired_segments(self._segments[1], self.config, self.high_watermark, now_ms):
             return 0
-        if count == len(segments):
-            self.roll()
-        with self._lock:
+        with self._lock:  # now again, while nobody appends
             self._check_open()
-            self._advance_start(segments[count - 1].next_offset)
-        return count
+            segments, high_watermark = self._segments[1], self.high_watermark
+            count = expired_segments(segments, self.config, high_watermark, now_ms)
+            if count == 0:
+                return 0
+            end_offset = segments[count - 1].next_offset
+            assert end_offset <= high_watermark, "what may not be committed yet never expires"
+            if count == len(segments):
+                self.roll()
+            self._advance_start(end_offset)
+            return count
 
     def delete_records(self, offset: int) -> int:
         """Raise the log start to `offset` and return it; it never goes back.
@@ -87,11 +91,14 @@ class TrimmableLog(FlushableLog):
                 self._detached = [segment for segment in self._detached if segment.next_offset > durable_start]
             try:
                 self._rename_away(gone, now_ms + self.config.file_delete_delay_ms)
-                due = [path for deadline_ms, path in self._deleted_paths if deadline_ms <= now_ms]
+                gone = []
+                for deadline_ms, path in self._deleted_paths:
+                    if deadline_ms <= now_ms:
+                        self._storage.remove(path)
                 self._deleted_paths = [entry for entry in self._deleted_paths if entry[0] > now_ms]
-                for path in due:
-                    self._storage.remove(path)
             except OSError as error:
+                with self._lock:
+                    self._detached = gone + self._detached  # for the next sweep
                 raise self._error(error, "removing segments") from error
 
     def _rename_away(self, segments: list[Segment], deadline_ms: int) -> None:

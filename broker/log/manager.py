@@ -23,14 +23,13 @@ from broker.log.checkpoints import (
     load_partition_metadata,
 )
 from broker.log.config import LogConfig
-from broker.log.faults import full, is_full, is_passing, passing
+from broker.log.faults import is_passing, is_refusal
 from broker.log.layout import (
     DELETE_PREFIX,
     STRAY_PREFIX,
     find_logs,
     make_log,
     remove_log,
-    rename_log,
     unused_path,
 )
 from broker.log.log_dir import LogDir
@@ -53,6 +52,15 @@ class CorruptLog(NamedTuple):
     metadata: PartitionMetadata
     directory: str
     error: CorruptRecordError
+
+
+class _Leaving(NamedTuple):
+    """A closed log whose directory is to be renamed."""
+
+    log_dir: LogDir
+    path: str
+    key: PartitionKey
+    prefix: str
 
 
 class LogManager:
@@ -83,9 +91,17 @@ class LogManager:
         self._lock = threading.Lock()
         """Guards the tables; never held while the disk works or another lock is taken."""
         self._change_lock = threading.Lock()
-        """One creation or deletion at a time."""
+        """One creation or deletion at a time; guards the next three."""
+        self._leaving: list[_Leaving] = []
+        """Taken away, but the renaming was refused; tried again by housekeeping and before anything is created."""
         self._garbage: list[tuple[LogDir, str]] = []
         """Directories that were renamed to be removed."""
+        self._unsynced_dirs: set[LogDir] = set()
+        """Those in which a renaming may not be durable yet."""
+        self._housekeeping_lock = threading.Lock()
+        """Held by a checkpoint or a round of housekeeping, so that `close` waits for its end."""
+        self._closing = threading.Event()
+        self._closed = False
 
     # Facts
 
@@ -126,7 +142,7 @@ class LogManager:
 
         Raises:
             LogDirLocked, InvalidConfig, UnsupportedVersion: a directory that must not be used; nothing stays locked.
-            StorageError: no directory works.
+            StorageError: no directory works, or there are not enough descriptors.
         """
         try:
             found: list[tuple[LogDir, str]] = []
@@ -137,6 +153,8 @@ class LogManager:
                     found += [(log_dir, path) for path in logs]
                     self._garbage += [(log_dir, path) for path in leftovers]
                 except (OSError, CorruptRecordError) as error:
+                    if is_passing(error):
+                        raise log_dir.judge(error, f"opening {log_dir.path}") from error
                     log_dir.fail(error, "opening it")
             if all(log_dir.offline_reason is not None for log_dir in self._dirs):
                 reasons = "; ".join(str(reason) for reason in self.offline_dirs.values())
@@ -176,7 +194,7 @@ class LogManager:
                 self.corrupt_logs[key] = CorruptLog(metadata, path, error)
         except OSError as error:
             if is_passing(error):
-                raise passing(error, f"opening {path}") from error
+                raise log_dir.judge(error, f"opening {path}") from error
             log_dir.fail(error, f"opening {path}")
 
     def _recover(self, log_dir: LogDir, path: str, metadata: PartitionMetadata, config: LogConfig) -> PartitionLog:
@@ -197,10 +215,12 @@ class LogManager:
         Raises:
             CorruptRecordError: it is there, and damaged.
             StorageFull: no space.
-            StorageError: it lies in a directory that is offline, or none works.
+            StorageError: it lies in a directory that is offline, or none works, or for want of descriptors; where it
+                is possible later, trying again goes on from where this came to.
         """
         key = (topic_id, partition)
         with self._change_lock:
+            self._check_open()
             present = self._logs.get(key)
             if present is not None:
                 return present
@@ -215,7 +235,10 @@ class LogManager:
                 offline = self._offline_logs[key].log_dir.offline_reason
                 assert offline is not None
                 raise offline
+            self._finish_leaving()
             log_dir = self._emptiest_dir()
+            if any(entry.key == key or entry.log_dir is log_dir for entry in self._leaving):
+                raise StorageError(f"deleted logs in {log_dir.path} could not be renamed yet; try again later")
             metadata = PartitionMetadata(topic_id, topic, partition)
             try:
                 if log_dir.marks_of(key) is not None:
@@ -223,12 +246,7 @@ class LogManager:
                 path = make_log(self._storage, log_dir.path, metadata)
                 log = self._recover(log_dir, path, metadata, config or self._defaults)
             except OSError as error:
-                doing = f"making the log of {topic}-{partition}"
-                if is_full(error):
-                    raise full(log_dir.path, 0) from error
-                if is_passing(error):
-                    raise passing(error, doing) from error
-                raise log_dir.fail(error, doing) from error
+                raise log_dir.judge(error, f"making the log of {topic}-{partition}") from error
             with self._lock:
                 self._logs[key] = log
             return log
@@ -247,12 +265,10 @@ class LogManager:
         """Take a log away, damaged or not; its files go at the next housekeeping. Return whether it was here.
 
         Raises:
-            StorageError: the log directory is offline.
+            StorageError: the log directory is offline, or has no descriptors left.
+            StorageFull: no space for the new name. In either case the log is closed, and housekeeping tries again.
         """
         taken = self._take_away(topic_id, partition, DELETE_PREFIX)
-        if taken is not None:
-            with self._lock:
-                self._garbage.append(taken)
         return taken is not None or self._offline_logs.pop((topic_id, partition), None) is not None
 
     def set_aside(self, topic_id: bytes, partition: int) -> str | None:
@@ -261,14 +277,14 @@ class LogManager:
         None: it is not here. It is never opened or removed again, whoever turns out to have been wrong.
 
         Raises:
-            StorageError: the log directory is offline.
+            StorageError, StorageFull: as `delete`.
         """
-        taken = self._take_away(topic_id, partition, STRAY_PREFIX)
-        return None if taken is None else taken[1]
+        return self._take_away(topic_id, partition, STRAY_PREFIX)
 
-    def _take_away(self, topic_id: bytes, partition: int, prefix: str) -> tuple[LogDir, str] | None:
+    def _take_away(self, topic_id: bytes, partition: int, prefix: str) -> str | None:
         key = (topic_id, partition)
         with self._change_lock:
+            self._check_open()
             log = self._logs.get(key)
             corrupt = self.corrupt_logs.get(key)
             if log is not None:
@@ -283,35 +299,71 @@ class LogManager:
                 self.corrupt_logs.pop(key, None)
             if log is not None:
                 log.close()
-            try:
-                self._forget_marks(log_dir, key)
-                target = unused_path(self._storage, log_dir.path, prefix, topic_id, partition)
-                rename_log(self._storage, log_dir.path, path, target)
-            except OSError as error:
-                raise log_dir.fail(error, f"renaming {path}") from error
-            return log_dir, target
+            return self._move_away(_Leaving(log_dir, path, key, prefix))
+
+    def _move_away(self, leaving: _Leaving) -> str:
+        log_dir, path, key, prefix = leaving
+        try:
+            self._forget_marks(log_dir, key)
+            target = unused_path(self._storage, log_dir.path, prefix, *key)
+            self._storage.rename(path, target)
+        except OSError as error:
+            if is_refusal(error):
+                self._leaving.append(leaving)
+            raise log_dir.judge(error, f"renaming {path}") from error
+        self._unsynced_dirs.add(log_dir)
+        if prefix == DELETE_PREFIX:
+            self._garbage.append((log_dir, target))
+        self._sync_names(log_dir)
+        return target
+
+    def _finish_leaving(self) -> None:
+        """Rename what could not be renamed when it was taken away."""
+        leaving, self._leaving = self._leaving, []
+        for entry in leaving:
+            if entry.log_dir.offline_reason is None:
+                try:
+                    self._move_away(entry)
+                except RaftlogError as error:
+                    logger.warning("a deleted log is not removed yet: %s", error)
+
+    def _sync_names(self, log_dir: LogDir) -> None:
+        """Make renamings durable; until they are, nothing that was renamed is removed."""
+        try:
+            self._storage.sync_dir(log_dir.path)
+        except OSError as error:
+            reason = log_dir.judge(error, f"fsync of {log_dir.path}")
+            if log_dir.offline_reason is not None:
+                raise reason from error
+            logger.warning("the next housekeeping tries again: %s", reason)
+        else:
+            self._unsynced_dirs.discard(log_dir)
 
     def _forget_marks(self, log_dir: LogDir, key: PartitionKey) -> None:
         try:
             log_dir.update_marks(dict, removed=[key])
         except OSError as error:
-            if not is_full(error):
+            if not is_refusal(error):
                 raise
-            logger.warning("no space for the checkpoint of %s; a deleted log stays in it", log_dir.path)
+            logger.warning("no checkpoint of %s; a deleted log stays in it: %s", log_dir.path, error)
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise StorageError("the logs are closed: the broker is stopping")
 
     # Trouble
 
     def mark_dir_offline(self, path: str, error: BaseException) -> None:
         """Take a log directory offline for good; a second call does nothing.
 
-        A `RaftlogError` has been judged where it arose (no space, a log that was deleted, or offline already), so it
-        changes nothing: what takes a directory offline is what the operating system said.
+        A `RaftlogError` has been judged where it arose (no space or descriptors, a log that was deleted, or offline
+        already), so it changes nothing: what takes a directory offline is what the operating system said of the disk.
         """
         if isinstance(error, RaftlogError):
             return
         for log_dir in self._dirs:
             if log_dir.path == path.rstrip("/"):
-                log_dir.fail(error, "an operation on it")
+                log_dir.judge(error, "an operation on it")
 
     def _dir_failed(self, log_dir: LogDir, error: BaseException) -> None:
         with self._lock:
@@ -328,11 +380,13 @@ class LogManager:
         """Write log starts, recovery points and high watermarks, so that the next start has little to check.
 
         A log whose high watermark is ahead of its last fsync (flush.messages above 1) is flushed first: what the
-        checkpoint calls committed must be on the disk. A directory without space keeps its old checkpoint.
+        checkpoint calls committed must be on the disk. A directory without space or descriptors keeps its old
+        checkpoint. Nothing happens after `close`.
         """
-        for log_dir in self._dirs:
-            if log_dir.offline_reason is None:
-                self._checkpoint_dir(log_dir)
+        with self._housekeeping_lock:
+            for log_dir in self._dirs:
+                if log_dir.offline_reason is None and not self._closing.is_set():
+                    self._checkpoint_dir(log_dir)
 
     def _checkpoint_dir(self, log_dir: LogDir) -> bool:
         logs = []
@@ -351,28 +405,31 @@ class LogManager:
         try:
             log_dir.update_marks(lambda: {(log.topic_id, log.partition): log.marks() for log in logs if not log.closed})
         except OSError as error:
-            if is_full(error):
-                logger.warning("no space for the checkpoint of %s; the old one stays", log_dir.path)
-            else:
-                log_dir.fail(error, "writing the checkpoint")
+            reason = log_dir.judge(error, "writing the checkpoint")
+            if log_dir.offline_reason is None:
+                logger.warning("the old checkpoint of %s stays: %s", log_dir.path, reason)
             return False
         return True
 
     def run_housekeeping_once(self, now_ms: int) -> None:
-        """Roll by time, apply retention, checkpoint, and remove files whose time has come."""
-        for log_dir in self._dirs:
-            if log_dir.offline_reason is not None:
-                continue
-            here = [log for log in self.logs() if log.log_dir is log_dir]
-            for log in here:
-                with self._reporting(log):
-                    log.maybe_roll(now_ms)
-                    log.apply_retention(now_ms)
-            if self._checkpoint_dir(log_dir):
+        """Roll by time, apply retention, checkpoint, and remove files whose time has come. Ends early when closing."""
+        with self._housekeeping_lock:
+            for log_dir in self._dirs:
+                if log_dir.offline_reason is not None or self._closing.is_set():
+                    continue
+                here = [log for log in self.logs() if log.log_dir is log_dir]
                 for log in here:
+                    if self._closing.is_set():
+                        return
                     with self._reporting(log):
-                        log.sweep(now_ms)
-        self._remove_garbage()
+                        log.maybe_roll(now_ms)
+                        log.apply_retention(now_ms)
+                if self._checkpoint_dir(log_dir):
+                    for log in here:
+                        with self._reporting(log):
+                            log.sweep(now_ms)
+            if not self._closing.is_set():
+                self._remove_garbage()
 
     @contextlib.contextmanager
     def _reporting(self, log: PartitionLog) -> Iterator[None]:
@@ -384,30 +441,49 @@ class LogManager:
                 logger.warning("housekeeping of %r: %s", log, error)
 
     def _remove_garbage(self) -> None:
-        with self._lock:
-            garbage, self._garbage = self._garbage, []
+        with self._change_lock:
+            self._finish_leaving()
+            for log_dir in list(self._unsynced_dirs):
+                with contextlib.suppress(StorageError):  # offline, which has been reported
+                    self._sync_names(log_dir)
+            garbage = [entry for entry in self._garbage if entry[0] not in self._unsynced_dirs]
+            self._garbage = [entry for entry in self._garbage if entry[0] in self._unsynced_dirs]
+        left = []
         for log_dir, path in garbage:
             if log_dir.offline_reason is not None:
                 continue
             try:
                 remove_log(self._storage, path)
             except OSError as error:
-                log_dir.fail(error, f"removing {path}")
+                reason = log_dir.judge(error, f"removing {path}")
+                if log_dir.offline_reason is None:
+                    logger.warning("the next housekeeping tries again: %s", reason)
+                    left.append((log_dir, path))
+        with self._change_lock:
+            self._garbage += left
 
     # End
 
     def close(self, *, clean: bool = True) -> None:
-        """Flush and checkpoint everything, mark the shutdown as clean, unlock. `clean=False` only unlocks."""
-        if clean:
+        """Flush and checkpoint everything, mark the shutdown as clean, unlock. `clean=False` only unlocks.
+
+        What is under way in other threads is waited for; what comes later does nothing or raises `StorageError`.
+        """
+        self._closing.set()
+        with self._housekeeping_lock, self._change_lock:
+            if self._closed:
+                return
+            self._closed = True
+            if clean:
+                for log in self.logs():
+                    with self._reporting(log):
+                        log.flush()
+                        log.store_indexes(closing=True)
+            stored = [clean and d.is_held and d.offline_reason is None and self._checkpoint_dir(d) for d in self._dirs]
             for log in self.logs():
-                with self._reporting(log):
-                    log.flush()
-                    log.store_indexes(closing=True)
-        for log_dir in self._dirs:
-            stored = clean and log_dir.offline_reason is None and self._checkpoint_dir(log_dir)
-            log_dir.close(clean=stored and not self._left_dirty(log_dir))
-        for log in self.logs():
-            log.close()
+                log.close()
+            for log_dir, is_stored in zip(self._dirs, stored, strict=True):
+                log_dir.close(clean=is_stored and not self._left_dirty(log_dir))
 
     def _left_dirty(self, log_dir: LogDir) -> bool:
         return any(log.needs_flush for log in self.logs() if log.log_dir is log_dir)

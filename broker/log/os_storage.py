@@ -8,6 +8,7 @@ import fcntl
 import os
 from collections.abc import Sequence
 
+from broker.log.storage import SyncFailed
 from raftlog.format import Buffer
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -78,7 +79,10 @@ class OsFile:
 
     def datasync(self) -> None:
         """fdatasync: contents and the length, without the times."""
-        os.fdatasync(self._fd)
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, error.strerror) from error
 
 
 class OsLock:
@@ -141,6 +145,8 @@ class OsStorage:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, error.strerror, path) from error
         finally:
             os.close(fd)
 

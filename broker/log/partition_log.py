@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from broker.log import time_lookup
 from broker.log.log_flush import FlushTicket
+from broker.log.log_state import SegmentRemoved
 from broker.log.log_trim import TrimmableLog
 from broker.log.offset_index import MAX_RELATIVE_OFFSET
 from broker.log.segment import Segment
@@ -173,7 +174,10 @@ class PartitionLog(TrimmableLog):
             if opened is None:
                 if not blocking:
                     return None
-                opened = self._open_segment(segment)
+                try:
+                    opened = self._open_segment(segment)
+                except SegmentRemoved:
+                    return self.read(offset, max_bytes, end_offset, blocking=True)
             elif segment is not self._active:
                 self._cache.touch(segment)
             try:
@@ -203,8 +207,11 @@ class PartitionLog(TrimmableLog):
         )
 
     def _look_up(self, find: Callable[[Sequence[Segment]], OffsetAndTimestamp | None]) -> OffsetAndTimestamp | None:
-        self._check_open()
-        try:
-            return find(self._segments[1])
-        except OSError as error:
-            raise self._error(error, "looking up a time") from error
+        while True:
+            self._check_open()
+            try:
+                return find(self._segments[1])
+            except SegmentRemoved:
+                continue  # what is left answers
+            except OSError as error:
+                raise self._error(error, "looking up a time") from error

@@ -19,7 +19,7 @@ from typing import Final
 
 from broker.log.batch_scan import InvalidBatch, scan_batches, walk_headers
 from broker.log.checkpoints import Marks, load_leader_epochs
-from broker.log.faults import is_full
+from broker.log.faults import is_refusal
 from broker.log.offset_index import OFFSET_ENTRY_BYTES, decode_offset_entries
 from broker.log.segment import DELETED_SUFFIX, SUFFIXES, OpenSegment, Segment, segment_stem
 from broker.log.segment_cache import rebuild_index
@@ -200,9 +200,9 @@ class _Recovery:
             index.store(self.storage, segment.stem)
             index.sync(self.storage, segment.stem)
         except OSError as error:
-            if not is_full(error):
+            if not is_refusal(error):
                 raise
-            logger.warning("no space for the indexes of %s, they are rebuilt when needed", segment.log_path)
+            logger.warning("indexes of %s not stored, they are rebuilt when needed: %s", segment.log_path, error)
 
     # From the recovery point on
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from broker.log.offset_index import OFFSET_ENTRY_BYTES, decode_offset_entries, encode_offset_entries
-from broker.log.storage import Storage, read_file
+from broker.log.storage import Storage, read_file, rewritten_anyway
 from broker.log.time_index import TIME_ENTRY_BYTES, decode_time_entries, encode_time_entries
 
 BEFORE_ALL_TIME_MS = -(1 << 63)
@@ -148,9 +148,10 @@ class SegmentIndex:
                 file.datasync()
 
     def sync(self, storage: Storage, stem: str) -> None:
-        """Make the files durable."""
+        """Make the files durable; what they say is checked when they are loaded, so a failure is not the disk's end."""
         for path in (stem + ".index", stem + ".timeindex"):
-            storage.open(path, create=True).datasync()
+            with rewritten_anyway():
+                storage.open(path, create=True).datasync()
 
     @staticmethod
     def load(storage: Storage, stem: str, base_offset: int) -> SegmentIndex:

@@ -10,10 +10,24 @@ renamed or removed after `Storage.sync_dir` of its directory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from raftlog.format import Buffer
+
+
+class SyncFailed(OSError):
+    """fdatasync or fsync itself failed. Final whatever its errno: the kernel may have dropped the dirty pages."""
+
+
+@contextlib.contextmanager
+def rewritten_anyway() -> Iterator[None]:
+    """Judge a failing sync like a failing write: nobody relies on these bytes, the next attempt writes them anew."""
+    try:
+        yield
+    except SyncFailed as error:
+        raise OSError(error.errno, error.strerror, error.filename) from error
 
 
 class File(Protocol):
@@ -40,7 +54,11 @@ class File(Protocol):
         ...
 
     def datasync(self) -> None:
-        """Make the contents durable. An error is final: the kernel may have dropped the dirty pages."""
+        """Make the contents durable.
+
+        Raises:
+            SyncFailed: final; the kernel may have dropped the dirty pages.
+        """
         ...
 
 
@@ -84,7 +102,12 @@ class Storage(Protocol):
         ...
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a directory durable."""
+        """Make the names in a directory durable.
+
+        Raises:
+            SyncFailed: the fsync failed, which is final.
+            OSError: the directory could not be opened.
+        """
         ...
 
     def lock(self, path: str) -> DirectoryLock:
@@ -114,7 +137,8 @@ def replace_file(storage: Storage, directory: str, name: str, data: bytes) -> No
     aside = storage.open(path + TEMPORARY_SUFFIX, create=True)
     aside.truncate(0)
     aside.write((data,), 0)
-    aside.datasync()
+    with rewritten_anyway():
+        aside.datasync()
     storage.rename(path + TEMPORARY_SUFFIX, path)
     storage.sync_dir(directory)
 

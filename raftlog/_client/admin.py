@@ -53,7 +53,7 @@ class AdminEngine:
             bootstrap,
             max_age_ms=_METADATA_MAX_AGE_MS,
             request_timeout_ms=options.request_timeout_ms,
-            backoff=options.backoff,
+            pauses=options.pauses,
         )
         self.closed = False
         self._answered = False
@@ -74,7 +74,7 @@ class AdminEngine:
                 return result
             except RetriableError as error:
                 failures += 1
-                pause_s = self._options.backoff.pause_ms(failures) / 1000
+                pause_s = self._options.pauses.after_ms(error, failures) / 1000
                 final = isinstance(error, UnknownTopicOrPartition) and failures > 3
                 if final or loop.time() + pause_s >= deadline:
                     raise

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
-from raftlog.errors import InvalidRequestError
+from raftlog._delivery import Deadline
+from raftlog.errors import ClosedError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_LOOK_S: Final = 1.0
+"""How often a thread that waits for the loop looks whether the loop is still there."""
+_ENDED: Final = (
+    "the event loop thread of this client has ended, or belongs to the process that this one was forked from; "
+    "make a new client"
+)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -51,7 +60,17 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt):  # raised by a user's code; the other clients need the loop
+                logger.exception("something on the client's event loop wanted to exit; the loop goes on")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop runs: not after it broke, nor in a child that was forked."""
+        return self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine there and return its result; an interrupt or the timeout (s) cancels it.
@@ -59,36 +78,96 @@ class LoopThread:
         Raises:
             TimeoutError: after `timeout` seconds.
             InvalidRequestError: called from the loop's own thread, where waiting would be for ever.
+            ClosedError: the loop's thread has ended, before or meanwhile; nobody would ever answer.
         """
         if threading.current_thread() is self._thread:
             work.close()
             raise InvalidRequestError(
                 "this call blocks and was made inside a delivery callback; hand the work to a thread of your own"
             )
+        if not self.alive:
+            work.close()
+            raise ClosedError(_ENDED)
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        deadline = Deadline(timeout)
         try:
-            return future.result(timeout)
-        except (KeyboardInterrupt, concurrent.futures.TimeoutError):
+            while True:
+                left_s = deadline.left()
+                done, _ = concurrent.futures.wait([future], _LOOK_S if left_s is None else min(_LOOK_S, left_s))
+                if done:
+                    return future.result()
+                if not self.alive:
+                    raise ClosedError(_ENDED)
+                if left_s is not None and left_s <= _LOOK_S:
+                    raise TimeoutError(f"no answer within {timeout} s")
+        except (KeyboardInterrupt, TimeoutError):
             future.cancel()
             raise
 
 
-class Abandoned(Protocol):
-    """A client object of the parent, in a child that was forked from it."""
+class Engine(Protocol):
+    """What a client object is a handle of. It outlives the handle: its tasks are held by the loop."""
+
+    closed: Any
+    """Whether, or why, nothing works any more; false while it does."""
+
+    async def close(self) -> None:
+        """Stop, and give every connection back."""
+
+
+@runtime_checkable
+class Draining(Protocol):
+    """An engine that has taken things on which it should still finish."""
+
+    async def drain(self) -> None:
+        """Finish them, in bounded time."""
+
+
+class Client(Protocol):
+    """A client object of the synchronous API."""
+
+    _thread: LoopThread
+    _engine: Any
 
     def _abandon(self) -> None:
-        """Let go of everything without touching it, and refuse every call from now on."""
+        """In a child that was forked: let go of everything without touching it, and refuse every call from now on."""
 
 
 _lock = threading.Lock()
 _current: LoopThread | None = None
+_retiring: set[asyncio.Task[None]] = set()
 _grpc_ran_before_fork = False
-_clients: weakref.WeakSet[Abandoned] = weakref.WeakSet()
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
-def abandon_after_fork(client: Abandoned) -> None:
-    """Have `client` told, in every child that is forked from now on, that it belongs to the parent."""
+def abandon_after_fork(client: Client) -> None:
+    """Have `client` told, in every child that is forked from now on, that it belongs to the parent.
+
+    And have its engine closed when it is garbage that nobody has closed.
+    """
     _clients.add(client)
+    weakref.finalize(client, _let_go, client._thread, client._engine).atexit = False
+
+
+def _let_go(thread: LoopThread, engine: Engine) -> None:
+    """Close the engine of a client that is gone. Runs in any thread, at any moment, so it takes no lock."""
+    if not engine.closed and thread.alive:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            thread.loop.call_soon_threadsafe(_start_retiring, thread.loop, engine)
+
+
+def _start_retiring(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
+    task = loop.create_task(_retire(engine))
+    _retiring.add(task)
+    task.add_done_callback(_retiring.discard)
+
+
+async def _retire(engine: Engine) -> None:
+    try:
+        if isinstance(engine, Draining):
+            await engine.drain()  # deliveries may be held that the client is not needed for
+    finally:
+        await engine.close()
 
 
 def loop_thread() -> LoopThread:
@@ -104,7 +183,7 @@ def loop_thread() -> LoopThread:
             "make clients only after forking, or start processes with the method 'spawn'"
         )
     with _lock:
-        if _current is None:
+        if _current is None or not _current.alive:
             _current = LoopThread()
         return _current
 

@@ -13,6 +13,7 @@ from raftlog.errors import (
     BrokerOverloaded,
     BrokerUnavailable,
     InternalError,
+    InvalidConfig,
     RaftlogError,
     RequestTimedOut,
     UnsupportedVersion,
@@ -37,16 +38,16 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[str]:
     """Return the addresses in "host:port,host:port" or in a list of such.
 
     Raises:
-        ValueError: an address without a port, or none at all.
+        InvalidConfig: an address without a port, or none at all.
     """
     items = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
     addresses = [item.strip() for item in items if item.strip()]
     if not addresses:
-        raise ValueError("bootstrap is empty; name at least one broker as host:port")
+        raise InvalidConfig("bootstrap is empty; name at least one broker as host:port")
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"bootstrap address {address!r} is not host:port, for example 127.0.0.1:9092")
+            raise InvalidConfig(f"bootstrap address {address!r} is not host:port, for example 127.0.0.1:9092")
     return addresses
 
 

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from raftlog._client.connections import from_grpc
 from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S
-from raftlog._client.offsets import EARLIEST, LATEST, OffsetLookup
+from raftlog._client.offsets import EARLIEST, LATEST, OffsetLookup, may_pass
 from raftlog._client.options import ConsumerOptions
 from raftlog._client.partition_reader import PartitionReader
 from raftlog._core.cluster import TopicView
@@ -26,6 +27,8 @@ from raftlog.types import TopicPartition
 logger = logging.getLogger(__name__)
 
 _RESET_TIMESTAMPS: Final = {"earliest": EARLIEST, "latest": LATEST}
+_NAMED: Final = 5
+"""How many partitions one line of the log names."""
 
 
 class ConsumerEngine(PartitionReader):
@@ -40,22 +43,28 @@ class ConsumerEngine(PartitionReader):
         self._followed: set[str] | None = None
         """Topics of the subscription that were there at its first look; partitions beyond are new."""
         self._missing_since_s: dict[str, float] = {}
-        self._placing: asyncio.Task[None] | None = None
+        self._asking: set[PartitionState] = set()
+        """Partitions whose start a leader is being asked for."""
+        self._placing: set[asyncio.Task[None]] = set()
+        self._looked = asyncio.Event()
 
     # What to read
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions; what was assigned before and stays keeps its position.
 
+        Waits for starts as `placed` does.
+
         Raises:
             UnknownTopicOrPartition: no such topic or partition.
             BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
         """
         self.check_open()
+        deadline = self._api_deadline()
         wanted = [TopicPartition(*topic_partition) for topic_partition in partitions]
         views = {}
         for topic in dict.fromkeys(topic_partition.topic for topic_partition in wanted):
-            views[topic] = await self.metadata.topic(topic, self.options.default_api_timeout_ms)
+            views[topic] = await self.metadata.topic(topic, max(0.0, deadline - self.loop.time()) * 1000)
         for topic_partition in wanted:
             if not 0 <= topic_partition.partition < len(views[topic_partition.topic].partitions):
                 count = len(views[topic_partition.topic].partitions)
@@ -68,10 +77,16 @@ class ConsumerEngine(PartitionReader):
             for topic_partition in wanted:
                 if topic_partition not in self.positions.states:
                     self._add(views[topic_partition.topic], topic_partition.partition, self.options.auto_offset_reset)
-        await self.placed()
+        await self.placed(deadline)
 
     async def subscribe(self, names: Iterable[str] | None, pattern: re.Pattern[str] | None) -> None:
-        """Read all partitions of these topics, or of all topics that match, and follow new ones."""
+        """Read all partitions of these topics, or of all topics that match, and follow new ones.
+
+        Waits for starts as `placed` does.
+
+        Raises:
+            BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
+        """
         self.check_open()
         self._names = set(names) if names is not None else None
         self._pattern = pattern
@@ -80,8 +95,9 @@ class ConsumerEngine(PartitionReader):
         self.metadata.all_topics = pattern is not None
         if self._names is not None:
             self.metadata.wanted |= self._names
-        deadline = self.loop.time() + self.options.default_api_timeout_ms / 1000
+        deadline = self._api_deadline()
         failures = 0
+        error: RaftlogError | None
         while True:
             try:
                 await self.metadata.refresh()
@@ -89,13 +105,20 @@ class ConsumerEngine(PartitionReader):
                     name in self.metadata.view.topics or name in self.metadata.view.missing for name in self._names
                 ):
                     break
-            except RetriableError:
+                if self.loop.time() > deadline:
+                    break  # what is missing is followed once it is there
+                error = None
+            except RetriableError as refused:
                 if self.loop.time() > deadline:
                     raise
+                error = refused
             failures += 1
-            await asyncio.sleep(self.options.backoff.pause_ms(failures) / 1000)
+            await asyncio.sleep(self.options.pauses.after_ms(error, failures) / 1000)
         self._follow()
-        await self.placed()
+        unknown = sorted((self._names or set()) - self.metadata.view.topics.keys())
+        if unknown:
+            logger.warning("subscribed to topics that do not exist: %s; waiting for them", ", ".join(unknown))
+        await self.placed(deadline)
 
     async def unsubscribe(self) -> None:
         """Read nothing."""
@@ -168,32 +191,52 @@ class ConsumerEngine(PartitionReader):
 
     # Where to begin
 
-    async def placed(self) -> None:
-        """Subscribe, and wait until every partition has a position or an error."""
+    def _api_deadline(self) -> float:
+        return self.loop.time() + self.options.default_api_timeout_ms / 1000
+
+    async def placed(self, deadline: float | None = None) -> None:
+        """Subscribe, and wait until every partition has a position or an error.
+
+        At the deadline (loop time; by default in `default.api.timeout.ms`) it goes on with what is placed; what is
+        not is asked for again and again in the background, and read once it has answered.
+        """
         self._sync()
-        while self._placing is not None:
-            await asyncio.shield(self._placing)
-
-    def _start_placing(self) -> None:
-        if self._placing is None:
-            self._placing = self.loop.create_task(self._place_all())
-
-    async def _place_all(self) -> None:
         try:
-            while wanting := self._unplaced():
-                for reset in ("earliest", "latest", "none"):
-                    states = [state for state in wanting if state.reset == reset]
-                    if reset == "none":
-                        self._refuse_start(states)
-                    elif states:
-                        await self._place(states, _RESET_TIMESTAMPS[reset])
-        finally:
-            self._placing = None
+            async with asyncio.timeout_at(self._api_deadline() if deadline is None else deadline):
+                while self._unplaced():
+                    self.check_open()
+                    self._looked.clear()
+                    await self._looked.wait()
+        except TimeoutError:
+            left = self._unplaced()
+            logger.warning(
+                "no start found yet for %d partitions, going on without them: %s",
+                len(left),
+                "; ".join(f"{state.topic_partition}: {state.refusal}" for state in left[:_NAMED]),
+            )
+
+    def _synced(self) -> None:
+        self._looked.set()
+
+    def _start_placing(self, states: list[PartitionState]) -> None:
+        due = {state.topic_partition: state for state in states if state not in self._asking}
+        self._refuse_start([state for state in due.values() if state.reset == "none"])
+        by_node, refused = self.lookup.by_leader(part for part, state in due.items() if state.reset != "none")
+        with self.lock:
+            for part, error in refused.items():
+                self._start_refused(due[part], error)
+        for node_id, parts in by_node.items():
+            asked = [due[part] for part in parts]
+            self._asking.update(asked)
+            task = self.loop.create_task(self._place(node_id, asked))
+            self._placing.add(task)
+            task.add_done_callback(self._placing.discard)
+        if refused:
             self.request_sync()
 
     def _unplaced(self) -> list[PartitionState]:
         with self.lock:
-            return [state for state in self.positions.states.values() if state.position is None and state.error is None]
+            return [state for state in self.positions.states.values() if state.unplaced]
 
     def _refuse_start(self, states: list[PartitionState]) -> None:
         with self.lock:
@@ -205,27 +248,42 @@ class ConsumerEngine(PartitionReader):
                     ),
                 )
 
-    async def _place(self, states: list[PartitionState], timestamp_ms: int) -> None:
-        wanted = {state.topic_partition: timestamp_ms for state in states}
-        error: RaftlogError | None = None
+    async def _place(self, node_id: int, states: list[PartitionState]) -> None:
+        """Ask one leader where these begin: who waits for one broker waits for no other one."""
+        wanted = {state.topic_partition: _RESET_TIMESTAMPS[state.reset] for state in states}
+        asked_as = [(state, state.reset, state.topic_id) for state in states]
         try:
-            found = await self.lookup.find(wanted, self.options.isolation_level)
-        except RaftlogError as failed:
-            found, error = {}, failed
+            answers = await self.lookup.ask(node_id, wanted, self.options.isolation_level)
+        except Exception as bug:  # one of ours: it must not strand the partitions, which are asked for again
+            logger.exception("looking up starts at broker %d failed", node_id)
+            answers = dict.fromkeys(wanted, from_grpc(bug, f"broker {node_id}"))
+        finally:
+            self._asking.difference_update(states)
         with self.lock:
-            for state in states:
-                if state.position is not None or state.error is not None:
-                    continue  # a seek was faster
-                answer = found.get(state.topic_partition)
-                if answer is not None:
+            for state, reset, topic_id in asked_as:
+                current = self.positions.states.get(state.topic_partition) is state
+                if not current or not state.unplaced or (state.reset, state.topic_id) != (reset, topic_id):
+                    continue  # a seek was faster, or it is another question now
+                answer = answers[state.topic_partition]
+                if answer is None:
+                    self._fail(state, OffsetOutOfRange(f"{state.topic_partition} has no offsets"))
+                elif isinstance(answer, RaftlogError):
+                    self._start_refused(state, answer)
+                else:
                     state.position = answer.offset
-                elif not isinstance(error, RetriableError):
-                    self._fail(state, error or OffsetOutOfRange(f"{state.topic_partition} has no offsets"))
-                elif self._followed is None:
-                    self._fail(state, error)
+                    state.failures = 0
+        self.request_sync()
+
+    def _start_refused(self, state: PartitionState, error: RaftlogError) -> None:
+        """A partition does not say where it begins: ask it again later, and raise what does not look temporary."""
+        state.refusal = error
+        self._back_off(state, error)
+        if not may_pass(error):
+            self._fail(state, type(error)(self._named(state, error)))
 
     async def close(self) -> None:
         """Stop."""
-        if self._placing is not None:
-            self._placing.cancel()
+        for task in list(self._placing):
+            task.cancel()
         await super().close()
+        self._looked.set()

@@ -11,7 +11,7 @@ from typing import Final
 import grpc
 
 from raftlog._client.connections import Connections, from_grpc
-from raftlog._core.backoff import Backoff
+from raftlog._core.backoff import Pauses
 from raftlog._core.cluster import BrokerView, ClusterCache, TopicView
 from raftlog.errors import (
     AuthorizationError,
@@ -46,7 +46,7 @@ class MetadataCache:
         *,
         max_age_ms: float,
         request_timeout_ms: float,
-        backoff: Backoff,
+        pauses: Pauses,
     ) -> None:
         self.view = ClusterCache()
         self.wanted: set[str] = set()
@@ -56,7 +56,7 @@ class MetadataCache:
         self._connections = connections
         self._max_age_s = max_age_ms / 1000
         self._request_timeout_s = request_timeout_ms / 1000
-        self._backoff = backoff
+        self._pauses = pauses
         self._flight: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._stale = asyncio.Event()
@@ -108,10 +108,10 @@ class MetadataCache:
             try:
                 await self.refresh()
                 failures = 0
-                pause_ms = self._backoff.pause_ms(1)  # at most one request in this time, however many ask
+                pause_ms = self._pauses.retry.pause_ms(1)  # at most one request in this time, however many ask
             except RaftlogError as error:
                 failures += 1
-                pause_ms = self._backoff.pause_ms(failures)
+                pause_ms = self._pauses.after_ms(error, failures)
                 self._stale.set()
                 logger.debug("metadata refresh failed: %s", error)
             await asyncio.sleep(pause_ms / 1000)
@@ -206,7 +206,7 @@ class MetadataCache:
                 raise error
             failures += 1
             left_s = max(0.0, timeout_ms / 1000 - waited_s)
-            await asyncio.sleep(min(self._backoff.pause_ms(failures) / 1000, left_s))
+            await asyncio.sleep(min(self._pauses.after_ms(error, failures) / 1000, left_s))
 
     async def close(self) -> None:
         """Stop asking."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 import grpc
 
 from raftlog._client.connections import Connections, from_grpc
 from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, MetadataCache
-from raftlog._core.backoff import Backoff
+from raftlog._core.backoff import Pauses
 from raftlog.errors import (
     BrokerUnavailable,
     FencedError,
@@ -36,11 +36,20 @@ class LookupOptions(Protocol):
     @property
     def request_timeout_ms(self) -> float: ...
     @property
-    def backoff(self) -> Backoff: ...
+    def pauses(self) -> Pauses: ...
+
+
+Answer = OffsetAndTimestamp | None | RaftlogError
+"""An offset, None when there is no such record, or why this partition could not say."""
+
+
+def may_pass(error: RaftlogError) -> bool:
+    """Whether a partition may answer later what it refused now."""
+    return isinstance(error, (RetriableError, FencedError))
 
 
 class OffsetLookup:
-    """`Log.ListOffsets` to every leader at once, again for what a leader refused, until the timeout."""
+    """`Log.ListOffsets`: an answer or an error for each partition by itself; `find` asks again for what was refused."""
 
     def __init__(self, metadata: MetadataCache, connections: Connections, options: LookupOptions) -> None:
         self._metadata = metadata
@@ -64,77 +73,101 @@ class OffsetLookup:
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         failures = 0
         while True:
-            error = await self._ask(
-                {part: at for part, at in timestamps_ms.items() if part not in found}, isolation, found
-            )
-            if error is None:
+            errors = await self._ask_again(timestamps_ms, isolation, found)
+            if not errors:
                 return found
-            if not isinstance(error, (RetriableError, FencedError)) or loop.time() >= deadline:
-                raise error
-            if isinstance(error, UnknownTopicOrPartition) and loop.time() - started >= UNKNOWN_TOPIC_GRACE_S:
-                raise error
+            now = loop.time()
+            for error in errors:
+                denied = isinstance(error, UnknownTopicOrPartition) and now - started >= UNKNOWN_TOPIC_GRACE_S
+                if denied or now >= deadline or not may_pass(error):
+                    raise error
             failures += 1
-            await asyncio.sleep(self._options.backoff.pause_ms(failures) / 1000)
+            await asyncio.sleep(self._options.pauses.after_ms(errors[0], failures) / 1000)
             try:
                 await self._metadata.refresh()
             except RetriableError:
                 if loop.time() >= deadline:
                     raise
 
-    async def _ask(
+    async def _ask_again(
         self,
-        wanted: Mapping[TopicPartition, int],
+        timestamps_ms: Mapping[TopicPartition, int],
         isolation: common_pb2.IsolationLevel.ValueType,
         found: dict[TopicPartition, OffsetAndTimestamp | None],
-    ) -> RaftlogError | None:
-        by_node: dict[int, list[TopicPartition]] = {}
-        error: RaftlogError | None = None
-        for part in wanted:
-            topic = self._metadata.view.topics.get(part.topic)
-            if topic is None or not 0 <= part.partition < len(topic.partitions):
-                return UnknownTopicOrPartition(f"{part} does not exist")
-            leader = self._metadata.leader(part)
-            if leader is None:
-                error = LeaderNotAvailable(f"{part} has no leader at the moment")
-                continue
-            by_node.setdefault(leader.broker_id, []).append(part)
-        answers = await asyncio.gather(
-            *(self._ask_node(node, parts, wanted, isolation, found) for node, parts in by_node.items())
+    ) -> list[RaftlogError]:
+        """Ask for what is not in `found`, all leaders at once; return what was refused."""
+        by_node, refused = self.by_leader(part for part in timestamps_ms if part not in found)
+        rounds = await asyncio.gather(
+            *(
+                self.ask(node_id, {part: timestamps_ms[part] for part in parts}, isolation)
+                for node_id, parts in by_node.items()
+            )
         )
-        return next((answer for answer in answers if answer is not None), error)
+        errors = list(refused.values())
+        for answers in rounds:
+            for part, answer in answers.items():
+                if isinstance(answer, RaftlogError):
+                    errors.append(answer)
+                else:
+                    found[part] = answer
+        return errors
 
-    async def _ask_node(
-        self,
-        node_id: int,
-        parts: list[TopicPartition],
-        wanted: Mapping[TopicPartition, int],
-        isolation: common_pb2.IsolationLevel.ValueType,
-        found: dict[TopicPartition, OffsetAndTimestamp | None],
-    ) -> RaftlogError | None:
+    def by_leader(
+        self, parts: Iterable[TopicPartition]
+    ) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, RaftlogError]]:
+        """Return whom to ask for what, and why the rest cannot be asked for now."""
+        by_node: dict[int, list[TopicPartition]] = {}
+        refused: dict[TopicPartition, RaftlogError] = {}
+        for part in parts:
+            leader = self._metadata.leader(part)
+            if leader is not None:
+                by_node.setdefault(leader.broker_id, []).append(part)
+            elif self._metadata.view.partition(part) is None:
+                refused[part] = UnknownTopicOrPartition(f"{part} does not exist")
+            else:
+                refused[part] = LeaderNotAvailable(f"{part} has no leader at the moment")
+        if refused:
+            self._metadata.request_refresh()
+        return by_node, refused
+
+    async def ask(
+        self, node_id: int, wanted: Mapping[TopicPartition, int], isolation: common_pb2.IsolationLevel.ValueType
+    ) -> dict[TopicPartition, Answer]:
+        """Ask one broker once; return an answer or an error for each partition."""
         address = self._metadata.address(node_id)
         if address is None:
-            return BrokerUnavailable(f"broker {node_id} is not part of the cluster any more")
+            return self._unreached(wanted, BrokerUnavailable(f"broker {node_id} is not part of the cluster any more"))
+        answers: dict[TopicPartition, Answer] = {}
+        asked = []
         request = log_pb2.ListOffsetsRequest(isolation_level=isolation)
-        for part in parts:
-            topic = self._metadata.view.topics[part.topic]
+        for part, timestamp_ms in wanted.items():
+            topic = self._metadata.view.topics.get(part.topic)
+            view = self._metadata.view.partition(part)
+            if topic is None or view is None:
+                answers[part] = UnknownTopicOrPartition(f"{part} does not exist")
+                continue
+            asked.append(part)
             request.partitions.add(
                 topic_id=topic.topic_id,
                 partition=part.partition,
-                leader_epoch=topic.partitions[part.partition].leader_epoch,
-                timestamp_ms=wanted[part],
+                leader_epoch=view.leader_epoch,
+                timestamp_ms=timestamp_ms,
             )
         stub = log_pb2_grpc.LogStub(self._connections.channel(address))
         try:
             response = await stub.ListOffsets(request, timeout=self._options.request_timeout_ms / 1000)
         except grpc.RpcError as error:
-            return from_grpc(error, address)
-        refusal: RaftlogError | None = None
-        for part, result in zip(parts, response.results, strict=True):
+            return self._unreached(wanted, from_grpc(error, address))
+        for part, result in zip(asked, response.results, strict=True):
             if result.HasField("error") and result.error.code:
-                refusal = from_wire(result.error)
+                answers[part] = from_wire(result.error)
                 self._metadata.learn(part.topic, part.partition, result.error)
             elif result.offset < 0:
-                found[part] = None
+                answers[part] = None
             else:
-                found[part] = OffsetAndTimestamp(result.offset, result.timestamp_ms, result.leader_epoch)
-        return refusal
+                answers[part] = OffsetAndTimestamp(result.offset, result.timestamp_ms, result.leader_epoch)
+        return answers
+
+    def _unreached(self, wanted: Iterable[TopicPartition], error: RaftlogError) -> dict[TopicPartition, Answer]:
+        self._metadata.request_refresh()
+        return dict.fromkeys(wanted, error)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raftlog._core.backoff import Backoff
+from raftlog._core.backoff import Backoff, Pauses
 from raftlog.config import ConfigDef, ConfigKey, Value
 from raftlog.errors import InvalidConfig
 from raftlog.format import Codec
@@ -40,7 +40,22 @@ _COMMON: Final = (
         doc="Pause before the first retry; it doubles with every further one.",
     ),
     ConfigKey(name="retry.backoff.max.ms", kind="ms", default=1000, minimum=0, doc="Longest pause between retries."),
+    ConfigKey(
+        name="reconnect.backoff.ms",
+        kind="ms",
+        default=50,
+        minimum=0,
+        doc="Pause before a broken connection is tried again; it doubles with every further failure.",
+    ),
+    ConfigKey(
+        name="reconnect.backoff.max.ms",
+        kind="ms",
+        default=250,
+        minimum=0,
+        doc="Longest pause between tries to reach a broker; a broker that is back is found within this time.",
+    ),
 )
+_LATER: Final = ("security.", "sasl.", "ssl.")
 
 PRODUCER_KEYS: Final = ConfigDef(
     "producer option",
@@ -149,6 +164,19 @@ ADMIN_KEYS: Final = ConfigDef(
 )  # fmt: skip
 
 
+def refuse_security(name: str) -> None:
+    """Refuse Kafka's keys for encryption and authentication by name, so that nobody takes them for a typing error.
+
+    Raises:
+        InvalidConfig: it is one of them.
+    """
+    if name.lower().replace("_", ".").startswith(_LATER):
+        raise InvalidConfig(
+            f"not in this version: {name}; connections are neither encrypted nor authenticated yet, leave it out "
+            "and keep the brokers in a network that you trust"
+        )
+
+
 def _resolve(keys: ConfigDef, config: Mapping[str, object] | None, options: Mapping[str, object]) -> dict[str, Any]:
     raw = dict(config or {})
     for name, value in options.items():
@@ -156,15 +184,21 @@ def _resolve(keys: ConfigDef, config: Mapping[str, object] | None, options: Mapp
             raise InvalidConfig(f"{name} is given twice, as a keyword and in config")
         raw[name] = value
     for name, value in raw.items():
+        refuse_security(name)
         if name == "acks" and isinstance(value, int) and not isinstance(value, bool):
             raw[name] = str(value)
     values: dict[str, Value] = keys.resolve(raw)
     return {name.replace(".", "_"): value for name, value in values.items()}
 
 
-def _backoff(values: dict[str, Any]) -> Backoff:
-    first_ms, max_ms = values["retry_backoff_ms"], values["retry_backoff_max_ms"]
-    return Backoff(first_ms, max(first_ms, max_ms), random.random)
+def _pauses(values: dict[str, Any]) -> Pauses:
+    """Take the four backoff values out and return what they say."""
+
+    def backoff(name: str) -> Backoff:
+        first_ms, max_ms = values.pop(f"{name}_backoff_ms"), values.pop(f"{name}_backoff_max_ms")
+        return Backoff(first_ms, max(first_ms, max_ms), random.random)
+
+    return Pauses(retry=backoff("retry"), reconnect=backoff("reconnect"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +219,7 @@ class ProducerOptions:
     retries: int
     max_request_size: int
     metadata_max_age_ms: float
-    backoff: Backoff
+    pauses: Pauses
 
     @classmethod
     def make(cls, config: Mapping[str, object] | None, options: Mapping[str, object]) -> ProducerOptions:
@@ -219,7 +253,7 @@ class ProducerOptions:
             retries=values["retries"],
             max_request_size=values["max_request_size"],
             metadata_max_age_ms=values["metadata_max_age_ms"],
-            backoff=_backoff(values),
+            pauses=_pauses(values),
         )
 
 
@@ -238,7 +272,7 @@ class ConsumerOptions:
     default_api_timeout_ms: float
     request_timeout_ms: float
     metadata_max_age_ms: float
-    backoff: Backoff
+    pauses: Pauses
 
     @classmethod
     def make(cls, config: Mapping[str, object] | None, options: Mapping[str, object]) -> ConsumerOptions:
@@ -249,9 +283,7 @@ class ConsumerOptions:
         """
         values = _resolve(CONSUMER_KEYS, config, options)
         isolation = _ISOLATION[values.pop("isolation_level")]
-        backoff = _backoff(values)
-        del values["retry_backoff_ms"], values["retry_backoff_max_ms"]
-        return cls(isolation_level=isolation, backoff=backoff, **values)
+        return cls(isolation_level=isolation, pauses=_pauses(values), **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +293,7 @@ class AdminOptions:
     client_id: str
     request_timeout_ms: float
     default_api_timeout_ms: float
-    backoff: Backoff
+    pauses: Pauses
 
     @classmethod
     def make(cls, config: Mapping[str, object] | None, options: Mapping[str, object]) -> AdminOptions:
@@ -275,5 +307,5 @@ class AdminOptions:
             client_id=values["client_id"],
             request_timeout_ms=values["request_timeout_ms"],
             default_api_timeout_ms=values["default_api_timeout_ms"],
-            backoff=_backoff(values),
+            pauses=_pauses(values),
         )

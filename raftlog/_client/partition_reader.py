@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from raftlog._client.connections import Connections
 from raftlog._client.fetch_session import FetchSession
@@ -21,12 +21,13 @@ from raftlog._core.fetched import Rows
 from raftlog._core.positions import Fetched, PartitionState, Positions
 from raftlog.errors import (
     ClosedError,
-    CorruptRecordError,
     FencedError,
     InvalidRequestError,
     OffsetOutOfRange,
     RaftlogError,
     RetriableError,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
     from_wire,
 )
 from raftlog.types import TopicPartition
@@ -34,6 +35,9 @@ from raftlog.v1 import common_pb2, log_pb2
 from raftlog.wire import Frame
 
 logger = logging.getLogger(__name__)
+
+_UNTIL_SEEK: Final = (OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition)
+"""What does not pass by itself. Anything else may be whole elsewhere or mended soon: it is tried again."""
 
 
 def monotonic_ms() -> float:
@@ -65,18 +69,24 @@ class PartitionReader:
             bootstrap,
             max_age_ms=options.metadata_max_age_ms,
             request_timeout_ms=options.request_timeout_ms,
-            backoff=options.backoff,
+            pauses=options.pauses,
         )
         self._pid = os.getpid()
         self._inbox: deque[tuple[PartitionState, Fetched]] = deque()
         self._sessions: dict[int, FetchSession] = {}
         self._session_failures: dict[int, tuple[int, float]] = {}
         self._next_subscription_id = 0
+        self._raised_last = False
+        """Whether the last poll raised: then it is the turn of the records, however many partitions are broken."""
         self._sync_pending = False
+        self._sync_timer: asyncio.TimerHandle | None = None
 
-    def _start_placing(self) -> None:
-        """Look up where unplaced partitions begin; on the event loop."""
+    def _start_placing(self, states: list[PartitionState]) -> None:
+        """Look up where these unplaced partitions begin; on the event loop."""
         raise NotImplementedError
+
+    def _synced(self) -> None:
+        """Told on the event loop after whatever changed has been looked at."""
 
     # From any thread
 
@@ -107,31 +117,47 @@ class PartitionReader:
         try:
             with self.lock:
                 if not self.positions.states and not self.subscribed:
-                    raise InvalidRequestError("nothing to poll: call subscribe or assign first")
+                    raise InvalidRequestError(
+                        "nothing to poll: call subscribe or assign first, in raftlog.aio with await"
+                    )
                 inbox = self._inbox
                 while inbox:
                     state, fetched = inbox.popleft()
                     if not self.positions.receive(state, fetched):
                         spent.append(fetched)
-                error = self.positions.pending_error()
-                if error is not None:
-                    self._forgive(error)
-                    raise type(error)(str(error))
-                try:
-                    return self.positions.take(max_rows, spent, check_crcs=self.options.check_crcs)
-                except RaftlogError:
-                    self.request_sync()  # fetch it again: another replica may have it whole
-                    raise
+                if not self._raised_last:
+                    self._raise_pending()
+                taken = self.positions.take(max_rows, spent, check_crcs=self.options.check_crcs)
+                if not taken:
+                    self._raise_pending()
+                self._raised_last = False
+                return taken
         finally:
             if spent:
                 self._call_soon(self._give_back, spent)
 
-    def _forgive(self, error: RaftlogError) -> None:
-        """What is broken may be whole elsewhere: the partition is fetched again after its error was raised."""
-        for state in self.positions.states.values():
-            if state.error is error and isinstance(error, CorruptRecordError):
-                state.error = None
-                self.request_sync()
+    def _raise_pending(self) -> None:
+        """Raise the error of a partition, once in a backoff, so that polls between hand out what the others have."""
+        now_ms = monotonic_ms()
+        state = self.positions.failed(now_ms)
+        if state is None:
+            return
+        error = state.error
+        assert error is not None, "it has failed"
+        self._raised_last = True
+        state.raised += 1
+        pause_ms = self.options.pauses.after_ms(error, state.raised)
+        state.raise_not_before_ms = now_ms + pause_ms
+        if isinstance(error, _UNTIL_SEEK):
+            self._call_soon(self._remind, pause_ms)
+        else:
+            state.error = None
+            state.not_before_ms = state.raise_not_before_ms
+            self.request_sync()
+        raise type(error)(str(error))
+
+    def _remind(self, pause_ms: float) -> None:
+        self.loop.call_later(pause_ms / 1000 + 0.001, lambda: self.on_data())
 
     def place(self, topic_partition: TopicPartition, offset: int) -> None:
         """Go on at another offset."""
@@ -221,15 +247,17 @@ class PartitionReader:
                     session.send(log_pb2.FetchRequest(unsubscribe=log_pb2.Unsubscribe(subscription_ids=stale)))
             by_node: dict[int, list[log_pb2.FetchPartition]] = {}
             now_ms = monotonic_ms()
-            unplaced = leaderless = False
+            leaderless = False
+            unplaced: list[PartitionState] = []
             again_ms = math.inf
             for state in self.positions.states.values():
-                if state.position is None and state.error is None:
-                    unplaced = True
-                if not state.fetchable:
+                if not state.fetchable and not state.unplaced:
                     continue
                 if state.not_before_ms > now_ms:
                     again_ms = min(again_ms, state.not_before_ms)
+                    continue
+                if state.unplaced:
+                    unplaced.append(state)
                     continue
                 leader = self.metadata.view.leader(*state.topic_partition)
                 if leader is None:
@@ -245,9 +273,13 @@ class PartitionReader:
         if leaderless:
             self.metadata.request_refresh()
         if unplaced:
-            self._start_placing()
+            self._start_placing(unplaced)
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+            self._sync_timer = None
         if again_ms < math.inf:  # a little later: timers may fire early
-            self.loop.call_later((again_ms - now_ms) / 1000 + 0.001, self._sync)
+            self._sync_timer = self.loop.call_later((again_ms - now_ms) / 1000 + 0.001, self._sync)
+        self._synced()
 
     def _subscription(self, state: PartitionState, node_id: int) -> log_pb2.FetchPartition:
         session = self._sessions.get(node_id)
@@ -284,26 +316,33 @@ class PartitionReader:
         """The broker has dropped a subscription: decide whether to start over, wait and ask again, or fail."""
         error = from_wire(wire_error)
         topic_partition = state.topic_partition
+        text = self._named(state, error)
         with self.lock:
             unread = state.has_data or any(waiting is state for waiting, _ in self._inbox)
             self._stale(state.unsubscribe())
             if isinstance(error, OffsetOutOfRange) and not unread:
                 if self.options.auto_offset_reset == "none":
-                    self._fail(state, OffsetOutOfRange(f"{topic_partition}: {error}; seek to an offset that is there"))
+                    self._fail(state, OffsetOutOfRange(f"{text}; seek to an offset that is there"))
                 else:
-                    logger.warning(
-                        "%s: %s; starting over at the %s", topic_partition, error, self.options.auto_offset_reset
-                    )
+                    logger.warning("%s; starting over at the %s", text, self.options.auto_offset_reset)
                     state.unplace(self.options.auto_offset_reset)
             elif isinstance(error, (RetriableError, FencedError, OffsetOutOfRange)):
                 # Out of range with unread records: the position lies before, ask from there.
-                state.failures += 1
-                pause_ms = self.options.backoff.pause_ms(state.failures)
-                state.not_before_ms = monotonic_ms() + pause_ms
+                self._back_off(state, error)
                 self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
             else:
-                self._fail(state, type(error)(f"{topic_partition}: {error}"))
+                self._fail(state, type(error)(text))
         self.request_sync()
+
+    def _back_off(self, state: PartitionState, error: RaftlogError) -> None:
+        state.failures += 1
+        state.not_before_ms = monotonic_ms() + self.options.pauses.after_ms(error, state.failures)
+
+    @staticmethod
+    def _named(state: PartitionState, error: RaftlogError) -> str:
+        text = str(error)  # brokers name the partition as well
+        name = f"{state.topic_partition}:"
+        return text if text.startswith(name) else f"{name} {text}"
 
     def session_lost(self, session: FetchSession, error: RaftlogError) -> None:
         """The stream has ended: what was subscribed there is subscribed again, where its leader then is."""
@@ -311,7 +350,7 @@ class PartitionReader:
         if self._sessions.get(session.node_id) is session:
             del self._sessions[session.node_id]
         failures = self._session_failures.get(session.node_id, (0, 0.0))[0] + 1
-        pause_ms = self.options.backoff.pause_ms(failures)
+        pause_ms = self.options.pauses.after_ms(error, failures)
         self._session_failures[session.node_id] = (failures, monotonic_ms() + pause_ms)
         with self.lock:
             for subscription_id, state in session.subscriptions.items():
@@ -327,6 +366,8 @@ class PartitionReader:
         """Stop."""
         self.closed = self.closed or ClosedError("the consumer is closed")
         self.on_data()
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
         await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
         await self.metadata.close()
         await self.connections.close()

@@ -117,7 +117,7 @@ class ProduceStream:
             logger.debug("produce stream to broker %d ended: %s", self._node_id, error)
             self._give_back(error)
             engine.metadata.request_refresh()
-            await asyncio.sleep(engine.options.backoff.pause_ms(self._failures) / 1000)
+            await asyncio.sleep(engine.options.pauses.after_ms(error, self._failures) / 1000)
 
     def _give_back(self, error: RaftlogError) -> None:
         """Return everything in flight to its queue, in order, and all queues to the engine."""
@@ -131,7 +131,7 @@ class ProduceStream:
                     touched[batch.queue] = None
             self._in_flight.clear()
             for queue in self._queues:
-                queue.last_error = error
+                queue.note_failure(error)
             engine.settle(touched)
         engine.finish(callbacks)
 

@@ -63,7 +63,7 @@ class ProducerEngine(ProducerBuffer):
             bootstrap,
             max_age_ms=options.metadata_max_age_ms,
             request_timeout_ms=options.request_timeout_ms,
-            backoff=options.backoff,
+            pauses=options.pauses,
         )
         self.metadata.on_change(self._on_metadata)
         self._partitioner = partitioner
@@ -160,7 +160,7 @@ class ProducerEngine(ProducerBuffer):
     def send_again(self, batch: Batch, error: RaftlogError, callbacks: Callbacks) -> None:
         """Put a batch back that was refused or lost on the way, unless its retries are used up; under the lock."""
         batch.failures += 1
-        batch.queue.last_error = error
+        batch.queue.note_failure(error)
         again = batch.failures <= self.options.retries
         batch.queue.on_refused(batch, resend=again, counts=True)
         if not again:
@@ -184,7 +184,7 @@ class ProducerEngine(ProducerBuffer):
         for queue in queues:
             if queue.recovered():
                 if queue.failures:
-                    pause_ms = self.options.backoff.pause_ms(queue.failures)
+                    pause_ms = self.options.pauses.after_ms(queue.last_error, queue.failures)
                     queue.not_before_ms = monotonic_ms() + pause_ms
                     self.loop.call_later(pause_ms / 1000, self._after_pause, queue)
                     continue

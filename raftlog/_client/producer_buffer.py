@@ -15,7 +15,7 @@ from raftlog._core.accumulator import Accumulator, AccumulatorConfig
 from raftlog._core.batch import BATCH_BYTES, Batch
 from raftlog._core.send_batch import Piece
 from raftlog._core.topic_queues import TopicQueues
-from raftlog._delivery import Deadline
+from raftlog._delivery import Deadline, wait_async
 from raftlog.errors import BufferExhausted, ClosedError, RaftlogError
 from raftlog.types import Header
 
@@ -301,11 +301,29 @@ class ProducerBuffer:
             if not future.done():
                 future.set_result(None)
 
+    async def drain(self) -> None:
+        """Send what is there and wait until all of it is acknowledged or has failed; `delivery.timeout.ms` at most."""
+        self.close_batches()
+        with self.lock:
+            waiting = list(self.accumulator.incomplete)
+        for batch in waiting:
+            await wait_async(batch)
+
     @staticmethod
     def finish(callbacks: Callbacks) -> None:
-        """Run what waits for completed batches."""
+        """Run what waits for completed batches, all of it, whatever some of it raises.
+
+        Raises:
+            KeyboardInterrupt: pressed meanwhile in the main thread, which alone gets it; not what a callback raised
+                on the event loop's thread, where it would end every client of the process.
+        """
+        interrupt: KeyboardInterrupt | None = None
         for callback in callbacks:
             try:
                 callback()
-            except Exception:  # a user's callback: it must not harm other deliveries
+            except BaseException as error:  # a user's callback, SystemExit too: it must not harm other deliveries
                 logger.exception("a delivery callback failed")
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from raftlog._core.batch import Batch
-from raftlog.errors import RaftlogError
+from raftlog.errors import BrokerUnavailable, RaftlogError
 
 
 class PartitionQueue:
@@ -112,6 +112,13 @@ class PartitionQueue:
             self.failures += 1
         if resend and not batch.done:
             self.refused.append(batch)
+
+    def note_failure(self, error: RaftlogError) -> None:
+        """Remember why nothing gets through. What the first broker answers that is reached again is not the latest of
+        many refusals, and does not wait as if it were."""
+        if isinstance(error, BrokerUnavailable) != isinstance(self.last_error, BrokerUnavailable):
+            self.failures = 0
+        self.last_error = error
 
     def replace(self, batch: Batch, parts: tuple[Batch, Batch]) -> None:
         """The broker has refused the batch as too large: its halves take its place."""

@@ -30,7 +30,8 @@ class PartitionState:
         placed      -> subscribed  the shell subscribed at `position`; frames of that subscription count
         subscribed  -> placed      seek, pause, refusal, broken stream: frames of the old subscription are stale
         any         -> unplaced    out of range with a policy to start over
-        any         -> failed      `error` is raised by the next poll; seek or assign ends it
+        any         -> failed      `error` is raised by a poll, again and again with pauses between; seek ends it
+        failed      -> as before   the error was raised and may be over: it is tried again after the pause
 
     Invariants: frames are only kept under the current subscription; `position` is the offset of the next record to
     hand out and moves only forward, but for `seek` and a start that was looked up.
@@ -47,6 +48,9 @@ class PartitionState:
         "paused",
         "position",
         "queued",
+        "raise_not_before_ms",
+        "raised",
+        "refusal",
         "reset",
         "rows",
         "source",
@@ -61,6 +65,8 @@ class PartitionState:
         self.position: int | None = None
         self.reset = reset
         """Where to begin while unplaced: earliest, latest, or none."""
+        self.refusal: RaftlogError | None = None
+        """What its leader last said instead of a start."""
         self.last_epoch = -1
         """Leader epoch of the record before `position`, to detect truncation (KIP-320); -1: not known."""
         self.paused = False
@@ -74,12 +80,18 @@ class PartitionState:
         self.high_watermark = -1
         self.failures = 0
         self.not_before_ms = 0.0
+        """When to ask the broker again, after `failures` refusals in a row."""
+        self.raised = 0
+        """Errors that polls have raised for it since its last record."""
+        self.raise_not_before_ms = 0.0
 
     def place(self, position: int) -> list[Fetched]:
         """Go on at `position`; return the frames that are stale now."""
         self.position = position
         self.last_epoch = -1
         self.error = None
+        self.failures = self.raised = 0
+        self.not_before_ms = self.raise_not_before_ms = 0.0
         return self.unsubscribe()
 
     def unplace(self, reset: str) -> list[Fetched]:
@@ -102,6 +114,11 @@ class PartitionState:
     def fetchable(self) -> bool:
         """Whether it wants a subscription."""
         return self.position is not None and not self.paused and self.error is None and self.subscription_id is None
+
+    @property
+    def unplaced(self) -> bool:
+        """Whether it wants a start."""
+        return self.position is None and self.error is None
 
     @property
     def has_data(self) -> bool:
@@ -143,6 +160,7 @@ class PartitionState:
             self._advance(rows.header.next_offset)
             self.rows = None
         self.last_epoch = rows.header.leader_epoch
+        self.raised = 0
         return rows
 
     def _advance(self, position: int) -> None:
@@ -179,8 +197,7 @@ class Positions:
     def take(self, max_rows: int, spent: list[Fetched], *, check_crcs: bool) -> list[Rows]:
         """Hand out rows of at most `max_rows` together; the partition that comes next is another one every time.
 
-        Raises:
-            CorruptRecordError: only when nothing else could be handed out before.
+        A partition whose next batch is corrupt gets that as its `error`; the others go on.
         """
         taken: list[Rows] = []
         left = max_rows
@@ -191,10 +208,8 @@ class Positions:
                 rows = state.take(left, spent, check_crcs=check_crcs)
             except RaftlogError as error:
                 turn.popleft().queued = False
-                if not taken:
-                    raise
                 state.error = error
-                break
+                continue
             if rows is None:  # used up, or made stale
                 turn.popleft().queued = False
                 continue
@@ -204,6 +219,13 @@ class Positions:
             turn.rotate(-1)
         return taken
 
-    def pending_error(self) -> RaftlogError | None:
-        """Return the error of the first partition that has one."""
-        return next((state.error for state in self.states.values() if state.error is not None), None)
+    def failed(self, now_ms: float) -> PartitionState | None:
+        """Return the first partition with an error that it is time to raise."""
+        return next(
+            (
+                state
+                for state in self.states.values()
+                if state.error is not None and state.raise_not_before_ms <= now_ms
+            ),
+            None,
+        )

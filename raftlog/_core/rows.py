@@ -244,6 +244,29 @@ def _check(partitions: NDArray[np.int32], queues: TopicQueues) -> None:
         )
 
 
+def with_sticky(
+    rows: Rows, partitions: NDArray[np.int32] | None, queues: TopicQueues, limit_bytes: int
+) -> NDArray[np.int32] | None:
+    """Return the partition of each row, where some rows name one and others take the sticky one.
+
+    Such rows may meet in a partition, where they have to keep their order: so the sticky partitions are settled here,
+    one turn for each `limit_bytes` of the rows that take them, before anything is sorted. Where every row takes the
+    sticky partition there is nothing to sort, and they are left to it.
+    """
+    if partitions is None:
+        return None
+    sticky = partitions < 0
+    count = int(np.count_nonzero(sticky))
+    if count in (0, len(partitions)):
+        return partitions
+    ends = np.cumsum(row_bytes(rows)[sticky])
+    turn_of_row = (ends - 1) // limit_bytes
+    turns = np.array(queues.sticky_turns(int(turn_of_row[-1]) + 1), np.int32)
+    settled = partitions.copy()
+    settled[sticky] = turns[turn_of_row]
+    return settled
+
+
 def by_partition(rows: Rows, partitions: NDArray[np.int32] | None) -> Iterator[tuple[int, Rows]]:
     """Yield (partition, its rows in their order); -1 is the sticky one."""
     if partitions is None or len(partitions) == 0:

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 from raftlog._core.accumulator import Accumulator
 from raftlog._core.arguments import as_batches
 from raftlog._core.batch import BATCH_BYTES
-from raftlog._core.rows import Rows, by_partition, cut, partitions_of, row_bytes, rows_from_batch, stretches
+from raftlog._core.rows import (
+    Rows,
+    by_partition,
+    cut,
+    partitions_of,
+    row_bytes,
+    rows_from_batch,
+    stretches,
+    with_sticky,
+)
 from raftlog._core.topic_queues import TopicQueues
 from raftlog.format import Columns
 
@@ -61,7 +70,8 @@ def pieces_of(given: Sized, queues: TopicQueues, limit_bytes: int) -> Iterator[P
         (stretch, partitions_of(stretch, queues)) for rows, sizes in given for stretch in stretches(rows, sizes)
     ]
     for stretch, partitions in prepared:
-        for target, part in by_partition(stretch, partitions):
+        settled = with_sticky(stretch, partitions, queues, limit_bytes)
+        for target, part in by_partition(stretch, settled):
             sizes = row_bytes(part)
             for start, end in cut(sizes, limit_bytes):
                 piece = part.slice(start, end - start)

@@ -45,6 +45,14 @@ class TopicQueues:
         self.sticky = next((part for part in self._available if part > self.sticky), self._available[0])
         return self.sticky
 
+    def sticky_turns(self, count: int) -> list[int]:
+        """Return the sticky partitions of `count` turns to come, the current one first, and leave them behind."""
+        turns = []
+        for _ in range(count):
+            turns.append(self.sticky)
+            self.next_sticky()
+        return turns
+
     def queue_for(self, key: bytes | None, partition: int | None) -> PartitionQueue:
         """Return the queue of a record: the partition it names, else by key as Kafka does, else the sticky one.
 

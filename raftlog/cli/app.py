@@ -1,10 +1,13 @@
 """The commands put together, and what happens to their errors.
 
-Exit codes: 0 done, 1 an error that a line on stderr names, 2 the command line is wrong, 130 Ctrl-C.
+Exit codes: 0 done, or whoever read the output has left; 1 an error that a line on stderr names; 2 the command line is
+wrong; 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -19,6 +22,12 @@ from raftlog.errors import RaftlogError
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
+_PHRASES = {
+    "Value error, ": "",
+    "Input should be a valid integer, unable to parse string as an integer": "write a whole number",
+    "Input should be a valid number, unable to parse string as a number": "write a number",
+    "Input should be": "it should be",
+}
 
 app = typer.Typer(
     name="raftlog",
@@ -50,7 +59,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
@@ -58,24 +68,62 @@ def options(
 
 def main() -> NoReturn:
     """Run the command line; never returns."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is; a narrow terminal is no reason to stop
     try:
-        sys.exit(app(prog_name="raftlog", standalone_mode=False))
+        code = app(prog_name="raftlog", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):  # Typer leaves with 1 by itself
+            _close_quietly()
+        raise
     except TyperException as error:
-        if error.message:  # else it was a group without a command, whose help has been printed
+        message = _plain(error.format_message())
+        if message:  # else it was a group without a command, whose help has been printed
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "raftlog"
-            print_error(f"{error.format_message().rstrip('.')}; try '{command} --help'")
+            print_error(f"{message.rstrip('.')}; try '{command} --help'")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         _close_quietly()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except (RaftlogError, OSError) as error:
+    except RaftlogError as error:
         print_error(str(error) or type(error).__name__)
         sys.exit(EXIT_ERROR)
+    except OSError as error:
+        print_error(_in_words(error))
+        sys.exit(EXIT_ERROR)
+
+
+def _plain(message: str) -> str:
+    """Return Typer's message on one line and without the turns of the library that checks its types."""
+    line = " ".join(message.split())
+    for phrase, plain in _PHRASES.items():
+        line = line.replace(phrase, plain)
+    return line
+
+
+def _in_words(error: OSError) -> str:
+    """Say what the operating system refused, where, and what to do."""
+    if error.filename is None:
+        return str(error)
+    path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+    match error.errno:
+        case errno.ENOENT:
+            return f"there is no {path}; check the path, and that its directory exists"
+        case errno.EACCES | errno.EPERM:
+            return f"{path} may not be opened; check its permissions, or run this as another user"
+        case errno.EISDIR:
+            return f"{path} is a directory; name a file"
+        case errno.ENOTDIR | errno.EEXIST:
+            return f"{path} is in the way or goes through a file, not a directory; name another path"
+        case _:
+            return f"{path}: {error.strerror}"
 
 
 def _close_quietly() -> NoReturn:
     """Leave when whoever read the output has gone, as `head` does, without a word about it."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 # the interpreter flushes it at the end
-    sys.exit(EXIT_ERROR)
+    sys.exit(0)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+import raftlog
 from raftlog._server_root import server_environment
 from raftlog.cli.clients import connect_admin
 from raftlog.cli.output import (
@@ -24,7 +25,7 @@ from raftlog.cli.output import (
     print_note,
     print_rows,
 )
-from raftlog.errors import InternalError
+from raftlog.errors import InternalError, InvalidConfig
 
 app = typer.Typer(no_args_is_help=True, help="Settings of topics and servers.")
 
@@ -37,8 +38,14 @@ class Resource(StrEnum):
 
 
 ResourceArgument = Annotated[Resource, typer.Argument(metavar="topic|broker", show_default=False)]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="A topic's name, a broker's id.")]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", show_default=False, help="A topic's name; a broker's id, or default for all brokers."
+    ),
+]
 _COLUMNS = ("key", "value", "source")
+_ALL_BROKERS = "default"
 _LIST_SERVER_KEYS = """\
 import json
 from broker.config_keys import BROKER_CONFIGS
@@ -57,9 +64,33 @@ def _target(resource: Resource, name: str) -> dict[str, Any]:
     """
     if resource is Resource.TOPIC:
         return {"topic": name}
+    if name == _ALL_BROKERS:
+        return {"broker": ""}
     if not name.isdecimal():
-        raise typer.BadParameter(f"{name!r} is not a broker's id; raftlog cluster describe lists them")
+        raise typer.BadParameter(
+            f"{name!r} is not a broker's id (raftlog cluster describe lists them), nor default, which means all brokers"
+        )
     return {"broker": int(name)}
+
+
+def _alter(admin: raftlog.Admin, target: dict[str, Any], **changes: Any) -> None:
+    """Change settings; for one that a server reads only when it starts, say so."""
+    try:
+        admin.alter_configs(**target, **changes)
+    except InvalidConfig:
+        if "broker" not in target:
+            raise
+        broker = target["broker"]
+        if broker == "":
+            broker = admin.describe_cluster().brokers[0].broker_id
+        entries = admin.describe_configs(broker=broker)
+        fixed = [key for keys in changes.values() for key in keys if key in entries and entries[key].read_only]
+        if not fixed:
+            raise
+        raise InvalidConfig(
+            f"{', '.join(fixed)} cannot change while a server runs; put it into the server's configuration file and "
+            "restart the server"
+        ) from None
 
 
 def _rows(entries: Mapping[str, Any], everything: bool) -> list[Row]:
@@ -96,7 +127,7 @@ def list_changed(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputO
 def describe(
     resource: ResourceArgument,
     name: NameArgument,
-    everything: Annotated[bool, typer.Option("--all", help="Also what is left at its default.")] = False,
+    everything: Annotated[bool, typer.Option("--all", metavar="", help="Also what is left at its default.")] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -123,11 +154,15 @@ def set_keys(
 ) -> None:
     """Set settings of a topic or a broker.
 
-    Example: raftlog config set topic events retention.ms=7d segment.bytes=64MiB
+    Examples:
+
+      raftlog config set topic events retention.ms=7d segment.bytes=64MiB
+
+      raftlog config set broker default log.retention.ms=3d
     """
     target, changes = _target(resource, name), key_value_pairs(pairs)
     with connect_admin(bootstrap) as admin:
-        admin.alter_configs(**target, set=changes)
+        _alter(admin, target, set=changes)
     print_done(f"set for {resource} {name}: {', '.join(changes)}", {resource.value: name, "set": changes}, output)
 
 
@@ -145,7 +180,7 @@ def unset(
     """
     target = _target(resource, name)
     with connect_admin(bootstrap) as admin:
-        admin.alter_configs(**target, unset=keys)
+        _alter(admin, target, unset=keys)
     print_done(f"default again for {resource} {name}: {', '.join(keys)}", {resource.value: name, "unset": keys}, output)
 
 

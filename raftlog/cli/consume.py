@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ import typer
 
 import raftlog
 from raftlog.cli.clients import connect_consumer
-from raftlog.cli.output import BOOTSTRAP_DEFAULT, BootstrapOption
+from raftlog.cli.output import BOOTSTRAP_DEFAULT, BootstrapOption, json_text
 from raftlog.cli.records import json_record, text_of
-from raftlog.errors import InvalidPartitions
+from raftlog.errors import InvalidPartitions, OffsetOutOfRange
 
 _POLL_S = 0.5
 _SEPARATOR = "\t"
@@ -32,13 +31,17 @@ class RecordOutput(StrEnum):
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="From the oldest record; else only what comes from now on.")
+        bool,
+        typer.Option("--from-beginning", metavar="", help="From the oldest record; else only what comes from now on."),
     ] = False,
-    offset: Annotated[int | None, typer.Option(min=0, help="From this offset of every partition read.")] = None,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="From this offset, which every partition read must have.")
+    ] = None,
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
     max_records: Annotated[int | None, typer.Option("--max", "-n", min=1, help="Stop after so many records.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="--no-follow: stop at what is the end at the start.")
+        bool,
+        typer.Option("--follow/--no-follow", metavar="", help="--no-follow: stop at what is the end at the start."),
     ] = True,
     timeout_s: Annotated[
         float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="Stop when nothing came for so long.")
@@ -47,15 +50,20 @@ def consume(
         RecordOutput,
         typer.Option("--output", "-o", help="text: a line each; json: an object each; raw: the values' bytes."),
     ] = RecordOutput.TEXT,
-    print_key: Annotated[bool, typer.Option("--print-key", help="Text: the key before the value.")] = False,
+    print_key: Annotated[bool, typer.Option("--print-key", metavar="", help="Text: the key before the value.")] = False,
     print_headers: Annotated[
-        bool, typer.Option("--print-headers", help="Text: the headers, as name=value,...")
+        bool, typer.Option("--print-headers", metavar="", help="Text: the headers, as name=value,...")
     ] = False,
-    print_timestamp: Annotated[bool, typer.Option("--print-timestamp", help="Text: milliseconds since 1970.")] = False,
-    print_offset: Annotated[bool, typer.Option("--print-offset", help="Text: partition:offset.")] = False,
+    print_timestamp: Annotated[
+        bool, typer.Option("--print-timestamp", metavar="", help="Text: milliseconds since 1970.")
+    ] = False,
+    print_offset: Annotated[bool, typer.Option("--print-offset", metavar="", help="Text: partition:offset.")] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
 ) -> None:
     """Print a topic's records.
+
+    As text, a key or a value that is not there is ␀, and bytes that are not UTF-8 are \\x... . What --output json
+    prints, raftlog produce --format json takes.
 
     Examples:
 
@@ -67,10 +75,12 @@ def consume(
     """
     if offset is not None and from_beginning:
         raise typer.BadParameter("--offset and --from-beginning contradict each other")
-    with connect_consumer(bootstrap) as consumer:
+    with connect_consumer(bootstrap, "earliest" if offset is None else "none") as consumer:
         places = _partitions(consumer, topic, partition)
         consumer.assign(places)
         ends = consumer.end_offsets(places)
+        if offset is not None:
+            _check_offset(offset, consumer.beginning_offsets(places), ends)
         for place in places:
             if offset is not None:
                 consumer.seek(place, offset)
@@ -96,6 +106,15 @@ def _partitions(consumer: raftlog.Consumer, topic: str, wanted: int | None) -> l
     if wanted is not None and wanted >= len(found):
         raise InvalidPartitions(f"topic {topic} has no partition {wanted}; it has {len(found)}, from 0")
     return [place for place in found if wanted in (None, place.partition)]
+
+
+def _check_offset(
+    offset: int, starts: dict[raftlog.TopicPartition, int], ends: dict[raftlog.TopicPartition, int]
+) -> None:
+    for place, end in ends.items():
+        if not starts[place] <= offset <= end:
+            choice = "; choose one with --partition" if len(ends) > 1 else ""
+            raise OffsetOutOfRange(f"{place} has offsets {starts[place]} to {end}, {offset} is not among them{choice}")
 
 
 def _polls(
@@ -146,7 +165,7 @@ class _Printer:
                     value=record.value,
                     headers=record.headers,
                 )
-                print(json.dumps(printed, ensure_ascii=False))
+                print(json_text(printed))
             case _:
                 print(_SEPARATOR.join(self._cells(record)))
 

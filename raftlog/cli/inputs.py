@@ -3,6 +3,9 @@
 Lines, and columns of CSV and Parquet, go through Arrow as they are. A JSON line, and a row that becomes a JSON value,
 are taken apart and put together one by one: that is what they are for.
 
+Every CSV column is text, never taken for a number, a date or null: `00501` stays `00501`. In a row that becomes a JSON
+value, bytes are base64, and numbers that JSON lacks (NaN, infinities) are null.
+
 A JSON line is an object with any of these, all optional, which is also what `raftlog consume --output json` prints:
 
     key, value     text, null, or any other JSON for a value, which is then sent as JSON
@@ -17,12 +20,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import csv
+import io
 import json
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -76,6 +83,18 @@ class Columns:
     key_separator: str | None = None
 
 
+class Part(NamedTuple):
+    """Records that go together, and where in the input each was: `unit` is `line` or `row`, both counted from 1."""
+
+    records: pa.RecordBatch
+    unit: str
+    numbers: Sequence[int]
+
+    def place(self, index: int) -> str:
+        """Say where in the input a record was."""
+        return f"{self.unit} {self.numbers[index]}"
+
+
 def format_of(path: Path | None, wanted: Format) -> Format:
     """Return the format to read: the wanted one, or what the file's name ends in, or lines."""
     if wanted is not Format.AUTO:
@@ -83,11 +102,12 @@ def format_of(path: Path | None, wanted: Format) -> Format:
     return _BY_SUFFIX.get(path.suffix.lower(), Format.LINES) if path is not None else Format.LINES
 
 
-def read(stream: IO[bytes], source: Format, columns: Columns) -> Iterator[pa.RecordBatch]:
+def read(stream: IO[bytes], source: Format, columns: Columns) -> Iterator[Part]:
     """Yield the records of a stream in batches.
 
     Raises:
-        InvalidRecord: the input is not of that format; says which line or column.
+        InvalidRecord: the input is not of that format; says which line or column. What was good before it has been
+            yielded as far as it was lines.
     """
     try:
         match source:
@@ -117,38 +137,50 @@ def _blocks_of_lines(stream: IO[bytes]) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _read_lines(stream: IO[bytes], separator: str | None) -> Iterator[pa.RecordBatch]:
-    number = 0
+def _read_lines(stream: IO[bytes], separator: str | None) -> Iterator[Part]:
+    first = 1
     for lines in _blocks_of_lines(stream):
         values = pa.array(lines, pa.binary())
+        numbers = range(first, first + len(lines))
         if separator is None:
-            yield pa.record_batch({"value": values})
+            yield Part(pa.record_batch({"value": values}), "line", numbers)
         else:
-            yield _split_keys(values, separator, number)
-        number += len(lines)
+            yield from _split_keys(values, separator, numbers)
+        first += len(lines)
 
 
-def _split_keys(lines: pa.Array, separator: str, lines_before: int) -> pa.RecordBatch:
+def _split_keys(lines: pa.Array, separator: str, numbers: range) -> Iterator[Part]:
     positions = pc.find_substring(lines, separator.encode())
     missing = pc.index(pc.less(positions, 0), True).as_py()
+    good = lines if missing < 0 else lines[:missing]
+    if len(good):
+        pairs = pc.split_pattern(good, separator.encode(), max_splits=1)
+        keyed = pa.record_batch({"key": pc.list_element(pairs, 0), "value": pc.list_element(pairs, 1)})
+        yield Part(keyed, "line", numbers[: len(good)])
     if missing >= 0:
-        raise InvalidRecord(
-            f"line {lines_before + missing + 1} has no {separator!r}, which is to stand between key and value"
-        )
-    parts = pc.split_pattern(lines, separator.encode(), max_splits=1)
-    return pa.record_batch({"key": pc.list_element(parts, 0), "value": pc.list_element(parts, 1)})
+        raise InvalidRecord(f"line {numbers[missing]} has no {separator!r}, which is to stand between key and value")
 
 
-def _read_json(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
+def _read_json(stream: IO[bytes]) -> Iterator[Part]:
     number = 0
     for lines in _blocks_of_lines(stream):
-        rows = []
+        rows: list[dict[str, object]] = []
+        numbers: list[int] = []
+        wrong: InvalidRecord | None = None
         for line in lines:
             number += 1
-            if line.strip():
+            if not line.strip():
+                continue
+            try:
                 rows.append(_json_record(line, number))
+            except InvalidRecord as error:
+                wrong = error
+                break
+            numbers.append(number)
         if rows:
-            yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+            yield Part(pa.RecordBatch.from_pylist(rows, schema=_SCHEMA), "line", numbers)
+        if wrong is not None:
+            raise wrong
 
 
 def _json_record(line: bytes, number: int) -> dict[str, object]:
@@ -206,13 +238,59 @@ def _json_headers(headers: Any) -> list[dict[str, object]] | None:
         raise ValueError('headers are {"name": "text", ...} or [["name", "text"], ...]') from None
 
 
+class _PutBack(io.RawIOBase):
+    """A stream with bytes before it that were read from it already."""
+
+    def __init__(self, data: bytes, rest: IO[bytes]) -> None:
+        self._data = memoryview(data)
+        self._rest = rest
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill the buffer as far as one read does."""
+        data: Any = self._data[: len(buffer)] or self._rest.read(len(buffer))
+        self._data = self._data[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
 def _csv_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    whole: Any = stream
-    yield from pa.csv.open_csv(whole)
+    """Yield the rows with every column as text; Arrow wants the columns named before, so the header is read twice."""
+    head = stream.read(_BLOCK_BYTES)
+    names = next(filter(None, csv.reader(io.StringIO(head.decode("utf-8-sig", "replace"), newline=""))), [])
+    _check_names(names)
+    whole: Any = io.BufferedReader(_PutBack(head, stream), _BLOCK_BYTES)
+    reader = pa.csv.open_csv(
+        whole,
+        # One thread, so that Arrow knows the number of a bad row; a field in quotes may hold line ends.
+        read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+        parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+        ),
+    )
+    guessed = [field.name for field in reader.schema if field.type != pa.string()]
+    if guessed:
+        raise InvalidRecord(f"the header of the CSV is not understood near {', '.join(guessed)}; it has {names}")
+    yield from reader
 
 
-def _from_rows(batches: Iterator[pa.RecordBatch], columns: Columns) -> Iterator[pa.RecordBatch]:
+def _check_names(names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidRecord(
+            f"{'column' if len(twice) == 1 else 'columns'} {', '.join(map(repr, twice))} more than once; "
+            "give each column of the input a name of its own"
+        )
+
+
+def _from_rows(batches: Iterator[pa.RecordBatch], columns: Columns) -> Iterator[Part]:
+    first = 1
     for batch in batches:
+        _check_names(batch.schema.names)
         if batch.num_rows == 0:
             continue
         arrays = {}
@@ -221,9 +299,32 @@ def _from_rows(batches: Iterator[pa.RecordBatch], columns: Columns) -> Iterator[
         if columns.value is not None:
             arrays["value"] = _bytes_column(batch, columns.value)
         else:
-            texts = [json.dumps(row, ensure_ascii=False, default=str) for row in batch.to_pylist()]
-            arrays["value"] = pa.array(texts).cast(pa.binary())
-        yield pa.record_batch(arrays)
+            arrays["value"] = pa.array([_json_of(row) for row in batch.to_pylist()]).cast(pa.binary())
+        yield Part(pa.record_batch(arrays), "row", range(first, first + batch.num_rows))
+        first += batch.num_rows
+
+
+def _json_of(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_json_default)
+    except ValueError:  # a number that JSON lacks
+        return json.dumps(_without_nan(row), ensure_ascii=False, allow_nan=False, default=_json_default)
+
+
+def _json_default(value: object) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def _without_nan(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _without_nan(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_without_nan(part) for part in value]
+        case _:
+            return value
 
 
 def _bytes_column(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -231,6 +332,21 @@ def _bytes_column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if position < 0:
         raise InvalidRecord(f"there is no column {name!r}; the input has {', '.join(batch.schema.names)}")
     column = batch.column(position)
-    if not pa.types.is_binary(column.type):
-        column = column.cast(pa.string()).cast(pa.binary())
-    return column
+    try:
+        if _is_bytes(column.type):
+            return column.cast(pa.binary())
+        return column.cast(pa.string()).cast(pa.binary())
+    except pa.ArrowNotImplementedError:
+        raise InvalidRecord(
+            f"column {name!r} is {column.type}, which is no key or value by itself; without --value-column the whole "
+            "row is sent as JSON"
+        ) from None
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from raftlog.cli.output import Output, OutputOption, print_error, print_json, print_note, print_rows
+from raftlog.cli.output import Output, OutputOption, counted, print_error, print_json, print_note, print_rows
 from raftlog.cli.records import json_record
 from raftlog.cli.segment_check import BatchAt, SegmentReport, check_segment, read_records
 
 app = typer.Typer(no_args_is_help=True, help="Look at a partition's files, without a server.")
 
+_SEGMENT_NAME = re.compile(r"[0-9]{20}\.log")
 _COLUMNS = (
     "position",
     "base_offset",
@@ -37,7 +39,7 @@ def dump(
     path: Annotated[
         Path, typer.Argument(metavar="FILE|DIR", exists=True, show_default=False, help="A .log file, or a directory.")
     ],
-    records: Annotated[bool, typer.Option("--records", help="Also print every record.")] = False,
+    records: Annotated[bool, typer.Option("--records", metavar="", help="Also print every record.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Print the batches of segment files and check them: checksums, order of offsets, indexes.
@@ -47,9 +49,9 @@ def dump(
 
     Example: raftlog log dump ./data/events-0 --records
     """
-    files = [path] if path.is_file() else sorted(path.rglob("*.log"))
+    files = [path] if path.is_file() else _segments_below(path)
     if not files:
-        raise typer.BadParameter(f"{path} holds no .log files")
+        raise typer.BadParameter(f"{path} holds no segments, which are files named by 20 digits and .log")
     problems = batches = rows = 0
     for file in files:
         report = check_segment(file)
@@ -60,9 +62,17 @@ def dump(
         problems += len(report.problems)
         batches += len(report.batches)
         rows += sum(batch.header.record_count for batch in report.batches)
-    print_note(f"{len(files)} segments, {batches} batches, {rows} records, {problems} problems")
+    print_note(
+        f"{counted(len(files), 'segment')}, {counted(batches, 'batch', 'batches')}, {counted(rows, 'record')}, "
+        f"{counted(problems, 'problem')}"
+    )
     if problems:
         raise typer.Exit(1)
+
+
+def _segments_below(directory: Path) -> list[Path]:
+    """Return a directory's segments; a server's own log lies beside them."""
+    return sorted(file for file in directory.rglob("*.log") if _SEGMENT_NAME.fullmatch(file.name))
 
 
 def _row(batch: BatchAt) -> dict[str, object]:
@@ -115,7 +125,7 @@ def _as_json(report: SegmentReport, with_records: bool) -> dict[str, object]:
 
 def _print(report: SegmentReport, with_records: bool) -> None:
     indexes = [
-        f"{name}: {'none' if count is None else f'{count} entries'}"
+        f"{name}: {'none' if count is None else counted(count, 'entry', 'entries')}"
         for name, count in (("index", report.index_entries), ("time index", report.time_index_entries))
     ]
     print(f"{report.path}: {report.size_bytes:,} bytes, {', '.join(indexes)}")
@@ -127,4 +137,4 @@ def _print(report: SegmentReport, with_records: bool) -> None:
     elif report.batches:
         print_rows([_row(batch) for batch in report.batches], _COLUMNS, Output.TABLE)
     for problem in report.problems:
-        print_error(f"{report.path.name}: {problem}")
+        print_error(f"{report.path}: {problem}")

@@ -37,7 +37,18 @@ OutputOption = Annotated[
 
 def print_json(value: object) -> None:
     """Print one JSON document on a line of its own."""
-    print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+    print(json_text(value), flush=True)
+
+
+def json_text(value: object) -> str:
+    """Return JSON on one line, in ASCII where standard output takes no more than that."""
+    encoding = (sys.stdout.encoding or "utf-8").lower().replace("-", "")
+    return json.dumps(value, ensure_ascii=encoding != "utf8", default=str)
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """Return `1 record`, `2,000 records`; `many` is `one` with an s unless it is given."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], output: Output) -> None:
@@ -47,7 +58,7 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], output: Output) -> N
     elif sys.stdout.isatty():
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
-            numeric = all(isinstance(row.get(column), int) for row in rows) and bool(rows)
+            numeric = all(type(row.get(column)) is int for row in rows) and bool(rows)
             table.add_column(column.upper(), justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_cell(row.get(column)) for column in columns))
@@ -95,6 +106,8 @@ def key_value_pairs(pairs: Sequence[str]) -> dict[str, str]:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     return str(value)

@@ -6,29 +6,36 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated
 
+import pyarrow.compute as pc
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import raftlog
 from raftlog.cli.clients import connect_producer
-from raftlog.cli.inputs import Columns, Format, format_of, read
+from raftlog.cli.inputs import Columns, Format, Part, format_of, read
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
     BootstrapOption,
     Output,
     OutputOption,
+    counted,
     key_value_pairs,
     print_json,
     print_note,
 )
+from raftlog.errors import InvalidRequestError, RaftlogError
 
 _MAX_UNCHECKED_SENDS = 64
+
+
+class ProduceFailed(RaftlogError):
+    """Not all of the input was sent; the message says what was. Never travels."""
 
 
 class Acks(StrEnum):
@@ -86,6 +93,14 @@ def produce(
       raftlog produce events orders.csv --key-column customer --compression zstd
 
       raftlog produce events records.jsonl --output json
+
+    JSON: an object on every line, with any of key and value (text or null, a value also any other JSON), key_base64
+    and value_base64 (bytes), headers ({"name": "text"} or [["name", "text"]]), partition, and timestamp (milliseconds
+    since 1970). topic and offset are passed over, so that what raftlog consume --output json prints can be sent again.
+
+    CSV: the first line names the columns. Every column is text as it stands in the file: 00501 stays 00501.
+
+    CSV, Parquet: without --value-column a row becomes a JSON object; in it bytes are base64, and NaN is null.
     """
     path = None if file is None or str(file) == "-" else file
     source = format_of(path, format)
@@ -96,33 +111,117 @@ def produce(
     with ExitStack() as stack:
         stream = _open(stack, path)
         producer = stack.enter_context(connect_producer(bootstrap, settings))
+        producer.send_batch(topic, [])  # nothing, but it asks the cluster for the topic, and not only for some input
         progress = stack.enter_context(_progress(path))
-        records, data_bytes = _send_all(producer, topic, read(stream, source, columns), stream, progress)
+        sender = _Sender(producer, topic)
+        for part in sender.watched(read(stream, source, columns)):
+            sender.send(part)
+            progress.update(stream, sender.records)
+        sender.finish()
+    records, data_bytes = sender.records, sender.data_bytes
     seconds = time.monotonic() - started
     if output is Output.JSON:
         print_json({"topic": topic, "records": records, "bytes": data_bytes, "seconds": round(seconds, 3)})
     else:
         rate = records / seconds if seconds else 0.0
-        print_note(f"{records:,} records, {data_bytes:,} bytes to {topic} in {seconds:.2f} s ({rate:,.0f} a second)")
+        print_note(
+            f"{counted(records, 'record')}, {counted(data_bytes, 'byte')} to {topic} "
+            f"in {seconds:.2f} s ({rate:,.0f} a second)"
+        )
 
 
-def _send_all(
-    producer: raftlog.Producer, topic: str, batches: Iterator[Any], stream: IO[bytes], progress: _Meter
-) -> tuple[int, int]:
-    """Send every batch and wait for every outcome; return how many records and Arrow bytes there were."""
-    records = data_bytes = 0
-    unchecked: deque[Any] = deque()
-    for batch in batches:
-        unchecked.append(producer.send_batch(topic, batch))
-        records += batch.num_rows
-        data_bytes += batch.nbytes
-        while len(unchecked) > _MAX_UNCHECKED_SENDS:
-            unchecked.popleft().result()
-        progress.update(stream, records)
-    producer.flush()
-    while unchecked:
-        unchecked.popleft().result()
-    return records, data_bytes
+class _Sender:
+    """Sends parts of the input, and knows how much of it arrived when something goes wrong.
+
+    Attributes:
+        records: how many were handed to the producer.
+        data_bytes: the bytes of their keys and values.
+    """
+
+    def __init__(self, producer: raftlog.Producer, topic: str) -> None:
+        self.records = 0
+        self.data_bytes = 0
+        self._producer = producer
+        self._topic = topic
+        self._unchecked: deque[tuple[raftlog.BatchDelivery, Part]] = deque()
+        self._acknowledged = 0
+
+    def watched(self, parts: Iterator[Part]) -> Iterator[Part]:
+        """Yield the parts; input that cannot be read becomes an error that says how much was sent before.
+
+        Raises:
+            ProduceFailed: the input is wrong, or a delivery before it failed.
+        """
+        try:
+            yield from parts
+        except (RaftlogError, OSError) as error:
+            self.finish()
+            raise self._failed(str(error)) from None
+
+    def send(self, part: Part) -> None:
+        """Queue the records of a part.
+
+        Raises:
+            ProduceFailed: one of them cannot be sent, or an earlier delivery failed.
+        """
+        try:
+            delivery = self._producer.send_batch(self._topic, part.records)
+        except InvalidRequestError as error:  # nothing was queued: look for the record that it is about
+            if part.records.num_rows == 1:
+                self.finish()
+                raise self._failed(f"{part.place(0)}: {error}") from None
+            half = part.records.num_rows // 2
+            self.send(Part(part.records[:half], part.unit, part.numbers[:half]))
+            self.send(Part(part.records[half:], part.unit, part.numbers[half:]))
+            return
+        except RaftlogError as error:  # some of the part may have been queued
+            self.finish()
+            raise self._failed(f"{_places(part)}: {error}", at_least=True) from None
+        self._unchecked.append((delivery, part))
+        self.records += part.records.num_rows
+        self.data_bytes += _payload_bytes(part)
+        while len(self._unchecked) > _MAX_UNCHECKED_SENDS:
+            self._check_oldest()
+
+    def finish(self) -> None:
+        """Wait for every outcome.
+
+        Raises:
+            ProduceFailed: a delivery failed.
+        """
+        self._producer.flush()
+        while self._unchecked:
+            self._check_oldest()
+
+    def _check_oldest(self) -> None:
+        delivery, part = self._unchecked.popleft()
+        try:
+            delivery.result()
+        except RaftlogError as error:
+            self._producer.flush()
+            for later, _ in self._unchecked:
+                with suppress(RaftlogError):
+                    self._acknowledged += sum(found.record_count for found in later.result())
+            self._unchecked.clear()
+            raise self._failed(f"{_places(part)}: {error}", at_least=True) from None
+        self._acknowledged += part.records.num_rows
+
+    def _failed(self, problem: str, *, at_least: bool = False) -> ProduceFailed:
+        # Of a part that failed, pieces for other partitions may have arrived.
+        sent = counted(self._acknowledged, "record")
+        if at_least:
+            return ProduceFailed(f"{problem}; at least {sent} arrived all the same")
+        return ProduceFailed(f"{problem}; {sent} {'was' if self._acknowledged == 1 else 'were'} sent before")
+
+
+def _places(part: Part) -> str:
+    first, last = part.numbers[0], part.numbers[-1]
+    return f"{part.unit} {first}" if first == last else f"{part.unit}s {first} to {last}"
+
+
+def _payload_bytes(part: Part) -> int:
+    columns = [part.records.column(name) for name in ("key", "value") if name in part.records.schema.names]
+    return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)
 
 
 def _check_columns(source: Format, columns: Columns) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+NULL_MARK = "␀"
+"""Stands for no key or no value, which neither the text `null` nor an empty text is."""
+
 
 def text_of(data: bytes | None) -> str:
-    """Return bytes for reading: UTF-8 where they are that, `\\x..` for what is not, `null` for None."""
-    return "null" if data is None else data.decode(errors="backslashreplace")
+    """Return bytes for reading: UTF-8 where they are that, `\\x..` for what is not, `␀` for None."""
+    return NULL_MARK if data is None else data.decode(errors="backslashreplace")
 
 
 def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:

@@ -19,6 +19,12 @@ from raftlog.testing import Cluster
 _DEFAULT_PORT = int(BOOTSTRAP_DEFAULT.rpartition(":")[2])
 _LOOK_AFTER_S = 0.5
 
+InsecureOption = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", metavar="", help="Allow a listener beyond loopback, where anyone who reaches it may do all."
+    ),
+]
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A server key, over any other source; may be repeated."),
@@ -33,6 +39,7 @@ def up(
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = _DEFAULT_PORT,
     settings: SettingsOption = None,
+    insecure: InsecureOption = False,
 ) -> None:
     """Start a cluster on this machine; Ctrl-C stops it.
 
@@ -43,17 +50,21 @@ def up(
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
+            signal.signal(number, on_signal)
     if data is not None:
         data.mkdir(parents=True, exist_ok=True)
-    with Cluster(nodes, directory=data, port=port, config=key_value_pairs(settings or [])) as cluster:
+    config: dict[str, str | bool] = {**key_value_pairs(settings or [])}
+    if insecure:
+        config["insecure"] = True
+    with Cluster(nodes, directory=data, port=port, config=config) as cluster:
         _print_welcome(cluster, keeps_data=data is not None)
         while not stop.wait(_LOOK_AFTER_S):
             for node_id in cluster.node_ids:
                 if not cluster.is_running(node_id):
                     print_note(cluster.log_tail(node_id))
-                    print_error(f"server {node_id} has ended by itself; above is the end of its log")
+                    print_error(f"server {node_id} has ended {cluster.ending(node_id)}; above is the end of its log")
                     raise typer.Exit(1)
         print_note("stopping")
 
@@ -79,6 +90,7 @@ def server(
     ready_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Written when the server is ready: JSON with its address.")
     ] = None,
+    insecure: InsecureOption = False,
 ) -> None:
     """Run one server in this process; SIGTERM stops it cleanly.
 
@@ -91,6 +103,8 @@ def server(
         arguments += ["--set", setting]
     if ready_file is not None:
         arguments += ["--ready-file", str(ready_file)]
+    if insecure:
+        arguments.append("--insecure")
     command = server_command(*arguments)
     sys.stdout.flush()
     os.execve(command[0], command, server_environment())

@@ -12,6 +12,7 @@ from raftlog.cli.output import (
     BootstrapOption,
     Output,
     OutputOption,
+    counted,
     key_value_pairs,
     print_done,
     print_json,
@@ -35,7 +36,9 @@ def create(
     partitions: Annotated[int, typer.Option("--partitions", "-p", min=1)] = 1,
     replication_factor: Annotated[int, typer.Option("--replication-factor", "-r", min=1)] = 1,
     config: SetOption = None,
-    if_not_exists: Annotated[bool, typer.Option(help="No error when there is one of that name.")] = False,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", metavar="", help="No error when there is one of that name.")
+    ] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -136,4 +139,4 @@ def add_partitions(
     """
     with connect_admin(bootstrap) as admin:
         admin.create_partitions(topic, total)
-    print_done(f"topic {topic} has {total} partitions", {"topic": topic, "partitions": total}, output)
+    print_done(f"topic {topic} has {counted(total, 'partition')}", {"topic": topic, "partitions": total}, output)

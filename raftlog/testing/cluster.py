@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ class Cluster:
 
     Args:
         nodes: how many servers. More than one needs the metadata quorum, which is not there yet.
-        directory: where configurations, logs and data go; it stays. None: a temporary directory that goes.
+        directory: where configurations, logs and data go; it stays. None: a temporary directory, made by the first
+            start, that goes. One cluster at a time may run in a directory.
         port: of the first server; 0 picks a free one. A server keeps its port over restarts.
         start_timeout_s: how long a server may take until it serves.
         config: server keys as the configuration file has them (`{"log.segment.bytes": 1048576}`).
@@ -28,7 +30,8 @@ class Cluster:
 
     Raises:
         InvalidConfig: `nodes` is not 1.
-        ServerFailed: a server did not come up (`start`, or entering the context).
+        ServerFailed: a server did not come up, or another cluster runs in the directory (`start`, or entering the
+            context).
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class Cluster:
             )
         merged = {**(config or {}), **{key.replace("_", "."): value for key, value in more_config.items()}}
         self._temporary = directory is None
-        self.directory = Path(tempfile.mkdtemp(prefix="raftlog-") if directory is None else directory).resolve()
+        temporary = Path(tempfile.gettempdir()) / f"raftlog-{secrets.token_hex(8)}"
+        self.directory = (temporary if directory is None else Path(directory)).resolve()
         self._start_timeout_s = start_timeout_s
         self._servers = {
             node_id: ServerProcess(node_id, self.directory / f"node-{node_id}", merged, port if node_id == 1 else 0)
@@ -75,6 +79,7 @@ class Cluster:
             if server.is_running:
                 with contextlib.suppress(ServerFailed):
                     server.stop(_STOP_TIMEOUT_S)
+            server.release()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -90,7 +95,10 @@ class Cluster:
 
     def start(self, node_id: int) -> None:
         """Start a server that is stopped and return when it serves; its data and its port are those it had."""
-        self._server(node_id).start(self._start_timeout_s)
+        server = self._server(node_id)
+        if self._temporary and not self.directory.exists():
+            self.directory.mkdir(mode=0o700)
+        server.start(self._start_timeout_s)
 
     def stop(self, node_id: int) -> None:
         """Stop a server cleanly (SIGTERM)."""
@@ -121,8 +129,12 @@ class Cluster:
         return self._server(node_id).data_directory
 
     def log_tail(self, node_id: int) -> str:
-        """Return the last lines that a server logged."""
+        """Return the last lines that a server logged since it was started last."""
         return self._server(node_id).log_tail()
+
+    def ending(self, node_id: int) -> str | None:
+        """Return how a server ended, `with exit code 1` or `by SIGKILL`; None for one that runs or never did."""
+        return self._server(node_id).ending
 
     def _server(self, node_id: int) -> ServerProcess:
         try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 from raftlog._server_root import dependent_server_command, server_environment
 from raftlog.errors import RaftlogError
@@ -36,6 +39,7 @@ class ServerProcess:
 
     States: stopped -start-> running -kill/stop-> stopped; running -pause-> paused -resume-> running.
     The first start picks a free port unless `port` names one; every later start uses that one again.
+    From a start until its end, or `release`, it holds a lock on its directory: the files there have one writer.
     """
 
     def __init__(self, node_id: int, directory: Path, config: Mapping[str, ConfigValue], port: int = 0) -> None:
@@ -47,6 +51,8 @@ class ServerProcess:
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
+        self._lock: IO[str] | None = None
+        self._log_begins_at = 0
 
     @property
     def port(self) -> int:
@@ -67,25 +73,68 @@ class ServerProcess:
         """Whether the process is there; a paused one is."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def ending(self) -> str | None:
+        """How the process ended, `with exit code 1` or `by SIGKILL`; None when it runs or was never started."""
+        code = self._process.poll() if self._process is not None else None
+        if code is None:
+            return None
+        return f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+
     def start(self, timeout_s: float) -> None:
         """Start the process and return when it serves.
 
         Raises:
-            ServerFailed: it ended, or is not ready in time.
+            ServerFailed: it ended, is not ready in time, or another process has started a server in the directory.
         """
         if self.is_running:
             raise ServerFailed(f"server {self.node_id} is running already (pid {self.pid})")
+        self._acquire()
+        try:
+            self._start(timeout_s)
+        except BaseException:
+            if not self.is_running:
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Let others start a server in the directory; for one that has ended."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _acquire(self) -> None:
+        if self._lock is not None:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lock = (self.directory / "lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "?"
+            lock.close()
+            raise ServerFailed(
+                f"{self.directory} is in use: process {owner} runs a server there; stop it or use another directory"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+
+    def _start(self, timeout_s: float) -> None:
         self.data_directory.mkdir(parents=True, exist_ok=True)
         config_file, ready_file = self.directory / "server.toml", self.directory / "ready.json"
         ready_file.unlink(missing_ok=True)
         config_file.write_text(self._toml())
+        self._log_begins_at = self.log_file.stat().st_size if self.log_file.exists() else 0
         command = dependent_server_command("--config", str(config_file), "--ready-file", str(ready_file))
         self._process = _starter.submit(self._spawn, command).result()
         self._paused = False
         deadline = time.monotonic() + timeout_s
         while not ready_file.exists():
             if self._process.poll() is not None:
-                raise ServerFailed(self._describe(f"ended with exit code {self._process.returncode} while starting"))
+                raise ServerFailed(self._describe(f"ended {self.ending} while starting"))
             if time.monotonic() > deadline:
                 self.kill()
                 raise ServerFailed(self._describe(f"is not ready after {timeout_s:g} s"))
@@ -97,6 +146,7 @@ class ServerProcess:
         process = self._running()
         process.kill()
         process.wait()
+        self.release()
 
     def stop(self, timeout_s: float) -> None:
         """End the process with SIGTERM and wait for its clean shutdown.
@@ -113,8 +163,9 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             raise ServerFailed(self._describe(f"had not stopped {timeout_s:g} s after SIGTERM")) from None
+        self.release()
         if code != 0:
-            raise ServerFailed(self._describe(f"ended with exit code {code} after SIGTERM"))
+            raise ServerFailed(self._describe(f"ended {self.ending} after SIGTERM"))
 
     def pause(self) -> None:
         """Freeze the process (SIGSTOP); its connections stay open and silent."""
@@ -127,11 +178,14 @@ class ServerProcess:
         self._paused = False
 
     def log_tail(self) -> str:
-        """Return the last lines of the server's log."""
+        """Return the last lines of the server's log since the last start, and of these its error last."""
         try:
-            lines = self.log_file.read_text(errors="replace").splitlines()
+            with self.log_file.open("rb") as log:
+                log.seek(self._log_begins_at)
+                lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
+        lines.sort(key=lambda line: line.startswith("error:"))  # stable
         return "\n".join(lines[-_LOG_TAIL_LINES:])
 
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:

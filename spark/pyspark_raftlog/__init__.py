@@ -7,9 +7,15 @@ imports nothing heavy and never touches gRPC.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 
 from pyspark_raftlog.options import SinkOptions
 from pyspark_raftlog.schema import SinkSchema
@@ -28,6 +34,22 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         """Return what stands in `format(...)`."""
         return "raftlog"
+
+    def schema(self) -> StructType:
+        """Refuse to read. Spark asks for the columns first, unless the query says them.
+
+        Raises:
+            ValueError: always.
+        """
+        _refuse_reading()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Refuse to read, as `schema` does."""
+        _refuse_reading()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Refuse to read, as `schema` does."""
+        _refuse_reading()
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the sink of a streaming query, after checking its options and its columns.
@@ -48,6 +70,13 @@ class DefaultSource(DataSource):
         options = SinkOptions.parse(self.options)
         _refuse_overwrite(overwrite, 'mode("append")')
         return BatchSink(options, SinkSchema.check(schema, options))
+
+
+def _refuse_reading() -> NoReturn:
+    raise ValueError(
+        "this version of raftlog has the sink only: it cannot be read from Spark yet, the source comes with "
+        "transactions; until then raftlog.Consumer.poll_arrow hands records out as Arrow tables"
+    )
 
 
 def _refuse_overwrite(overwrite: bool, instead: str) -> None:

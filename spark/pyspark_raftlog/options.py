@@ -38,7 +38,7 @@ class SinkOptions:
             InvalidConfig: a producer setting with a bad value.
         """
         # Not at the top: Spark imports this module where gRPC must not be, in processes that fork.
-        from raftlog._client.options import PRODUCER_KEYS, ProducerOptions
+        from raftlog._client.options import PRODUCER_KEYS, ProducerOptions, refuse_security
 
         known = _OWN.union(key.name for key in PRODUCER_KEYS)
         given: dict[str, str] = {}
@@ -47,6 +47,7 @@ class SinkOptions:
             if lowered in _SPARKS or lowered.startswith(_ASYNC_PROGRESS):
                 continue
             key = lowered.removeprefix(_PREFIX)
+            refuse_security(key)
             if key not in known:
                 raise ValueError(_unknown(name, known))
             if given.setdefault(key, value) != value:

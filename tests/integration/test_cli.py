@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -185,9 +186,12 @@ def test_log_dump_reads_the_servers_files_and_finds_damage(
     damaged = bytearray(log.read_bytes())
     damaged[-1] ^= 1
     (tmp_path / log.name).write_bytes(damaged)
-    ran = run("log", "dump", str(tmp_path / log.name))
+    (tmp_path / "server.log").write_text("no segment\n")
+    ran = run("log", "dump", str(tmp_path))
     assert ran.code == 1
+    assert f"error: {tmp_path / log.name}: " in ran.err
     assert "checksum mismatch" in ran.err
+    assert "1 segment, 3 batches, 3 records, 1 problem\n" in ran.err
 
 
 def test_wrong_command_lines_end_with_2_and_help_with_0(run: Run, tmp_path: Path) -> None:
@@ -200,6 +204,10 @@ def test_wrong_command_lines_end_with_2_and_help_with_0(run: Run, tmp_path: Path
         assert ran.code == 0
         assert "Usage" in ran.out
     assert run("--version").out.startswith("raftlog ")
+    assert run("topic", "create", "--help").out.count("<bool>") == 1  # --help itself
+    told = " ".join(run("produce", "--help").out.replace("│", " ").split())
+    assert "Every column is text" in told
+    assert "key_base64" in told
 
 
 def test_nobody_there_is_one_line_and_exit_code_1(run: Run) -> None:
@@ -215,6 +223,10 @@ def test_a_reader_that_leaves_is_no_error(run: Run, topic: str, cluster: Cluster
     environment = {**os.environ, "RAFTLOG_BOOTSTRAP": cluster.bootstrap}
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("line\n", "")
+    piped = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, env=environment, timeout=60, check=False
+    )
+    assert piped.returncode == 0
 
 
 def test_the_server_command_becomes_the_server(tmp_path: Path) -> None:
@@ -235,3 +247,173 @@ def test_the_server_command_becomes_the_server(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_missing_argument_is_named(run: Run) -> None:
+    for command, argument in (
+        (["produce"], "TOPIC"),
+        (["config", "set"], "topic|broker"),
+        (["log", "dump"], "FILE|DIR"),
+    ):
+        ran = run(*command)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert ran.err.startswith(f"error: Missing argument '{argument}'")
+
+
+def test_a_value_of_the_wrong_kind_is_told_in_words(run: Run) -> None:
+    word = run("topic", "create", "t", "--partitions", "many")
+    assert (word.code, word.err.count("\n")) == (2, 1)
+    assert "write a whole number" in word.err
+    small = run("topic", "create", "t", "--partitions", "0")
+    assert small.code == 2
+    assert "Input should" not in small.err
+    assert "Value error" not in small.err
+
+
+def test_an_address_without_a_port_is_a_wrong_command_line(run: Run) -> None:
+    for command in (["topic", "list"], ["consume", "t"], ["produce", "t"]):
+        ran = run(*command, "-b", "127.0.0.1")
+        assert (ran.code, ran.err.count("\n")) == (2, 1)
+        assert "'127.0.0.1' is not host:port" in ran.err
+
+
+def test_csv_goes_in_as_it_stands_and_bytes_are_counted(run: Run, topic: str) -> None:
+    ran = run("produce", topic, "-f", "csv", "--key-column", "zip", "--value-column", "n", stdin="zip,n\n00501,1.0\n")
+    assert f"1 record, 8 bytes to {topic} in" in ran.err
+    [record] = consumed(run, topic)
+    assert (record["key"], record["value"]) == ("00501", "1.0")
+
+
+def test_a_failing_produce_says_where_and_how_much_was_sent(run: Run, topic: str) -> None:
+    bad_line = run("produce", topic, "-f", "json", stdin='{"value": "a"}\n{"value": "b"}\nnope\n')
+    assert bad_line.code == 1
+    assert "line 3 is not JSON" in bad_line.err
+    assert "2 records were sent before" in bad_line.err
+    refused = run("produce", topic, "-f", "json", stdin='\n{"value": "c"}\n{"partition": 7}\n{"value": "d"}\n')
+    assert refused.code == 1
+    assert "error: line 3: " in refused.err
+    assert "no partition 7; 1 record was sent before" in refused.err
+    assert sorted(str(record["value"]) for record in consumed(run, topic)) == ["a", "b", "c"]
+
+
+def test_an_empty_input_still_needs_the_topic_and_the_cluster(run: Run) -> None:
+    ran = run("produce", "not-there", stdin="")
+    assert (ran.code, "not-there" in ran.err) == (1, True)
+    assert run("produce", "t", "-b", "127.0.0.1:1", "-c", "max.block.ms=500", stdin="").code == 1
+
+
+def test_an_offset_that_is_not_there_is_an_error(run: Run, topic: str) -> None:
+    assert run("produce", topic, "-f", "json", stdin='{"partition": 0, "value": "a"}').code == 0
+    assert run("consume", topic, "-p", "0", "--offset", "1", "--no-follow").code == 0
+    ran = run("consume", topic, "-p", "0", "--offset", "5", "--no-follow")
+    assert (ran.code, ran.out) == (1, "")
+    assert f"{topic}-0 has offsets 0 to 1, 5 is not among them" in ran.err
+
+
+def test_no_key_is_not_the_text_null(run: Run, topic: str) -> None:
+    assert run("produce", topic, "-f", "json", stdin='{"value": "a"}\n{"key": "null", "value": "b"}').code == 0
+    text = run("consume", topic, "--from-beginning", "--no-follow", "--print-key").out
+    assert sorted(text.splitlines()) == ["null\tb", "␀\ta"]
+
+
+def test_an_ascii_terminal_gets_escapes(run: Run, topic: str, cluster: Cluster) -> None:
+    assert run("produce", topic, stdin="ünï").code == 0
+    environment = {**os.environ, "RAFTLOG_BOOTSTRAP": cluster.bootstrap, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-P", "-m", "raftlog", "consume", topic, "--from-beginning", "--no-follow"]
+    text = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert text.stdout == "\\xfcn\\xef\n"
+    as_json = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, env=environment, check=True)
+    assert json.loads(as_json.stdout)["value"] == "ünï"
+
+
+def test_broker_settings_for_all_and_those_that_need_a_restart(run: Run) -> None:
+    for broker in ("1", "default"):
+        fixed = run("config", "set", "broker", broker, "num.partitions=3")
+        assert fixed.code == 1
+        assert "num.partitions cannot change while a server runs" in fixed.err
+    assert run("config", "set", "broker", "default", "log.retention.ms=3d").code == 0
+    assert "log.retention.ms\t259200000" in run("config", "describe", "broker", "default").out
+    assert run("config", "unset", "broker", "default", "log.retention.ms").code == 0
+    assert "did you mean" in run("config", "set", "broker", "1", "log.retention.sm=1").err
+
+
+def test_files_that_are_not_there_are_told_in_words(run: Run, topic: str, tmp_path: Path) -> None:
+    assert run("produce", topic, str(tmp_path / "x.csv")).err == (
+        f"error: there is no {tmp_path / 'x.csv'}; check the path, and that its directory exists\n"
+    )
+    assert "is a directory; name a file" in run("produce", topic, str(tmp_path)).err
+
+
+def test_tables_write_booleans_as_json_does(run: Run) -> None:
+    assert "\tfalse\n" in run("cluster", "describe").out
+
+
+def up(*options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "raftlog", "up", "--port", "0", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_up_cleans_up_after_every_signal_that_ends_it(number: signal.Signals) -> None:
+    with up() as process:
+        words = first_line(process).split()
+        directory = Path(words[words.index("in") + 1])
+        assert directory.exists()
+        process.send_signal(number)
+        assert process.wait(30) == 0
+    assert not directory.exists()
+
+
+def test_a_second_up_leaves_the_files_of_the_first_alone(tmp_path: Path) -> None:
+    with up("--data", str(tmp_path)) as process:
+        try:
+            assert "raftlog is up" in first_line(process)
+            files = {name: (tmp_path / "node-1" / name).read_bytes() for name in ("server.toml", "ready.json")}
+            with up("--data", str(tmp_path), "--set", "num.partitions=3") as second:
+                _, errors = second.communicate(timeout=30)
+            assert second.returncode == 1
+            assert f"is in use: process {process.pid} runs a server there" in errors
+            assert errors.count("\n") == 1
+            assert {name: (tmp_path / "node-1" / name).read_bytes() for name in files} == files
+        finally:
+            process.terminate()
+
+
+def test_up_says_how_a_server_ended(tmp_path: Path) -> None:
+    with up("--data", str(tmp_path)) as process:
+        first_line(process)
+        os.kill(json.loads((tmp_path / "node-1" / "ready.json").read_bytes())["pid"], signal.SIGKILL)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "error: server 1 has ended by SIGKILL" in errors
+
+
+def test_insecure_opens_a_listener_beyond_loopback(tmp_path: Path) -> None:
+    everywhere = ["--set", "listeners=0.0.0.0:0", "--set", "advertised.listeners=127.0.0.1:0"]
+    with up("--data", str(tmp_path), *everywhere) as process:
+        assert "--insecure" in process.communicate(timeout=30)[1]
+    with up("--data", str(tmp_path), *everywhere, "--insecure") as process:
+        assert "raftlog is up" in first_line(process)
+        process.terminate()
+    config = tmp_path / "server.toml"
+    config.write_text(f'listeners = "0.0.0.0:0"\nlog.dirs = "{tmp_path / "data"}"\nnode.id = 1\n')
+    command = [sys.executable, "-P", "-m", "raftlog", "server", *everywhere, "--config", str(config)]
+    ready = tmp_path / "ready.json"
+    with subprocess.Popen([*command, "--insecure", "--ready-file", str(ready)], stderr=subprocess.DEVNULL) as served:
+        deadline = time.monotonic() + 30
+        while not ready.exists() and served.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        served.terminate()
+    assert ready.exists()
+
+
+def test_the_demo_refuses_arguments_that_it_does_not_have() -> None:
+    command = [sys.executable, "-m", "raftlog_demo"]
+    usage = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    assert usage.stdout.startswith("usage: ./dev demo")
+    assert subprocess.run([*command, "--fast"], capture_output=True, check=False).returncode == 2

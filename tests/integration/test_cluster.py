@@ -97,6 +97,39 @@ def test_a_port_in_use_is_told_with_the_servers_own_words(monkeypatch: pytest.Mo
     assert str(port) in str(caught.value)
 
 
+def test_the_constructor_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    cluster = Cluster()
+    assert list(tmp_path.iterdir()) == []
+    with cluster:
+        assert list(tmp_path.iterdir()) == [cluster.directory]
+        assert cluster.directory.stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_start_quotes_its_own_lines_and_the_error_last(tmp_path: Path) -> None:
+    log = tmp_path / "node-1" / "server.log"
+    log.parent.mkdir()
+    log.write_text("error: of an earlier start\n")
+    with pytest.raises(ServerFailed) as caught:
+        Cluster(directory=tmp_path, num_partition=3).__enter__()
+    lines = str(caught.value).splitlines()
+    assert "an earlier start" not in str(caught.value)
+    assert lines[-1].startswith("error: ")
+
+
+def test_a_directory_belongs_to_one_cluster_until_it_ends(tmp_path: Path) -> None:
+    with Cluster(directory=tmp_path) as first:
+        with pytest.raises(ServerFailed, match=rf"in use: process {os.getpid()} runs a server there"):
+            Cluster(directory=tmp_path).__enter__()
+        assert first.is_running(1)
+        assert first.ending(1) is None
+        first.kill(1)
+        assert first.ending(1) == "by SIGKILL"
+    with Cluster(directory=tmp_path):
+        pass
+
+
 def test_several_nodes_are_refused_for_now() -> None:
     with pytest.raises(InvalidConfig, match=r"nodes=3.*metadata quorum.*nodes=1"):
         Cluster(nodes=3)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raftlog import Consumer, Record
+from raftlog import Admin, Consumer, Record
 from raftlog.testing import Cluster
 
 README = Path(__file__).parents[2] / "README.md"
@@ -38,29 +38,22 @@ def test_the_testing_example() -> None:
 
 
 @pytest.mark.spark
-def test_the_spark_example(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    from pyspark.sql import SparkSession
-
-    from raftlog import Admin
-
+def test_the_spark_example(tmp_path: Path, spark: Any) -> None:
     code = block_with("writeStream").replace("/data/checkpoints/events", str(tmp_path / "checkpoint"))
     with Cluster(nodes=1) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("events", 2)
-        spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+        events = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+        names: dict[str, Any] = {"events": events.withColumnRenamed("value", "id")}
+        exec(compile(code.replace("127.0.0.1:9092", cluster.bootstrap), "README", "exec"), names)
         try:
-            events = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-            names: dict[str, Any] = {"events": events.withColumnRenamed("value", "id")}
-            exec(compile(code.replace("127.0.0.1:9092", cluster.bootstrap), "README", "exec"), names)
             with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
                 consumer.subscribe(["events"])
                 records: list[Record] = []
                 deadline = time.monotonic() + 60
                 while len(records) < 10 and time.monotonic() < deadline:
                     records += consumer.poll(1.0)
-            assert len(records) >= 10
-            assert all(record.key is not None and record.value is not None for record in records)
-            names["query"].stop()
         finally:
-            spark.stop()
+            names["query"].stop()
+        assert len(records) >= 10
+        assert all(record.key is not None and record.value is not None for record in records)

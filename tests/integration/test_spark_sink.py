@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,29 +21,6 @@ _WAIT_S = 60
 def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    directory = tmp_path_factory.mktemp("spark")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    session = (
-        SparkSession.builder.master("local[2,3]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.driver.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.local.dir", str(directory / "local"))
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
 
 
 @pytest.fixture
@@ -179,6 +154,51 @@ def test_complete_mode_and_overwriting_are_refused(spark: Any, cluster: Cluster,
         frame.write.format("raftlog").mode("overwrite").option("bootstrap.servers", cluster.bootstrap).option(
             "topic", topic
         ).save()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("schema", [None, "value binary"])
+def test_reading_is_refused_in_words(spark: Any, cluster: Cluster, streaming: bool, schema: str | None) -> None:
+    from pyspark.errors import PySparkException
+
+    source = (spark.readStream if streaming else spark.read).format("raftlog")
+    source = source.option("bootstrap.servers", cluster.bootstrap).option("subscribe", "t")
+    if schema is not None:
+        source = source.schema(schema)
+
+    def read() -> None:
+        frame = source.load()
+        if streaming:
+            frame.writeStream.format("noop").start().awaitTermination(_WAIT_S)
+        else:
+            frame.collect()
+
+    with pytest.raises(PySparkException) as caught:
+        read()
+    assert "has the sink only" in str(caught.value)
+    assert "the source comes with transactions" in str(caught.value)
+    assert "is not implemented" not in str(caught.value)
+
+
+def test_rows_with_and_without_a_key_keep_their_order(spark: Any, cluster: Cluster) -> None:
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        admin.create_topic("mixed-keys")
+    frame = spark.range(0, 1000, numPartitions=1).selectExpr(
+        "if(id % 2 = 0, 'k', null) as key", "format_string('%04d', id) as value"
+    )
+    frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap).option(
+        "topic", "mixed-keys"
+    ).save()
+    assert read_all(cluster.bootstrap, "mixed-keys")["value"].to_pylist() == [b"%04d" % n for n in range(1000)]
+
+
+def test_without_a_mode_spark_itself_asks_for_append(spark: Any, cluster: Cluster, topic: str) -> None:
+    """docs/spark.md says so; a Spark that does otherwise makes that line wrong."""
+    from pyspark.errors import PySparkException
+
+    writer = spark.range(3).selectExpr("cast(id as string) value").write.format("raftlog")
+    with pytest.raises(PySparkException, match=r"(?i)ErrorIfExists.*append"):
+        writer.option("bootstrap.servers", cluster.bootstrap).option("topic", topic).save()
 
 
 def test_a_topic_that_is_not_there_fails_the_query_and_names_it(spark: Any, cluster: Cluster) -> None:

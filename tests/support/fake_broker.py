@@ -49,6 +49,10 @@ class Faults:
         """Errors for the next batches, one each, instead of appending them."""
         self.refuse_when: Callable[[str, int, int], RaftlogError | None] = lambda topic, partition, count: None
         """(topic, partition, batches asked so far) -> a refusal."""
+        self.refuse_offsets: dict[int, RaftlogError] = {}
+        """By partition: what `ListOffsets` says instead of an offset."""
+        self.offsets_delay_s: dict[int, float] = {}
+        """By node: how long `ListOffsets` takes."""
         self.drop_produce_before_append = 0
         self.drop_produce_after_append = 0
         """Break the stream at this many requests to come: before, or after appending without an answer."""
@@ -58,6 +62,8 @@ class Faults:
         self.max_message_bytes = 1 << 20
         self.duplicate_frames = False
         self.corrupt_frames = 0
+        self.corrupt_partitions: set[int] = set()
+        """Partitions that are damaged for good."""
         self.metadata_down = False
 
 

@@ -123,10 +123,14 @@ class Node(log_pb2_grpc.LogServicer):
         self, request: log_pb2.ListOffsetsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> log_pb2.ListOffsetsResponse:
         response = log_pb2.ListOffsetsResponse()
+        faults = self.cluster.faults
+        await asyncio.sleep(faults.offsets_delay_s.get(self.node, 0.0))
         for part in request.partitions:
             result = response.results.add()
             try:
                 _, partition = self.cluster.find(self.node, part.topic_id, part.partition, part.leader_epoch)
+                if part.partition in faults.refuse_offsets:
+                    raise faults.refuse_offsets[part.partition]
             except RaftlogError as error:
                 result.error.CopyFrom(to_wire(error))
                 continue
@@ -251,8 +255,10 @@ class FetchSession:
                     break
                 records += batch
                 next_position = header.next_offset
-            if self.cluster.faults.corrupt_frames and records:
-                self.cluster.faults.corrupt_frames -= 1
+            faults = self.cluster.faults
+            damaged = part.partition in faults.corrupt_partitions
+            if (faults.corrupt_frames or damaged) and records:
+                faults.corrupt_frames -= not damaged
                 records = records[:-1] + bytes([records[-1] ^ 0xFF])
             if records or not announced:
                 announced = True

@@ -15,6 +15,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from broker.log.storage import SyncFailed
 from raftlog.format import Buffer
 
 
@@ -203,12 +204,17 @@ class MemoryStorage:
             self.operations += 1
         if self.on_step is not None:
             self.on_step(op, path)
+        self.fail_if_due(op, path)
+
+    def fail_if_due(self, op: str, path: str) -> None:
+        """Raise what a fault has for this operation."""
         for fault in self.faults:
             if fault.op == op and fnmatch.fnmatch(path, fault.path):
                 if fault.skip:
                     fault.skip -= 1
                 else:
-                    raise OSError(fault.errno, f"injected into {op}", path)
+                    kind = SyncFailed if op in ("datasync", "sync_dir") else OSError
+                    raise kind(fault.errno, f"injected into {op}", path)
 
     def crash(self, dice: Random | None) -> None:
         """Stop the machine (None: only the process) and start it again."""
@@ -351,6 +357,7 @@ class MemoryStorage:
 
     def sync_dir(self, path: str) -> None:
         """Make names durable."""
+        self.fail_if_due("open", path)  # it takes a descriptor
         self.step("sync_dir", path)
         node = self._find(path)
         assert isinstance(node, _DirectoryNode)

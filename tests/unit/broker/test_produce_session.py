@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from broker import produce_session
+from broker.log.partition_log import FlushTicket
 from broker.produce_session import ProduceSession
 from raftlog import wire
-from raftlog.errors import BrokerOverloaded, UnknownTopicId
+from raftlog.errors import BrokerOverloaded, StorageError, UnknownTopicId
 from raftlog.format import Codec
 from raftlog.v1 import common_pb2, log_pb2
 from tests.support.batches import batch_of
@@ -225,6 +226,36 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_either(tmp_path: Pa
             assert requests.taken <= 4
             await writer.resume()
             assert len(await writer.wait_for(50)) == 50
+
+    asyncio.run(scenario())
+
+
+def test_a_flush_that_is_refused_for_now_is_answered_and_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = True
+    run = FlushTicket.run
+
+    def run_or_refuse(self: FlushTicket) -> None:
+        if refused:
+            raise StorageError("too many open files")
+        run(self)
+
+    monkeypatch.setattr(FlushTicket, "run", run_or_refuse)
+
+    async def scenario() -> None:
+        nonlocal refused
+        async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
+            requests.send(request(1))
+            (response,) = await writer.wait_for(1)
+            assert response.results[0].error.code == common_pb2.STORAGE_ERROR
+            partition = parts.registry.find(TOPIC_ID, 0)
+            assert partition.high_watermark == 0
+            refused = False
+            partition.flush_if_due()
+            await settle()
+            assert partition.high_watermark == 1
+            assert not parts.logs.offline_dirs
 
     asyncio.run(scenario())
 

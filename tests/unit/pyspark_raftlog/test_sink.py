@@ -97,6 +97,13 @@ def test_other_options_get_another_producer(producers: type[RememberingProducer]
     assert [producer.config["acks"] for producer in producers.made] == ["1", "all"]
 
 
+@pytest.mark.parametrize("ask", ["schema", "reader", "streamReader"])
+def test_reading_is_refused_in_words(ask: str) -> None:
+    source = DefaultSource({"bootstrap.servers": "a:1"})
+    with pytest.raises(ValueError, match=r"has the sink only.*the source comes with transactions"):
+        getattr(source, ask)(*([] if ask == "schema" else [SCHEMA]))
+
+
 def test_a_task_that_says_nothing_fails_the_commit() -> None:
     """The continuous trigger sends None; to commit would be to forget whatever it did not write."""
     writer = stream_sink()

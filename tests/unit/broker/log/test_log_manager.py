@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -374,6 +375,67 @@ def test_a_flush_under_way_survives_the_deletion_of_its_log() -> None:
     assert manager.offline_dirs == {}
 
 
+def cold_log(batches: int = 6) -> LogDriver:
+    driver = LogDriver(config=LogConfig(segment_bytes=400))
+    driver.open()
+    for _ in range(batches):
+        driver.append()
+    driver.flush()
+    for segment in driver.log.segments[:-1]:
+        driver.log._cache.forget(segment)
+    return driver
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "made again under the same name"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda log: log.read(0, 100, 6, blocking=True),
+        lambda log: log.offset_for_time(0),
+        lambda log: log.max_timestamp(),
+    ],
+    ids=["read", "offset_for_time", "max_timestamp"],
+)
+def test_a_deletion_in_the_middle_of_a_cold_read_takes_nothing_offline(
+    use: Callable[[PartitionLog], object], again: bool
+) -> None:
+    driver = cold_log()
+    manager, log = driver.manager, driver.log
+    assert manager is not None
+
+    def delete(op: str, path: str) -> None:
+        if op == "open" and path.endswith(".log"):
+            driver.storage.on_step = None
+            manager.delete(TOPIC_ID, 0)
+            if again:
+                append_and_flush(manager.create("topic", bytes(16), 0))
+
+    driver.storage.on_step = delete
+    with pytest.raises(StorageError, match="is closed"):
+        use(log)
+    assert manager.offline_dirs == {}
+    assert len(log._cache) == 0, "nobody closes what a deleted log opens"
+
+
+def test_a_partition_whose_directory_somebody_removed_does_not_condemn_the_others() -> None:
+    driver = cold_log()
+    manager = driver.manager
+    assert manager is not None
+    driver.storage.rename(driver.log.directory, LOG_DIR + "/elsewhere")
+    with pytest.raises(StorageError, match="is gone, though nobody deleted the partition"):
+        driver.log.read(0, 100, 6, blocking=True)
+    assert manager.offline_dirs == {}
+
+
+def test_a_segment_that_vanished_from_its_directory_is_the_disks_fault() -> None:
+    driver = cold_log()
+    assert driver.manager is not None
+    driver.storage.remove(driver.log.segments[0].log_path)
+    with pytest.raises(StorageError, match="is offline"):
+        driver.log.read(0, 100, 6, blocking=True)
+    assert list(driver.manager.offline_dirs) == [LOG_DIR]
+
+
 def test_a_corrupt_log_can_be_deleted() -> None:
     driver = LogDriver()
     driver.open()
@@ -384,3 +446,47 @@ def test_a_corrupt_log_can_be_deleted() -> None:
     assert list(manager.corrupt_logs) == [(TOPIC_ID, 0)]
     assert manager.delete(TOPIC_ID, 0)
     assert manager.create("topic", TOPIC_ID, 0).log_end_offset == 0
+
+
+# Stopping
+
+
+def test_close_waits_for_housekeeping_and_nothing_is_written_after_it() -> None:
+    driver = LogDriver()
+    driver.open()
+    driver.append()
+    driver.flush()
+    manager, storage = driver.manager, driver.storage
+    assert manager is not None
+    entered, leave = threading.Event(), threading.Event()
+    log: list[str] = []
+
+    def on_step(op: str, path: str) -> None:
+        if op == "open" and "offset-checkpoint" in path and not entered.is_set():
+            entered.set()
+            assert leave.wait(10)
+        log.append(f"{op} {path}")
+
+    storage.on_step = on_step
+    housekeeping = threading.Thread(target=manager.run_housekeeping_once, args=(1_000,))
+    housekeeping.start()
+    assert entered.wait(10)
+    closing = threading.Thread(target=manager.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive()
+    assert storage.locked
+    leave.set()
+    housekeeping.join(10)
+    closing.join(10)
+    assert not storage.locked
+    log.clear()
+    manager.run_housekeeping_once(2_000)
+    manager.checkpoint()
+    manager.close()
+    for use in (lambda: manager.delete(TOPIC_ID, 0), lambda: manager.create("t", TOPIC_ID, 1)):
+        with pytest.raises(StorageError, match="the broker is stopping"):
+            use()
+    with pytest.raises(StorageError, match="not ours any more"):
+        driver.log.log_dir.update_marks(dict, removed=[(TOPIC_ID, 0)])
+    assert log == []

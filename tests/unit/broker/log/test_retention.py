@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from broker.log import log_trim
 from broker.log.config import LogConfig
+from broker.log.retention import expired_segments
 from raftlog.errors import OffsetOutOfRange
 from tests.support.log_driver import LogDriver
 from tests.support.memory_storage import Fault
@@ -162,3 +166,98 @@ def test_segments_roll_by_age_of_their_first_append() -> None:
     assert driver.log.maybe_roll(driver.clock.now)
     assert not driver.log.maybe_roll(driver.clock.now + 1_000), "an empty segment has no age"
     driver.check()
+
+
+# Races
+
+
+def test_records_that_arrive_while_retention_judges_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The active segment has expired; before it is rolled, a fresh record gets into it and is acknowledged."""
+    driver = driver_with(3, replace(CONFIG, retention_ms=1_000, segment_bytes=10_000))
+    driver.clock.now += 10_000
+    judged: list[int] = []
+
+    def judge(*args: Any) -> int:
+        count = expired_segments(*args)
+        if not judged:
+            driver.append()
+            driver.flush()
+        judged.append(count)
+        return count
+
+    monkeypatch.setattr(log_trim, "expired_segments", judge)
+    driver.log.apply_retention(driver.clock.now)
+    assert judged == [1, 0]
+    assert driver.log.log_start_offset == 0
+    driver.check()
+
+
+def test_retention_never_passes_the_high_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = driver_with(3, replace(CONFIG, retention_ms=1_000, segment_bytes=10_000))
+    driver.clock.now += 10_000
+    judged: list[int] = []
+
+    def judge(*args: Any) -> int:
+        count = expired_segments(*args)
+        if not judged:
+            driver.append([driver.clock.now - 5_000])  # expired, but not committed
+        judged.append(count)
+        return count
+
+    monkeypatch.setattr(log_trim, "expired_segments", judge)
+    driver.log.apply_retention(driver.clock.now)
+    assert driver.log.log_start_offset <= driver.log.high_watermark == 6
+
+
+def remove_at_open_of(driver: LogDriver, base_offset: int, new_start: int) -> None:
+    """Have retention remove everything below `new_start` when that segment is about to be opened."""
+
+    def on_step(op: str, path: str) -> None:
+        if op == "open" and path.endswith(f"{base_offset:020d}.log"):
+            driver.storage.on_step = None
+            driver.delete_records(new_start)
+            driver.checkpoint()
+
+    for segment in driver.log.segments[:-1]:
+        driver.log._cache.forget(segment)
+    driver.storage.on_step = on_step
+
+
+def test_a_look_up_by_time_that_races_retention_answers_from_what_is_left() -> None:
+    driver = driver_with(8, CONFIG)
+    driver.checkpoint()
+    remove_at_open_of(driver, 0, 4)
+    found = driver.log.offset_for_time(0)
+    assert found is not None
+    assert found.offset == 4
+    remove_at_open_of(driver, 4, 8)
+    assert driver.log.max_timestamp() is not None
+    assert driver.manager is not None
+    assert not driver.manager.offline_dirs
+
+
+def test_a_cold_read_that_races_retention_is_out_of_range() -> None:
+    driver = driver_with(8, CONFIG)
+    driver.checkpoint()
+    remove_at_open_of(driver, 0, 4)
+    with pytest.raises(OffsetOutOfRange, match="the log has 4 to 16"):
+        driver.log.read(0, 100, 16, blocking=True)
+
+
+def test_files_that_could_not_be_removed_go_at_the_next_sweep() -> None:
+    driver = driver_with(4, CONFIG)
+    driver.checkpoint()
+    driver.delete_records(4)
+    fault = Fault("open", driver.log.directory, errno=errno.EMFILE)
+    driver.storage.faults.append(fault)
+    driver.checkpoint()
+    driver.storage.faults.clear()
+    driver.clock.now += 100
+    removed: list[str] = []
+    driver.storage.on_step = lambda op, path: removed.append(op) if op in ("remove", "sync_dir") else None
+    driver.checkpoint()
+    assert removed[0] == "sync_dir", "the names must be durable first"
+    assert "remove" in removed
+    assert not any(name.startswith(f"{0:020d}") for name in names(driver))
+    assert driver.manager is not None
+    assert not driver.manager.offline_dirs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from raftlog.errors import InvalidRecord
 
 
 def records(data: bytes, source: Format, columns: Columns | None = None) -> list[dict[str, Any]]:
-    batches = list(read(io.BytesIO(data), source, columns or Columns()))
-    return [row for batch in batches for row in batch.to_pylist()]
+    parts = list(read(io.BytesIO(data), source, columns or Columns()))
+    return [row for part in parts for row in part.records.to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -127,8 +128,8 @@ def test_what_consume_prints_as_json_is_what_produce_reads(rows: list[Any]) -> N
 def test_rows_become_json_or_one_column_becomes_the_value() -> None:
     data = b"id,name\n1,ada\n2,\n"
     assert [json.loads(row["value"]) for row in records(data, Format.CSV)] == [
-        {"id": 1, "name": "ada"},
-        {"id": 2, "name": ""},
+        {"id": "1", "name": "ada"},
+        {"id": "2", "name": ""},
     ]
     assert records(data, Format.CSV, Columns(key="id", value="name")) == [
         {"key": b"1", "value": b"ada"},
@@ -147,3 +148,86 @@ def test_parquet_and_what_is_none() -> None:
     ]
     with pytest.raises(InvalidRecord, match=r"not parquet.*--format"):
         records(b"no parquet", Format.PARQUET)
+
+
+def test_every_csv_column_is_text_as_it_stands_in_the_file() -> None:
+    rows = ["00501,1.50,true,2024-01-01,NULL", "-0,1e3,,nan,+7"]
+    data = "\ufeffzip,price,flag,day,n\r\n".encode() + "\r\n".join(rows).encode()
+    assert [list(json.loads(row["value"]).values()) for row in records(data, Format.CSV)] == [
+        row.split(",") for row in rows
+    ]
+    assert records(data, Format.CSV, Columns(key="zip", value="price"))[0] == {"key": b"00501", "value": b"1.50"}
+
+
+def test_a_late_word_among_numbers_and_a_quoted_line_end_are_ordinary_text() -> None:
+    many = 300_000  # more than Arrow's first block, from which it would infer
+    data = b'"a ""b"",\nc",d\n' + b"12345,1\n" * many + b'word,"two\nlines"\n'
+    assert records(data, Format.CSV, Columns(key='a "b",\nc', value="d"))[-2:] == [
+        {"key": b"12345", "value": b"1"},
+        {"key": b"word", "value": b"two\nlines"},
+    ]
+
+
+def test_csv_from_a_pipe_is_read_whole() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as pipe:
+        with os.fdopen(writing, "wb") as end:
+            end.write(b"a,b\n01,2\n")
+        [part] = read(pipe, Format.CSV, Columns(value="a"))
+    assert (part.records.to_pylist(), part.place(0)) == ([{"value": b"01"}], "row 1")
+
+
+def test_a_csv_that_cannot_be_read_is_told_with_its_row() -> None:
+    with pytest.raises(InvalidRecord, match=r"Row #3: Expected 2 columns, got 3"):
+        records(b"a,b\n1,2\n1,2,3\n", Format.CSV)
+    with pytest.raises(InvalidRecord, match=r"UTF8"):
+        records(b"a,b\n\xff,2\n", Format.CSV)
+
+
+def test_columns_of_the_same_name_are_named() -> None:
+    with pytest.raises(InvalidRecord, match="columns 'a', 'b' more than once"):
+        records(b"a,b,c,b,a\n1,2,3,4,5\n", Format.CSV, Columns(value="c"))
+
+
+def test_bytes_in_a_json_row_are_base64_and_numbers_that_json_lacks_are_null() -> None:
+    sink = io.BytesIO()
+    table = pa.table(
+        {
+            "raw": [b"\x00\xff"],
+            "nested": [{"inner": [b"\x01", None], "x": float("nan")}],
+            "x": [float("inf")],
+            "y": [1.5],
+        }
+    )
+    pa.parquet.write_table(table, sink)
+    [row] = records(sink.getvalue(), Format.PARQUET)
+    assert json.loads(row["value"], parse_constant=pytest.fail) == {
+        "raw": "AP8=",
+        "nested": {"inner": ["AQ==", None], "x": None},
+        "x": None,
+        "y": 1.5,
+    }
+
+
+def test_every_kind_of_bytes_is_a_value_and_a_list_is_none() -> None:
+    sink = io.BytesIO()
+    raw = pa.array([b"\xff\xfe"])
+    table = pa.table({"large": raw.cast(pa.large_binary()), "fixed": raw.cast(pa.binary(2)), "list": [[1]]})
+    pa.parquet.write_table(table, sink)
+    columns = Columns(key="large", value="fixed")
+    assert records(sink.getvalue(), Format.PARQUET, columns) == [{"key": b"\xff\xfe", "value": b"\xff\xfe"}]
+    with pytest.raises(InvalidRecord, match="column 'list' is list"):
+        records(sink.getvalue(), Format.PARQUET, Columns(value="list"))
+
+
+def test_what_was_good_before_a_bad_line_comes_first() -> None:
+    found = []
+    with pytest.raises(InvalidRecord, match="line 4 is not JSON"):
+        for part in read(io.BytesIO(b'{"value": "a"}\n\n{"value": "b"}\nnope\n'), Format.JSON, Columns()):
+            found += [part.place(index) for index in range(len(part.numbers))]
+    assert found == ["line 1", "line 3"]
+    pairs = []
+    with pytest.raises(InvalidRecord, match="line 2 has no ':'"):
+        for part in read(io.BytesIO(b"a:1\nb\n"), Format.LINES, Columns(key_separator=":")):
+            pairs += part.records.to_pylist()
+    assert pairs == [{"key": b"a", "value": b"1"}]

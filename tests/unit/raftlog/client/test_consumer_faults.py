@@ -19,6 +19,7 @@ from raftlog.errors import (
     OffsetOutOfRange,
     UnknownTopicId,
     UnknownTopicOrPartition,
+    to_wire,
 )
 from raftlog.format import Attributes, Columns, encode_batch
 from tests.support.fake_broker import FakeCluster
@@ -232,6 +233,30 @@ def test_subscribing_to_a_topic_that_comes_later(cluster: FakeCluster) -> None:
         cluster.create_topic("later")
         cluster.append("later", batch([b"first"]))
         assert values(consumer.poll(10)) == [b"first"]
+
+
+def test_topics_that_do_not_exist_are_named_once(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+    with Consumer(cluster.bootstrap, metadata_max_age_ms=20, **FAST) as consumer, caplog.at_level("WARNING"):
+        consumer.subscribe(["t", "nosuch", "another"])
+        assert consumer.poll(0.2) == []
+    assert [record.name for record in caplog.records] == ["raftlog._client.consumer"]
+    assert caplog.messages == ["subscribed to topics that do not exist: another, nosuch; waiting for them"]
+
+
+def test_a_broker_that_names_the_partition_is_not_repeated(cluster: FakeCluster) -> None:
+    text = "t-0: offset 99 is not in the log, which has offsets 0 to 5"
+    cluster.append("t", batch(numbered(0, 5)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="none", **FAST) as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 0)
+        assert len(consumer.poll(10)) == 5
+        with consumer._engine.lock:
+            state = consumer._engine.positions.states[T0]
+        wire_error = to_wire(OffsetOutOfRange(text))
+        consumer._thread.loop.call_soon_threadsafe(consumer._engine.refused, state, wire_error)
+        with pytest.raises(OffsetOutOfRange) as caught:
+            consumer.poll(10)
+        assert str(caught.value).count("t-0") == 1
 
 
 def test_fetched_bytes_stay_within_the_bound(cluster: FakeCluster) -> None:

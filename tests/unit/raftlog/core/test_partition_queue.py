@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from raftlog._core.accumulator import Accumulator, AccumulatorConfig
 from raftlog._core.batch import Batch
 from raftlog._core.partition_queue import PartitionQueue
-from raftlog.errors import DeliveryTimeout
+from raftlog.errors import BrokerUnavailable, DeliveryTimeout, FencedLeaderEpoch
 from raftlog.format import Codec, decode_batch
 
 CONFIG = AccumulatorConfig(
@@ -140,3 +140,18 @@ def test_nothing_new_is_sent_while_answers_are_owed_after_a_refusal() -> None:
     assert queue.recovered()
     assert queue.chain > chain
     assert queue.take(1, 10_000, at_least_one=True) == [first, second, third]
+
+
+def test_lost_connections_do_not_lengthen_the_pause_after_the_refusal_that_follows_them() -> None:
+    queue = PartitionQueue("t", 0)
+    for error, expected in [
+        (BrokerUnavailable("no connection"), 1),
+        (BrokerUnavailable("no connection"), 2),
+        (FencedLeaderEpoch("it was started again"), 1),
+        (FencedLeaderEpoch("still"), 2),
+        (BrokerUnavailable("no connection"), 1),
+    ]:
+        queue.note_failure(error)
+        batch = Batch(queue, queue.next_order(), 100, 0, 0)
+        queue.on_refused(batch, resend=True, counts=True)
+        assert queue.failures == expected

@@ -1,0 +1,31 @@
+"""The Python in docs/python.md runs as it stands there, block after block, against a real broker."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftlog.testing import Cluster
+
+GUIDE = Path(__file__).parents[2] / "docs" / "python.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pandas")
+    names: dict[str, Any] = {"__name__": "guide"}
+    with Cluster(nodes=1) as cluster:
+        assert "127.0.0.1:9092" in BLOCKS[0]
+        for number, block in enumerate(BLOCKS):
+            code = block.replace("127.0.0.1:9092", cluster.bootstrap)
+            exec(compile(code, f"{GUIDE.name}, block {number + 1}", "exec"), names)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:3] == ["1", "readings 0", "3"]
+    assert sum(line.startswith("refused: ") for line in printed) == 2
+    assert "['topic', 'partition', 'offset', 'timestamp', 'key', 'value', 'headers']" in printed
+    assert "9 records in all" in printed
+    assert printed[-4:] == ["0", "1", "103 103 [b'one', b'two', b'three']", "0"]

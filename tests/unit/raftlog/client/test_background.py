@@ -1,0 +1,119 @@
+"""The loop thread that all clients of a process share: nothing a user does may end it, or leave things on it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raftlog import Admin, Consumer, Delivery, Producer
+from raftlog._client.background import LoopThread, loop_thread
+from raftlog.errors import ClosedError
+from tests.support.fake_broker import FakeCluster
+
+FAST: dict[str, Any] = {"linger_ms": 0.5, "retry_backoff_ms": 1, "retry_backoff_max_ms": 20}
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        yield cluster
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.parametrize("error", [SystemExit("mine"), KeyboardInterrupt()])
+def test_a_callback_that_exits_ends_nothing(cluster: FakeCluster, error: BaseException) -> None:
+    seen: list[Delivery] = []
+
+    def leave(delivery: Delivery) -> None:
+        raise error
+
+    with Producer(cluster.bootstrap, **FAST) as producer:
+        one, two = producer.send("t", b"1"), producer.send("t", b"2")
+        one.add_done_callback(leave)
+        two.add_done_callback(seen.append)
+        assert two.result(10).offset == 1
+        assert until(lambda: seen == [two])
+        assert producer.send("t", b"3").result(10).offset == 2
+    with Producer(cluster.bootstrap, **FAST) as another:
+        assert another.send("t", b"4").result(10).offset == 3
+
+
+def leave() -> None:
+    raise SystemExit("from somewhere")
+
+
+def test_the_loop_goes_on_when_something_on_it_exits() -> None:
+    thread = LoopThread()
+    thread.loop.call_soon_threadsafe(leave)
+    assert thread.run(asyncio.sleep(0.01, "still here"), timeout=10) == "still here"
+    thread.loop.call_soon_threadsafe(thread.loop.stop)
+
+
+def test_a_loop_that_has_ended_is_refused_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = LoopThread()
+    waiting = threading.Timer(0.2, lambda: ended.loop.call_soon_threadsafe(ended.loop.stop))
+    waiting.start()
+    with pytest.raises(ClosedError, match="make a new client"):
+        ended.run(asyncio.sleep(60))
+    with pytest.raises(ClosedError, match="make a new client"):
+        ended.run(asyncio.sleep(0))
+    monkeypatch.setattr("raftlog._client.background._current", ended)
+    fresh = loop_thread()
+    assert fresh is not ended
+    assert fresh.run(asyncio.sleep(0, "new"), timeout=10) == "new"
+    fresh.loop.call_soon_threadsafe(fresh.loop.stop)
+
+
+def test_run_has_a_timeout_and_cancels() -> None:
+    cancelled = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    with pytest.raises(TimeoutError):
+        loop_thread().run(wait(), timeout=0.05)
+    assert cancelled.wait(10)
+
+
+def test_clients_that_nobody_closed_leave_nothing_behind(cluster: FakeCluster) -> None:
+    def use() -> list[Any]:
+        producer, consumer, admin = Producer(cluster.bootstrap), Consumer(cluster.bootstrap), Admin(cluster.bootstrap)
+        producer.send("t", b"x").result(10)
+        consumer.subscribe("t")
+        return [producer._engine, consumer._engine, admin._engine]
+
+    use()
+    gc.collect()
+    time.sleep(0.5)
+    before = len(os.listdir("/proc/self/fd"))
+    engines = [engine for _ in range(5) for engine in use()]
+    gc.collect()
+    assert until(lambda: all(engine.closed for engine in engines))
+    engines.clear()  # gRPC keeps a closed channel's socket as long as an object of one of its calls is there
+    gc.collect()
+    assert until(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
+
+
+def test_a_delivery_outlives_its_producer(cluster: FakeCluster) -> None:
+    cluster.faults.ack_delay_s = lambda: 0.2
+    delivery = Producer(cluster.bootstrap, linger_ms=60_000).send("t", b"x")
+    gc.collect()
+    assert delivery.result(10).offset == 0
+    assert until(lambda: delivery._batch.owner.closed is not None)
