@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LAST_WORDS_S: Final = 2.0
+"""How long closing waits for the broker to read what nobody will answer (acks=0)."""
 _ANSWER_GRACE_MS: Final = 1000.0
 """The broker itself answers after `request.timeout.ms`; a stream that is silent for longer than this beyond is dead."""
 
@@ -79,7 +81,13 @@ class ProduceStream:
             self._call.cancel()
 
     async def close(self) -> None:
-        """End the stream."""
+        """End the stream; what was written without asking for an answer still gets there."""
+        call = self._call
+        if call is not None and self._engine.options.acks == log_pb2.NO_ACK:
+            with contextlib.suppress(TimeoutError, grpc.RpcError, asyncio.InvalidStateError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await call.done_writing()
+                    await call.code()  # the broker ends the stream once it has read everything
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

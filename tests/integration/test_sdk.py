@@ -335,13 +335,27 @@ def test_a_producer_taken_over_a_fork_says_so(cluster: Cluster, topic: str) -> N
     assert done.stdout == "ClosedError True\nInvalidRequestError True\nparent fine\n", done.stderr
 
 
+def test_what_is_sent_without_acknowledgement_is_not_cut_off_by_closing(cluster: Cluster, topic: str) -> None:
+    rounds = 30
+    for number in range(rounds):
+        with Producer(cluster.bootstrap, acks=0) as producer:
+            for part in range(3):
+                producer.send(topic, b"%d-%d" % (number, part), partition=0)
+    partition = TopicPartition(topic, 0)
+    with Consumer(cluster.bootstrap) as consumer:
+        deadline = time.monotonic() + 5
+        while (end := consumer.end_offsets([partition])[partition]) < 3 * rounds and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert end == 3 * rounds
+
+
 def test_an_interrupt_ends_a_wait(cluster: Cluster, topic: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT + textwrap.dedent("""
             with Consumer(bootstrap) as consumer:
                 consumer.subscribe(topic)
-                print("ready", flush=True)
                 try:
+                    print("ready", flush=True)
                     for record in consumer:
                         pass
                 except KeyboardInterrupt:
