@@ -76,8 +76,10 @@ class Consumer:
     def subscribe(self, topics: str | Iterable[str] | None = None, pattern: str | None = None) -> None:
         """Read all partitions of these topics, or of every topic whose whole name matches `pattern`.
 
-        Returns when the starting positions are known, so what is sent afterwards is read, at `latest` too. Topics and
-        partitions that appear later are followed, from their start. Replaces what was subscribed or assigned before.
+        Returns when the starting positions are known, so what is sent afterwards is read, at `latest` too; or after
+        `default.api.timeout.ms`, with a warning that names the partitions whose position is looked for further on.
+        Topics and partitions that appear later are followed, from their start. Replaces what was subscribed or
+        assigned before.
 
         >>> with Consumer(cluster.bootstrap) as consumer:
         ...     consumer.subscribe(pattern="orde.*")
