@@ -98,6 +98,12 @@ KNOWN_ATTRIBUTES: Final = CODEC_MASK | int(
 )
 
 
+# Plain integers for what is asked of every batch: arithmetic on enum members makes new members.
+_SPARSE: Final = int(Attributes.SPARSE_OFFSETS)
+_TIMESTAMP: Final = int(Attributes.TIMESTAMP)
+_HIGHEST_CODEC: Final = max(Codec).value
+
+
 class BatchHeader(NamedTuple):
     """The header's fields, in their order on the wire."""
 
@@ -185,20 +191,22 @@ def check_header(header: BatchHeader) -> None:
         raise UnsupportedVersion(f"batch magic {header.magic} is not supported; this version reads magic {MAGIC}")
     if header.size < HEADER_BYTES:
         raise CorruptRecordError(f"batch_length {header.batch_length} is less than the header's own bytes")
-    header.codec  # noqa: B018 # the property raises
-    if header.attributes & ~KNOWN_ATTRIBUTES or header.reserved != _RESERVED:
+    attributes = header.attributes
+    if attributes & CODEC_MASK > _HIGHEST_CODEC:
+        header.codec  # noqa: B018 # the property raises
+    if attributes & ~KNOWN_ATTRIBUTES or header.reserved != _RESERVED:
         raise InvalidRecord(
             f"attributes {header.attributes:#06x} or reserved bytes {header.reserved.hex()} use bits not assigned"
         )
-    if header.record_count == 0 and not header.attributes & Attributes.SPARSE_OFFSETS:
+    sparse = attributes & _SPARSE
+    if header.record_count == 0 and not sparse:
         raise InvalidRecord("record_count is 0: a batch holds at least one record")
     span = header.last_offset_delta + 1
-    sparse = bool(header.attributes & Attributes.SPARSE_OFFSETS)
     if header.record_count > span or (not sparse and header.record_count != span):
         raise InvalidRecord(
             f"record_count {header.record_count} does not fit last_offset_delta {header.last_offset_delta}"
         )
-    if header.max_timestamp_ms < header.base_timestamp_ms and not header.attributes & Attributes.TIMESTAMP:
+    if header.max_timestamp_ms < header.base_timestamp_ms and not attributes & _TIMESTAMP:
         raise InvalidRecord(
             f"max_timestamp_ms {header.max_timestamp_ms} is below base_timestamp_ms {header.base_timestamp_ms}"
         )

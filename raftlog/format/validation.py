@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pyarrow.compute as pc
 
 from raftlog.errors import CorruptRecordError, InvalidRecord
 from raftlog.format.batch import DecodedBatch, decode_batch
 from raftlog.format.compression import DEFAULT_LIMITS, InflateLimits, claimed_inflated_size
 from raftlog.format.header import CODEC_MASK, HEADER_BYTES, Attributes, BatchHeader, Buffer, parse_header
+
+_TIMESTAMP: Final = int(Attributes.TIMESTAMP)
+_FORBIDDEN: Final = int(Attributes.CONTROL | Attributes.SPARSE_OFFSETS | Attributes.LOG_APPEND_TIME)
 
 
 def validate_produced(batch: Buffer, *, limits: InflateLimits = DEFAULT_LIMITS) -> BatchHeader:
@@ -31,7 +36,7 @@ def validate_produced(batch: Buffer, *, limits: InflateLimits = DEFAULT_LIMITS) 
             f"base_offset {header.base_offset} and leader_epoch {header.leader_epoch} are the leader's to stamp; "
             "a producer sends 0 and -1"
         )
-    forbidden = header.attributes & (Attributes.CONTROL | Attributes.SPARSE_OFFSETS | Attributes.LOG_APPEND_TIME)
+    forbidden = header.attributes & _FORBIDDEN
     if forbidden:
         raise InvalidRecord(f"a producer may not set the attributes {Attributes(forbidden)!r}")
     _check_timestamps(decoded)
@@ -47,7 +52,7 @@ def checking_cost_bytes(batch: Buffer) -> int:
 
 def _check_timestamps(decoded: DecodedBatch) -> None:
     header = decoded.header
-    if header.attributes & Attributes.TIMESTAMP:
+    if header.attributes & _TIMESTAMP:
         largest = pc.max(decoded.columns.column(0)).as_py()
     else:
         largest = header.base_timestamp_ms
