@@ -3,14 +3,17 @@
     RaftlogError
      ├─ RetriableError              the same request may succeed later; clients retry these by themselves
      │   ├─ UnknownTopicOrPartition, UnknownTopicId, LeaderNotAvailable, NotLeader, UnknownLeaderEpoch
-     │   ├─ RequestTimedOut, NotEnoughReplicas, NotEnoughReplicasAfterAppend, NotController
+     │   ├─ RequestTimedOut, NotEnoughReplicas, NotEnoughReplicasAfterAppend, NotController, UnknownOutcome
+     │   ├─ DuplicateBrokerRegistration, EligibleLeadersNotAvailable, PreferredLeaderNotAvailable
      │   ├─ StorageError, StorageFull, BrokerOverloaded, ShuttingDown, ChainBroken
      │   └─ BrokerUnavailable       no connection; local to the client
      ├─ FencedError                 somebody newer has taken over; never retried with the same epoch
-     │   └─ FencedLeaderEpoch
+     │   └─ FencedLeaderEpoch, FencedController, StaleBrokerEpoch, BrokerIdNotRegistered
      ├─ InvalidRequestError         the request can never succeed as it is
      │   ├─ InvalidTopic, TopicAlreadyExists, InvalidPartitions, InvalidReplicationFactor
      │   ├─ InvalidConfig, PolicyViolation, OffsetOutOfRange, MessageTooLarge, UnsupportedVersion
+     │   ├─ InvalidReplicaAssignment, InvalidUpdateVersion, IneligibleReplica, ElectionNotNeeded
+     │   ├─ NoReassignmentInProgress, FeatureUpdateFailed, InconsistentClusterId, InconsistentVoters
      │   └─ ClosedError             the client object was closed; local to the client
      ├─ CorruptRecordError          bytes that are not what they claim to be
      │   ├─ InvalidRecord           well-formed bytes with impossible contents
@@ -132,6 +135,30 @@ class NotController(RetriableError):
     code = common_pb2.NOT_CONTROLLER
 
 
+class UnknownOutcome(RetriableError):
+    """The command may or may not be committed; asked again with the same client id and sequence it tells."""
+
+    code = common_pb2.UNKNOWN_OUTCOME
+
+
+class DuplicateBrokerRegistration(RetriableError):
+    """Another process with this broker id is alive, or was so recently that it may still be."""
+
+    code = common_pb2.DUPLICATE_BROKER_REGISTRATION
+
+
+class EligibleLeadersNotAvailable(RetriableError):
+    """No replica that has every committed record is up."""
+
+    code = common_pb2.ELIGIBLE_LEADERS_NOT_AVAILABLE
+
+
+class PreferredLeaderNotAvailable(RetriableError):
+    """The partition's first replica is not up, or not in sync."""
+
+    code = common_pb2.PREFERRED_LEADER_NOT_AVAILABLE
+
+
 class StorageError(RetriableError):
     """The log directory of the partition is offline on this broker."""
 
@@ -170,6 +197,24 @@ class FencedLeaderEpoch(FencedError):
     """The leader epoch of the request is older than the partition's; refresh metadata."""
 
     code = common_pb2.FENCED_LEADER_EPOCH
+
+
+class FencedController(FencedError):
+    """The command was proposed in a controller epoch that is over; it changed nothing."""
+
+    code = common_pb2.STALE_CONTROLLER_EPOCH
+
+
+class StaleBrokerEpoch(FencedError):
+    """The broker has registered anew since, or was fenced; register again."""
+
+    code = common_pb2.STALE_BROKER_EPOCH
+
+
+class BrokerIdNotRegistered(FencedError):
+    """The cluster does not know a broker of that id; register first."""
+
+    code = common_pb2.BROKER_ID_NOT_REGISTERED
 
 
 class InvalidTopic(InvalidRequestError):
@@ -224,6 +269,54 @@ class UnsupportedVersion(InvalidRequestError):
     """The magic of a batch, or the format of a file, is newer than this version reads."""
 
     code = common_pb2.UNSUPPORTED_VERSION
+
+
+class InvalidReplicaAssignment(InvalidRequestError):
+    """The list of replicas is empty, names a broker twice, or one that is not registered."""
+
+    code = common_pb2.INVALID_REPLICA_ASSIGNMENT
+
+
+class InvalidUpdateVersion(InvalidRequestError):
+    """The partition has changed since: its partition epoch is another one."""
+
+    code = common_pb2.INVALID_UPDATE_VERSION
+
+
+class IneligibleReplica(InvalidRequestError):
+    """A replica that is fenced, shutting down, or of another broker epoch cannot join the ISR (KIP-903)."""
+
+    code = common_pb2.INELIGIBLE_REPLICA
+
+
+class ElectionNotNeeded(InvalidRequestError):
+    """The partition has the leader already that was asked for."""
+
+    code = common_pb2.ELECTION_NOT_NEEDED
+
+
+class NoReassignmentInProgress(InvalidRequestError):
+    """There is no reassignment to cancel."""
+
+    code = common_pb2.NO_REASSIGNMENT_IN_PROGRESS
+
+
+class FeatureUpdateFailed(InvalidRequestError):
+    """The feature level is not supported by every registered broker, or cannot be lowered."""
+
+    code = common_pb2.FEATURE_UPDATE_FAILED
+
+
+class InconsistentClusterId(InvalidRequestError):
+    """The other side belongs to another cluster."""
+
+    code = common_pb2.INCONSISTENT_CLUSTER_ID
+
+
+class InconsistentVoters(InvalidRequestError):
+    """The other side has another list of voters, or is another node than was expected there."""
+
+    code = common_pb2.INCONSISTENT_VOTERS
 
 
 class ClosedError(InvalidRequestError):

@@ -64,6 +64,26 @@ class AdminStub:
                 request_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeLogDirsRequest.SerializeToString,
                 response_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeLogDirsResponse.FromString,
                 _registered_method=True)
+        self.DescribeCluster = channel.unary_unary(
+                '/raftlog.v1.Admin/DescribeCluster',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeClusterRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeClusterResponse.FromString,
+                _registered_method=True)
+        self.DescribeQuorum = channel.unary_unary(
+                '/raftlog.v1.Admin/DescribeQuorum',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.AdminDescribeQuorumRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminDescribeQuorumResponse.FromString,
+                _registered_method=True)
+        self.ElectLeaders = channel.unary_unary(
+                '/raftlog.v1.Admin/ElectLeaders',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.ElectLeadersRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.ElectLeadersResponse.FromString,
+                _registered_method=True)
+        self.UnregisterBroker = channel.unary_unary(
+                '/raftlog.v1.Admin/UnregisterBroker',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -105,6 +125,30 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeCluster(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeQuorum(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ElectLeaders(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnregisterBroker(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -137,6 +181,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DescribeLogDirs,
                     request_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeLogDirsRequest.FromString,
                     response_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeLogDirsResponse.SerializeToString,
+            ),
+            'DescribeCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeCluster,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeClusterRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeClusterResponse.SerializeToString,
+            ),
+            'DescribeQuorum': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeQuorum,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminDescribeQuorumRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.AdminDescribeQuorumResponse.SerializeToString,
+            ),
+            'ElectLeaders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ElectLeaders,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.ElectLeadersRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.ElectLeadersResponse.SerializeToString,
+            ),
+            'UnregisterBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnregisterBroker,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -301,6 +365,114 @@ class Admin:
             '/raftlog.v1.Admin/DescribeLogDirs',
             raftlog_dot_v1_dot_admin__pb2.DescribeLogDirsRequest.SerializeToString,
             raftlog_dot_v1_dot_admin__pb2.DescribeLogDirsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/DescribeCluster',
+            raftlog_dot_v1_dot_admin__pb2.DescribeClusterRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.DescribeClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeQuorum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/DescribeQuorum',
+            raftlog_dot_v1_dot_admin__pb2.AdminDescribeQuorumRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.AdminDescribeQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ElectLeaders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/ElectLeaders',
+            raftlog_dot_v1_dot_admin__pb2.ElectLeadersRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.ElectLeadersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnregisterBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/UnregisterBroker',
+            raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class AdminStub:
     DescribeConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]
     AlterConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]
     DescribeLogDirs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirsRequest, _admin_pb2.DescribeLogDirsResponse]
+    DescribeCluster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]
+    DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminDescribeQuorumRequest, _admin_pb2.AdminDescribeQuorumResponse]
+    ElectLeaders: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]
+    UnregisterBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminUnregisterBrokerRequest, _admin_pb2.AdminUnregisterBrokerResponse]
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -47,6 +51,10 @@ class AdminAsyncStub(AdminStub):
     DescribeConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]  # type: ignore[assignment]
     AlterConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]  # type: ignore[assignment]
     DescribeLogDirs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirsRequest, _admin_pb2.DescribeLogDirsResponse]  # type: ignore[assignment]
+    DescribeCluster: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]  # type: ignore[assignment]
+    DescribeQuorum: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminDescribeQuorumRequest, _admin_pb2.AdminDescribeQuorumResponse]  # type: ignore[assignment]
+    ElectLeaders: _aio.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]  # type: ignore[assignment]
+    UnregisterBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminUnregisterBrokerRequest, _admin_pb2.AdminUnregisterBrokerResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -90,5 +98,33 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeLogDirsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeLogDirsResponse, _abc.Awaitable[_admin_pb2.DescribeLogDirsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeCluster(
+        self,
+        request: _admin_pb2.DescribeClusterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeClusterResponse, _abc.Awaitable[_admin_pb2.DescribeClusterResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeQuorum(
+        self,
+        request: _admin_pb2.AdminDescribeQuorumRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminDescribeQuorumResponse, _abc.Awaitable[_admin_pb2.AdminDescribeQuorumResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ElectLeaders(
+        self,
+        request: _admin_pb2.ElectLeadersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ElectLeadersResponse, _abc.Awaitable[_admin_pb2.ElectLeadersResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UnregisterBroker(
+        self,
+        request: _admin_pb2.AdminUnregisterBrokerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminUnregisterBrokerResponse, _abc.Awaitable[_admin_pb2.AdminUnregisterBrokerResponse]]: ...
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

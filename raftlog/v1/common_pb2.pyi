@@ -3,8 +3,10 @@
 isort:skip_file
 Types that every service shares. Errors are values in responses; a gRPC status means transport or authorization."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -31,6 +33,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     NOT_LEADER_OR_FOLLOWER: _ErrorCode.ValueType  # 6
     REQUEST_TIMED_OUT: _ErrorCode.ValueType  # 7
     MESSAGE_TOO_LARGE: _ErrorCode.ValueType  # 10
+    STALE_CONTROLLER_EPOCH: _ErrorCode.ValueType  # 11
     INVALID_TOPIC: _ErrorCode.ValueType  # 17
     NOT_ENOUGH_REPLICAS: _ErrorCode.ValueType  # 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND: _ErrorCode.ValueType  # 20
@@ -38,6 +41,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     TOPIC_ALREADY_EXISTS: _ErrorCode.ValueType  # 36
     INVALID_PARTITIONS: _ErrorCode.ValueType  # 37
     INVALID_REPLICATION_FACTOR: _ErrorCode.ValueType  # 38
+    INVALID_REPLICA_ASSIGNMENT: _ErrorCode.ValueType  # 39
     INVALID_CONFIG: _ErrorCode.ValueType  # 40
     NOT_CONTROLLER: _ErrorCode.ValueType  # 41
     INVALID_REQUEST: _ErrorCode.ValueType  # 42
@@ -46,14 +50,28 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     FENCED_LEADER_EPOCH: _ErrorCode.ValueType  # 74
     UNKNOWN_LEADER_EPOCH: _ErrorCode.ValueType  # 75
     UNSUPPORTED_COMPRESSION_TYPE: _ErrorCode.ValueType  # 76
+    STALE_BROKER_EPOCH: _ErrorCode.ValueType  # 77
+    PREFERRED_LEADER_NOT_AVAILABLE: _ErrorCode.ValueType  # 80
+    ELIGIBLE_LEADERS_NOT_AVAILABLE: _ErrorCode.ValueType  # 83
+    ELECTION_NOT_NEEDED: _ErrorCode.ValueType  # 84
+    NO_REASSIGNMENT_IN_PROGRESS: _ErrorCode.ValueType  # 85
     INVALID_RECORD: _ErrorCode.ValueType  # 87
+    INVALID_UPDATE_VERSION: _ErrorCode.ValueType  # 95
+    FEATURE_UPDATE_FAILED: _ErrorCode.ValueType  # 96
     UNKNOWN_TOPIC_ID: _ErrorCode.ValueType  # 100
+    DUPLICATE_BROKER_REGISTRATION: _ErrorCode.ValueType  # 101
+    BROKER_ID_NOT_REGISTERED: _ErrorCode.ValueType  # 102
+    INCONSISTENT_CLUSTER_ID: _ErrorCode.ValueType  # 104
+    INELIGIBLE_REPLICA: _ErrorCode.ValueType  # 107
     INTERNAL: _ErrorCode.ValueType  # 1000
     STORAGE_FULL: _ErrorCode.ValueType  # 1001
     BATCH_TOO_EXPANSIVE: _ErrorCode.ValueType  # 1002
     CHAIN_BROKEN: _ErrorCode.ValueType  # 1003
     BROKER_OVERLOADED: _ErrorCode.ValueType  # 1004
     SHUTTING_DOWN: _ErrorCode.ValueType  # 1005
+    UNKNOWN_OUTCOME: _ErrorCode.ValueType  # 1006
+    """the command may or may not be committed; ask again with the same client id and sequence"""
+    INCONSISTENT_VOTERS: _ErrorCode.ValueType  # 1007
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Where Kafka has a code for the condition, the number is Kafka's (protocol error codes); raftlog's own start at 1000."""
@@ -66,6 +84,7 @@ LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 5
 NOT_LEADER_OR_FOLLOWER: ErrorCode.ValueType  # 6
 REQUEST_TIMED_OUT: ErrorCode.ValueType  # 7
 MESSAGE_TOO_LARGE: ErrorCode.ValueType  # 10
+STALE_CONTROLLER_EPOCH: ErrorCode.ValueType  # 11
 INVALID_TOPIC: ErrorCode.ValueType  # 17
 NOT_ENOUGH_REPLICAS: ErrorCode.ValueType  # 19
 NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.ValueType  # 20
@@ -73,6 +92,7 @@ UNSUPPORTED_VERSION: ErrorCode.ValueType  # 35
 TOPIC_ALREADY_EXISTS: ErrorCode.ValueType  # 36
 INVALID_PARTITIONS: ErrorCode.ValueType  # 37
 INVALID_REPLICATION_FACTOR: ErrorCode.ValueType  # 38
+INVALID_REPLICA_ASSIGNMENT: ErrorCode.ValueType  # 39
 INVALID_CONFIG: ErrorCode.ValueType  # 40
 NOT_CONTROLLER: ErrorCode.ValueType  # 41
 INVALID_REQUEST: ErrorCode.ValueType  # 42
@@ -81,14 +101,28 @@ STORAGE_ERROR: ErrorCode.ValueType  # 56
 FENCED_LEADER_EPOCH: ErrorCode.ValueType  # 74
 UNKNOWN_LEADER_EPOCH: ErrorCode.ValueType  # 75
 UNSUPPORTED_COMPRESSION_TYPE: ErrorCode.ValueType  # 76
+STALE_BROKER_EPOCH: ErrorCode.ValueType  # 77
+PREFERRED_LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 80
+ELIGIBLE_LEADERS_NOT_AVAILABLE: ErrorCode.ValueType  # 83
+ELECTION_NOT_NEEDED: ErrorCode.ValueType  # 84
+NO_REASSIGNMENT_IN_PROGRESS: ErrorCode.ValueType  # 85
 INVALID_RECORD: ErrorCode.ValueType  # 87
+INVALID_UPDATE_VERSION: ErrorCode.ValueType  # 95
+FEATURE_UPDATE_FAILED: ErrorCode.ValueType  # 96
 UNKNOWN_TOPIC_ID: ErrorCode.ValueType  # 100
+DUPLICATE_BROKER_REGISTRATION: ErrorCode.ValueType  # 101
+BROKER_ID_NOT_REGISTERED: ErrorCode.ValueType  # 102
+INCONSISTENT_CLUSTER_ID: ErrorCode.ValueType  # 104
+INELIGIBLE_REPLICA: ErrorCode.ValueType  # 107
 INTERNAL: ErrorCode.ValueType  # 1000
 STORAGE_FULL: ErrorCode.ValueType  # 1001
 BATCH_TOO_EXPANSIVE: ErrorCode.ValueType  # 1002
 CHAIN_BROKEN: ErrorCode.ValueType  # 1003
 BROKER_OVERLOADED: ErrorCode.ValueType  # 1004
 SHUTTING_DOWN: ErrorCode.ValueType  # 1005
+UNKNOWN_OUTCOME: ErrorCode.ValueType  # 1006
+"""the command may or may not be committed; ask again with the same client id and sequence"""
+INCONSISTENT_VOTERS: ErrorCode.ValueType  # 1007
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _IsolationLevel:
@@ -162,3 +196,131 @@ class LeaderHint(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaderHint: _TypeAlias = LeaderHint  # noqa: Y015
+
+@_typing.final
+class QuorumInfo(_message.Message):
+    """The metadata quorum as its leader sees it, or as a follower does when nobody leads (`leader_id` -1)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    LEADER_ID_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    COMMIT_INDEX_FIELD_NUMBER: _builtins.int
+    LOG_START_INDEX_FIELD_NUMBER: _builtins.int
+    LOG_END_INDEX_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_INDEX_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_BYTES_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_AT_MS_FIELD_NUMBER: _builtins.int
+    VOTERS_FIELD_NUMBER: _builtins.int
+    OBSERVERS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    leader_id: _builtins.int
+    leader_epoch: _builtins.int
+    commit_index: _builtins.int
+    log_start_index: _builtins.int
+    log_end_index: _builtins.int
+    """inclusive: the last entry"""
+    snapshot_index: _builtins.int
+    snapshot_bytes: _builtins.int
+    snapshot_at_ms: _builtins.int
+    """0: none yet"""
+    @_builtins.property
+    def voters(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumVoter]: ...
+    @_builtins.property
+    def observers(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumObserver]: ...
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        leader_id: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        commit_index: _builtins.int = ...,
+        log_start_index: _builtins.int = ...,
+        log_end_index: _builtins.int = ...,
+        snapshot_index: _builtins.int = ...,
+        snapshot_bytes: _builtins.int = ...,
+        snapshot_at_ms: _builtins.int = ...,
+        voters: _abc.Iterable[Global___QuorumVoter] | None = ...,
+        observers: _abc.Iterable[Global___QuorumObserver] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "commit_index", b"commit_index", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "log_end_index", b"log_end_index", "log_start_index", b"log_start_index", "observers", b"observers", "snapshot_at_ms", b"snapshot_at_ms", "snapshot_bytes", b"snapshot_bytes", "snapshot_index", b"snapshot_index", "voters", b"voters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuorumInfo: _TypeAlias = QuorumInfo  # noqa: Y015
+
+@_typing.final
+class QuorumVoter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LOG_END_INDEX_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    LAST_CONTACT_MS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    host: _builtins.str
+    port: _builtins.int
+    state: _builtins.str
+    """leader, follower, joining, unreachable"""
+    log_end_index: _builtins.int
+    """-1: not known"""
+    lag: _builtins.int
+    """entries behind the leader; -1: not known"""
+    last_contact_ms: _builtins.int
+    """since the leader last heard of it; -1: never"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+        state: _builtins.str = ...,
+        log_end_index: _builtins.int = ...,
+        lag: _builtins.int = ...,
+        last_contact_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "lag", b"lag", "last_contact_ms", b"last_contact_ms", "log_end_index", b"log_end_index", "node_id", b"node_id", "port", b"port", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuorumVoter: _TypeAlias = QuorumVoter  # noqa: Y015
+
+@_typing.final
+class QuorumObserver(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    APPLIED_OFFSET_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    FENCED_FIELD_NUMBER: _builtins.int
+    LAST_HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    applied_offset: _builtins.int
+    lag: _builtins.int
+    fenced: _builtins.bool
+    last_heartbeat_ms: _builtins.int
+    """since then; -1: never"""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        applied_offset: _builtins.int = ...,
+        lag: _builtins.int = ...,
+        fenced: _builtins.bool = ...,
+        last_heartbeat_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_offset", b"applied_offset", "broker_id", b"broker_id", "fenced", b"fenced", "lag", b"lag", "last_heartbeat_ms", b"last_heartbeat_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuorumObserver: _TypeAlias = QuorumObserver  # noqa: Y015

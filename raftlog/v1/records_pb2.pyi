@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from raftlog.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -30,6 +31,9 @@ class MetadataRecord(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     CONTROLLER_FIELD_NUMBER: _builtins.int
+    PRODUCER_IDS_FIELD_NUMBER: _builtins.int
+    FEATURE_FIELD_NUMBER: _builtins.int
+    REMOVE_BROKER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def broker(self) -> Global___BrokerRecord: ...
     @_builtins.property
@@ -44,6 +48,12 @@ class MetadataRecord(_message.Message):
     def cluster(self) -> Global___ClusterRecord: ...
     @_builtins.property
     def controller(self) -> Global___ControllerRecord: ...
+    @_builtins.property
+    def producer_ids(self) -> Global___ProducerIdsRecord: ...
+    @_builtins.property
+    def feature(self) -> Global___FeatureRecord: ...
+    @_builtins.property
+    def remove_broker(self) -> Global___RemoveBrokerRecord: ...
     def __init__(
         self,
         *,
@@ -54,12 +64,15 @@ class MetadataRecord(_message.Message):
         config: Global___ConfigRecord | None = ...,
         cluster: Global___ClusterRecord | None = ...,
         controller: Global___ControllerRecord | None = ...,
+        producer_ids: Global___ProducerIdsRecord | None = ...,
+        feature: Global___FeatureRecord | None = ...,
+        remove_broker: Global___RemoveBrokerRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "partition", b"partition", "record", b"record", "remove_topic", b"remove_topic", "topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "remove_broker", b"remove_broker", "remove_topic", b"remove_topic", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "partition", b"partition", "record", b"record", "remove_topic", b"remove_topic", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "remove_broker", b"remove_broker", "remove_topic", b"remove_topic", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["broker", "topic", "remove_topic", "partition", "config", "cluster", "controller"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["broker", "topic", "remove_topic", "partition", "config", "cluster", "controller", "producer_ids", "feature", "remove_broker"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -170,6 +183,11 @@ class BrokerRecord(_message.Message):
     PORT_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
+    IN_CONTROLLED_SHUTDOWN_FIELD_NUMBER: _builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    INTER_NODE_HOST_FIELD_NUMBER: _builtins.int
+    INTER_NODE_PORT_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     incarnation_id: _builtins.bytes
     """16 bytes, new at every start of the process"""
@@ -178,6 +196,13 @@ class BrokerRecord(_message.Message):
     port: _builtins.int
     rack: _builtins.str
     fenced: _builtins.bool
+    in_controlled_shutdown: _builtins.bool
+    directory_id: _builtins.bytes
+    """16 bytes, of the first log directory: the same id means that its lock is held"""
+    inter_node_host: _builtins.str
+    inter_node_port: _builtins.int
+    @_builtins.property
+    def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureRange]: ...
     def __init__(
         self,
         *,
@@ -188,14 +213,106 @@ class BrokerRecord(_message.Message):
         port: _builtins.int = ...,
         rack: _builtins.str = ...,
         fenced: _builtins.bool = ...,
+        in_controlled_shutdown: _builtins.bool = ...,
+        directory_id: _builtins.bytes = ...,
+        inter_node_host: _builtins.str = ...,
+        inter_node_port: _builtins.int = ...,
+        features: _abc.Iterable[Global___FeatureRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "port", b"port", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "port", b"port", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BrokerRecord: _TypeAlias = BrokerRecord  # noqa: Y015
+
+@_typing.final
+class RemoveBrokerRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveBrokerRecord: _TypeAlias = RemoveBrokerRecord  # noqa: Y015
+
+@_typing.final
+class FeatureRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MIN_LEVEL_FIELD_NUMBER: _builtins.int
+    MAX_LEVEL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    min_level: _builtins.int
+    max_level: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        min_level: _builtins.int = ...,
+        max_level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_level", b"max_level", "min_level", b"min_level", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureRange: _TypeAlias = FeatureRange  # noqa: Y015
+
+@_typing.final
+class FeatureRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    level: _builtins.int
+    """0: not in use"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureRecord: _TypeAlias = FeatureRecord  # noqa: Y015
+
+@_typing.final
+class ProducerIdsRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEXT_PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    next_producer_id: _builtins.int
+    """the first one that no block holds"""
+    def __init__(
+        self,
+        *,
+        next_producer_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_producer_id", b"next_producer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerIdsRecord: _TypeAlias = ProducerIdsRecord  # noqa: Y015
 
 @_typing.final
 class TopicRecord(_message.Message):
@@ -249,15 +366,33 @@ class PartitionRecord(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
+    ADDING_REPLICAS_FIELD_NUMBER: _builtins.int
+    REMOVING_REPLICAS_FIELD_NUMBER: _builtins.int
+    ELIGIBLE_LEADER_REPLICAS_FIELD_NUMBER: _builtins.int
+    REVOKED_LEADER_FIELD_NUMBER: _builtins.int
+    REVOKED_AT_OFFSET_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     partition: _builtins.int
     leader: _builtins.int
+    """-1: none"""
     leader_epoch: _builtins.int
     partition_epoch: _builtins.int
+    revoked_leader: _builtins.int
+    """leadership was taken from this live broker; absent: from nobody"""
+    revoked_at_offset: _builtins.int
+    """it has let go once it has applied this metadata offset"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def adding_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def removing_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def eligible_leader_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """KIP-966: out of the ISR, yet known to hold every committed record"""
+
     def __init__(
         self,
         *,
@@ -268,12 +403,19 @@ class PartitionRecord(_message.Message):
         leader: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
         partition_epoch: _builtins.int = ...,
+        adding_replicas: _abc.Iterable[_builtins.int] | None = ...,
+        removing_replicas: _abc.Iterable[_builtins.int] | None = ...,
+        eligible_leader_replicas: _abc.Iterable[_builtins.int] | None = ...,
+        revoked_leader: _builtins.int | None = ...,
+        revoked_at_offset: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "revoked_leader", b"revoked_leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "adding_replicas", b"adding_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "revoked_at_offset", b"revoked_at_offset", "revoked_leader", b"revoked_leader", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__revoked_leader: _TypeAlias = _typing.Literal["revoked_leader"]  # noqa: Y015
+    _WhichOneofArgType__revoked_leader: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__revoked_leader) -> _WhichOneofReturnType__revoked_leader | None: ...
 
 Global___PartitionRecord: _TypeAlias = PartitionRecord  # noqa: Y015
 
@@ -305,6 +447,100 @@ class ConfigRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
 
 Global___ConfigRecord: _TypeAlias = ConfigRecord  # noqa: Y015
+
+@_typing.final
+class MetadataSnapshot(_message.Message):
+    """A snapshot of the metadata state machine, in the engine's snapshot container."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    LOG_INDEX_FIELD_NUMBER: _builtins.int
+    IMAGE_OFFSET_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    format: _builtins.int
+    log_index: _builtins.int
+    """of the last entry in it"""
+    image_offset: _builtins.int
+    digest: _builtins.bytes
+    """the rolling digest at log_index"""
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataRecord]: ...
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientSession]: ...
+    def __init__(
+        self,
+        *,
+        format: _builtins.int = ...,
+        log_index: _builtins.int = ...,
+        image_offset: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        records: _abc.Iterable[Global___MetadataRecord] | None = ...,
+        sessions: _abc.Iterable[Global___ClientSession] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "format", b"format", "image_offset", b"image_offset", "log_index", b"log_index", "records", b"records", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataSnapshot: _TypeAlias = MetadataSnapshot  # noqa: Y015
+
+@_typing.final
+class ClientSession(_message.Message):
+    """What a client of commands has been answered, for its retries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OutcomesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        @_builtins.property
+        def value(self) -> Global___CommandOutcome: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: Global___CommandOutcome | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    SETTLED_BELOW_FIELD_NUMBER: _builtins.int
+    LAST_USED_INDEX_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.bytes
+    settled_below: _builtins.int
+    last_used_index: _builtins.int
+    @_builtins.property
+    def outcomes(self) -> _containers.MessageMap[_builtins.int, Global___CommandOutcome]:
+        """by sequence"""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.bytes = ...,
+        settled_below: _builtins.int = ...,
+        last_used_index: _builtins.int = ...,
+        outcomes: _abc.Mapping[_builtins.int, Global___CommandOutcome] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "last_used_index", b"last_used_index", "outcomes", b"outcomes", "settled_below", b"settled_below"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientSession: _TypeAlias = ClientSession  # noqa: Y015
 
 @_typing.final
 class ConfigResource(_message.Message):
@@ -354,10 +590,32 @@ class MetadataCommand(_message.Message):
     DELETE_TOPIC_FIELD_NUMBER: _builtins.int
     CREATE_PARTITIONS_FIELD_NUMBER: _builtins.int
     ALTER_CONFIGS_FIELD_NUMBER: _builtins.int
+    FENCE_BROKER_FIELD_NUMBER: _builtins.int
+    UNFENCE_BROKER_FIELD_NUMBER: _builtins.int
+    BEGIN_SHUTDOWN_FIELD_NUMBER: _builtins.int
+    UNREGISTER_BROKER_FIELD_NUMBER: _builtins.int
+    REVOKE_LEADERS_FIELD_NUMBER: _builtins.int
+    ELECT_LEADERS_FIELD_NUMBER: _builtins.int
+    ALTER_PARTITION_FIELD_NUMBER: _builtins.int
+    ALTER_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    ALLOCATE_PRODUCER_IDS_FIELD_NUMBER: _builtins.int
+    UPDATE_FEATURE_FIELD_NUMBER: _builtins.int
+    STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    SETTLED_BELOW_FIELD_NUMBER: _builtins.int
     proposed_at_ms: _builtins.int
-    """the proposer's clock, so that every replica decides the same"""
+    """the active controller's clock, so that every replica decides the same"""
     controller_epoch: _builtins.int
-    """the epoch in which the proposer believed itself controller"""
+    """the epoch in which the proposer believed itself controller: the term of the log entry"""
+    client_id: _builtins.bytes
+    """Who asks: a retry with the same pair gets the first answer again. Empty: never retried.
+    16 bytes, new in every process
+    """
+    sequence: _builtins.int
+    """rising, from 0"""
+    settled_below: _builtins.int
+    """the client has the answers of all sequences below this one"""
     @_builtins.property
     def claim_controller(self) -> Global___ClaimControllerCommand: ...
     @_builtins.property
@@ -370,6 +628,28 @@ class MetadataCommand(_message.Message):
     def create_partitions(self) -> Global___CreatePartitionsCommand: ...
     @_builtins.property
     def alter_configs(self) -> Global___AlterConfigsCommand: ...
+    @_builtins.property
+    def fence_broker(self) -> Global___FenceBrokerCommand: ...
+    @_builtins.property
+    def unfence_broker(self) -> Global___UnfenceBrokerCommand: ...
+    @_builtins.property
+    def begin_shutdown(self) -> Global___BeginShutdownCommand: ...
+    @_builtins.property
+    def unregister_broker(self) -> Global___UnregisterBrokerCommand: ...
+    @_builtins.property
+    def revoke_leaders(self) -> Global___RevokeLeadersCommand: ...
+    @_builtins.property
+    def elect_leaders(self) -> Global___ElectLeadersCommand: ...
+    @_builtins.property
+    def alter_partition(self) -> Global___AlterPartitionCommand: ...
+    @_builtins.property
+    def alter_reassignments(self) -> Global___AlterReassignmentsCommand: ...
+    @_builtins.property
+    def allocate_producer_ids(self) -> Global___AllocateProducerIdsCommand: ...
+    @_builtins.property
+    def update_feature(self) -> Global___UpdateFeatureCommand: ...
+    @_builtins.property
+    def state_digest(self) -> Global___StateDigestCommand: ...
     def __init__(
         self,
         *,
@@ -381,16 +661,73 @@ class MetadataCommand(_message.Message):
         delete_topic: Global___DeleteTopicCommand | None = ...,
         create_partitions: Global___CreatePartitionsCommand | None = ...,
         alter_configs: Global___AlterConfigsCommand | None = ...,
+        fence_broker: Global___FenceBrokerCommand | None = ...,
+        unfence_broker: Global___UnfenceBrokerCommand | None = ...,
+        begin_shutdown: Global___BeginShutdownCommand | None = ...,
+        unregister_broker: Global___UnregisterBrokerCommand | None = ...,
+        revoke_leaders: Global___RevokeLeadersCommand | None = ...,
+        elect_leaders: Global___ElectLeadersCommand | None = ...,
+        alter_partition: Global___AlterPartitionCommand | None = ...,
+        alter_reassignments: Global___AlterReassignmentsCommand | None = ...,
+        allocate_producer_ids: Global___AllocateProducerIdsCommand | None = ...,
+        update_feature: Global___UpdateFeatureCommand | None = ...,
+        state_digest: Global___StateDigestCommand | None = ...,
+        client_id: _builtins.bytes = ...,
+        sequence: _builtins.int = ...,
+        settled_below: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alter_configs", b"alter_configs", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "register_broker", b"register_broker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alter_configs", b"alter_configs", "claim_controller", b"claim_controller", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___MetadataCommand: _TypeAlias = MetadataCommand  # noqa: Y015
+
+@_typing.final
+class CommandOutcome(_message.Message):
+    """What a command came to; kept for retries, and the answer on the wire."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_IDS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """metadata offset at which the command is in effect"""
+    topic_id: _builtins.bytes
+    broker_epoch: _builtins.int
+    first_producer_id: _builtins.int
+    producer_ids: _builtins.int
+    """how many from the first on"""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRecord]: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        offset: _builtins.int = ...,
+        topic_id: _builtins.bytes = ...,
+        broker_epoch: _builtins.int = ...,
+        first_producer_id: _builtins.int = ...,
+        producer_ids: _builtins.int = ...,
+        partitions: _abc.Iterable[Global___PartitionRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "error", b"error", "first_producer_id", b"first_producer_id", "offset", b"offset", "partitions", b"partitions", "producer_ids", b"producer_ids", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandOutcome: _TypeAlias = CommandOutcome  # noqa: Y015
 
 @_typing.final
 class ClaimControllerCommand(_message.Message):
@@ -423,11 +760,23 @@ class RegisterBrokerCommand(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    INTER_NODE_HOST_FIELD_NUMBER: _builtins.int
+    INTER_NODE_PORT_FIELD_NUMBER: _builtins.int
+    PREVIOUS_BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     incarnation_id: _builtins.bytes
     host: _builtins.str
     port: _builtins.int
     rack: _builtins.str
+    directory_id: _builtins.bytes
+    inter_node_host: _builtins.str
+    inter_node_port: _builtins.int
+    previous_broker_epoch: _builtins.int
+    """from the clean-shutdown mark; absent: the last stop was not clean"""
+    @_builtins.property
+    def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureRange]: ...
     def __init__(
         self,
         *,
@@ -436,14 +785,364 @@ class RegisterBrokerCommand(_message.Message):
         host: _builtins.str = ...,
         port: _builtins.int = ...,
         rack: _builtins.str = ...,
+        directory_id: _builtins.bytes = ...,
+        inter_node_host: _builtins.str = ...,
+        inter_node_port: _builtins.int = ...,
+        previous_broker_epoch: _builtins.int | None = ...,
+        features: _abc.Iterable[Global___FeatureRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch", "previous_broker_epoch", b"previous_broker_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "host", b"host", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__previous_broker_epoch: _TypeAlias = _typing.Literal["previous_broker_epoch"]  # noqa: Y015
+    _WhichOneofArgType__previous_broker_epoch: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous_broker_epoch) -> _WhichOneofReturnType__previous_broker_epoch | None: ...
+
+Global___RegisterBrokerCommand: _TypeAlias = RegisterBrokerCommand  # noqa: Y015
+
+@_typing.final
+class FenceBrokerCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    broker_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "host", b"host", "incarnation_id", b"incarnation_id", "port", b"port", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RegisterBrokerCommand: _TypeAlias = RegisterBrokerCommand  # noqa: Y015
+Global___FenceBrokerCommand: _TypeAlias = FenceBrokerCommand  # noqa: Y015
+
+@_typing.final
+class UnfenceBrokerCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    broker_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnfenceBrokerCommand: _TypeAlias = UnfenceBrokerCommand  # noqa: Y015
+
+@_typing.final
+class BeginShutdownCommand(_message.Message):
+    """The broker wants to go: it gets no new leaderships, and those it has are to be revoked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    broker_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginShutdownCommand: _TypeAlias = BeginShutdownCommand  # noqa: Y015
+
+@_typing.final
+class UnregisterBrokerCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnregisterBrokerCommand: _TypeAlias = UnregisterBrokerCommand  # noqa: Y015
+
+@_typing.final
+class PartitionRef(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.bytes
+    partition: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionRef: _TypeAlias = PartitionRef  # noqa: Y015
+
+@_typing.final
+class RevokeLeadersCommand(_message.Message):
+    """First half of moving a leadership away from a live broker: nobody leads until it has let go."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___PartitionRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeLeadersCommand: _TypeAlias = RevokeLeadersCommand  # noqa: Y015
+
+@_typing.final
+class ElectLeadersCommand(_message.Message):
+    """Bring partitions into the state that the fenced and live brokers ask for: ISR without fenced ones, a live leader."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Type:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _TypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ElectLeadersCommand._Type.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        SETTLE: ElectLeadersCommand._Type.ValueType  # 0
+        """the controller's own, after a broker came or went, or let go of a revoked leadership"""
+        PREFERRED: ElectLeadersCommand._Type.ValueType  # 1
+        """additionally move to the preferred replica (by revoking first)"""
+        UNCLEAN: ElectLeadersCommand._Type.ValueType  # 2
+        """additionally a replica that may miss records, where nobody else is left"""
+
+    class Type(_Type, metaclass=_TypeEnumTypeWrapper): ...
+    SETTLE: ElectLeadersCommand.Type.ValueType  # 0
+    """the controller's own, after a broker came or went, or let go of a revoked leadership"""
+    PREFERRED: ElectLeadersCommand.Type.ValueType  # 1
+    """additionally move to the preferred replica (by revoking first)"""
+    UNCLEAN: ElectLeadersCommand.Type.ValueType  # 2
+    """additionally a replica that may miss records, where nobody else is left"""
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
+    type: Global___ElectLeadersCommand.Type.ValueType
+    handed_over: _builtins.bool
+    """the controller knows that revoked leaders of these partitions have let go"""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___PartitionRef] | None = ...,
+        type: Global___ElectLeadersCommand.Type.ValueType = ...,
+        handed_over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handed_over", b"handed_over", "partitions", b"partitions", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElectLeadersCommand: _TypeAlias = ElectLeadersCommand  # noqa: Y015
+
+@_typing.final
+class AlterPartitionCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
+    NEW_ISR_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """the leader"""
+    broker_epoch: _builtins.int
+    topic_id: _builtins.bytes
+    partition: _builtins.int
+    leader_epoch: _builtins.int
+    partition_epoch: _builtins.int
+    """compare and set"""
+    @_builtins.property
+    def new_isr(self) -> _containers.RepeatedCompositeFieldContainer[Global___IsrMember]: ...
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        partition_epoch: _builtins.int = ...,
+        new_isr: _abc.Iterable[Global___IsrMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "leader_epoch", b"leader_epoch", "new_isr", b"new_isr", "partition", b"partition", "partition_epoch", b"partition_epoch", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterPartitionCommand: _TypeAlias = AlterPartitionCommand  # noqa: Y015
+
+@_typing.final
+class IsrMember(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    broker_epoch: _builtins.int
+    """as the leader heard it from the replica (KIP-903)"""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IsrMember: _TypeAlias = IsrMember  # noqa: Y015
+
+@_typing.final
+class AlterReassignmentsCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty: cancel the one under way"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "replicas", b"replicas", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterReassignmentsCommand: _TypeAlias = AlterReassignmentsCommand  # noqa: Y015
+
+@_typing.final
+class AllocateProducerIdsCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    broker_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AllocateProducerIdsCommand: _TypeAlias = AllocateProducerIdsCommand  # noqa: Y015
+
+@_typing.final
+class UpdateFeatureCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    level: _builtins.int
+    validate_only: _builtins.bool
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        level: _builtins.int = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "name", b"name", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFeatureCommand: _TypeAlias = UpdateFeatureCommand  # noqa: Y015
+
+@_typing.final
+class StateDigestCommand(_message.Message):
+    """The leader's rolling digest after an earlier entry: a replica that has another one there has diverged, and stops."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_INDEX_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    log_index: _builtins.int
+    digest: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        log_index: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "log_index", b"log_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateDigestCommand: _TypeAlias = StateDigestCommand  # noqa: Y015
 
 @_typing.final
 class CreateTopicCommand(_message.Message):
