@@ -1,4 +1,4 @@
-"""The disk as the metadata journal sees it: one directory of named files."""
+"""The disk as the metadata sees it: one directory of named files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class MetadataDisk(Protocol):
     """Blocking file operations in one directory; all raise OSError.
 
     What a power loss keeps: file contents up to the last `sync` of that file, names up to the last `sync_dir`, and
-    of anything newer any part.
+    of anything newer any part. Two threads may use it at the same time as long as they use different files.
     """
 
     @property
@@ -35,6 +35,14 @@ class MetadataDisk(Protocol):
 
     def append(self, name: str, data: bytes) -> None:
         """Write at the end of a file that is there; after an error any part of `data` may have been written."""
+        ...
+
+    def allocate(self, name: str, size_bytes: int) -> None:
+        """Make a file that is there at least so long, zeros behind its content, and have the space for it."""
+        ...
+
+    def write_at(self, name: str, position: int, data: bytes) -> None:
+        """Write into a file that is there; after an error any part of `data` may have been written."""
         ...
 
     def truncate(self, name: str, size_bytes: int) -> None:

@@ -1,4 +1,7 @@
-"""The operating system's disk behind the `MetadataDisk` port."""
+"""The operating system's disk behind the `MetadataDisk` port.
+
+Files that are appended to or written into stay open, so that a sync costs one system call.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,12 @@ LOCK_NAME = ".lock"
 
 
 class OsDisk:
-    """One real directory. Not thread-safe: one thread at a time."""
+    """One real directory. One thread at a time for each file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._directory = Path(path)
         self._lock_fd: int | None = None
-        self._append_name = ""
-        self._append_fd: int | None = None
+        self._open_fds: dict[str, int] = {}
 
     @property
     def path(self) -> str:
@@ -44,7 +46,7 @@ class OsDisk:
 
     def write(self, name: str, data: bytes) -> None:
         """Make a file with this content, or replace its content."""
-        self._close_append()
+        self._close_file(name)
         fd = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             _write_all(fd, data)
@@ -53,7 +55,21 @@ class OsDisk:
 
     def append(self, name: str, data: bytes) -> None:
         """Write at the end of a file that is there."""
-        _write_all(self._open_for_append(name), data)
+        fd = self._fd(name)
+        os.lseek(fd, 0, os.SEEK_END)
+        _write_all(fd, data)
+
+    def allocate(self, name: str, size_bytes: int) -> None:
+        """Make a file that is there at least so long, zeros behind its content, and have the space for it."""
+        os.posix_fallocate(self._fd(name), 0, size_bytes)
+
+    def write_at(self, name: str, position: int, data: bytes) -> None:
+        """Write into a file that is there."""
+        fd = self._fd(name)
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(fd, rest, position)
+            rest, position = rest[written:], position + written
 
     def truncate(self, name: str, size_bytes: int) -> None:
         """Cut a file off."""
@@ -61,19 +77,21 @@ class OsDisk:
 
     def sync(self, name: str) -> None:
         """Return once the file's content is durable."""
-        if name == self._append_name and self._append_fd is not None:
-            os.fdatasync(self._append_fd)
+        fd = self._open_fds.get(name)
+        if fd is not None:
+            os.fdatasync(fd)
             return
         _sync_path(self._directory / name)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file, atomically replacing one that has the new name."""
-        self._close_append()
+        self._close_file(old)
+        self._close_file(new)
         os.rename(self._directory / old, self._directory / new)
 
     def remove(self, name: str) -> None:
         """Remove a file."""
-        self._close_append()
+        self._close_file(name)
         os.unlink(self._directory / name)
 
     def sync_dir(self) -> None:
@@ -82,22 +100,22 @@ class OsDisk:
 
     def close(self) -> None:
         """Close what is open and give the lock up."""
-        self._close_append()
+        for name in list(self._open_fds):
+            self._close_file(name)
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def _open_for_append(self, name: str) -> int:
-        if self._append_fd is None or self._append_name != name:
-            self._close_append()
-            self._append_fd = os.open(self._directory / name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            self._append_name = name
-        return self._append_fd
+    def _fd(self, name: str) -> int:
+        fd = self._open_fds.get(name)
+        if fd is None:
+            fd = self._open_fds[name] = os.open(self._directory / name, os.O_WRONLY | os.O_CLOEXEC)
+        return fd
 
-    def _close_append(self) -> None:
-        if self._append_fd is not None:
-            os.close(self._append_fd)
-            self._append_fd, self._append_name = None, ""
+    def _close_file(self, name: str) -> None:
+        fd = self._open_fds.pop(name, None)
+        if fd is not None:
+            os.close(fd)
 
     def _make_directory(self, directory: Path) -> None:
         if directory.is_dir():

@@ -26,16 +26,19 @@ class DescribeClusterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LINEARIZABLE_FIELD_NUMBER: _builtins.int
+    MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     linearizable: _builtins.bool
     """pass a commit barrier first: no change that was acknowledged before this is missed"""
+    min_metadata_offset: _builtins.int
     def __init__(
         self,
         *,
         linearizable: _builtins.bool = ...,
+        min_metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["linearizable", b"linearizable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["linearizable", b"linearizable", "min_metadata_offset", b"min_metadata_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,16 +222,20 @@ class ElectLeadersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """at which this is in effect; ask others for no older metadata"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
         self,
         *,
         error: _common_pb2.Error | None = ...,
+        metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "metadata_offset", b"metadata_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,16 +265,20 @@ class AdminUnregisterBrokerResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """at which this is in effect; ask others for no older metadata"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
         self,
         *,
         error: _common_pb2.Error | None = ...,
+        metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "metadata_offset", b"metadata_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -333,7 +344,10 @@ class CreateTopicResponse(_message.Message):
 
     ERROR_FIELD_NUMBER: _builtins.int
     TOPIC_ID_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
+    metadata_offset: _builtins.int
+    """at which this is in effect; ask others for no older metadata"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -341,10 +355,11 @@ class CreateTopicResponse(_message.Message):
         *,
         error: _common_pb2.Error | None = ...,
         topic_id: _builtins.bytes = ...,
+        metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "metadata_offset", b"metadata_offset", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,16 +389,20 @@ class DeleteTopicResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """at which this is in effect; ask others for no older metadata"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
         self,
         *,
         error: _common_pb2.Error | None = ...,
+        metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "metadata_offset", b"metadata_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -416,16 +435,20 @@ class CreatePartitionsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """at which this is in effect; ask others for no older metadata"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
         self,
         *,
         error: _common_pb2.Error | None = ...,
+        metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "metadata_offset", b"metadata_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -436,16 +459,20 @@ class DescribeConfigsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESOURCE_FIELD_NUMBER: _builtins.int
+    MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    min_metadata_offset: _builtins.int
+    """wait until the broker knows the metadata up to there"""
     @_builtins.property
     def resource(self) -> _records_pb2.ConfigResource: ...
     def __init__(
         self,
         *,
         resource: _records_pb2.ConfigResource | None = ...,
+        min_metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resource", b"resource"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resource", b"resource"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_metadata_offset", b"min_metadata_offset", "resource", b"resource"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -579,16 +606,20 @@ class AlterConfigsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """at which this is in effect; ask others for no older metadata"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
         self,
         *,
         error: _common_pb2.Error | None = ...,
+        metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "metadata_offset", b"metadata_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from raftlog.v1 import common_pb2 as raftlog_dot_v1_dot_common__pb2
 from raftlog.v1 import records_pb2 as raftlog_dot_v1_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1braftlog/v1/controller.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\x1a\x18raftlog/v1/records.proto\"]\n\x0e\x43ontrollerHint\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x02 \x01(\x05\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\x05\"R\n\x0eProposeRequest\x12,\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x1b.raftlog.v1.MetadataCommand\x12\x12\n\ncluster_id\x18\x02 \x01(\t\"n\n\x0fProposeResponse\x12+\n\x07outcome\x18\x01 \x01(\x0b\x32\x1a.raftlog.v1.CommandOutcome\x12.\n\ncontroller\x18\x02 \x01(\x0b\x32\x1a.raftlog.v1.ControllerHint\"\x91\x01\n\x10HeartbeatRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x16\n\x0e\x61pplied_offset\x18\x04 \x01(\x03\x12\x16\n\x0ewants_shutdown\x18\x05 \x01(\x08\x12\x12\n\ncluster_id\x18\x06 \x01(\t\"\xca\x01\n\x11HeartbeatResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x10\n\x08lease_ms\x18\x03 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x04 \x01(\x05\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x15\n\rmay_shut_down\x18\x06 \x01(\x08\x12.\n\ncontroller\x18\x07 \x01(\x0b\x32\x1a.raftlog.v1.ControllerHint\"\x10\n\x0e\x42\x61rrierRequest\"\x96\x01\n\x0f\x42\x61rrierResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\x12\x18\n\x10\x63ontroller_epoch\x18\x03 \x01(\x05\x12.\n\ncontroller\x18\x04 \x01(\x0b\x32\x1a.raftlog.v1.ControllerHint\"\x17\n\x15\x44\x65scribeQuorumRequest\"\x92\x01\n\x16\x44\x65scribeQuorumResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12.\n\ncontroller\x18\x02 \x01(\x0b\x32\x1a.raftlog.v1.ControllerHint\x12&\n\x06quorum\x18\x03 \x01(\x0b\x32\x16.raftlog.v1.QuorumInfo2\xbb\x02\n\nController\x12\x42\n\x07Propose\x12\x1a.raftlog.v1.ProposeRequest\x1a\x1b.raftlog.v1.ProposeResponse\x12L\n\tHeartbeat\x12\x1c.raftlog.v1.HeartbeatRequest\x1a\x1d.raftlog.v1.HeartbeatResponse(\x01\x30\x01\x12\x42\n\x07\x42\x61rrier\x12\x1a.raftlog.v1.BarrierRequest\x1a\x1b.raftlog.v1.BarrierResponse\x12W\n\x0e\x44\x65scribeQuorum\x12!.raftlog.v1.DescribeQuorumRequest\x1a\".raftlog.v1.DescribeQuorumResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1braftlog/v1/controller.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\x1a\x18raftlog/v1/records.proto\"]\n\x0e\x43ontrollerHint\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x02 \x01(\x05\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\x05\"R\n\x0eProposeRequest\x12,\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x1b.raftlog.v1.MetadataCommand\x12\x12\n\ncluster_id\x18\x02 \x01(\t\"n\n\x0fProposeResponse\x12+\n\x07outcome\x18\x01 \x01(\x0b\x32\x1a.raftlog.v1.CommandOutcome\x12.\n\ncontroller\x18\x02 \x01(\x0b\x32\x1a.raftlog.v1.ControllerHint\"\xa9\x01\n\x10HeartbeatRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x16\n\x0e\x61pplied_offset\x18\x04 \x01(\x03\x12\x16\n\x0ewants_shutdown\x18\x05 \x01(\x08\x12\x12\n\ncluster_id\x18\x06 \x01(\t\x12\x16\n\x0elease_released\x18\x07 \x01(\x08\"\xe3\x01\n\x11HeartbeatResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x10\n\x08lease_ms\x18\x03 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x04 \x01(\x05\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x15\n\rmay_shut_down\x18\x06 \x01(\x08\x12.\n\ncontroller\x18\x07 \x01(\x0b\x32\x1a.raftlog.v1.ControllerHint\x12\x17\n\x0fmetadata_offset\x18\x08 \x01(\x03\"\x10\n\x0e\x42\x61rrierRequest\"\x96\x01\n\x0f\x42\x61rrierResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\x12\x18\n\x10\x63ontroller_epoch\x18\x03 \x01(\x05\x12.\n\ncontroller\x18\x04 \x01(\x0b\x32\x1a.raftlog.v1.ControllerHint\"\x17\n\x15\x44\x65scribeQuorumRequest\"\x92\x01\n\x16\x44\x65scribeQuorumResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12.\n\ncontroller\x18\x02 \x01(\x0b\x32\x1a.raftlog.v1.ControllerHint\x12&\n\x06quorum\x18\x03 \x01(\x0b\x32\x16.raftlog.v1.QuorumInfo2\xbb\x02\n\nController\x12\x42\n\x07Propose\x12\x1a.raftlog.v1.ProposeRequest\x1a\x1b.raftlog.v1.ProposeResponse\x12L\n\tHeartbeat\x12\x1c.raftlog.v1.HeartbeatRequest\x1a\x1d.raftlog.v1.HeartbeatResponse(\x01\x30\x01\x12\x42\n\x07\x42\x61rrier\x12\x1a.raftlog.v1.BarrierRequest\x1a\x1b.raftlog.v1.BarrierResponse\x12W\n\x0e\x44\x65scribeQuorum\x12!.raftlog.v1.DescribeQuorumRequest\x1a\".raftlog.v1.DescribeQuorumResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,17 +40,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSERESPONSE']._serialized_start=273
   _globals['_PROPOSERESPONSE']._serialized_end=383
   _globals['_HEARTBEATREQUEST']._serialized_start=386
-  _globals['_HEARTBEATREQUEST']._serialized_end=531
-  _globals['_HEARTBEATRESPONSE']._serialized_start=534
-  _globals['_HEARTBEATRESPONSE']._serialized_end=736
-  _globals['_BARRIERREQUEST']._serialized_start=738
-  _globals['_BARRIERREQUEST']._serialized_end=754
-  _globals['_BARRIERRESPONSE']._serialized_start=757
-  _globals['_BARRIERRESPONSE']._serialized_end=907
-  _globals['_DESCRIBEQUORUMREQUEST']._serialized_start=909
-  _globals['_DESCRIBEQUORUMREQUEST']._serialized_end=932
-  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_start=935
-  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_end=1081
-  _globals['_CONTROLLER']._serialized_start=1084
-  _globals['_CONTROLLER']._serialized_end=1399
+  _globals['_HEARTBEATREQUEST']._serialized_end=555
+  _globals['_HEARTBEATRESPONSE']._serialized_start=558
+  _globals['_HEARTBEATRESPONSE']._serialized_end=785
+  _globals['_BARRIERREQUEST']._serialized_start=787
+  _globals['_BARRIERREQUEST']._serialized_end=803
+  _globals['_BARRIERRESPONSE']._serialized_start=806
+  _globals['_BARRIERRESPONSE']._serialized_end=956
+  _globals['_DESCRIBEQUORUMREQUEST']._serialized_start=958
+  _globals['_DESCRIBEQUORUMREQUEST']._serialized_end=981
+  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_start=984
+  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_end=1130
+  _globals['_CONTROLLER']._serialized_start=1133
+  _globals['_CONTROLLER']._serialized_end=1448
 # @@protoc_insertion_point(module_scope)

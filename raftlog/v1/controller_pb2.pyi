@@ -107,6 +107,7 @@ class HeartbeatRequest(_message.Message):
     APPLIED_OFFSET_FIELD_NUMBER: _builtins.int
     WANTS_SHUTDOWN_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    LEASE_RELEASED_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     sequence: _builtins.int
@@ -115,6 +116,8 @@ class HeartbeatRequest(_message.Message):
     """metadata offset up to which the broker acts"""
     wants_shutdown: _builtins.bool
     cluster_id: _builtins.str
+    lease_released: _builtins.bool
+    """it serves nothing any more and has given its lease up: it may be fenced at once"""
     def __init__(
         self,
         *,
@@ -124,10 +127,11 @@ class HeartbeatRequest(_message.Message):
         applied_offset: _builtins.int = ...,
         wants_shutdown: _builtins.bool = ...,
         cluster_id: _builtins.str = ...,
+        lease_released: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_offset", b"applied_offset", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "sequence", b"sequence", "wants_shutdown", b"wants_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_offset", b"applied_offset", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "lease_released", b"lease_released", "sequence", b"sequence", "wants_shutdown", b"wants_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -144,6 +148,7 @@ class HeartbeatResponse(_message.Message):
     FENCED_FIELD_NUMBER: _builtins.int
     MAY_SHUT_DOWN_FIELD_NUMBER: _builtins.int
     CONTROLLER_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     lease_ms: _builtins.int
     """counted from when the heartbeat was sent; 0: no lease"""
@@ -151,6 +156,8 @@ class HeartbeatResponse(_message.Message):
     fenced: _builtins.bool
     may_shut_down: _builtins.bool
     """every leadership that others can take has been taken"""
+    metadata_offset: _builtins.int
+    """of the controller: a broker that stays behind it watches somebody who is cut off"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -165,10 +172,11 @@ class HeartbeatResponse(_message.Message):
         fenced: _builtins.bool = ...,
         may_shut_down: _builtins.bool = ...,
         controller: Global___ControllerHint | None = ...,
+        metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["controller", b"controller", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller", b"controller", "controller_epoch", b"controller_epoch", "error", b"error", "fenced", b"fenced", "lease_ms", b"lease_ms", "may_shut_down", b"may_shut_down", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller", b"controller", "controller_epoch", b"controller_epoch", "error", b"error", "fenced", b"fenced", "lease_ms", b"lease_ms", "may_shut_down", b"may_shut_down", "metadata_offset", b"metadata_offset", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from raftlog.v1 import common_pb2 as raftlog_dot_v1_dot_common__pb2
 from raftlog.v1 import records_pb2 as raftlog_dot_v1_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19raftlog/v1/metadata.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\x1a\x18raftlog/v1/records.proto\"b\n\x0fMetadataRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x11\n\ttopic_ids\x18\x02 \x03(\x0c\x12\x12\n\nall_topics\x18\x03 \x01(\x08\x12\x18\n\x10include_internal\x18\x04 \x01(\x08\"\xe2\x01\n\x10MetadataResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x15\n\rcontroller_id\x18\x03 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x04 \x01(\x05\x12\x17\n\x0fmetadata_offset\x18\x05 \x01(\x03\x12\'\n\x07\x62rokers\x18\x06 \x03(\x0b\x32\x16.raftlog.v1.BrokerInfo\x12%\n\x06topics\x18\x07 \x03(\x0b\x32\x15.raftlog.v1.TopicInfo\"o\n\nBrokerInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x14\n\x0c\x62roker_epoch\x18\x06 \x01(\x03\"\x8e\x01\n\tTopicInfo\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08topic_id\x18\x03 \x01(\x0c\x12\x10\n\x08internal\x18\x04 \x01(\x08\x12-\n\npartitions\x18\x05 \x03(\x0b\x32\x19.raftlog.v1.PartitionInfo\"\x80\x01\n\rPartitionInfo\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x04 \x01(\x05\x12\x10\n\x08replicas\x18\x05 \x03(\x05\x12\x0b\n\x03isr\x18\x06 \x03(\x05\"#\n\x0cWatchRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\"\x8f\x01\n\rWatchResponse\x12\x18\n\x10\x63ontroller_epoch\x18\x01 \x01(\x05\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12+\n\x07records\x18\x05 \x03(\x0b\x32\x1a.raftlog.v1.MetadataRecord2\x8c\x01\n\x08Metadata\x12@\n\x03Get\x12\x1b.raftlog.v1.MetadataRequest\x1a\x1c.raftlog.v1.MetadataResponse\x12>\n\x05Watch\x12\x18.raftlog.v1.WatchRequest\x1a\x19.raftlog.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19raftlog/v1/metadata.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\x1a\x18raftlog/v1/records.proto\"\x7f\n\x0fMetadataRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x11\n\ttopic_ids\x18\x02 \x03(\x0c\x12\x12\n\nall_topics\x18\x03 \x01(\x08\x12\x18\n\x10include_internal\x18\x04 \x01(\x08\x12\x1b\n\x13min_metadata_offset\x18\x05 \x01(\x03\"\xe2\x01\n\x10MetadataResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x15\n\rcontroller_id\x18\x03 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x04 \x01(\x05\x12\x17\n\x0fmetadata_offset\x18\x05 \x01(\x03\x12\'\n\x07\x62rokers\x18\x06 \x03(\x0b\x32\x16.raftlog.v1.BrokerInfo\x12%\n\x06topics\x18\x07 \x03(\x0b\x32\x15.raftlog.v1.TopicInfo\"o\n\nBrokerInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x14\n\x0c\x62roker_epoch\x18\x06 \x01(\x03\"\x8e\x01\n\tTopicInfo\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08topic_id\x18\x03 \x01(\x0c\x12\x10\n\x08internal\x18\x04 \x01(\x08\x12-\n\npartitions\x18\x05 \x03(\x0b\x32\x19.raftlog.v1.PartitionInfo\"\x80\x01\n\rPartitionInfo\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x04 \x01(\x05\x12\x10\n\x08replicas\x18\x05 \x03(\x05\x12\x0b\n\x03isr\x18\x06 \x03(\x05\"#\n\x0cWatchRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\"\x8f\x01\n\rWatchResponse\x12\x18\n\x10\x63ontroller_epoch\x18\x01 \x01(\x05\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12+\n\x07records\x18\x05 \x03(\x0b\x32\x1a.raftlog.v1.MetadataRecord2\x8c\x01\n\x08Metadata\x12@\n\x03Get\x12\x1b.raftlog.v1.MetadataRequest\x1a\x1c.raftlog.v1.MetadataResponse\x12>\n\x05Watch\x12\x18.raftlog.v1.WatchRequest\x1a\x19.raftlog.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'raftlog.v1.metadata_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_METADATAREQUEST']._serialized_start=92
-  _globals['_METADATAREQUEST']._serialized_end=190
-  _globals['_METADATARESPONSE']._serialized_start=193
-  _globals['_METADATARESPONSE']._serialized_end=419
-  _globals['_BROKERINFO']._serialized_start=421
-  _globals['_BROKERINFO']._serialized_end=532
-  _globals['_TOPICINFO']._serialized_start=535
-  _globals['_TOPICINFO']._serialized_end=677
-  _globals['_PARTITIONINFO']._serialized_start=680
-  _globals['_PARTITIONINFO']._serialized_end=808
-  _globals['_WATCHREQUEST']._serialized_start=810
-  _globals['_WATCHREQUEST']._serialized_end=845
-  _globals['_WATCHRESPONSE']._serialized_start=848
-  _globals['_WATCHRESPONSE']._serialized_end=991
-  _globals['_METADATA']._serialized_start=994
-  _globals['_METADATA']._serialized_end=1134
+  _globals['_METADATAREQUEST']._serialized_end=219
+  _globals['_METADATARESPONSE']._serialized_start=222
+  _globals['_METADATARESPONSE']._serialized_end=448
+  _globals['_BROKERINFO']._serialized_start=450
+  _globals['_BROKERINFO']._serialized_end=561
+  _globals['_TOPICINFO']._serialized_start=564
+  _globals['_TOPICINFO']._serialized_end=706
+  _globals['_PARTITIONINFO']._serialized_start=709
+  _globals['_PARTITIONINFO']._serialized_end=837
+  _globals['_WATCHREQUEST']._serialized_start=839
+  _globals['_WATCHREQUEST']._serialized_end=874
+  _globals['_WATCHRESPONSE']._serialized_start=877
+  _globals['_WATCHRESPONSE']._serialized_end=1020
+  _globals['_METADATA']._serialized_start=1023
+  _globals['_METADATA']._serialized_end=1163
 # @@protoc_insertion_point(module_scope)

@@ -28,9 +28,12 @@ class MetadataRequest(_message.Message):
     TOPIC_IDS_FIELD_NUMBER: _builtins.int
     ALL_TOPICS_FIELD_NUMBER: _builtins.int
     INCLUDE_INTERNAL_FIELD_NUMBER: _builtins.int
+    MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     all_topics: _builtins.bool
     include_internal: _builtins.bool
     """with all_topics: also the topics whose names begin with two underscores"""
+    min_metadata_offset: _builtins.int
+    """wait until the broker knows the metadata up to there"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -42,10 +45,11 @@ class MetadataRequest(_message.Message):
         topic_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         all_topics: _builtins.bool = ...,
         include_internal: _builtins.bool = ...,
+        min_metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_topics", b"all_topics", "include_internal", b"include_internal", "topic_ids", b"topic_ids", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_topics", b"all_topics", "include_internal", b"include_internal", "min_metadata_offset", b"min_metadata_offset", "topic_ids", b"topic_ids", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,7 +205,9 @@ class WatchRequest(_message.Message):
 
     FROM_OFFSET_FIELD_NUMBER: _builtins.int
     from_offset: _builtins.int
-    """changes above this metadata offset; -1, or one that is no longer kept: a whole image first"""
+    """Changes above this metadata offset; -1, or one that is no longer kept: a whole image first. A node that is not there
+    yet waits until it is: a watcher never gets to see anything older than what it has.
+    """
     def __init__(
         self,
         *,

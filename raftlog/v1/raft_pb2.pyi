@@ -31,7 +31,7 @@ class _VoterStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VoterState
     VIRGIN: _VoterState.ValueType  # 1
     """formatted, and has never voted nor held an entry"""
     JOINING: _VoterState.ValueType  # 2
-    """formatted into a quorum that has data: takes entries, neither votes nor campaigns yet"""
+    """formatted into a quorum that has data: takes entries once it has heard every voter; does not vote yet"""
     VOTER: _VoterState.ValueType  # 3
 
 class VoterState(_VoterState, metaclass=_VoterStateEnumTypeWrapper): ...
@@ -41,7 +41,7 @@ FRESH: VoterState.ValueType  # 0
 VIRGIN: VoterState.ValueType  # 1
 """formatted, and has never voted nor held an entry"""
 JOINING: VoterState.ValueType  # 2
-"""formatted into a quorum that has data: takes entries, neither votes nor campaigns yet"""
+"""formatted into a quorum that has data: takes entries once it has heard every voter; does not vote yet"""
 VOTER: VoterState.ValueType  # 3
 Global___VoterState: _TypeAlias = VoterState  # noqa: Y015
 
@@ -249,21 +249,27 @@ class AppendAnswer(_message.Message):
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
     RESET_FIELD_NUMBER: _builtins.int
     SUCCESS_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
     next_index: _builtins.int
     reset: _builtins.bool
     success: _builtins.bool
+    chunk: _builtins.int
+    """of a snapshot: all chunks up to this one have arrived"""
     def __init__(
         self,
         *,
         next_index: _builtins.int = ...,
         reset: _builtins.bool = ...,
         success: _builtins.bool = ...,
+        chunk: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "chunk", b"chunk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "reset", b"reset", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "chunk", b"chunk", "next_index", b"next_index", "reset", b"reset", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__chunk: _TypeAlias = _typing.Literal["chunk"]  # noqa: Y015
+    _WhichOneofArgType__chunk: _TypeAlias = _typing.Literal["_chunk", b"_chunk"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk) -> _WhichOneofReturnType__chunk | None: ...
 
 Global___AppendAnswer: _TypeAlias = AppendAnswer  # noqa: Y015
 

@@ -79,59 +79,6 @@ class MetadataRecord(_message.Message):
 Global___MetadataRecord: _TypeAlias = MetadataRecord  # noqa: Y015
 
 @_typing.final
-class MetadataEntry(_message.Message):
-    """One committed command, as a node keeps it on its disk: the records that it yielded."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OFFSET_FIELD_NUMBER: _builtins.int
-    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
-    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
-    RECORDS_FIELD_NUMBER: _builtins.int
-    offset: _builtins.int
-    controller_epoch: _builtins.int
-    committed_at_ms: _builtins.int
-    @_builtins.property
-    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataRecord]: ...
-    def __init__(
-        self,
-        *,
-        offset: _builtins.int = ...,
-        controller_epoch: _builtins.int = ...,
-        committed_at_ms: _builtins.int = ...,
-        records: _abc.Iterable[Global___MetadataRecord] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_at_ms", b"committed_at_ms", "controller_epoch", b"controller_epoch", "offset", b"offset", "records", b"records"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___MetadataEntry: _TypeAlias = MetadataEntry  # noqa: Y015
-
-@_typing.final
-class MetadataEntries(_message.Message):
-    """Commands that were made durable together."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ENTRIES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataEntry]: ...
-    def __init__(
-        self,
-        *,
-        entries: _abc.Iterable[Global___MetadataEntry] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___MetadataEntries: _TypeAlias = MetadataEntries  # noqa: Y015
-
-@_typing.final
 class ClusterRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -188,6 +135,7 @@ class BrokerRecord(_message.Message):
     INTER_NODE_HOST_FIELD_NUMBER: _builtins.int
     INTER_NODE_PORT_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    UNCLEAN_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     incarnation_id: _builtins.bytes
     """16 bytes, new at every start of the process"""
@@ -201,6 +149,8 @@ class BrokerRecord(_message.Message):
     """16 bytes, of the first log directory: the same id means that its lock is held"""
     inter_node_host: _builtins.str
     inter_node_port: _builtins.int
+    unclean: _builtins.bool
+    """its last stop was not clean: until it is unfenced it has to leave every ISR that others are in"""
     @_builtins.property
     def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureRange]: ...
     def __init__(
@@ -218,10 +168,11 @@ class BrokerRecord(_message.Message):
         inter_node_host: _builtins.str = ...,
         inter_node_port: _builtins.int = ...,
         features: _abc.Iterable[Global___FeatureRange] | None = ...,
+        unclean: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "port", b"port", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -371,6 +322,7 @@ class PartitionRecord(_message.Message):
     ELIGIBLE_LEADER_REPLICAS_FIELD_NUMBER: _builtins.int
     REVOKED_LEADER_FIELD_NUMBER: _builtins.int
     REVOKED_AT_OFFSET_FIELD_NUMBER: _builtins.int
+    UNCLEAN_ELECTION_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     partition: _builtins.int
     leader: _builtins.int
@@ -381,6 +333,8 @@ class PartitionRecord(_message.Message):
     """leadership was taken from this live broker; absent: from nobody"""
     revoked_at_offset: _builtins.int
     """it has let go once it has applied this metadata offset"""
+    unclean_election: _builtins.bool
+    """of this record, not of the partition: the leader may miss records"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -408,10 +362,11 @@ class PartitionRecord(_message.Message):
         eligible_leader_replicas: _abc.Iterable[_builtins.int] | None = ...,
         revoked_leader: _builtins.int | None = ...,
         revoked_at_offset: _builtins.int = ...,
+        unclean_election: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "revoked_leader", b"revoked_leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "adding_replicas", b"adding_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "revoked_at_offset", b"revoked_at_offset", "revoked_leader", b"revoked_leader", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "adding_replicas", b"adding_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "revoked_at_offset", b"revoked_at_offset", "revoked_leader", b"revoked_leader", "topic_id", b"topic_id", "unclean_election", b"unclean_election"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__revoked_leader: _TypeAlias = _typing.Literal["revoked_leader"]  # noqa: Y015
     _WhichOneofArgType__revoked_leader: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader"]  # noqa: Y015

@@ -1,0 +1,197 @@
+"""Who campaigns when, and who answers: pre-vote, the sticky leader, votes by identity, handing leadership over.
+
+A node asks first whether it would be elected (pre-vote, Raft thesis 9.6), so that one which was cut off does not depose
+a working leader with a higher term when it comes back. Nodes that hear a leader answer neither that nor a candidate,
+unless the leader itself asked for the election.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+
+from raftlog.v1.raft_pb2 import PreVoteAnswer, PreVoteRequest, VoteRequest
+from raftmeta.raft import messages
+from raftmeta.raft.consensus import LEADER, Consensus, Peer
+from raftmeta.raft.options import RaftOptions
+from raftmeta.raft.transport import RaftTransport
+from raftmeta.raft.voters import JoinGuard
+from raftmeta.raft.wal import WriteAheadLog
+
+logger = logging.getLogger(__name__)
+
+CAMPAIGN_ROOM_BYTES = 4 << 10
+"""What a node must be able to write before it asks to lead."""
+
+
+class Elections:
+    """One node's part in elections."""
+
+    def __init__(
+        self,
+        peers: dict[int, Peer],
+        consensus: Consensus,
+        wal: WriteAheadLog,
+        transport: RaftTransport,
+        guard: JoinGuard,
+        rng: random.Random,
+        options: RaftOptions,
+    ) -> None:
+        self._peers, self._consensus, self._wal, self._transport = peers, consensus, wal, transport
+        self._guard, self._rng, self._options = guard, rng, options
+        self._needed = (len(peers) + 1) // 2
+        """Others that make a majority together with this node."""
+        self.connected: set[int] = set()
+        self.last_heard_s: dict[int, float] = {}
+        """When something of the current term was last heard from each peer."""
+        self._leader_heard_s = -math.inf
+        self._leader_suspected = False
+        self._round = 0
+        self._pre_votes: set[int] | None = None
+        """Who granted the pre-vote under way."""
+        self._pre_vote_term = 0
+        self._elected_beforehand = False
+        self._votes: set[int] = set()
+        self._votes_term = 0
+        self._transfer_to: int | None = None
+        self._transfer_until_s = 0.0
+        self._transfer_sent = False
+
+    # Who leads
+
+    def heard_leader(self, now_s: float) -> None:
+        """Note a message of the current term's leader."""
+        self._leader_heard_s = now_s
+        self._leader_suspected = False
+
+    def leader_stream_lost(self, now_s: float) -> None:
+        """Note that the leader's stream broke: a process that was killed is found out so, long before a timeout."""
+        self._leader_suspected = True
+        soon = now_s + self._rng.uniform(*self._options.prevote_after_break_s)
+        if self._consensus.election_deadline_s > soon:
+            self._consensus.election_deadline_s = soon
+
+    def _leader_alive(self, now_s: float) -> bool:
+        shortest = self._options.election_timeout_s[0]
+        if self._consensus.role == LEADER:
+            heard = sorted((self.last_heard_s.get(peer, -math.inf) for peer in self._peers), reverse=True)
+            return not heard or now_s - heard[self._needed - 1] < shortest
+        return not self._leader_suspected and now_s - self._leader_heard_s < shortest
+
+    # Campaigning
+
+    def before_tick(self, now_s: float) -> None:
+        """Decide whether a campaign that is due may take place in the tick that follows."""
+        consensus = self._consensus
+        if consensus.role == LEADER or consensus.election_deadline_s >= now_s:
+            return
+        if not self._guard.may_vote or not self._wal.has_room(CAMPAIGN_ROOM_BYTES):
+            self._postpone(now_s)
+        elif self._peers and not self._elected_beforehand and not consensus.transfer_in_progress:
+            self._postpone(now_s)
+            self._ask(now_s)
+        else:
+            logger.info("campaigning for term %d", consensus.term + 1)
+        self._elected_beforehand = False
+
+    def _postpone(self, now_s: float) -> None:
+        self._consensus.election_deadline_s = now_s + self._rng.uniform(0.5, 1.0) * self._options.election_timeout_s[0]
+
+    def _ask(self, now_s: float) -> None:
+        self._round += 1
+        self._pre_votes, self._pre_vote_term = set(), self._consensus.term
+        message = messages.pre_vote_request(self._pre_vote_term, self._wal.last_index, self._wal.last_term, self._round)
+        for peer_id in sorted(self.connected):
+            self._transport.post(peer_id, message)
+
+    def pre_vote_requested(self, peer_id: int, body: PreVoteRequest, now_s: float) -> None:
+        """Answer whether this node would vote for the sender."""
+        term = self._consensus.term
+        granted = (
+            self._guard.may_vote
+            and body.term > term
+            and (body.last_term, body.last_index) >= (self._wal.last_term, self._wal.last_index)
+            and not self._leader_alive(now_s)
+        )
+        self._transport.post(peer_id, messages.pre_vote_answer(term, body.round, granted=granted))
+
+    def pre_vote_answered(self, peer_id: int, body: PreVoteAnswer) -> None:
+        """Count an answer; with a majority the campaign begins in this cycle."""
+        if self._pre_votes is None or body.round != self._round or self._pre_vote_term != self._consensus.term:
+            return
+        if body.granted:
+            self._pre_votes.add(peer_id)
+        if len(self._pre_votes) >= self._needed:
+            self._pre_votes = None
+            self._elected_beforehand = True
+            self._consensus.election_deadline_s = -math.inf
+
+    # Votes
+
+    def vote_requested(self, peer: Peer, body: VoteRequest, now_s: float) -> None:
+        """Let PySyncObj decide about a vote, unless it must not even hear of it."""
+        term = self._consensus.term
+        if body.term < term:
+            self._transport.post(peer.node_id, messages.term_notice(term))
+            return
+        if not self._guard.may_vote:
+            return
+        if body.term > term and not body.transfer and self._leader_alive(now_s):
+            return
+        self._consensus.deliver(
+            peer,
+            {
+                "type": "request_vote",
+                "term": body.term,
+                "last_log_index": body.last_index,
+                "last_log_term": body.last_term,
+            },
+        )
+
+    def vote_granted(self, peer: Peer, term: int) -> None:
+        """Count a vote, once for each voter and term."""
+        if term != self._consensus.term:
+            return
+        if self._votes_term != term:
+            self._votes, self._votes_term = set(), term
+        if peer.node_id not in self._votes:
+            self._votes.add(peer.node_id)
+            self._consensus.deliver(peer, {"type": "response_vote", "term": term})
+
+    # Handing over
+
+    @property
+    def handing_over(self) -> bool:
+        """Whether leadership is on its way to somebody: nothing new is taken on meanwhile."""
+        return self._transfer_to is not None
+
+    def hand_over(self, progress: dict[int, tuple[int, int]], now_s: float) -> bool:
+        """Begin to hand leadership to the most caught-up of the peers in `progress`: (preference, match index)."""
+        if not progress:
+            return False
+        self._transfer_to = max(progress, key=lambda peer_id: (progress[peer_id], -peer_id))
+        self._transfer_until_s = now_s + self._options.election_timeout_s[0]
+        self._transfer_sent = False
+        return True
+
+    def continue_handover(self, now_s: float) -> None:
+        """Ask the chosen peer to campaign once it has the whole log; give up after a while."""
+        if self._transfer_to is None:
+            return
+        consensus = self._consensus
+        if consensus.role != LEADER or now_s > self._transfer_until_s or self._transfer_to not in self.connected:
+            self._transfer_to = None
+        elif not self._transfer_sent and (
+            consensus.match_index[self._peers[self._transfer_to]] == self._wal.last_index
+        ):
+            self._transport.post(self._transfer_to, messages.timeout_now(consensus.term))
+            self._transfer_sent = True
+
+    def asked_to_campaign(self, peer: Peer, term: int) -> None:
+        """Campaign at once, if it is the leader who asks and this node may."""
+        consensus = self._consensus
+        if term == consensus.term and consensus.leader is peer and self._guard.may_vote:
+            self._transport.transfer_term = term + 1
+            consensus.deliver(peer, {"type": "timeout_now", "term": term})
+            consensus.election_deadline_s = -math.inf

@@ -1,0 +1,207 @@
+"""Taking snapshots of the own state, and taking in those of a leader.
+
+A snapshot is captured between cycles, then encoded and made durable off the loop; only then entries before it may go.
+One that comes from a leader is collected, checked, made durable off the loop, and only then put in the place of state
+and log; only then it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from dataclasses import dataclass, field
+
+from raftlog.errors import CorruptRecordError, InternalError, RaftlogError, StorageError
+from raftlog.v1.raft_pb2 import SnapshotChunk
+from raftmeta.raft.consensus import Consensus
+from raftmeta.raft.options import RaftOptions
+from raftmeta.raft.ports import ReplicatedState, RunOffLoop
+from raftmeta.raft.snapshots import Snapshot, SnapshotStore, decode_snapshot, encode_snapshot
+from raftmeta.raft.wal import WriteAheadLog
+
+logger = logging.getLogger(__name__)
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(slots=True)
+class Incoming:
+    """Chunks of one snapshot from one leader."""
+
+    peer_id: int
+    term: int
+    sequence: int = 0
+    chunks: list[bytes] = field(default_factory=list)
+
+
+class Snapshotter:
+    """The snapshots of one node."""
+
+    def __init__(
+        self,
+        snapshots: SnapshotStore,
+        wal: WriteAheadLog,
+        state: ReplicatedState,
+        options: RaftOptions,
+        run_off_loop: RunOffLoop,
+    ) -> None:
+        self._snapshots, self._wal, self._state = snapshots, wal, state
+        self._options, self._run_off_loop = options, run_off_loop
+        self.index = 0
+        """Of the newest snapshot, 0 for none."""
+        self.failed: RaftlogError | None = None
+        """Why the disk can no longer be used."""
+        self._bytes_at_snapshot = 0
+        self._writing = False
+        self._retry_at_bytes = 0
+        self._incoming: Incoming | None = None
+        self.arrived: tuple[Incoming, Snapshot] | None = None
+        """A leader's snapshot that is durable and waits for the next cycle."""
+
+    # Start
+
+    def load(self) -> int:
+        """Restore the newest snapshot and return its index, 0 if there is none; the log is made to fit it.
+
+        Raises:
+            StorageError: the disk failed.
+            RaftlogError: the snapshot does not parse, or entries between it and the log are missing.
+        """
+        try:
+            newest = self._snapshots.newest()
+            if newest is None:
+                if self._wal.first_index > 1:
+                    raise CorruptRecordError(
+                        f"the metadata log begins with entry {self._wal.first_index}, and there is no snapshot of what "
+                        "was before; restore the directory from a copy"
+                    )
+                return 0
+            snapshot = self._snapshots.read(newest)
+        except OSError as error:
+            raise StorageError(f"cannot read the newest snapshot: {error}; repair the disk and restart") from error
+        if self._wal.term_at(newest) != snapshot.term:
+            if self._wal.first_index > newest:
+                raise CorruptRecordError(
+                    f"the metadata log begins with entry {self._wal.first_index}, and the newest snapshot is at "
+                    f"{newest}; restore the directory from a copy"
+                )
+            # A crash between making a leader's snapshot durable and putting it in the place of the log.
+            self._wal.reset((snapshot.entry, snapshot.index, snapshot.term))
+        self._state.restore(snapshot.state, snapshot.index, snapshot.term)
+        self.index = newest
+        return newest
+
+    # Own snapshots
+
+    def maybe_begin(self, last_applied: int) -> None:
+        """Begin a snapshot of what is applied, when enough has come since the last one."""
+        if self._writing:
+            return
+        grown = self._wal.appended_bytes - self._bytes_at_snapshot
+        enough = last_applied - self.index >= self._options.snapshot_after_entries
+        if not enough and grown < self._options.snapshot_after_bytes:
+            return
+        if last_applied <= max(self.index, 1) or self._wal.appended_bytes < self._retry_at_bytes:
+            return
+        data, index, term = self._wal.entry(last_applied)
+        previous_term = self._wal.term_at(index - 1) or 0
+        captured = self._state.capture()
+        appended = self._wal.appended_bytes
+
+        def write() -> None:
+            state = self._state.encode(captured)
+            encoded = encode_snapshot(Snapshot(index, term, previous_term, data, state))
+            self._snapshots.write(index, encoded)
+            self._snapshots.remove_older(index)
+
+        def done(error: BaseException | None) -> None:
+            self._writing = False
+            if error is None:
+                self._bytes_at_snapshot = appended
+                self._finished(index)
+            else:
+                self._refused(index, error)
+                self._retry_at_bytes = self._wal.appended_bytes + self._options.snapshot_after_bytes // 20
+
+        self._writing = True
+        self._run_off_loop(write, done)
+
+    def _finished(self, index: int) -> None:
+        if index > self.index:
+            self.index = index
+            self._wal.trim(index - max(1, self._options.log_tail_entries))
+            logger.info("took a snapshot at entry %d", index)
+
+    def _refused(self, index: int, error: BaseException) -> None:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            logger.warning("no space for the snapshot at %d, tried later: %s", index, error)
+        elif isinstance(error, OSError):
+            self.failed = StorageError(f"cannot write the snapshot at {index}: {error}; repair the disk and restart")
+        elif isinstance(error, RaftlogError):
+            self.failed = error
+        else:
+            self.failed = InternalError(f"cannot take the snapshot at {index}: {type(error).__name__}: {error}")
+
+    # A leader's snapshots
+
+    def collect(self, peer_id: int, term: int, chunk: SnapshotChunk) -> tuple[bool, bool]:
+        """Take a chunk in; returns whether it was wanted, and whether the snapshot is complete and being written."""
+        incoming = self._incoming
+        if chunk.first:
+            incoming = self._incoming = Incoming(peer_id, term)
+        if (
+            incoming is None
+            or (incoming.peer_id, incoming.term) != (peer_id, term)
+            or chunk.sequence != incoming.sequence + 1
+        ):
+            self._incoming = None
+            return False, False
+        incoming.sequence = chunk.sequence
+        incoming.chunks.append(chunk.data)
+        if not chunk.last:
+            return True, False
+        self._incoming = None
+        if self._writing or self.arrived is not None:
+            return False, False
+        return self._write_down(incoming), True
+
+    def _write_down(self, incoming: Incoming) -> bool:
+        data = b"".join(incoming.chunks)
+        incoming.chunks.clear()
+        try:
+            snapshot = decode_snapshot(data, f"the snapshot from node {incoming.peer_id}")
+        except RaftlogError as error:
+            logger.warning("refused: %s", error)
+            return False
+        if self.already_has(snapshot):
+            self.arrived = (incoming, snapshot)
+            return True
+
+        def done(error: BaseException | None) -> None:
+            self._writing = False
+            if error is None:
+                self.arrived = (incoming, snapshot)
+            else:
+                self._refused(snapshot.index, error)
+
+        self._writing = True
+        self._run_off_loop(lambda: self._snapshots.write(snapshot.index, data), done)
+        return True
+
+    def already_has(self, snapshot: Snapshot) -> bool:
+        """Whether the log has the snapshot's last entry, and so everything in it (Raft, section 7)."""
+        return self._wal.term_at(snapshot.index) == snapshot.term
+
+    def install(self, snapshot: Snapshot, consensus: Consensus) -> None:
+        """Put a leader's durable snapshot in the place of state and log.
+
+        Raises:
+            RaftlogError: the state does not parse.
+        """
+        assert snapshot.index > consensus.commit_index
+        self._state.restore(snapshot.state, snapshot.index, snapshot.term)
+        self._wal.reset((snapshot.entry, snapshot.index, snapshot.term))
+        consensus.jump_to(snapshot.index)
+        self.index = snapshot.index
+        self._bytes_at_snapshot = self._wal.appended_bytes
+        logger.info("went on from the leader's snapshot at entry %d", snapshot.index)

@@ -1,0 +1,345 @@
+"""Nodes in a small cluster: electing, committing, reading, handing over, stopping."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from raftlog.errors import MessageTooLarge, NotController, StorageError, StorageFull
+from raftlog.v1.raft_pb2 import FRESH, VIRGIN, VOTER
+from raftmeta.raft import messages
+from raftmeta.raft.node import Applied, ProposalOutcome, Unknown
+from raftmeta.raft.options import RaftOptions
+from raftmeta.raft.ports import Work, WorkDone
+from tests.support.raft_cluster import RaftCluster, raft_cluster
+
+
+def test_one_voter_elects_itself_and_commits_after_its_own_sync() -> None:
+    with raft_cluster(1) as cluster:
+        host = cluster.hosts[1]
+        cluster.hold_syncs = True
+        for _ in range(3):
+            host.step()
+        assert host.node.role == "leader"
+        assert cluster.leader() is None, "nothing may be committed before the own disk has it"
+        host.wal.sync()
+        assert host.node.wants_cycle
+        host.step()
+        assert cluster.leader() == 1
+        outcomes = cluster.propose(1, b"one")
+        host.step()
+        assert outcomes == []
+        host.wal.sync()
+        host.step()
+        assert outcomes == [Applied(3, 1, b"one")]
+        assert host.events.told == ["active 1"]
+
+
+def test_three_fresh_voters_form_a_quorum_and_commit() -> None:
+    with raft_cluster() as cluster:
+        assert cluster.run(5, lambda: cluster.leader() is not None)
+        leader = cluster.leader()
+        assert leader is not None
+        outcomes = cluster.propose(leader, b"a", b"b")
+        cluster.settle()
+        assert [type(outcome) for outcome in outcomes] == [Applied, Applied]
+        assert [cluster.hosts[i].state.commands for i in cluster.ids] == [[b"a", b"b"]] * 3
+        assert {cluster[i].leader_id for i in cluster.ids} == {leader}
+
+
+def test_a_killed_leader_is_replaced_and_nothing_is_lost() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.propose(1, b"kept")
+        cluster.settle()
+        cluster.kill(1)
+        began = cluster.now
+        assert cluster.run(5, lambda: cluster.leader(2, 3) is not None)
+        assert cluster.now - began < 0.3, "a broken stream starts the election at once"
+        leader = cluster.leader(2, 3)
+        assert leader is not None
+        assert cluster.hosts[leader].state.commands == [b"kept"]
+        cluster.start(1)
+        cluster.run(1)
+        assert cluster.hosts[1].state.commands == [b"kept"]
+
+
+def test_a_deposed_leader_tells_its_proposers_that_the_outcome_is_unknown() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.isolate(1)
+        outcomes = cluster.propose(1, b"lost")
+        assert cluster.run(3, lambda: not cluster[1].active)
+        assert outcomes == [Unknown()]
+        assert cluster.hosts[1].events.told == ["active 1", "inactive"]
+        with pytest.raises(NotController):
+            cluster[1].propose(b"x", outcomes.append)
+
+
+def test_reads_wait_for_a_majority_that_still_follows() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.propose(1, b"a")
+        cluster.settle()
+        found: list[int | None] = []
+        cluster[1].read_index(found.append)
+        cluster.hosts[1].step()
+        assert found == []
+        cluster.settle()
+        assert found == [cluster[1].last_applied]
+        cluster.isolate(1)
+        cluster[1].read_index(found.append)
+        cluster.run(3)
+        assert found[1:] == [None]
+        cluster[2].read_index(found.append)
+
+
+def test_leadership_is_handed_over_without_a_timeout() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.propose(1, b"a")
+        assert cluster[1].transfer_leadership()
+        with pytest.raises(NotController):
+            cluster[1].propose(b"b", lambda outcome: None)
+        began = cluster.now
+        assert cluster.run(1, lambda: cluster.leader() not in (None, 1))
+        assert cluster.now - began < 0.2
+        assert cluster.hosts[2].state.commands == [b"a"]
+
+
+def test_too_large_commands_are_refused_and_the_largest_ones_are_carried() -> None:
+    with raft_cluster(options=RaftOptions(commit_notice_s=0, max_command_bytes=3000, batch_bytes=1000)) as cluster:
+        cluster.elect(1)
+        with pytest.raises(MessageTooLarge, match="3001"):
+            cluster[1].propose(bytes(3001), lambda outcome: None)
+        outcomes = cluster.propose(1, *[bytes([i]) * 3000 for i in range(20)])
+        cluster.settle()
+        assert len(outcomes) == 20
+        cluster.run(0.5)
+        assert all(len(cluster.hosts[i].state.commands) == 20 for i in cluster.ids)
+
+
+def test_a_follower_too_far_behind_gets_a_snapshot_and_what_follows() -> None:
+    options = RaftOptions(commit_notice_s=0, snapshot_after_entries=20, log_tail_entries=5, snapshot_chunk_bytes=64)
+    with raft_cluster(options=options) as cluster:
+        cluster.elect(1)
+        cluster.isolate(3)
+        outcomes: list[ProposalOutcome] = []
+        for i in range(100):
+            outcomes += cluster.propose(1, b"command %d" % i)
+            cluster.settle()
+        assert cluster[1].snapshot_index > 80
+        assert cluster[1].first_index > 70
+        cluster.heal()
+        cluster.run(3)
+        assert cluster.hosts[3].state.commands == cluster.hosts[1].state.commands
+        assert cluster[3].snapshot_index > 80
+        cluster.kill(3)
+        cluster.start(3)
+        cluster.run(1)
+        assert cluster.hosts[3].state.commands == cluster.hosts[1].state.commands
+
+
+def test_all_killed_at_once_come_back_with_everything() -> None:
+    options = RaftOptions(commit_notice_s=0, snapshot_after_entries=20, log_tail_entries=5)
+    with raft_cluster(options=options) as cluster:
+        cluster.elect(2)
+        for i in range(50):
+            cluster.propose(2, b"%d" % i)
+            cluster.settle()
+        for node_id in cluster.ids:
+            cluster.kill(node_id)
+        cluster.start()
+        assert cluster.run(5, lambda: cluster.leader() is not None)
+        cluster.run(0.5)
+        expected = [b"%d" % i for i in range(50)]
+        assert [cluster.hosts[i].state.commands for i in cluster.ids] == [expected] * 3
+
+
+# Elections
+
+
+def test_a_node_that_was_cut_off_deposes_nobody_when_it_comes_back() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        term = cluster[1].term
+        cluster.isolate(3)
+        cluster.run(10)
+        assert cluster[3].term == term, "nobody answered its pre-votes"
+        cluster.heal()
+        cluster.run(2)
+        assert (cluster.leader(), cluster[1].term) == (1, term)
+
+
+def test_followers_of_a_living_leader_vote_for_nobody_else() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.run(0.2)
+        term = cluster[1].term
+        for transfer in (False, True):
+            cluster.sent.clear()
+            request = messages.vote_request(term + 1, 100, term, transfer=transfer)
+            cluster[2].receive(3, request)
+            cluster.hosts[2].step()
+            granted = [m for a, _, m in cluster.sent if a == 2 and m.WhichOneof("body") == "vote_granted"]
+            assert len(granted) == int(transfer)
+
+
+def test_a_vote_counts_once_for_each_voter() -> None:
+    with raft_cluster(5) as cluster:
+        cluster.elect(1)
+        cluster.held = {link for link in cluster.links if 2 in link}
+        node = cluster[2]
+        node._consensus.election_deadline_s = cluster.now - 1
+        node._elections._elected_beforehand = True
+        cluster.hosts[2].step()
+        roles = [str(node.role)]
+        for votes in ([3, 3, 3, 3], [3], [4]):
+            for voter in votes:
+                node.receive(voter, messages.vote_granted(node.term))
+            cluster.hosts[2].step()
+            roles.append(node.role)
+        assert roles == ["candidate", "candidate", "candidate", "leader"]
+
+
+def test_votes_and_acknowledgements_wait_for_the_sync() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.run(0.2)
+        cluster.hold_syncs = True
+        term = cluster[1].term
+        cluster[2].receive(3, messages.vote_request(term + 1, 100, term, transfer=True))
+        cluster[2].cycle()
+        assert cluster[2].take_immediate() == []
+        cluster[2].receive(3, messages.read_probe(term + 1, 1))
+        cluster[2].cycle()
+        assert cluster[2].take_immediate() == [], "nothing shows a term that is not durable"
+        kinds = [message.WhichOneof("body") for _, message in cluster[2].take_durable()]
+        assert kinds == ["vote_granted", "read_answer"]
+
+
+# A full disk
+
+
+def fill(cluster: RaftCluster, node_id: int) -> None:
+    host = cluster.hosts[node_id]
+    host.disk.free_bytes = 0
+    host.wal._allocated = 0
+
+
+def test_a_leader_without_room_refuses_proposals_and_hands_leadership_over() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.run(0.3)
+        fill(cluster, 1)
+        with pytest.raises(StorageFull, match="make room"):
+            cluster[1].propose(b"x", lambda outcome: None)
+        assert cluster.run(3, lambda: cluster.leader() in (2, 3))
+        leader = cluster.leader()
+        assert leader is not None
+        outcomes = cluster.propose(leader, b"goes on")
+        cluster.settle()
+        assert [type(outcome) for outcome in outcomes] == [Applied]
+
+
+def test_a_follower_without_room_acknowledges_nothing_and_does_not_campaign() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.isolate(3)
+        fill(cluster, 2)
+        outcomes = cluster.propose(1, b"x")
+        cluster.settle()
+        assert outcomes == []
+        assert cluster[2].fatal is None
+        cluster.kill(1)
+        cluster.run(5)
+        assert cluster[2].role == "follower"
+        cluster.start(1)
+        cluster.hosts[2].disk.free_bytes = None
+        cluster.heal()
+        assert cluster.run(5, lambda: cluster.leader() is not None)
+
+
+def test_one_voter_refuses_without_room_and_goes_on_when_there_is_some() -> None:
+    with raft_cluster(1) as cluster:
+        cluster.run(0.5)
+        fill(cluster, 1)
+        with pytest.raises(StorageFull):
+            cluster[1].propose(b"x", lambda outcome: None)
+        cluster.hosts[1].disk.free_bytes = 50 << 20
+        outcomes = cluster.propose(1, b"x")
+        cluster.settle()
+        assert [type(outcome) for outcome in outcomes] == [Applied]
+
+
+def test_no_space_for_a_snapshot_is_no_reason_to_stop() -> None:
+    with raft_cluster(
+        1, RaftOptions(commit_notice_s=0, snapshot_after_entries=10, snapshot_after_bytes=2000)
+    ) as cluster:
+        cluster.run(0.5)
+        cluster.hosts[1].disk.fail("write", errno.ENOSPC)
+        for i in range(40):
+            cluster.propose(1, b"%d" % i + bytes(50))
+            cluster.settle()
+        assert cluster[1].fatal is None
+        assert cluster[1].snapshot_index > 20
+
+
+def test_an_io_error_in_a_snapshot_stops_the_node() -> None:
+    with raft_cluster(1, RaftOptions(commit_notice_s=0, snapshot_after_entries=10)) as cluster:
+        cluster.run(0.5)
+        cluster.hosts[1].disk.fail("rename", errno.EIO)
+        with pytest.raises(StorageError, match="snapshot"):
+            for i in range(20):
+                cluster.propose(1, b"%d" % i)
+                cluster.settle()
+
+
+def test_snapshots_off_the_loop_hold_up_nobody() -> None:
+    with raft_cluster(options=RaftOptions(commit_notice_s=0, snapshot_after_entries=10, log_tail_entries=2)) as cluster:
+        work_left: list[tuple[Work, WorkDone]] = []
+        for host in cluster.hosts.values():
+            host.node._snapshotter._run_off_loop = lambda work, done: work_left.append((work, done))
+        cluster.elect(1)
+        for i in range(30):
+            cluster.propose(1, b"%d" % i)
+            cluster.settle()
+        assert cluster[1].snapshot_index == 0
+        assert len(work_left) == 3
+        for work, done in work_left:
+            work()
+            done(None)
+        assert 10 <= cluster[1].snapshot_index < 20
+        assert len(cluster.hosts[1].state.commands) == 30
+
+
+def test_status_and_hello() -> None:
+    with raft_cluster() as cluster:
+        assert {cluster[i].voter_state for i in cluster.ids} <= {FRESH, VIRGIN}
+        cluster.elect(1)
+        hello = cluster[1].hello(2)
+        assert (hello.node_id, hello.peer_id, list(hello.voters), hello.voter_state) == (1, 2, [1, 2, 3], VOTER)
+        assert hello.current_term == cluster[1].term
+        peers = cluster[1].peers()
+        assert sorted(peers) == [2, 3]
+        assert peers[2].connected
+        assert peers[2].match_index == cluster[1].last_index
+        assert peers[2].last_contact_s == 0
+        assert cluster[1].next_deadline_s() > cluster.now
+        assert not cluster[1].in_flight
+
+
+def test_a_commit_index_waits_a_moment_for_an_entry_to_travel_with() -> None:
+    with raft_cluster(options=RaftOptions(commit_notice_s=0.002)) as cluster:
+        assert cluster.run(5, lambda: cluster.leader() is not None)
+        leader = cluster.leader()
+        assert leader is not None
+        cluster.run(0.2)
+        followers = [cluster.hosts[i] for i in cluster.ids if i != leader]
+        cluster.propose(leader, b"a")
+        cluster.settle()
+        assert cluster.hosts[leader].state.commands == [b"a"]
+        assert [host.state.commands for host in followers] == [[], []]
+        cluster.run(0.004)
+        assert [host.state.commands for host in followers] == [[b"a"], [b"a"]]
