@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
-from raftmeta.topic_configs import TOPIC_KEY_BY_BROKER_KEY
+from raftmeta.persistent_map import PersistentMap
+from raftmeta.topic_configs import BROKER_KEY_BY_TOPIC_KEY, TOPIC_KEY_BY_BROKER_KEY
 
 NO_LEADER = -1
 INTERNAL_PREFIX = "__"
@@ -20,9 +21,22 @@ CLUSTER_DEFAULT = ""
 """Name of the broker resource whose configs hold for all brokers."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class FeatureSupport:
+    """The levels of a feature that a broker's software knows, both inclusive."""
+
+    name: str
+    min_level: int
+    max_level: int
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerImage:
-    """A registered broker. `broker_epoch` is the metadata offset of its registration, so it only rises."""
+    """A registered broker. `broker_epoch` is the metadata offset of its registration, so it only rises.
+
+    `unclean`: it registered after a stop that was not clean, and may lack what it had acknowledged. Until it is
+    unfenced it has to leave every ISR that others are in (`raftmeta.elections`). Invariant: unclean implies fenced.
+    """
 
     broker_id: int
     incarnation_id: bytes
@@ -31,13 +45,30 @@ class BrokerImage:
     port: int
     rack: str = ""
     fenced: bool = False
+    in_controlled_shutdown: bool = False
+    unclean: bool = False
+    directory_id: bytes = b""
+    inter_node_host: str = ""
+    inter_node_port: int = 0
+    features: tuple[FeatureSupport, ...] = ()
+
+    @property
+    def active(self) -> bool:
+        """Whether it may be given replicas and leaderships: neither fenced nor shutting down."""
+        return not self.fenced and not self.in_controlled_shutdown
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionImage:
     """One partition. `leader` is NO_LEADER when nobody leads; `replicas` stand in order of preference.
 
-    Invariants: isr is a subset of replicas, not empty; leader is in isr or NO_LEADER.
+    While a reassignment is under way `replicas` are the wanted ones, in their order, and then `removing_replicas`
+    (KIP-455). `eligible_leader_replicas` left the ISR when it was smaller than min.insync.replicas, so nothing has
+    been committed since and they hold every committed record (KIP-966). `revoked_leader` was told to let go at
+    `revoked_at_offset`; until it has, nobody leads.
+
+    Invariants: isr is a subset of replicas, not empty; leader is in isr or NO_LEADER; eligible_leader_replicas are
+    replicas outside the isr; revoked_leader is None while somebody leads.
     """
 
     partition: int
@@ -46,20 +77,40 @@ class PartitionImage:
     leader: int
     leader_epoch: int
     partition_epoch: int
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+    eligible_leader_replicas: tuple[int, ...] = ()
+    revoked_leader: int | None = None
+    revoked_at_offset: int = 0
+
+
+_NO_CONFIGS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
-    """One topic; `partitions[i].partition == i`."""
+    """One topic; `partitions[i].partition == i`. `configs` are its own, in canonical spelling."""
 
     name: str
     topic_id: bytes
     partitions: tuple[PartitionImage, ...] = ()
+    configs: Mapping[str, str] = field(default_factory=lambda: _NO_CONFIGS)
 
     @property
     def internal(self) -> bool:
         """Whether the topic belongs to raftlog itself."""
         return self.name.startswith(INTERNAL_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLoad:
+    """How many partitions name a broker as their leader, and as a replica."""
+
+    leaderships: int = 0
+    replicas: int = 0
+
+
+NO_LOAD = BrokerLoad()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,9 +123,11 @@ class ResourceKey:
 
 @dataclass(frozen=True, slots=True)
 class MetadataImage:
-    """Everything the quorum has decided up to `offset`; 0 is the empty image.
+    """Everything the quorum has decided up to `offset`, that of the last entry which changed it; 0: the empty image.
 
-    Invariants: `topic_id_by_name` is the inverse of the topics' names; no empty mapping stands in `configs`.
+    Invariants: `topic_id_by_name` is the inverse of the topics' names; `dotted_names` has each name with a `.` under
+    the name that metrics know it by; no empty mapping stands in `configs`, and no zero in `load`, which equals a count
+    over all partitions.
     """
 
     offset: int = 0
@@ -82,18 +135,53 @@ class MetadataImage:
     controller_id: int = -1
     controller_epoch: int = 0
     brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
-    topics: Mapping[bytes, TopicImage] = field(default_factory=dict)
-    topic_id_by_name: Mapping[str, bytes] = field(default_factory=dict)
+    topics: Mapping[bytes, TopicImage] = field(default_factory=PersistentMap)
+    topic_id_by_name: Mapping[str, bytes] = field(default_factory=PersistentMap)
     configs: Mapping[ResourceKey, Mapping[str, str]] = field(default_factory=dict)
+    """Of brokers; a topic's stand in its `TopicImage`."""
+    features: Mapping[str, int] = field(default_factory=dict)
+    """The finalized level of each feature that is in use."""
+    next_producer_id: int = 0
+    load: Mapping[int, BrokerLoad] = field(default_factory=dict)
+    dotted_names: Mapping[str, str] = field(default_factory=PersistentMap)
 
     def topic(self, name: str) -> TopicImage | None:
         """Return the topic of that name."""
         topic_id = self.topic_id_by_name.get(name)
         return None if topic_id is None else self.topics[topic_id]
 
+    def partition(self, topic_id: bytes, partition: int) -> PartitionImage | None:
+        """Return one partition."""
+        topic = self.topics.get(topic_id)
+        if topic is None or not 0 <= partition < len(topic.partitions):
+            return None
+        return topic.partitions[partition]
+
     def resource_configs(self, resource_type: ConfigResource.Type.ValueType, name: str) -> Mapping[str, str]:
         """Return what is set on one resource, in canonical spelling; empty when nothing is."""
+        if resource_type == ConfigResource.TOPIC:
+            topic = self.topic(name)
+            return {} if topic is None else topic.configs
         return self.configs.get(ResourceKey(resource_type, name), {})
+
+    def cluster_topic_config(self, topic: TopicImage, key: str) -> str | None:
+        """Return a topic's config as the controllers see it: its own, else the cluster's dynamic default, else None.
+
+        What single brokers have in their files or as dynamic configs does not count: all replicas must read the
+        same (KAFKA-16540).
+        """
+        own = topic.configs.get(key)
+        if own is not None:
+            return own
+        return self.resource_configs(ConfigResource.BROKER, CLUSTER_DEFAULT).get(BROKER_KEY_BY_TOPIC_KEY[key])
+
+    def min_insync_replicas(self, topic: TopicImage) -> int:
+        """Return min.insync.replicas of the topic, as the controllers see it."""
+        return int(self.cluster_topic_config(topic, "min.insync.replicas") or 1)
+
+    def unclean_election_enabled(self, topic: TopicImage) -> bool:
+        """Return unclean.leader.election.enable of the topic, as the controllers see it."""
+        return self.cluster_topic_config(topic, "unclean.leader.election.enable") == "true"
 
     def broker_configs(self, broker_id: int) -> dict[str, str]:
         """Return the dynamic configs of a broker: the cluster's defaults, over them its own."""
@@ -130,16 +218,37 @@ class MetadataImage:
                     controller_id=self.controller_id, controller_epoch=self.controller_epoch
                 )
             )
+        for name, level in sorted(self.features.items()):
+            yield feature_record(name, level)
+        if self.next_producer_id:
+            yield producer_ids_record(self.next_producer_id)
         for broker_id in sorted(self.brokers):
             yield broker_record(self.brokers[broker_id])
-        for name in sorted(self.topic_id_by_name):
-            topic = self.topics[self.topic_id_by_name[name]]
-            yield MetadataRecord(topic=records_pb2.TopicRecord(topic_id=topic.topic_id, name=name))
-            for partition in topic.partitions:
-                yield partition_record(topic.topic_id, partition)
         for resource in sorted(self.configs):
             for key, value in sorted(self.configs[resource].items()):
                 yield config_record(resource, key, value)
+        for name in sorted(self.topic_id_by_name):
+            topic = self.topics[self.topic_id_by_name[name]]
+            yield MetadataRecord(topic=records_pb2.TopicRecord(topic_id=topic.topic_id, name=name))
+            for key, value in sorted(topic.configs.items()):
+                yield config_record(ResourceKey(ConfigResource.TOPIC, name), key, value)
+            for partition in topic.partitions:
+                yield partition_record(topic.topic_id, partition)
+
+
+def metric_name(topic: str) -> str:
+    """Return the name that metrics know a topic by; two topics must not share it."""
+    return topic.replace(".", "_")
+
+
+def feature_record(name: str, level: int) -> MetadataRecord:
+    """Return the record that finalizes a feature at a level; 0 takes it out of use."""
+    return MetadataRecord(feature=records_pb2.FeatureRecord(name=name, level=level))
+
+
+def producer_ids_record(next_producer_id: int) -> MetadataRecord:
+    """Return the record that moves the first producer id which no block holds."""
+    return MetadataRecord(producer_ids=records_pb2.ProducerIdsRecord(next_producer_id=next_producer_id))
 
 
 def broker_record(broker: BrokerImage) -> MetadataRecord:
@@ -153,12 +262,26 @@ def broker_record(broker: BrokerImage) -> MetadataRecord:
             port=broker.port,
             rack=broker.rack,
             fenced=broker.fenced,
+            in_controlled_shutdown=broker.in_controlled_shutdown,
+            unclean=broker.unclean,
+            directory_id=broker.directory_id,
+            inter_node_host=broker.inter_node_host,
+            inter_node_port=broker.inter_node_port,
+            features=(
+                records_pb2.FeatureRange(name=known.name, min_level=known.min_level, max_level=known.max_level)
+                for known in broker.features
+            ),
         )
     )
 
 
-def partition_record(topic_id: bytes, partition: PartitionImage) -> MetadataRecord:
-    """Return the record that makes the partition what it is."""
+def remove_broker_record(broker_id: int) -> MetadataRecord:
+    """Return the record that takes a broker out of the cluster."""
+    return MetadataRecord(remove_broker=records_pb2.RemoveBrokerRecord(broker_id=broker_id))
+
+
+def partition_record(topic_id: bytes, partition: PartitionImage, *, unclean_election: bool = False) -> MetadataRecord:
+    """Return the record that makes the partition what it is; `unclean_election` says how it got its leader."""
     return MetadataRecord(
         partition=records_pb2.PartitionRecord(
             topic_id=topic_id,
@@ -168,6 +291,12 @@ def partition_record(topic_id: bytes, partition: PartitionImage) -> MetadataReco
             leader=partition.leader,
             leader_epoch=partition.leader_epoch,
             partition_epoch=partition.partition_epoch,
+            adding_replicas=partition.adding_replicas,
+            removing_replicas=partition.removing_replicas,
+            eligible_leader_replicas=partition.eligible_leader_replicas,
+            revoked_leader=partition.revoked_leader,
+            revoked_at_offset=partition.revoked_at_offset,
+            unclean_election=unclean_election,
         )
     )
 

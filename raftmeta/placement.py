@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from raftlog.errors import InvalidReplicationFactor
-from raftmeta.image import NO_LEADER, BrokerImage, MetadataImage
+from raftmeta.image import NO_LOAD, BrokerImage, MetadataImage
 
 
 def place_partitions(image: MetadataImage, partitions: int, replication_factor: int) -> Iterator[tuple[int, ...]]:
     """Yield the replicas of each of `partitions` new partitions, the preferred leader first.
 
     The leader is the broker that leads fewest partitions, the others those that hold fewest, first from racks that
-    the partition is not in yet; ties go to the lowest broker id. Fenced brokers get nothing.
+    the partition is not in yet; ties go to the lowest broker id. Brokers that are fenced or shutting down get nothing.
+    What each has comes from `image.load`, so the partitions that are there already cost nothing.
 
     Raises:
-        InvalidReplicationFactor: below 1 or above the number of brokers that are not fenced.
+        InvalidReplicationFactor: below 1 or above the number of brokers that are up.
     """
-    available = [broker for _, broker in sorted(image.brokers.items()) if not broker.fenced]
+    available = [broker for _, broker in sorted(image.brokers.items()) if broker.active]
     if not 1 <= replication_factor <= len(available):
         raise InvalidReplicationFactor(
             f"replication factor {replication_factor}: there are {len(available)} brokers that are up "
             f"of {len(image.brokers)} registered, so it can be from 1 to {len(available)}"
         )
-    led: Counter[int] = Counter()
-    held: Counter[int] = Counter()
-    for topic in image.topics.values():
-        for partition in topic.partitions:
-            if partition.leader != NO_LEADER:
-                led[partition.leader] += 1
-            held.update(partition.replicas)
+    led = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).leaderships for broker in available}
+    held = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).replicas for broker in available}
     return _place(available, led, held, partitions, replication_factor)
 
 
 def _place(
-    available: list[BrokerImage], led: Counter[int], held: Counter[int], partitions: int, replication_factor: int
+    available: Sequence[BrokerImage],
+    led: dict[int, int],
+    held: dict[int, int],
+    partitions: int,
+    replication_factor: int,
 ) -> Iterator[tuple[int, ...]]:
+    rack_of = {broker.broker_id: broker.rack for broker in available}
     for _ in range(partitions):
-        leader = min(available, key=lambda broker: (led[broker.broker_id], held[broker.broker_id]))
-        chosen = [leader]
-        while len(chosen) < replication_factor:
-            racks = {broker.rack for broker in chosen}
-            rest = [broker for broker in available if broker not in chosen]
-            chosen.append(min(rest, key=lambda broker: (broker.rack in racks, held[broker.broker_id])))
-        replicas = tuple(broker.broker_id for broker in chosen)
-        led[leader.broker_id] += 1
-        held.update(replicas)
-        yield replicas
+        leader = min(rack_of, key=lambda broker_id: (led[broker_id], held[broker_id], broker_id))
+        replicas = [leader]
+        while len(replicas) < replication_factor:
+            racks = {rack_of[broker_id] for broker_id in replicas}
+            rest = [broker_id for broker_id in rack_of if broker_id not in replicas]
+            replicas.append(min(rest, key=lambda broker_id: (rack_of[broker_id] in racks, held[broker_id], broker_id)))
+        led[leader] += 1
+        for broker_id in replicas:
+            held[broker_id] += 1
+        yield tuple(replicas)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from broker.clock import SystemClock
+from broker.lease import Wake
 from broker.log.config import LogConfig
 from broker.log.group_commit import GroupCommit
 from broker.log.manager import LogManager
@@ -17,7 +18,7 @@ from broker.log.storage import Storage
 from broker.registry import PartitionRegistry
 from raftlog.v1 import log_pb2, records_pb2
 from raftlog.wire import Frame
-from raftmeta.image import MetadataImage, PartitionImage, TopicImage
+from raftmeta.image import BrokerImage, MetadataImage, PartitionImage, TopicImage, partition_record
 
 T = TypeVar("T")
 TOPIC_ID = b"topic-id-16bytes"
@@ -53,6 +54,42 @@ class HeldDisk(Executor):
         kept, self._kept = self._kept, []
         for run in kept:
             run()
+
+
+class SwitchedLease:
+    """A lease that is there or not, as the test says."""
+
+    def __init__(self) -> None:
+        self._valid = True
+        self._waiting: dict[Wake, None] = {}
+
+    def valid(self) -> bool:
+        """Whether the test lets the broker serve."""
+        return self._valid
+
+    def call_when_renewed(self, wake: Wake) -> None:
+        """Call `wake` when the lease is back."""
+        self._waiting[wake] = None
+
+    def stop_waiting(self, wake: Wake) -> None:
+        """Forget `wake`."""
+        self._waiting.pop(wake, None)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for the lease."""
+        return len(self._waiting)
+
+    def end(self) -> None:
+        """Take the lease away."""
+        self._valid = False
+
+    def renew(self) -> None:
+        """Give it back."""
+        self._valid = True
+        waiting, self._waiting = self._waiting, {}
+        for wake in waiting:
+            wake()
 
 
 class Requests(Generic[T]):
@@ -115,7 +152,8 @@ class Parts:
             storage or OsStorage(), [f"{root}/logs-{number}" for number in range(dirs)], LogConfig(), self.clock
         )
         self.logs.open(cluster_id="test", node_id=1)
-        self.registry = PartitionRegistry(1, self.logs, GroupCommit(self.disk), self.clock, {}, self.disk)
+        self.lease = SwitchedLease()
+        self.registry = PartitionRegistry(1, self.logs, GroupCommit(self.disk), self.clock, {}, self.disk, self.lease)
         self.logs.on_dir_offline = self.registry.on_dir_offline
         self.image = image_with(partitions, offset=1)
 
@@ -130,17 +168,27 @@ class Parts:
         self.logs.close()
 
 
-def image_with(partitions: int, *, offset: int, leader_epoch: int = 3) -> MetadataImage:
-    """Return an image in which node 1 leads every partition of one topic."""
+def image_with(
+    partitions: int, *, offset: int, leader_epoch: int = 3, leader: int = 1, replicas: tuple[int, ...] = (1,)
+) -> MetadataImage:
+    """Return an image with one topic, all partitions of which `leader` leads, and brokers 1 and 2."""
     topic = TopicImage(
         "t",
         TOPIC_ID,
         tuple(
-            PartitionImage(number, replicas=(1,), isr=(1,), leader=1, leader_epoch=leader_epoch, partition_epoch=0)
+            PartitionImage(
+                number, replicas=replicas, isr=replicas, leader=leader, leader_epoch=leader_epoch, partition_epoch=0
+            )
             for number in range(partitions)
         ),
     )
-    return MetadataImage(offset=offset, topics={TOPIC_ID: topic}, topic_id_by_name={"t": TOPIC_ID})
+    brokers = {number: BrokerImage(number, bytes(16), 1, f"broker-{number}", 9090 + number) for number in (1, 2)}
+    return MetadataImage(offset=offset, brokers=brokers, topics={TOPIC_ID: topic}, topic_id_by_name={"t": TOPIC_ID})
+
+
+def partition_records(image: MetadataImage) -> list[records_pb2.MetadataRecord]:
+    """Return the records that make the topic's partitions what they are in the image."""
+    return [partition_record(TOPIC_ID, part) for part in image.topics[TOPIC_ID].partitions]
 
 
 def removal() -> records_pb2.MetadataRecord:

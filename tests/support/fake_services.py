@@ -315,6 +315,7 @@ class AdminNode(admin_pb2_grpc.AdminServicer):
     """Topics only; what the real broker's tests cover is not here."""
 
     AlterConfigs = CreatePartitions = DescribeConfigs = DescribeLogDirs = None  # type: ignore[assignment] # unused
+    DescribeCluster = DescribeQuorum = ElectLeaders = UnregisterBroker = None  # type: ignore[assignment] # as well
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster

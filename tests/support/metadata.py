@@ -1,15 +1,16 @@
-"""Metadata commands for tests: by hand, and drawn by Hypothesis."""
+"""Metadata commands for tests, and images after them. `metadata_histories` draws random ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
-from hypothesis import strategies as st
-
+from raftlog.errors import RaftlogError
 from raftlog.v1 import records_pb2
-from raftlog.v1.records_pb2 import ConfigResource, MetadataCommand
-from raftmeta.decide import CommandResult, decide
-from raftmeta.image import MetadataImage
+from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, MetadataCommand, PartitionRef
+from raftmeta.decide import MAX_PARTITIONS_PER_COMMAND, CommandResult, decide
+from raftmeta.elections import unsettled
+from raftmeta.image import MetadataImage, PartitionImage
 from raftmeta.replay import replay_all
 
 EPOCH = 1
@@ -29,15 +30,120 @@ def claim(epoch: int = EPOCH, controller_id: int = 1, cluster_id: str = "test") 
 
 
 def register(
-    broker_id: int = 1, incarnation: int = 1, port: int = 9092, rack: str = "", epoch: int = EPOCH
+    broker_id: int = 1,
+    incarnation: int = 1,
+    port: int = 9092,
+    rack: str = "",
+    epoch: int = EPOCH,
+    *,
+    directory: int | None = None,
+    previous_epoch: int | None = None,
+    features: Mapping[str, tuple[int, int]] | None = None,
 ) -> MetadataCommand:
-    """Register a broker."""
+    """Register a broker; unless told otherwise each has one directory for ever, and never stopped cleanly."""
     return MetadataCommand(
         controller_epoch=epoch,
         register_broker=records_pb2.RegisterBrokerCommand(
-            broker_id=broker_id, incarnation_id=uuid_of(incarnation), host="127.0.0.1", port=port, rack=rack
+            broker_id=broker_id,
+            incarnation_id=uuid_of(incarnation),
+            host="127.0.0.1",
+            port=port,
+            rack=rack,
+            directory_id=uuid_of(1000 + max(broker_id, 0) if directory is None else directory),
+            previous_broker_epoch=previous_epoch,
+            features=(
+                records_pb2.FeatureRange(name=name, min_level=low, max_level=high)
+                for name, (low, high) in (features or {}).items()
+            ),
         ),
     )
+
+
+def fence(broker_id: int, broker_epoch: int, epoch: int = EPOCH) -> MetadataCommand:
+    """Fence a broker."""
+    command = records_pb2.FenceBrokerCommand(broker_id=broker_id, broker_epoch=broker_epoch)
+    return MetadataCommand(controller_epoch=epoch, fence_broker=command)
+
+
+def unfence(broker_id: int, broker_epoch: int, epoch: int = EPOCH) -> MetadataCommand:
+    """Let a broker take part."""
+    command = records_pb2.UnfenceBrokerCommand(broker_id=broker_id, broker_epoch=broker_epoch)
+    return MetadataCommand(controller_epoch=epoch, unfence_broker=command)
+
+
+def begin_shutdown(broker_id: int, broker_epoch: int, epoch: int = EPOCH) -> MetadataCommand:
+    """Mark a broker as about to stop."""
+    command = records_pb2.BeginShutdownCommand(broker_id=broker_id, broker_epoch=broker_epoch)
+    return MetadataCommand(controller_epoch=epoch, begin_shutdown=command)
+
+
+def unregister(broker_id: int, epoch: int = EPOCH) -> MetadataCommand:
+    """Forget a broker."""
+    command = records_pb2.UnregisterBrokerCommand(broker_id=broker_id)
+    return MetadataCommand(controller_epoch=epoch, unregister_broker=command)
+
+
+def refs(*partitions: tuple[int, int]) -> list[PartitionRef]:
+    """Return references from (number of the topic id, partition)."""
+    return [PartitionRef(topic_id=uuid_of(topic), partition=partition) for topic, partition in partitions]
+
+
+def elect(
+    partitions: Sequence[PartitionRef],
+    type_: ElectLeadersCommand.Type.ValueType = ElectLeadersCommand.SETTLE,
+    handed_over: bool = False,
+    epoch: int = EPOCH,
+) -> MetadataCommand:
+    """Settle partitions."""
+    command = ElectLeadersCommand(partitions=partitions, type=type_, handed_over=handed_over)
+    return MetadataCommand(controller_epoch=epoch, elect_leaders=command)
+
+
+def revoke(partitions: Sequence[PartitionRef], epoch: int = EPOCH) -> MetadataCommand:
+    """Take leaderships from live leaders."""
+    command = records_pb2.RevokeLeadersCommand(partitions=partitions)
+    return MetadataCommand(controller_epoch=epoch, revoke_leaders=command)
+
+
+def alter_partition(
+    image: MetadataImage, new_isr: Sequence[int], topic: int = 1, partition: int = 0
+) -> MetadataCommand:
+    """Ask for an ISR, as the leader would that has seen `image`."""
+    known = image.partition(uuid_of(topic), partition)
+    assert known is not None
+    leader = image.brokers.get(known.leader)
+    return MetadataCommand(
+        controller_epoch=image.controller_epoch,
+        alter_partition=records_pb2.AlterPartitionCommand(
+            broker_id=known.leader,
+            broker_epoch=-1 if leader is None else leader.broker_epoch,
+            topic_id=uuid_of(topic),
+            partition=partition,
+            leader_epoch=known.leader_epoch,
+            partition_epoch=known.partition_epoch,
+            new_isr=(
+                records_pb2.IsrMember(broker_id=member, broker_epoch=broker_epoch(image, member)) for member in new_isr
+            ),
+        ),
+    )
+
+
+def reassign(topic: str, partition: int, replicas: Sequence[int], epoch: int = EPOCH) -> MetadataCommand:
+    """Move a partition; no replicas: cancel."""
+    command = records_pb2.AlterReassignmentsCommand(topic=topic, partition=partition, replicas=replicas)
+    return MetadataCommand(controller_epoch=epoch, alter_reassignments=command)
+
+
+def allocate_producer_ids(broker_id: int, broker_epoch: int, epoch: int = EPOCH) -> MetadataCommand:
+    """Ask for a block of producer ids."""
+    command = records_pb2.AllocateProducerIdsCommand(broker_id=broker_id, broker_epoch=broker_epoch)
+    return MetadataCommand(controller_epoch=epoch, allocate_producer_ids=command)
+
+
+def update_feature(name: str, level: int, validate_only: bool = False, epoch: int = EPOCH) -> MetadataCommand:
+    """Finalize a feature."""
+    command = records_pb2.UpdateFeatureCommand(name=name, level=level, validate_only=validate_only)
+    return MetadataCommand(controller_epoch=epoch, update_feature=command)
 
 
 def create_topic(
@@ -95,58 +201,70 @@ def alter(
     )
 
 
-def accept(image: MetadataImage, command: MetadataCommand) -> tuple[MetadataImage, CommandResult]:
+def accept(
+    image: MetadataImage, command: MetadataCommand, offset: int | None = None
+) -> tuple[MetadataImage, CommandResult]:
     """Return the image after a command, and its result; a refusal is raised."""
-    decision = decide(image, command)
+    offset = image.offset + 1 if offset is None else offset
+    decision = decide(image, command, offset)
     if not isinstance(decision.outcome, CommandResult):
         raise decision.outcome
     if decision.records:
-        image = replay_all(image, decision.records, image.offset + 1)
+        image = replay_all(image, decision.records, offset)
     return image, decision.outcome
 
 
-def image_after(*commands: MetadataCommand) -> MetadataImage:
-    """Return the image after commands that must all be accepted."""
-    image = MetadataImage()
-    for command in commands:
-        image, _ = accept(image, command)
+def refusal(image: MetadataImage, command: MetadataCommand) -> RaftlogError:
+    """Return the error of a command that must be refused, after checking that it has no records."""
+    decision = decide(image, command)
+    assert decision.records == ()
+    assert isinstance(decision.outcome, RaftlogError)
+    return decision.outcome
+
+
+def broker_epoch(image: MetadataImage, broker_id: int) -> int:
+    """Return the epoch of a broker, -1 where it is not registered."""
+    broker = image.brokers.get(broker_id)
+    return -1 if broker is None else broker.broker_epoch
+
+
+def settled(image: MetadataImage) -> MetadataImage:
+    """Return the image after the controller has settled everything."""
+    while partitions := list(islice(unsettled(image), MAX_PARTITIONS_PER_COMMAND)):
+        image, _ = accept(image, elect(partitions, epoch=image.controller_epoch))
     return image
 
 
-_names = st.sampled_from(["a", "b", "a.b", "a_b", "__internal", "..", "", "x" * 250, "ü"])
-_keys = st.sampled_from(["retention.ms", "retention_ms", "segment.bytes", "log.retention.ms", "nonsense"])
-_values = st.sampled_from(["1000", "2000", "64KiB", "7d", "-1", "soon"])
-_configs = st.dictionaries(_keys, _values, max_size=2)
-_epochs = st.sampled_from([1, 1, 1, 1, 1, 2, 0])
-_resources = st.sampled_from(["a", "b", "", "1", "2", "9"])
+def up(image: MetadataImage, broker_id: int) -> MetadataImage:
+    """Return the image after a registered broker was let in and everything settled, as the controller does it."""
+    image = settled(image)
+    command = unfence(broker_id, broker_epoch(image, broker_id), epoch=image.controller_epoch)
+    return settled(accept(image, command)[0])
 
-commands = st.one_of(
-    st.builds(claim, st.sampled_from([1, 2]), st.just(1), st.sampled_from(["test", "", "other"])),
-    st.builds(
-        register,
-        st.integers(-1, 4),
-        st.integers(1, 3),
-        st.sampled_from([9092, 9093, 0]),
-        st.sampled_from(["", "r1", "r2"]),
-        _epochs,
-    ),
-    st.builds(
-        create_topic, _names, st.integers(1, 6), st.integers(-1, 4), st.integers(0, 4), _configs, st.booleans(), _epochs
-    ),
-    st.builds(delete_topic, _names, st.sampled_from([b"", uuid_of(1), uuid_of(2), b"short"]), _epochs),
-    st.builds(create_partitions, _names, st.integers(-1, 8), _epochs),
-    st.builds(
-        alter,
-        _resources,
-        _configs,
-        st.lists(_keys, max_size=2),
-        st.sampled_from([ConfigResource.TOPIC, ConfigResource.BROKER]),
-        st.booleans(),
-        _epochs,
-    ),
-    st.just(MetadataCommand(controller_epoch=1)),
-)
-"""Commands, sensible and senseless."""
 
-histories = st.lists(commands, max_size=25).map(lambda drawn: [claim(), register(1), register(2, rack="r1"), *drawn])
-"""Commands that begin with a cluster of two brokers."""
+def down(image: MetadataImage, broker_id: int) -> MetadataImage:
+    """Return the image after a broker was fenced and everything settled."""
+    command = fence(broker_id, broker_epoch(image, broker_id), epoch=image.controller_epoch)
+    return settled(accept(image, command)[0])
+
+
+def image_after(*commands: MetadataCommand) -> MetadataImage:
+    """Return the image after commands that must all be accepted; brokers that register are let in at once."""
+    image = MetadataImage()
+    for command in commands:
+        image, _ = accept(image, command)
+        if command.WhichOneof("command") == "register_broker":
+            image = up(image, command.register_broker.broker_id)
+    return image
+
+
+def cluster(brokers: int = 3, *topics: MetadataCommand) -> MetadataImage:
+    """Return a cluster of brokers 1, 2, ... with topics."""
+    return image_after(claim(), *(register(broker_id) for broker_id in range(1, brokers + 1)), *topics)
+
+
+def partition_of(image: MetadataImage, topic: int = 1, partition: int = 0) -> PartitionImage:
+    """Return a partition that is there, by the number of its topic id."""
+    found = image.partition(uuid_of(topic), partition)
+    assert found is not None
+    return found

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.errors import StorageError
+from broker.clock import SystemClock
+from raftlog.errors import RaftlogError, StorageError
+from raftlog.v1.records_pb2 import MetadataCommand, UnfenceBrokerCommand
 from raftmeta.os_disk import OsDisk
-from raftmeta.single_node import SingleNodeMetadata
+from raftmeta.quorum.config import QuorumConfig
+from raftmeta.quorum.voter_metadata import QuorumMetadata, open_quorum
 from tests.support.metadata import create_topic, register
 
 
@@ -52,20 +55,33 @@ def test_a_directory_has_one_user_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_node_on_a_real_directory_comes_back_with_everything(tmp_path: Path) -> None:
+    config = QuorumConfig(node_id=1, directory=str(tmp_path / "meta"))
+    fatal: list[RaftlogError] = []
+
+    async def opened(executor: ThreadPoolExecutor) -> QuorumMetadata:
+        metadata = await open_quorum(config, executor, SystemClock(), fatal.append)
+        await metadata.start()
+        await metadata.wait_ready()
+        return metadata
+
     async def main() -> None:
         with ThreadPoolExecutor(1) as executor:
-            metadata = await SingleNodeMetadata.open(tmp_path / "meta", 1, "", executor, compact_at_bytes=500)
+            metadata = await opened(executor)
             with pytest.raises(StorageError, match="in use by another process"):
-                await SingleNodeMetadata.open(tmp_path / "meta", 1, "", executor)
-            await metadata.propose(register(epoch=0))
+                await opened(executor)
+            epoch = (await metadata.propose(register())).broker_epoch
+            await metadata.propose(
+                MetadataCommand(unfence_broker=UnfenceBrokerCommand(broker_id=1, broker_epoch=epoch))
+            )
             for number in range(30):
-                await metadata.propose(create_topic(f"t{number}", number, epoch=0))
+                await metadata.propose(create_topic(f"t{number}", number))
             image = metadata.image
             await metadata.close()
-            again = await SingleNodeMetadata.open(tmp_path / "meta", 1, image.cluster_id, executor)
-            assert again.image.topics == image.topics
-            assert again.image.brokers == image.brokers
-            assert again.image.controller_epoch == 2
+            again = await opened(executor)
+            assert again.image.topics.keys() == image.topics.keys()
+            assert again.image.brokers.keys() == image.brokers.keys()
+            assert again.image.controller_epoch > image.controller_epoch
             await again.close()
+        assert fatal == []
 
     asyncio.run(main())

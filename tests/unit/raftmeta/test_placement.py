@@ -43,9 +43,11 @@ def test_replicas_stand_in_different_racks(partitions: int) -> None:
         assert {racks[broker] for broker in replicas} == {"x", "y", "z"}
 
 
-def test_fenced_brokers_get_nothing() -> None:
-    image = cluster(["", ""])
-    image = replace(image, brokers={**image.brokers, 0: replace(image.brokers[0], fenced=True)})
+def test_fenced_brokers_and_those_that_are_shutting_down_get_nothing() -> None:
+    image = cluster(["", "", ""])
+    fenced = replace(image.brokers[0], fenced=True)
+    stopping = replace(image.brokers[2], in_controlled_shutdown=True)
+    image = replace(image, brokers={**image.brokers, 0: fenced, 2: stopping})
     assert list(place_partitions(image, 2, 1)) == [(1,), (1,)]
-    with pytest.raises(InvalidReplicationFactor, match="there are 1 brokers that are up of 2 registered"):
+    with pytest.raises(InvalidReplicationFactor, match="there are 1 brokers that are up of 3 registered"):
         place_partitions(image, 1, 2)

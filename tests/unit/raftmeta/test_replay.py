@@ -6,38 +6,21 @@ import pytest
 from hypothesis import given
 
 from raftlog.errors import UnsupportedVersion
-from raftlog.v1.records_pb2 import MetadataCommand, MetadataRecord
+from raftlog.v1.records_pb2 import MetadataRecord
 from raftmeta.decide import decide
 from raftmeta.image import MetadataImage
 from raftmeta.replay import image_from_records, replay, replay_all
-from tests.support.metadata import alter, claim, create_topic, histories, image_after, register
+from tests.support.metadata import alter, claim, create_topic, image_after, register
+from tests.support.metadata_histories import Step, live, lives
 
 
-@given(histories)
-def test_one_by_one_and_all_at_once_are_the_same(history: list[MetadataCommand]) -> None:
-    image = MetadataImage()
-    for command in history:
-        records = decide(image, command).records
-        if not records:
-            continue
-        step = image
-        for record in records:
-            step = replay(step, record, image.offset + 1)
-        together = replay_all(image, records, image.offset + 1)
-        assert step == together
-        image = together
-
-
-@given(histories)
-def test_a_snapshot_builds_an_equal_image_and_equal_bytes(history: list[MetadataCommand]) -> None:
-    image = MetadataImage()
-    for command in history:
-        records = decide(image, command).records
-        if records:
-            image = replay_all(image, records, image.offset + 1)
-    copy = image_from_records(image.to_records(), image.offset)
-    assert copy == image
-    assert list(copy.to_records()) == list(image.to_records())
+@given(lives)
+def test_one_by_one_and_all_at_once_are_the_same(life: list[tuple[Step, int, int]]) -> None:
+    for event in live(life):
+        step = event.before
+        for record in event.decision.records:
+            step = replay(step, record, event.offset)
+        assert step == event.after
 
 
 def test_the_bytes_of_a_snapshot_do_not_depend_on_the_order_of_events() -> None:

@@ -1,0 +1,176 @@
+"""Decisions on brokers. They change the broker's record only.
+
+    (unknown) --register--> fenced --unfence--> active --begin shutdown--> shutting down
+                              ^                    |                            |
+                              +--fence, register---+----------------------------+
+
+What a broker's state means for its partitions comes with the `ElectLeaders(SETTLE)` commands that the controller
+proposes for `raftmeta.elections.unsettled`, in pieces, so that no entry of the log grows with the cluster. A broker is
+unfenced only after them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raftlog.errors import (
+    BrokerIdNotRegistered,
+    DuplicateBrokerRegistration,
+    InvalidRequestError,
+    StaleBrokerEpoch,
+    UnsupportedVersion,
+)
+from raftlog.v1 import records_pb2
+from raftmeta.decide.outcome import Accepted, CommandResult
+from raftmeta.elections import has_unsettled
+from raftmeta.features import BASELINE, supports
+from raftmeta.image import NO_LOAD, BrokerImage, FeatureSupport, MetadataImage, broker_record, remove_broker_record
+
+_UUID_BYTES = 16
+MAX_PORT = 65535
+
+
+def register_broker(image: MetadataImage, command: records_pb2.RegisterBrokerCommand, offset: int) -> Accepted:
+    """Register a process as a broker: fenced, with its registration's offset as its epoch.
+
+    The same process (incarnation) may do so again and again, and keeps epoch and state.
+    """
+    features = _check_registration(image, command)
+    known = image.brokers.get(command.broker_id)
+    again = known is not None and known.incarnation_id == command.incarnation_id
+    if known is not None and not again:
+        _check_predecessor(known, command)
+    broker = BrokerImage(
+        broker_id=command.broker_id,
+        incarnation_id=command.incarnation_id,
+        broker_epoch=known.broker_epoch if known is not None and again else offset,
+        host=command.host,
+        port=command.port,
+        rack=command.rack,
+        fenced=known.fenced if known is not None and again else True,
+        in_controlled_shutdown=known.in_controlled_shutdown if known is not None and again else False,
+        unclean=known.unclean if known is not None and again else _was_unclean(known, command),
+        directory_id=command.directory_id,
+        inter_node_host=command.inter_node_host,
+        inter_node_port=command.inter_node_port,
+        features=features,
+    )
+    if broker == known:
+        return (), CommandResult(image.offset, broker_epoch=broker.broker_epoch)
+    return (broker_record(broker),), CommandResult(offset, broker_epoch=broker.broker_epoch)
+
+
+def _check_registration(image: MetadataImage, command: records_pb2.RegisterBrokerCommand) -> tuple[FeatureSupport, ...]:
+    if command.broker_id < 0:
+        raise InvalidRequestError(f"broker id {command.broker_id} is negative")
+    if len(command.incarnation_id) != _UUID_BYTES:
+        raise InvalidRequestError(f"an incarnation id has 16 bytes, this one has {len(command.incarnation_id)}")
+    if len(command.directory_id) not in (0, _UUID_BYTES):
+        raise InvalidRequestError(f"a directory id has 16 bytes, this one has {len(command.directory_id)}")
+    if not command.host or not 1 <= command.port <= MAX_PORT:
+        raise InvalidRequestError(f"broker {command.broker_id}: {command.host!r}:{command.port} is no address")
+    if not 0 <= command.inter_node_port <= MAX_PORT or bool(command.inter_node_host) != bool(command.inter_node_port):
+        raise InvalidRequestError(
+            f"broker {command.broker_id}: {command.inter_node_host!r}:{command.inter_node_port} "
+            "is no address between nodes"
+        )
+    features = tuple(sorted(FeatureSupport(each.name, each.min_level, each.max_level) for each in command.features))
+    for name, level in sorted({**BASELINE, **image.features}.items()):
+        if not supports(features, name, level):
+            raise UnsupportedVersion(
+                f"broker {command.broker_id} does not know {name} at level {level}, which the cluster uses; "
+                "run a version on it that does"
+            )
+    return features
+
+
+def _check_predecessor(known: BrokerImage, command: records_pb2.RegisterBrokerCommand) -> None:
+    same_directory = bool(command.directory_id) and command.directory_id == known.directory_id
+    if not known.fenced and not same_directory:
+        raise DuplicateBrokerRegistration(
+            f"broker {known.broker_id} is running already, at {known.host}:{known.port}; give this one another "
+            "node.id, or wait for the session of the other one to end if that has died"
+        )
+
+
+def _was_unclean(known: BrokerImage | None, command: records_pb2.RegisterBrokerCommand) -> bool:
+    """Whether the new process may lack what the one before acknowledged.
+
+    Its clean-shutdown mark must be of the epoch that is known here, or it is from an earlier life, and of the same
+    directory. Once unclean it stays so until it has been unfenced: a clean stop in between does not bring anything
+    back.
+    """
+    if known is None:
+        return False
+    clean_mark = command.HasField("previous_broker_epoch") and command.previous_broker_epoch == known.broker_epoch
+    return known.unclean or not clean_mark or command.directory_id != known.directory_id
+
+
+def find_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerImage:
+    """Return a registered broker.
+
+    Raises:
+        BrokerIdNotRegistered: it is not.
+        StaleBrokerEpoch: it is, with another epoch: another process has registered since.
+    """
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise BrokerIdNotRegistered(f"broker {broker_id} is not registered; register first")
+    if broker.broker_epoch != broker_epoch:
+        raise StaleBrokerEpoch(
+            f"broker epoch {broker_epoch} of broker {broker_id} is not the present one, {broker.broker_epoch}; "
+            "register again"
+        )
+    return broker
+
+
+def _changed(image: MetadataImage, before: BrokerImage, after: BrokerImage, offset: int) -> Accepted:
+    if after == before:
+        return (), CommandResult(image.offset, broker_epoch=before.broker_epoch)
+    return (broker_record(after),), CommandResult(offset, broker_epoch=after.broker_epoch)
+
+
+def fence_broker(image: MetadataImage, command: records_pb2.FenceBrokerCommand, offset: int) -> Accepted:
+    """Fence a broker: the controller has not heard from it, and it has no lease any more."""
+    broker = find_broker(image, command.broker_id, command.broker_epoch)
+    return _changed(image, broker, replace(broker, fenced=True), offset)
+
+
+def unfence_broker(image: MetadataImage, command: records_pb2.UnfenceBrokerCommand, offset: int) -> Accepted:
+    """Let a broker take part. Its partitions must have been settled while it was fenced."""
+    broker = find_broker(image, command.broker_id, command.broker_epoch)
+    leaderships = image.load.get(broker.broker_id, NO_LOAD).leaderships
+    if broker.fenced and leaderships:
+        # Unfenced now it would lead on in the old leader epoch, although its process may be another one.
+        raise InvalidRequestError(
+            f"broker {broker.broker_id} is still the leader of {leaderships} partitions from before it was fenced; "
+            "settle those first"
+        )
+    if broker.unclean and has_unsettled(image, broker.broker_id):
+        raise InvalidRequestError(
+            f"broker {broker.broker_id} is back from an unclean stop and still counts as in sync with others; "
+            "settle its partitions first"
+        )
+    return _changed(image, broker, replace(broker, fenced=False, unclean=False), offset)
+
+
+def begin_shutdown(image: MetadataImage, command: records_pb2.BeginShutdownCommand, offset: int) -> Accepted:
+    """Mark a broker as about to stop: nothing new comes to it, and what it leads is taken from it."""
+    broker = find_broker(image, command.broker_id, command.broker_epoch)
+    return _changed(image, broker, replace(broker, in_controlled_shutdown=True), offset)
+
+
+def unregister_broker(image: MetadataImage, command: records_pb2.UnregisterBrokerCommand, offset: int) -> Accepted:
+    """Forget a broker that is gone for good."""
+    broker = image.brokers.get(command.broker_id)
+    if broker is None:
+        raise BrokerIdNotRegistered(f"broker {command.broker_id} is not registered")
+    if not broker.fenced:
+        raise InvalidRequestError(f"broker {broker.broker_id} is running; stop it first")
+    replicas = image.load.get(broker.broker_id, NO_LOAD).replicas
+    if replicas:
+        raise InvalidRequestError(
+            f"broker {broker.broker_id} still holds replicas of {replicas} partitions; "
+            "reassign those to other brokers, or delete their topics, first"
+        )
+    return (remove_broker_record(broker.broker_id),), CommandResult(offset)

@@ -1,0 +1,183 @@
+"""Decisions on who is in sync and who leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from raftlog.errors import (
+    ElectionNotNeeded,
+    EligibleLeadersNotAvailable,
+    FencedLeaderEpoch,
+    IneligibleReplica,
+    InvalidRequestError,
+    InvalidUpdateVersion,
+    PreferredLeaderNotAvailable,
+    RaftlogError,
+    StaleBrokerEpoch,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from raftlog.v1 import records_pb2
+from raftlog.v1.records_pb2 import MetadataRecord, PartitionRef
+from raftmeta.decide.brokers import find_broker
+from raftmeta.decide.outcome import Accepted, CommandResult
+from raftmeta.elections import (
+    SETTLE,
+    UNCLEAN,
+    ElectionType,
+    eligible_replicas,
+    is_unclean,
+    revoke,
+    settle,
+    with_new_epochs,
+)
+from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage, partition_record
+
+MAX_PARTITIONS_PER_COMMAND = 500
+
+
+def find_partition(image: MetadataImage, topic_id: bytes, partition: int) -> tuple[TopicImage, PartitionImage]:
+    """Return a partition and its topic.
+
+    Raises:
+        UnknownTopicId, UnknownTopicOrPartition: it is not there.
+    """
+    topic = image.topics.get(topic_id)
+    if topic is None:
+        raise UnknownTopicId(f"there is no topic with the id {topic_id.hex()}")
+    if not 0 <= partition < len(topic.partitions):
+        raise UnknownTopicOrPartition(
+            f"topic {topic.name!r} has {len(topic.partitions)} partitions and none numbered {partition}"
+        )
+    return topic, topic.partitions[partition]
+
+
+# ISR
+
+
+def alter_partition(image: MetadataImage, command: records_pb2.AlterPartitionCommand, offset: int) -> Accepted:
+    """Give a partition the ISR that its leader asks for, if both see the same partition and brokers.
+
+    Leader epoch and partition epoch are compared and set, so that what was asked on older metadata is refused; so is
+    a member that has been fenced or has registered anew since the leader heard of it (KIP-903).
+    """
+    leader = find_broker(image, command.broker_id, command.broker_epoch)
+    if leader.fenced:
+        raise StaleBrokerEpoch(f"broker {leader.broker_id} is fenced and decides nothing; it has to be unfenced first")
+    topic, partition = find_partition(image, command.topic_id, command.partition)
+    _check_versions(topic, partition, command)
+    _check_members(image, topic, partition, command)
+    members = {member.broker_id for member in command.new_isr}
+    isr = tuple(replica for replica in partition.replicas if replica in members)
+    if set(partition.isr) == members:
+        isr = partition.isr
+    altered = replace(partition, isr=isr, eligible_leader_replicas=eligible_replicas(image, topic, partition, isr))
+    # A move may be complete now, or a leader that is shutting down have a successor.
+    altered = with_new_epochs(partition, settle(image, topic, altered, offset=offset))
+    record = partition_record(topic.topic_id, altered)
+    if altered is partition:
+        return (), CommandResult(image.offset, partitions=(record.partition,))
+    return (record,), CommandResult(offset, partitions=(record.partition,))
+
+
+def _check_versions(topic: TopicImage, partition: PartitionImage, command: records_pb2.AlterPartitionCommand) -> None:
+    where = f"{topic.name}-{partition.partition}"
+    if command.leader_epoch != partition.leader_epoch:
+        raise FencedLeaderEpoch(
+            f"{where} is in leader epoch {partition.leader_epoch}, with leader {partition.leader}, "
+            f"not in {command.leader_epoch}; refresh metadata"
+        )
+    if command.broker_id != partition.leader:
+        raise InvalidRequestError(f"{where} is led by {partition.leader}, broker {command.broker_id} cannot alter it")
+    if command.partition_epoch != partition.partition_epoch:
+        raise InvalidUpdateVersion(
+            f"{where} is at partition epoch {partition.partition_epoch}, not {command.partition_epoch}; "
+            "refresh metadata and look again"
+        )
+
+
+def _check_members(
+    image: MetadataImage, topic: TopicImage, partition: PartitionImage, command: records_pb2.AlterPartitionCommand
+) -> None:
+    where = f"{topic.name}-{partition.partition}"
+    members = [member.broker_id for member in command.new_isr]
+    if len(set(members)) < len(members) or not set(members) <= set(partition.replicas):
+        raise InvalidRequestError(
+            f"{where}: {members} cannot be in sync, the replicas are {list(partition.replicas)}, each of them once"
+        )
+    if partition.leader not in members:
+        raise InvalidRequestError(f"{where}: the leader {partition.leader} cannot leave the ISR by itself")
+    for member in command.new_isr:
+        broker = image.brokers.get(member.broker_id)
+        if broker is None or broker.fenced:
+            raise IneligibleReplica(f"{where}: broker {member.broker_id} is fenced and cannot be in sync")
+        if member.broker_epoch != broker.broker_epoch:
+            raise IneligibleReplica(
+                f"{where}: broker {member.broker_id} was heard of with the epoch {member.broker_epoch}, "
+                f"it has {broker.broker_epoch}: it is another process"
+            )
+        if broker.in_controlled_shutdown and member.broker_id not in partition.isr:
+            raise IneligibleReplica(f"{where}: broker {member.broker_id} is shutting down and cannot join the ISR")
+
+
+# Leaders
+
+
+def elect_leaders(image: MetadataImage, command: records_pb2.ElectLeadersCommand, offset: int) -> Accepted:
+    """Settle partitions (`raftmeta.elections`). Those that are gone, or as they should be, are passed over.
+
+    What somebody asked for by PREFERRED or UNCLEAN and no partition needs or allows is refused, with the reason of
+    the first one.
+    """
+
+    def settled(topic: TopicImage, partition: PartitionImage) -> PartitionImage:
+        return settle(image, topic, partition, offset=offset, election=command.type, handed_over=command.handed_over)
+
+    accepted = _change_partitions(image, command.partitions, settled, offset)
+    if not accepted[0] and command.type != SETTLE and command.partitions:
+        raise _why_nothing(image, command.partitions[0], command.type)
+    return accepted
+
+
+def _why_nothing(image: MetadataImage, ref: PartitionRef, election: ElectionType) -> RaftlogError:
+    topic, partition = find_partition(image, ref.topic_id, ref.partition)
+    where = f"{topic.name}-{partition.partition}"
+    if election == UNCLEAN:
+        if partition.leader != NO_LEADER:
+            return ElectionNotNeeded(f"{where} has a leader, {partition.leader}")
+        return EligibleLeadersNotAvailable(f"{where}: none of the replicas {list(partition.replicas)} is up")
+    if partition.leader == partition.replicas[0]:
+        return ElectionNotNeeded(f"{where} is led by its preferred replica, {partition.leader}")
+    return PreferredLeaderNotAvailable(
+        f"{where}: the preferred replica {partition.replicas[0]} is down, shutting down or not in sync"
+    )
+
+
+def revoke_leaders(image: MetadataImage, command: records_pb2.RevokeLeadersCommand, offset: int) -> Accepted:
+    """Take the leadership of partitions from their live leaders, where somebody in sync can follow."""
+
+    def revoked(topic: TopicImage, partition: PartitionImage) -> PartitionImage:
+        return revoke(image, topic, partition, offset=offset)
+
+    return _change_partitions(image, command.partitions, revoked, offset)
+
+
+def _change_partitions(
+    image: MetadataImage,
+    refs: Sequence[PartitionRef],
+    change: Callable[[TopicImage, PartitionImage], PartitionImage],
+    offset: int,
+) -> Accepted:
+    if len(refs) > MAX_PARTITIONS_PER_COMMAND:
+        raise InvalidRequestError(f"{len(refs)} partitions in one command, at most {MAX_PARTITIONS_PER_COMMAND}")
+    records: list[MetadataRecord] = []
+    for topic_id, number in dict.fromkeys((ref.topic_id, ref.partition) for ref in refs):
+        topic, before = image.topics.get(topic_id), image.partition(topic_id, number)
+        if topic is None or before is None:
+            continue
+        after = change(topic, before)
+        if after is not before:
+            records.append(partition_record(topic_id, after, unclean_election=is_unclean(before, after.leader)))
+    result = CommandResult(offset if records else image.offset, partitions=tuple(each.partition for each in records))
+    return tuple(records), result

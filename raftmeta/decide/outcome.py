@@ -1,0 +1,66 @@
+"""What deciding comes to: records and an answer, and how the answer travels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raftlog.errors import RaftlogError, from_wire, to_wire
+from raftlog.v1 import common_pb2
+from raftlog.v1.records_pb2 import CommandOutcome, MetadataRecord, PartitionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What the proposer learns. `offset`: the metadata offset at which the command is in effect.
+
+    A command that had nothing to change (validate_only, a repeated registration) is in effect already.
+    `producer_ids` is how many ids the proposer owns from `first_producer_id` on. `partitions` are those that the
+    command changed or, for AlterPartition, the one that it asked about; each as it is now.
+    """
+
+    offset: int
+    topic_id: bytes = b""
+    broker_epoch: int = -1
+    first_producer_id: int = 0
+    producer_ids: int = 0
+    partitions: tuple[PartitionRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Records to commit, and the answer; a refusal has no records."""
+
+    records: tuple[MetadataRecord, ...]
+    outcome: CommandResult | RaftlogError
+
+
+Accepted = tuple[tuple[MetadataRecord, ...], CommandResult]
+"""What deciding on one kind of command returns; a refusal is raised."""
+
+
+def outcome_to_wire(outcome: CommandResult | RaftlogError) -> CommandOutcome:
+    """Return the outcome as it travels and rests."""
+    if isinstance(outcome, RaftlogError):
+        return CommandOutcome(error=to_wire(outcome))
+    return CommandOutcome(
+        offset=outcome.offset,
+        topic_id=outcome.topic_id,
+        broker_epoch=outcome.broker_epoch,
+        first_producer_id=outcome.first_producer_id,
+        producer_ids=outcome.producer_ids,
+        partitions=outcome.partitions,
+    )
+
+
+def outcome_from_wire(wire: CommandOutcome) -> CommandResult | RaftlogError:
+    """Return the outcome that travelled as `wire`."""
+    if wire.error.code != common_pb2.NONE:
+        return from_wire(wire.error)
+    return CommandResult(
+        offset=wire.offset,
+        topic_id=wire.topic_id,
+        broker_epoch=wire.broker_epoch,
+        first_producer_id=wire.first_producer_id,
+        producer_ids=wire.producer_ids,
+        partitions=tuple(wire.partitions),
+    )

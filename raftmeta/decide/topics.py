@@ -1,0 +1,156 @@
+"""Decisions on topics and the number of their partitions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from raftlog.errors import (
+    InvalidPartitions,
+    InvalidRequestError,
+    InvalidTopic,
+    TopicAlreadyExists,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from raftlog.v1 import records_pb2
+from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
+from raftmeta.decide.outcome import Accepted, CommandResult
+from raftmeta.image import (
+    MetadataImage,
+    PartitionImage,
+    ResourceKey,
+    TopicImage,
+    config_record,
+    metric_name,
+    partition_record,
+)
+from raftmeta.placement import place_partitions
+from raftmeta.topic_configs import TOPIC_CONFIGS
+
+MAX_TOPIC_NAME_CHARACTERS = 249
+MAX_PARTITIONS_PER_TOPIC = 10_000
+FIRST_LEADER_EPOCH = 0
+# A partition's directory is called <topic>-<partition>, and a file name has at most 255 bytes.
+assert MAX_TOPIC_NAME_CHARACTERS + len(f"-{MAX_PARTITIONS_PER_TOPIC - 1}") <= 255
+
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+_UUID_BYTES = 16
+
+
+def create_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, offset: int) -> Accepted:
+    """Create a topic with partitions, placed on brokers that are up, and configs."""
+    check_topic_name(command.name)
+    if command.name in image.topic_id_by_name:
+        raise TopicAlreadyExists(f"topic {command.name!r} is there already")
+    _check_collision(image, command.name)
+    if len(command.topic_id) != _UUID_BYTES or command.topic_id in image.topics:
+        raise InvalidRequestError(f"topic id {command.topic_id.hex()!r} is not 16 bytes, or in use")
+    if not 1 <= command.partitions <= MAX_PARTITIONS_PER_TOPIC:
+        raise InvalidPartitions(
+            f"topic {command.name!r} cannot have {command.partitions} partitions, "
+            f"ask for 1 to {MAX_PARTITIONS_PER_TOPIC}"
+        )
+    configs = TOPIC_CONFIGS.canonical(command.configs)
+    placements = place_partitions(image, command.partitions, command.replication_factor)
+    if command.validate_only:
+        return (), CommandResult(image.offset, topic_id=command.topic_id)
+    resource = ResourceKey(ConfigResource.TOPIC, command.name)
+    records = [
+        MetadataRecord(topic=records_pb2.TopicRecord(topic_id=command.topic_id, name=command.name)),
+        *(config_record(resource, key, value) for key, value in configs.items()),
+        *_new_partitions(command.topic_id, 0, placements),
+    ]
+    return tuple(records), CommandResult(offset, topic_id=command.topic_id)
+
+
+def _new_partitions(topic_id: bytes, first: int, placements: Iterator[tuple[int, ...]]) -> Iterator[MetadataRecord]:
+    for partition, replicas in enumerate(placements, first):
+        yield partition_record(
+            topic_id,
+            PartitionImage(
+                partition=partition,
+                replicas=replicas,
+                isr=replicas,
+                leader=replicas[0],
+                leader_epoch=FIRST_LEADER_EPOCH,
+                partition_epoch=0,
+            ),
+        )
+
+
+def check_topic_name(name: str) -> None:
+    """Check a topic name by Kafka's rules.
+
+    Raises:
+        InvalidTopic: empty, longer than 249 characters, `.` or `..`, or with other characters than a-z A-Z 0-9 . _ -
+    """
+    if not 1 <= len(name) <= MAX_TOPIC_NAME_CHARACTERS:
+        raise InvalidTopic(
+            f"topic name {name[:80]!r} has {len(name)} characters, it may have 1 to {MAX_TOPIC_NAME_CHARACTERS}"
+        )
+    if name in (".", ".."):
+        raise InvalidTopic(f"a topic cannot be named {name!r}")
+    if _TOPIC_NAME.fullmatch(name) is None:
+        raise InvalidTopic(f"topic name {name!r} has characters other than a-z A-Z 0-9 . _ -")
+
+
+def _check_collision(image: MetadataImage, name: str) -> None:
+    """Refuse names that differ from another one only in `.` and `_`: in metric names both become `_`."""
+    flat = metric_name(name)
+    other = image.dotted_names.get(flat)
+    if other is None and flat in image.topic_id_by_name:
+        other = flat
+    if other is not None and other != name:
+        raise InvalidTopic(
+            f"topic name {name!r} collides with the topic {other!r}: "
+            "'.' and '_' become the same in metric names; choose another name"
+        )
+
+
+def find_topic(image: MetadataImage, name: str, topic_id: bytes = b"") -> TopicImage:
+    """Return a topic by id or name; where both are given they have to agree.
+
+    Raises:
+        UnknownTopicId, UnknownTopicOrPartition: it is not there.
+        InvalidRequestError: the id is that of a topic with another name.
+    """
+    if topic_id:
+        found = image.topics.get(topic_id)
+        if found is None:
+            raise UnknownTopicId(f"there is no topic with the id {topic_id.hex()}")
+        if name and name != found.name:
+            raise InvalidRequestError(f"topic id {topic_id.hex()} is {found.name!r}, not {name!r}")
+        return found
+    topic = image.topic(name)
+    if topic is None:
+        raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+    return topic
+
+
+def delete_topic(image: MetadataImage, command: records_pb2.DeleteTopicCommand, offset: int) -> Accepted:
+    """Delete a topic, by name or id, with its configs."""
+    topic = find_topic(image, command.name, command.topic_id)
+    record = MetadataRecord(remove_topic=records_pb2.RemoveTopicRecord(topic_id=topic.topic_id))
+    return (record,), CommandResult(offset, topic_id=topic.topic_id)
+
+
+def create_partitions(image: MetadataImage, command: records_pb2.CreatePartitionsCommand, offset: int) -> Accepted:
+    """Raise a topic's number of partitions; the new ones are placed like those of a new topic."""
+    topic = find_topic(image, command.topic)
+    present = len(topic.partitions)
+    if not present < command.partitions <= MAX_PARTITIONS_PER_TOPIC:
+        raise InvalidPartitions(
+            f"topic {topic.name!r} has {present} partitions and cannot get {command.partitions}: "
+            f"the number only rises, to at most {MAX_PARTITIONS_PER_TOPIC}"
+        )
+    replication_factor = _replication_factor(topic)
+    placements = place_partitions(image, command.partitions - present, replication_factor)
+    records = tuple(_new_partitions(topic.topic_id, present, placements))
+    return records, CommandResult(offset, topic_id=topic.topic_id)
+
+
+def _replication_factor(topic: TopicImage) -> int:
+    """Return how many replicas a new partition gets: as many as the first one wants."""
+    first = topic.partitions[0]
+    return len(first.replicas) - len(first.removing_replicas)

@@ -1,0 +1,204 @@
+"""Random lives of a cluster: commands sensible and senseless, current and late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from hypothesis import strategies as st
+
+from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, MetadataCommand, PartitionRef
+from raftmeta.decide import Decision, decide
+from raftmeta.elections import unsettled
+from raftmeta.image import MetadataImage
+from raftmeta.replay import replay_all
+from tests.support import metadata as make
+
+Step = Callable[[MetadataImage], MetadataCommand]
+"""Makes a command from what its proposer has seen of the cluster."""
+
+BROKERS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One command of a life: the image before it, what was decided, and the image after."""
+
+    before: MetadataImage
+    command: MetadataCommand
+    offset: int
+    decision: Decision
+    after: MetadataImage
+
+
+def live(steps: list[tuple[Step, int, int]]) -> Iterator[Event]:
+    """Play steps of (command, how many images behind its proposer is, how many offsets the log skips before it)."""
+    image = MetadataImage()
+    seen = [image]
+    offset = 0
+    for step, behind, gap in steps:
+        offset += 1 + gap
+        proposer = seen[max(0, len(seen) - 1 - behind)]
+        command = step(proposer)
+        if command.controller_epoch == make.EPOCH and command.WhichOneof("command") != "claim_controller":
+            command.controller_epoch = proposer.controller_epoch
+        decision = decide(image, command, offset)
+        after = replay_all(image, decision.records, offset) if decision.records else image
+        yield Event(image, command, offset, decision, after)
+        image = after
+        seen.append(image)
+
+
+_names = st.sampled_from(["a", "b", "a.b", "a_b", "__internal", "..", "", "x" * 250, "ü"])
+_keys = st.sampled_from(["retention.ms", "retention_ms", "segment.bytes", "log.retention.ms", "nonsense"])
+_values = st.sampled_from(["1000", "2000", "64KiB", "7d", "-1", "soon"])
+_configs = st.one_of(
+    st.dictionaries(_keys, _values, max_size=2),
+    st.sampled_from(
+        [{"min.insync.replicas": "2"}, {"min.insync.replicas": "3"}, {"unclean.leader.election.enable": "true"}]
+    ),
+)
+_resources = st.sampled_from(["a", "b", "", "1", "2", "9"])
+_brokers = st.sampled_from(BROKERS)
+_topics = st.sampled_from([1, 1, 1, 2])
+_partitions = st.sampled_from([0, 0, 0, 0, 1, 2])
+
+
+def _always(commands: st.SearchStrategy[MetadataCommand]) -> st.SearchStrategy[Step]:
+    def constant(command: MetadataCommand) -> Step:
+        return lambda _: command
+
+    return commands.map(constant)
+
+
+def _by_broker(command: Callable[[int, int], MetadataCommand]) -> st.SearchStrategy[Step]:
+    def of(broker_id: int) -> Step:
+        return lambda image: command(broker_id, make.broker_epoch(image, broker_id))
+
+    return _brokers.map(of)
+
+
+def _restart(broker_id: int, clean: bool, same_directory: bool) -> Step:
+    def command(image: MetadataImage) -> MetadataCommand:
+        known = make.broker_epoch(image, broker_id)
+        return make.register(
+            broker_id,
+            incarnation=image.offset + 10,
+            directory=None if same_directory else image.offset + 2000,
+            previous_epoch=known if clean and known >= 0 else None,
+        )
+
+    return command
+
+
+def _alter_partition(topic: int, partition: int, members: list[int]) -> Step:
+    """What a leader would ask for: itself, and some of the replicas (by their places)."""
+
+    def command(image: MetadataImage) -> MetadataCommand:
+        known = image.partition(make.uuid_of(topic), partition)
+        if known is None:
+            return make.elect(make.refs((topic, partition)))
+        others = [replica for place, replica in enumerate(known.replicas) if place in members]
+        return make.alter_partition(image, [known.leader, *(r for r in others if r != known.leader)], topic, partition)
+
+    return command
+
+
+def _settle(image: MetadataImage) -> MetadataCommand:
+    return make.elect(list(islice(unsettled(image), 500)))
+
+
+def _hand_over(image: MetadataImage) -> MetadataCommand:
+    revoked = [
+        PartitionRef(topic_id=topic_id, partition=partition.partition)
+        for topic_id in sorted(image.topics)
+        for partition in image.topics[topic_id].partitions
+        if partition.revoked_leader is not None
+    ]
+    return make.elect(revoked, handed_over=True)
+
+
+_create = _always(
+    st.builds(make.create_topic, _names, _topics, st.integers(-1, 4), st.integers(0, 4), _configs, st.booleans())
+)
+_sensible_create = _always(
+    st.builds(
+        make.create_topic,
+        st.sampled_from(["a", "b"]),
+        _topics,
+        st.integers(1, 3),
+        st.integers(1, 3),
+        st.sampled_from([{}, {"min.insync.replicas": "2"}, {"unclean.leader.election.enable": "true"}]),
+    )
+)
+_types = st.sampled_from([ElectLeadersCommand.SETTLE, ElectLeadersCommand.PREFERRED, ElectLeadersCommand.UNCLEAN])
+_refs = st.lists(st.builds(lambda t, p: (t, p), _topics, _partitions), max_size=3).map(lambda r: make.refs(*r))
+
+_alter = st.builds(
+    _alter_partition, _topics, _partitions, st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True)
+)
+_reassign = st.builds(
+    lambda partition, replicas: lambda _: make.reassign("a", partition, replicas),
+    _partitions,
+    st.lists(_brokers, max_size=3, unique=True),
+)
+_restarted = st.builds(_restart, _brokers, st.booleans(), st.sampled_from([True, True, True, False]))
+
+_what_clusters_do: list[st.SearchStrategy[Step]] = [
+    *[st.just(_settle)] * 6,
+    *[_by_broker(make.unfence)] * 5,
+    *[_by_broker(make.fence)] * 4,
+    *[_alter] * 5,
+    *[_restarted] * 3,
+    *[_reassign] * 2,
+    *[st.just(_hand_over)] * 2,
+    _by_broker(make.begin_shutdown),
+    _sensible_create,
+    _always(st.builds(make.alter, st.just("a"), _configs)),
+]
+_anything: list[st.SearchStrategy[Step]] = [
+    _by_broker(make.allocate_producer_ids),
+    _always(_brokers.map(make.unregister)),
+    _always(st.builds(make.register, st.integers(-1, 4), st.integers(1, 3), st.sampled_from([9092, 9093, 0]))),
+    _create,
+    _always(st.builds(make.elect, _refs, _types, st.booleans())),
+    _always(st.builds(make.revoke, _refs)),
+    _by_broker(make.allocate_producer_ids),
+    _always(_brokers.map(make.unregister)),
+    _always(st.builds(make.register, st.integers(-1, 4), st.integers(1, 3), st.sampled_from([9092, 9093, 0]))),
+    _create,
+    _always(st.builds(make.delete_topic, _names, st.sampled_from([b"", make.uuid_of(1), b"short"]))),
+    _always(st.builds(make.create_partitions, _names, st.integers(-1, 6))),
+    _always(
+        st.builds(
+            make.alter,
+            _resources,
+            _configs,
+            st.lists(_keys, max_size=2),
+            st.sampled_from([ConfigResource.TOPIC, ConfigResource.BROKER]),
+            st.booleans(),
+            st.sampled_from([1, 1, 1, 1, 2, 0]),
+        )
+    ),
+    _always(st.builds(make.claim, st.sampled_from([1, 2]), st.just(1), st.sampled_from(["test", "", "other"]))),
+    _always(st.builds(make.update_feature, st.sampled_from(["metadata.version", "x"]), st.integers(-1, 2))),
+    st.just(lambda _: MetadataCommand(controller_epoch=1)),
+]
+steps: st.SearchStrategy[Step] = st.one_of(*_what_clusters_do, *_what_clusters_do, *_anything)
+
+_behind = st.sampled_from([0, 0, 0, 0, 0, 1, 3])
+_gaps = st.sampled_from([0, 0, 0, 1, 7])
+
+
+def _begin() -> list[tuple[Step, int, int]]:
+    begin: list[Step] = [lambda _: make.claim()]
+    for broker_id in BROKERS[:3]:
+        begin.append(lambda _, b=broker_id: make.register(b))  # type: ignore[misc] # mypy does not infer the default
+        begin.append(lambda image, b=broker_id: make.unfence(b, make.broker_epoch(image, b)))  # type: ignore[misc]
+    begin.append(lambda _: make.create_topic("a", 1, 2, 3, {"min.insync.replicas": "2"}))
+    return [(step, 0, 0) for step in begin]
+
+
+lives = st.lists(st.tuples(steps, _behind, _gaps), min_size=1, max_size=60).map(lambda drawn: [*_begin(), *drawn])
+"""Lives that begin with three brokers that are up and a topic of two partitions, three replicas each."""

@@ -1,0 +1,212 @@
+"""A metadata quorum in one process: real gRPC on loopback, real directories, one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from grpc import aio
+
+from broker.services.metadata import MetadataService
+from raftlog.errors import RaftlogError
+from raftlog.v1 import metadata_pb2_grpc, records_pb2
+from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.quorum.config import SERVER_OPTIONS, ControllerOptions, Endpoint, ObserverConfig, QuorumConfig
+from raftmeta.quorum.observed_metadata import ObservedMetadata, open_observed
+from raftmeta.quorum.voter_metadata import QuorumMetadata, open_quorum
+from tests.support.metadata import uuid_of
+
+WAIT_S = 15.0
+CLUSTER_ID = "test-cluster"
+
+_T = TypeVar("_T")
+
+
+class SystemClock:
+    """The machine's clocks; `skew_ms` puts the wall clock wrong."""
+
+    def __init__(self, skew_ms: int = 0) -> None:
+        self.skew_ms = skew_ms
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.skew_ms
+
+    def monotonic_ms(self) -> float:
+        return time.monotonic_ns() / 1e6
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listened on a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+async def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """Wait until something is so."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 # what is waited for announces nothing
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout_s:g} s: {what}") from None
+
+
+class Controller:
+    """One node of the cluster, while it runs."""
+
+    def __init__(self, metadata: QuorumMetadata, server: aio.Server | None) -> None:
+        self.metadata = metadata
+        self.server = server
+
+
+class QuorumCluster:
+    """Voters by id. Use as an async context manager; `start` starts those that are wanted."""
+
+    def __init__(
+        self, directory: Path, voters: int = 3, *, options: ControllerOptions | None = None, skew_ms: int = 0
+    ) -> None:
+        self.directory = directory
+        self.endpoints: dict[int, Endpoint] = {
+            node_id: Endpoint("127.0.0.1", port) for node_id, port in enumerate(free_ports(voters), 1)
+        }
+        self.options = options or ControllerOptions()
+        self.skew_ms = skew_ms
+        self.running: dict[int, Controller] = {}
+        self.observers: list[ObservedMetadata] = []
+        self.fatal: list[tuple[int, RaftlogError]] = []
+        self.executor = ThreadPoolExecutor(4, thread_name_prefix="disk")
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> QuorumCluster:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for observer in self.observers:
+            await observer.close()
+        for node_id in list(self.running):
+            await self.kill(node_id)
+        self.executor.shutdown()
+
+    def config(self, node_id: int) -> QuorumConfig:
+        """Return the configuration of a node."""
+        return QuorumConfig(
+            node_id=node_id,
+            directory=str(self.directory / f"node-{node_id}"),
+            cluster_id=CLUSTER_ID,
+            voters=self.endpoints if len(self.endpoints) > 1 else {},
+            request_timeout_ms=10_000,
+            controller=self.options,
+        )
+
+    async def start(
+        self,
+        *node_ids: int,
+        cluster_id: str = CLUSTER_ID,
+        voters: Mapping[int, Endpoint] | None = None,
+        listen: Endpoint | None = None,
+        directory: str | None = None,
+    ) -> None:
+        """Start nodes, all by default."""
+        for node_id in node_ids or self.endpoints:
+            config = replace(self.config(node_id), cluster_id=cluster_id)
+            if voters is not None:
+                config = replace(config, voters=voters)
+            if directory is not None:
+                config = replace(config, directory=directory)
+            self.running[node_id] = await self.start_one(config, listen or self.endpoints[node_id])
+
+    async def start_one(self, config: QuorumConfig, listen: Endpoint) -> Controller:
+        """Start a node that is configured in any way."""
+
+        def fatal(error: RaftlogError) -> None:
+            self.fatal.append((config.node_id, error))
+
+        metadata = await open_quorum(config, self.executor, SystemClock(self.skew_ms), fatal, rng=random.Random())
+        server = None
+        if config.voters:
+            server = aio.server(options=SERVER_OPTIONS)
+            metadata.add_to_server(server)
+            metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(metadata), server)
+            assert server.add_insecure_port(listen.address) == listen.port
+            await server.start()
+        await metadata.start()
+        return Controller(metadata, server)
+
+    async def observe(self, node_id: int = 9) -> ObservedMetadata:
+        """Start an observer."""
+        config = ObserverConfig(node_id, self.endpoints, CLUSTER_ID, request_timeout_ms=10_000)
+        observer = await open_observed(config, self.executor, SystemClock(), rng=random.Random(node_id))
+        self.observers.append(observer)
+        await observer.start()
+        return observer
+
+    async def kill(self, node_id: int) -> None:
+        """End a node without a goodbye."""
+        await self._end(node_id, hand_over=False)
+
+    async def stop(self, node_id: int) -> None:
+        """End a node in an orderly way."""
+        await self._end(node_id, hand_over=True)
+
+    async def _end(self, node_id: int, *, hand_over: bool) -> None:
+        node = self.running.pop(node_id)
+        if hand_over:
+            await node.metadata.step_down()
+        if node.server is not None:
+            await node.server.stop(None)
+        await node.metadata.close(hand_over=False)
+
+    def metadata(self, node_id: int) -> QuorumMetadata:
+        """Return a running node."""
+        return self.running[node_id].metadata
+
+    def active_ids(self) -> list[int]:
+        """Return who is the active controller, as each node itself believes."""
+        return [node_id for node_id, node in self.running.items() if node.metadata.is_active_controller]
+
+    async def active(self) -> int:
+        """Wait for an active controller and return its id."""
+        await eventually(lambda: bool(self.active_ids()), "an active controller")
+        return self.active_ids()[0]
+
+    async def follower(self) -> int:
+        """Return a running node that is not the active controller."""
+        active = await self.active()
+        return next(node_id for node_id in self.running if node_id != active)
+
+
+def register_command(broker_id: int = 1, incarnation: int = 1) -> MetadataCommand:
+    """Register a broker."""
+    return MetadataCommand(
+        register_broker=records_pb2.RegisterBrokerCommand(
+            broker_id=broker_id,
+            incarnation_id=uuid_of(incarnation),
+            host="127.0.0.1",
+            port=9092,
+            directory_id=uuid_of(1_000 + broker_id),
+        )
+    )
+
+
+def run(scenario: Callable[[], Awaitable[_T]], timeout_s: float = 60.0) -> _T:
+    """Run a scenario to its end."""
+
+    async def limited() -> _T:
+        async with asyncio.timeout(timeout_s):
+            return await scenario()
+
+    return asyncio.run(limited())

@@ -1,0 +1,145 @@
+"""What the active controller proposes, from images and reports made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from raftlog.v1 import records_pb2
+from raftlog.v1.records_pb2 import MetadataRecord
+from raftmeta.image import NO_LEADER, BrokerImage, MetadataImage, PartitionImage, TopicImage, partition_record
+from raftmeta.quorum import controller_plan as plan
+from raftmeta.quorum.controller_plan import BrokerReport, Revoked, Unsettled
+
+TOPIC = bytes(16)
+
+
+def broker(broker_id: int, epoch: int = 5, *, fenced: bool = False, leaving: bool = False) -> BrokerImage:
+    return BrokerImage(broker_id, bytes(16), epoch, "h", 1, fenced=fenced, in_controlled_shutdown=leaving)
+
+
+def partition(number: int = 0, leader: int = 1, revoked: int | None = None, at: int = 0) -> PartitionImage:
+    return PartitionImage(number, (1, 2), (1, 2), leader, 0, 0, revoked_leader=revoked, revoked_at_offset=at)
+
+
+def image(*brokers: BrokerImage, partitions: tuple[PartitionImage, ...] = (), offset: int = 50) -> MetadataImage:
+    topics = {TOPIC: TopicImage("t", TOPIC, partitions)} if partitions else {}
+    return MetadataImage(offset=offset, brokers={each.broker_id: each for each in brokers}, topics=topics)
+
+
+def report(epoch: int = 5, applied: int = 50, *, leaving: bool = False) -> BrokerReport:
+    return BrokerReport(epoch, applied, wants_shutdown=leaving)
+
+
+# Handing over
+
+
+def test_a_live_leader_has_let_go_once_it_applied_the_revocation() -> None:
+    revoked = {(TOPIC, 0): Revoked(1, 40)}
+    present = image(broker(1), broker(2))
+    assert plan.let_go(present, revoked, {1: report(applied=39)}) == []
+    assert plan.let_go(present, revoked, {1: report(applied=40)}) == [(TOPIC, 0)]
+    assert plan.let_go(present, revoked, {}) == []
+    assert plan.let_go(present, revoked, {1: report(epoch=4, applied=99)}) == [], "another process said that"
+
+
+@pytest.mark.parametrize("former", [broker(1, fenced=True), broker(1, epoch=41)])
+def test_a_leader_that_is_fenced_or_another_process_need_not_be_waited_for(former: BrokerImage) -> None:
+    assert plan.let_go(image(former), {(TOPIC, 0): Revoked(1, 40)}, {}) == [(TOPIC, 0)]
+
+
+def test_a_leader_that_is_gone_need_not_be_waited_for() -> None:
+    assert plan.let_go(image(), {(TOPIC, 0): Revoked(1, 40)}, {}) == [(TOPIC, 0)]
+
+
+def test_revocations_are_followed_record_by_record_as_a_scan_finds_them() -> None:
+    before = partition(revoked=1, at=40, leader=NO_LEADER)
+    revoked: dict[plan.PartitionKey, Revoked] = {}
+    plan.follow_revoked(revoked, [partition_record(TOPIC, before), partition_record(TOPIC, partition(1))])
+    assert revoked == plan.revoked_in(image(partitions=(before, partition(1)))) == {(TOPIC, 0): Revoked(1, 40)}
+    plan.follow_revoked(revoked, [partition_record(TOPIC, replace(before, revoked_leader=None, leader=2))])
+    assert revoked == {}
+    plan.follow_revoked(revoked, [partition_record(TOPIC, before)])
+    plan.follow_revoked(revoked, [MetadataRecord(remove_topic=records_pb2.RemoveTopicRecord(topic_id=TOPIC))])
+    assert revoked == {}
+
+
+# Fencing and unfencing
+
+
+def test_a_broker_is_unfenced_when_it_has_applied_its_registration_and_no_later_than_that() -> None:
+    # KAFKA-13959: measured against the end of a busy log it would never be.
+    fenced = image(broker(1, fenced=True), offset=1_000_000)
+    assert plan.to_unfence(fenced, {1: report(applied=4)}, [1]) == []
+    assert plan.to_unfence(fenced, {1: report(applied=5)}, [1]) == [(1, 5)]
+
+
+def test_a_broker_stays_fenced_while_it_is_unsettled_leaving_or_another_process() -> None:
+    fenced = image(broker(1, fenced=True))
+    assert plan.to_unfence(fenced, {1: report()}, []) == []
+    assert plan.to_unfence(fenced, {1: report(epoch=4)}, [1]) == []
+    assert plan.to_unfence(fenced, {1: report(leaving=True)}, [1]) == []
+    assert plan.to_unfence(image(broker(1, fenced=True, leaving=True)), {1: report()}, [1]) == []
+    assert plan.to_unfence(image(broker(1)), {1: report()}, [1]) == []
+    assert plan.to_unfence(image(), {1: report()}, [1]) == []
+
+
+# Shutting down
+
+
+def test_a_shutdown_begins_once() -> None:
+    wants = {1: report(leaving=True)}
+    assert plan.to_begin_shutdown(image(broker(1)), wants) == [(1, 5)]
+    assert plan.to_begin_shutdown(image(broker(1, leaving=True)), wants) == []
+    assert plan.to_begin_shutdown(image(broker(1, fenced=True)), wants) == []
+    assert plan.to_begin_shutdown(image(broker(1, epoch=6)), wants) == []
+    assert plan.to_begin_shutdown(image(broker(1)), {1: report()}) == []
+
+
+def test_a_broker_may_shut_down_when_nothing_of_it_waits() -> None:
+    leaving = image(broker(1, leaving=True))
+    assert plan.may_shut_down(leaving, 1, {}, settled=True)
+    assert not plan.may_shut_down(leaving, 1, {}, settled=False)
+    assert not plan.may_shut_down(leaving, 1, {(TOPIC, 0): Revoked(1, 40)}, settled=True)
+    assert plan.may_shut_down(leaving, 1, {(TOPIC, 0): Revoked(2, 40)}, settled=True)
+    assert not plan.may_shut_down(image(broker(1)), 1, {}, settled=True), "the shutdown has not begun"
+    assert plan.may_shut_down(image(broker(1, fenced=True)), 1, {}, settled=False)
+
+
+# What to look at
+
+
+def test_brokers_and_configs_ask_to_look_at_everything_and_partitions_at_their_topic() -> None:
+    unsettled = Unsettled(everything=False)
+    up, one_fenced = image(broker(1), broker(2)), image(broker(1), broker(2, fenced=True))
+    record = partition_record(TOPIC, partition())
+    unsettled.note(up, [record])
+    assert not unsettled, "with all brokers up a partition's own change leaves it settled"
+    unsettled.note(one_fenced, [record])
+    assert unsettled.topic_ids == {TOPIC}
+    assert not unsettled.everything
+    unsettled.note(up, [MetadataRecord(broker=records_pb2.BrokerRecord(broker_id=1))])
+    taken = unsettled.take()
+    assert taken.everything
+    assert not unsettled
+
+
+# Balance
+
+
+def test_only_brokers_that_lead_too_few_get_their_partitions_back() -> None:
+    ten = [partition(number) for number in range(10)]
+    both = (broker(1), broker(2))
+    one_moved = (replace(ten[0], leader=2), *ten[1:])
+    assert plan.imbalanced(image(*both, partitions=one_moved), 10.0) == []
+    two_moved = (replace(ten[0], leader=2), replace(ten[1], leader=2), *ten[2:])
+    assert plan.imbalanced(image(*both, partitions=two_moved), 10.0) == [(TOPIC, 0), (TOPIC, 1)]
+    assert plan.imbalanced(image(broker(1, fenced=True), broker(2), partitions=two_moved), 10.0) == []
+
+
+def test_commands_have_at_most_a_hundred_partitions() -> None:
+    keys = [(TOPIC, number) for number in range(241)]
+    pieces = list(plan.chunks(keys))
+    assert [len(piece) for piece in pieces] == [100, 100, 41]
+    assert [(ref.topic_id, ref.partition) for piece in pieces for ref in piece] == keys

@@ -1,0 +1,253 @@
+"""Streams between voters: in order, several messages to a frame, dropped when silent or clogged, dialled again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from raftlog.errors import InconsistentVoters
+from raftlog.v1 import raft_pb2_grpc
+from raftlog.v1.raft_pb2 import AppendEntries, RaftEntry, RaftFrame, RaftHello, RaftMessage, ReadProbe
+from raftmeta.quorum import links as links_module
+from raftmeta.quorum.config import CHANNEL_OPTIONS, SERVER_OPTIONS, Endpoint
+from raftmeta.quorum.exchange import RaftExchange
+from raftmeta.quorum.links import RaftLinks
+from tests.support.quorum import eventually, free_ports, run
+
+
+class Core:
+    """Writes down what links tell it."""
+
+    def __init__(self, node_id: int, incarnation: int = 1) -> None:
+        self.node_id = node_id
+        self.incarnation = incarnation
+        self.received: list[int] = []
+        self.events: list[str] = []
+
+    def hello(self) -> RaftHello:
+        return RaftHello(cluster_id="c", node_id=self.node_id, voters=(1, 2), incarnation=self.incarnation)
+
+    def hello_from(self, peer_id: int, hello: RaftHello) -> None:
+        assert hello.node_id == peer_id
+
+    def receive(self, peer_id: int, message: RaftMessage) -> None:
+        self.received.append(message.read_probe.round or len(message.append_entries.entries[0].data))
+
+    def link_up(self, peer_id: int, hello: RaftHello) -> None:
+        self.events.append(f"up {peer_id}")
+
+    def link_down(self, peer_id: int) -> None:
+        self.events.append(f"down {peer_id}")
+
+    def stream_lost(self, peer_id: int) -> None:
+        self.events.append(f"lost {peer_id}")
+
+
+def kick() -> None:
+    """Stand in for the driver."""
+
+
+def probe(number: int) -> RaftMessage:
+    return RaftMessage(read_probe=ReadProbe(round=number))
+
+
+class Silent(raft_pb2_grpc.RaftServicer):
+    """Accepts a hello, and then neither says nor, if so told, reads anything."""
+
+    def __init__(self, reads: bool) -> None:
+        self.reads = reads
+
+    async def Exchange(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # as the real one
+        await context.read()
+        await context.write(RaftFrame(hello=Core(2).hello()))
+        while self.reads and (await context.read()) is not aio.EOF:
+            pass
+        await asyncio.sleep(60)
+
+
+async def serve(servicer: raft_pb2_grpc.RaftServicer, port: int) -> aio.Server:
+    server = aio.server(options=SERVER_OPTIONS)
+    raft_pb2_grpc.add_RaftServicer_to_server(servicer, server)
+    assert server.add_insecure_port(f"127.0.0.1:{port}") == port
+    await server.start()
+    return server
+
+
+def with_link(
+    servicer: raft_pb2_grpc.RaftServicer, scenario: Callable[[Core, RaftLinks, int], Awaitable[None]]
+) -> None:
+    """Run a scenario with a link of node 1 to node 2, which `servicer` is."""
+
+    async def whole() -> None:
+        (port,) = free_ports(1)
+        server = await serve(servicer, port)
+        core = Core(1)
+        links = RaftLinks(core, {2: Endpoint("127.0.0.1", port)}, kick, random.Random(1))
+        links.start()
+        try:
+            await eventually(lambda: core.events == ["up 2"], "a link")
+            assert links.troubles() == {}
+            await scenario(core, links, port)
+        finally:
+            await links.close()
+            await server.stop(None)
+
+    run(whole)
+
+
+def test_messages_arrive_in_order_however_large() -> None:
+    there = Core(2)
+
+    async def scenario(core: Core, links: RaftLinks, port: int) -> None:
+        for number in range(1, 2_001):
+            links.send(2, probe(number))
+        big = RaftMessage(append_entries=AppendEntries(entries=[RaftEntry(data=bytes(6 << 20))]))
+        for _ in range(3):
+            links.send(2, big)
+        links.send(2, probe(2_001))
+        await eventually(lambda: len(there.received) == 2_004, "all messages")
+        assert there.received == [*range(1, 2_001), *[6 << 20] * 3, 2_001]
+
+    with_link(RaftExchange(there, kick), scenario)
+
+
+def test_both_ends_hear_of_the_end_of_a_stream() -> None:
+    there = Core(2)
+
+    async def scenario(core: Core, links: RaftLinks, port: int) -> None:
+        links.send(2, probe(1))
+        await eventually(lambda: there.received == [1], "the message")
+        await links.close()
+        await eventually(lambda: there.events == ["lost 1"], "the accepting end notices")
+        assert core.events == ["up 2", "down 2"]
+        links.send(2, probe(2))  # nowhere to go: dropped
+        assert links.troubles()[2]
+
+    with_link(RaftExchange(there, kick), scenario)
+
+
+def test_a_link_comes_back_by_itself_soon_after_the_peer_does() -> None:
+    async def whole() -> None:
+        (port,) = free_ports(1)
+        core, there = Core(1), Core(2)
+        links = RaftLinks(core, {2: Endpoint("127.0.0.1", port)}, kick, random.Random(1))
+        links.start()
+        for _ in range(3):
+            server = await serve(RaftExchange(there, kick), port)
+            before = len(core.events)
+            begun = asyncio.get_running_loop().time()
+            await eventually(lambda before=before: "up 2" in core.events[before:], "a link")  # type: ignore[misc]
+            assert asyncio.get_running_loop().time() - begun < 1.5
+            await server.stop(None)
+            await eventually(lambda: core.events[-1] == "down 2", "the end of the link")
+        await links.close()
+
+    run(whole)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_silent_peer_is_dropped(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(links_module, "PING_AFTER_S", 0.1)
+
+    async def scenario(core: Core, links: RaftLinks, port: int) -> None:
+        await eventually(lambda: "down 2" in core.events, "the link is given up")
+
+    with_link(Silent(reads), scenario)
+
+
+def test_a_peer_that_does_not_read_fast_enough_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "MAX_QUEUED_BYTES", 8 << 20)
+
+    async def scenario(core: Core, links: RaftLinks, port: int) -> None:
+        for _ in range(10):
+            links.send(2, RaftMessage(append_entries=AppendEntries(entries=[RaftEntry(data=bytes(1 << 20))])))
+        await eventually(lambda: "down 2" in core.events, "the link is given up")
+
+    with_link(Silent(reads=False), scenario)
+
+
+def test_an_idle_link_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "SILENCE_S", 0.5)
+    monkeypatch.setattr(links_module, "PING_AFTER_S", 0.1)
+    monkeypatch.setattr("raftmeta.quorum.exchange.PING_AFTER_S", 0.1)
+    monkeypatch.setattr("raftmeta.quorum.exchange.SILENCE_S", 0.5)
+    there = Core(2)
+
+    async def scenario(core: Core, links: RaftLinks, port: int) -> None:
+        await asyncio.sleep(1.5)
+        assert core.events == ["up 2"]
+        assert there.events == []
+
+    with_link(RaftExchange(there, kick), scenario)
+
+
+async def open_stream(port: int, hello: RaftHello) -> tuple[aio.Channel, Any, Any]:
+    channel = aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
+    call = raft_pb2_grpc.RaftStub(channel).Exchange()
+    await call.write(RaftFrame(hello=hello))
+    return channel, call, await call.read()
+
+
+def test_a_newer_stream_of_the_same_process_takes_over_without_a_loss() -> None:
+    async def whole() -> None:
+        (port,) = free_ports(1)
+        there = Core(2)
+        server = await serve(RaftExchange(there, kick), port)
+        hello = Core(1, incarnation=7).hello()
+        old_channel, old, _ = await open_stream(port, hello)
+        await old.write(RaftFrame(messages=[probe(1)]))
+        await eventually(lambda: there.received == [1], "the first message")
+        new_channel, new, _ = await open_stream(port, hello)
+        await old.write(RaftFrame(messages=[probe(2)]))
+        await new.write(RaftFrame(messages=[probe(3)]))
+        await eventually(lambda: 3 in there.received, "a message of the newer stream")
+        await asyncio.sleep(0.05)
+        assert there.received == [1, 3], "late messages of the older stream are dropped"
+        assert there.events == []
+        await new_channel.close()
+        await eventually(lambda: there.events == ["lost 1"], "the end of the newest stream")
+        await old_channel.close()
+        await server.stop(None)
+
+    run(whole)
+
+
+def test_a_second_process_is_refused_while_the_first_lives_and_welcome_afterwards() -> None:
+    async def whole() -> None:
+        (port,) = free_ports(1)
+        server = await serve(RaftExchange(Core(2), kick), port)
+        channel, _, first = await open_stream(port, Core(1, incarnation=7).hello())
+        assert not first.hello.HasField("error")
+        other_channel, _, second = await open_stream(port, Core(1, incarnation=8).hello())
+        assert second.hello.error.code == InconsistentVoters.code
+        await channel.close()
+        await other_channel.close()
+        await asyncio.sleep(0.05)
+        again_channel, _, again = await open_stream(port, Core(1, incarnation=8).hello())
+        assert not again.hello.HasField("error")
+        await again_channel.close()
+        await server.stop(None)
+
+    run(whole)
+
+
+def test_rubbish_in_place_of_a_hello_harms_nobody() -> None:
+    async def whole() -> None:
+        (port,) = free_ports(1)
+        there = Core(2)
+        server = await serve(RaftExchange(there, kick), port)
+        channel = aio.insecure_channel(f"127.0.0.1:{port}")
+        call = raft_pb2_grpc.RaftStub(channel).Exchange()
+        await call.write(RaftFrame(messages=[probe(1)]))
+        assert (await call.read()) is aio.EOF
+        await channel.close()
+        assert there.received == []
+        await server.stop(None)
+
+    run(whole)

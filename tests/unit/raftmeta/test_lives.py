@@ -1,0 +1,205 @@
+"""Whatever happens to a cluster, in whatever order, its metadata keeps what it promises."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+
+from raftlog.errors import RaftlogError
+from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, PartitionRecord
+from raftmeta.decide import decide
+from raftmeta.elections import settle, still_holds, unsettled
+from raftmeta.image import NO_LEADER, BrokerLoad, MetadataImage, PartitionImage, TopicImage, metric_name
+from raftmeta.replay import image_from_records
+from tests.support.metadata import settled
+from tests.support.metadata_histories import Event, Step, live, lives
+
+Life = list[tuple[Step, int, int]]
+
+
+@settings(max_examples=200)
+@given(lives)
+def test_the_image_keeps_its_invariants(life: Life) -> None:
+    for event in live(life):
+        check_image(event.after)
+        for topic in event.after.topics.values():
+            for partition in topic.partitions:
+                check_partition(event.after, partition)
+
+
+def check_image(image: MetadataImage) -> None:
+    assert {topic.name: topic_id for topic_id, topic in image.topics.items()} == image.topic_id_by_name
+    dotted = {metric_name(name): name for name in image.topic_id_by_name if "." in name}
+    assert image.dotted_names == dotted
+    assert len({metric_name(name) for name in image.topic_id_by_name}) == len(image.topics), "names collide"
+    assert image.load == recounted_load(image)
+    assert all(image.configs.values()), "an empty mapping of configs stays behind"
+    assert all(resource.type == ConfigResource.BROKER for resource in image.configs)
+    assert all(level > 0 for level in image.features.values())
+    assert len({broker.broker_epoch for broker in image.brokers.values()}) == len(image.brokers)
+    for broker in image.brokers.values():
+        assert broker.fenced or not broker.unclean
+        assert broker.broker_epoch <= image.offset
+    for topic_id, topic in image.topics.items():
+        assert topic.topic_id == topic_id
+        assert [partition.partition for partition in topic.partitions] == list(range(len(topic.partitions)))
+        assert topic.partitions
+
+
+def recounted_load(image: MetadataImage) -> dict[int, BrokerLoad]:
+    partitions = [partition for topic in image.topics.values() for partition in topic.partitions]
+    holders = {replica for partition in partitions for replica in partition.replicas}
+    return {
+        broker_id: BrokerLoad(
+            leaderships=sum(partition.leader == broker_id for partition in partitions),
+            replicas=sum(broker_id in partition.replicas for partition in partitions),
+        )
+        for broker_id in holders
+    }
+
+
+def check_partition(image: MetadataImage, partition: PartitionImage) -> None:
+    replicas, isr = set(partition.replicas), set(partition.isr)
+    assert len(replicas) == len(partition.replicas) > 0
+    assert len(isr) == len(partition.isr) > 0
+    assert isr <= replicas <= image.brokers.keys()
+    assert partition.leader in isr or partition.leader == NO_LEADER
+    assert set(partition.eligible_leader_replicas) <= replicas - isr
+    assert set(partition.adding_replicas) <= replicas
+    assert not set(partition.adding_replicas) & set(partition.removing_replicas)
+    if partition.removing_replicas:
+        assert partition.replicas[-len(partition.removing_replicas) :] == partition.removing_replicas
+        assert len(replicas) > len(partition.removing_replicas)
+    if partition.revoked_leader is None:
+        assert partition.revoked_at_offset == 0
+    else:
+        assert partition.leader == NO_LEADER
+        assert 0 < partition.revoked_at_offset <= image.offset
+
+
+@settings(max_examples=200)
+@given(lives)
+def test_every_replica_decides_the_same_also_after_a_restart(life: Life) -> None:
+    for event in live(life):
+        restarted = image_from_records(event.before.to_records(), event.before.offset)
+        assert restarted == event.before
+        assert list(restarted.to_records()) == list(event.before.to_records())
+        elsewhere = decide(restarted, event.command, event.offset)
+        assert elsewhere.records == event.decision.records
+        assert str(elsewhere.outcome) == str(event.decision.outcome)
+
+
+@given(lives)
+def test_a_refusal_changes_nothing_and_can_travel(life: Life) -> None:
+    for event in live(life):
+        outcome = event.decision.outcome
+        if isinstance(outcome, RaftlogError):
+            assert event.decision.records == ()
+            assert outcome.code is not None
+            assert outcome.__traceback__ is None, "it would keep an old image in memory"
+        else:
+            assert outcome.offset == event.after.offset
+            assert bool(event.decision.records) == (event.after.offset == event.offset)
+
+
+def changes(event: Event) -> list[tuple[TopicImage, PartitionImage, PartitionImage, PartitionRecord]]:
+    """Return (topic, before, after, record) of the partitions that were there before and changed."""
+    changed = []
+    for record in event.decision.records:
+        if record.HasField("partition"):
+            before = event.before.partition(record.partition.topic_id, record.partition.partition)
+            after = event.after.partition(record.partition.topic_id, record.partition.partition)
+            if before is not None and after is not None:
+                changed.append((event.after.topics[record.partition.topic_id], before, after, record.partition))
+    return changed
+
+
+@settings(max_examples=200)
+@given(lives)
+def test_epochs_only_grow_and_tell_of_every_change(life: Life) -> None:
+    for event in live(life):
+        assert event.after.controller_epoch >= event.before.controller_epoch
+        assert event.after.next_producer_id >= event.before.next_producer_id
+        for broker_id, broker in event.before.brokers.items():
+            if broker_id in event.after.brokers:
+                assert event.after.brokers[broker_id].broker_epoch >= broker.broker_epoch
+        for _, before, after, _ in changes(event):
+            assert after != before
+            assert after.partition_epoch == before.partition_epoch + 1
+            assert after.leader_epoch == before.leader_epoch + (after.leader != before.leader)
+
+
+@settings(max_examples=300)
+@given(lives)
+def test_nobody_leads_while_somebody_else_may_still(life: Life) -> None:
+    """A leader that is up is never replaced directly, and a revoked one only once it has let go."""
+    for event in live(life):
+        command = event.command
+        handed_over = command.WhichOneof("command") == "elect_leaders" and command.elect_leaders.handed_over
+        for _, before, after, _ in changes(event):
+            leader = event.before.brokers.get(before.leader)
+            if after.leader != before.leader and leader is not None and not leader.fenced:
+                assert after.leader == NO_LEADER
+                assert after.revoked_leader == before.leader
+                assert after.revoked_at_offset == event.offset
+            if after.leader != NO_LEADER and before.leader == NO_LEADER:
+                assert handed_over or not still_holds(event.before, before)
+                elected = event.before.brokers[after.leader]
+                assert elected.active, "elected although it is fenced or shutting down"
+
+
+@settings(max_examples=200)
+@given(lives)
+def test_settling_comes_to_rest_and_finds_all_there_is_to_do(life: Life) -> None:
+    image = MetadataImage()
+    for event in live(life):
+        image = event.after
+        found = {(ref.topic_id, ref.partition) for ref in unsettled(image)}
+        for topic_id, topic in image.topics.items():
+            for partition in topic.partitions:
+                once = settle(image, topic, partition, offset=image.offset + 1)
+                assert (once is not partition) == ((topic_id, partition.partition) in found)
+                # A move can become complete by what settling did to the ISR.
+                twice = settle(image, topic, once, offset=image.offset + 2)
+                assert twice is once or (once.removing_replicas and not twice.removing_replicas)
+                assert settle(image, topic, twice, offset=image.offset + 3) is twice
+    assert not list(unsettled(settled(image)))
+
+
+@settings(max_examples=500)
+@given(lives)
+def test_whoever_leads_has_every_committed_record(life: Life) -> None:
+    """Against the worst of worlds (KIP-966): leaders commit whenever they may, and unclean stops lose the tail.
+
+    `full` is who has every committed record. A leader outside it was elected uncleanly and said to be so, where that
+    was allowed; or nobody was left who has them.
+    """
+    full: dict[tuple[bytes, int], set[int]] = {}
+    for event in live(life):
+        for lost in event.decision.records:
+            if lost.HasField("broker") and lost.broker.unclean:
+                for holders in full.values():
+                    holders.discard(lost.broker.broker_id)
+        asked = event.command
+        for topic, before, after, record in changes(event):
+            holders = full[topic.topic_id, after.partition]
+            if asked.WhichOneof("command") == "alter_partition":
+                holders |= set(after.isr) - set(before.isr)  # caught up, says the leader
+            if after.leader in (NO_LEADER, before.leader):
+                assert not record.unclean_election
+            elif record.unclean_election:
+                wanted = (
+                    asked.WhichOneof("command") == "elect_leaders"
+                    and asked.elect_leaders.type == ElectLeadersCommand.UNCLEAN
+                )
+                assert wanted or event.before.unclean_election_enabled(topic)
+                assert after.isr == (after.leader,)
+                full[topic.topic_id, after.partition] = {after.leader}
+            elif holders:
+                assert after.leader in holders
+        for topic_id, topic in event.after.topics.items():
+            minimum = event.after.min_insync_replicas(topic)
+            for partition in topic.partitions:
+                key = (topic_id, partition.partition)
+                full.setdefault(key, set(partition.isr))
+                if partition.leader != NO_LEADER and len(partition.isr) >= min(minimum, len(partition.replicas)):
+                    full[key] = set(partition.isr)

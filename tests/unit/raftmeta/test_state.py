@@ -1,0 +1,292 @@
+"""The state machine: fencing, retries, digests, snapshots."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftlog.errors import (
+    CorruptRecordError,
+    FencedController,
+    InvalidRequestError,
+    RaftlogError,
+    TopicAlreadyExists,
+    UnsupportedVersion,
+)
+from raftlog.v1.records_pb2 import ClientSession, MetadataCommand, MetadataSnapshot, StateDigestCommand
+from raftmeta.client_sessions import ClientSessions
+from raftmeta.decide import CommandResult, outcome_from_wire, outcome_to_wire
+from raftmeta.image import MetadataImage
+from raftmeta.port import Change
+from raftmeta.state import Applied, MetadataState
+from tests.support.metadata import claim, create_topic, register, unfence, update_feature, uuid_of
+from tests.support.metadata_histories import Step, live, lives
+
+CLIENT = uuid_of(77)
+
+
+def apply(state: MetadataState, command: MetadataCommand, term: int = 1) -> Applied:
+    return state.apply(state.last_applied + 1, term, command.SerializeToString())
+
+
+def ready() -> MetadataState:
+    """Return a state with one broker that is up; three entries, after the leader's first one."""
+    state = MetadataState()
+    state.begin_term(1, 1)
+    for command in (claim(), register(1), unfence(1, 3)):
+        assert isinstance(apply(state, command).outcome, CommandResult)
+    return state
+
+
+def asked(command: MetadataCommand, sequence: int, settled_below: int = 0) -> MetadataCommand:
+    command.client_id, command.sequence, command.settled_below = CLIENT, sequence, settled_below
+    return command
+
+
+def restored(state: MetadataState) -> MetadataState:
+    copy = MetadataState()
+    copy.restore(state.encode(state.capture()), state.last_applied, 1)
+    return copy
+
+
+def digest(state: MetadataState) -> StateDigestCommand:
+    command = state.digest_command()
+    assert command is not None
+    return command
+
+
+# Fencing
+
+
+def test_a_command_counts_only_in_the_term_that_it_was_proposed_in() -> None:
+    state = ready()
+    before = state.image
+    for epoch, term in ((1, 2), (2, 2), (0, 1), (2, 1)):
+        applied = apply(state, create_topic("a", 1, epoch=epoch), term)
+        assert isinstance(applied.outcome, FencedController)
+        assert applied.change is None
+    assert state.image is before
+
+
+def test_a_late_command_of_a_deposed_controller_changes_nothing_and_may_be_asked_again() -> None:
+    state = ready()
+    assert isinstance(apply(state, asked(create_topic("a", 1), 0), term=2).outcome, FencedController)
+    assert isinstance(apply(state, claim(epoch=2, controller_id=2), term=2).outcome, CommandResult)
+    assert isinstance(apply(state, asked(create_topic("a", 1), 0), term=2).outcome, FencedController)
+    applied = apply(state, asked(create_topic("a", 1, epoch=2), 0), term=2)
+    assert isinstance(applied.outcome, CommandResult)
+    assert state.image.offset == state.last_applied
+
+
+def test_a_claim_is_of_its_own_term() -> None:
+    assert isinstance(apply(ready(), claim(epoch=3), term=2).outcome, FencedController)
+
+
+# Retries
+
+
+@pytest.mark.parametrize("after_snapshot", [False, True])
+def test_a_retry_gets_the_first_answer(after_snapshot: bool) -> None:
+    state = ready()
+    first = apply(state, asked(create_topic("a", 1), 0)).outcome
+    refused = apply(state, asked(create_topic("a", 2), 1)).outcome
+    assert isinstance(refused, TopicAlreadyExists)
+    if after_snapshot:
+        state = restored(state)
+    before = state.image
+    assert apply(state, asked(create_topic("a", 1), 0)) == Applied(first, None)
+    again = apply(state, asked(create_topic("a", 2), 1)).outcome
+    assert (type(again), str(again)) == (type(refused), str(refused))
+    assert state.image is before
+
+
+def test_what_is_settled_is_never_done_again() -> None:
+    state = ready()
+    apply(state, asked(create_topic("a", 1), 0))
+    apply(state, asked(create_topic("b", 2), 1, settled_below=1))
+    late = apply(state, asked(create_topic("c", 3), 0))
+    assert isinstance(late.outcome, InvalidRequestError)
+    assert "settled" in str(late.outcome)
+
+
+def test_commands_without_a_client_are_never_taken_for_retries() -> None:
+    state = ready()
+    assert isinstance(apply(state, create_topic("a", 1)).outcome, CommandResult)
+    assert isinstance(apply(state, create_topic("b", 2)).outcome, CommandResult)
+    assert isinstance(apply(state, create_topic("b", 3)).outcome, TopicAlreadyExists)
+
+
+def test_sessions_are_bounded_and_the_longest_silent_goes_first() -> None:
+    sessions = ClientSessions(max_clients=2, max_outcomes_per_client=2)
+
+    def command(client: int, sequence: int = 0) -> MetadataCommand:
+        return MetadataCommand(client_id=uuid_of(client), sequence=sequence)
+
+    for index, client in enumerate((1, 2), 1):
+        sessions.answer(index, command(client), CommandResult(index))
+    assert sessions.answered(3, command(1)) == CommandResult(1)
+    sessions.answer(4, command(3), CommandResult(4))
+    assert len(sessions) == 2
+    assert sessions.answered(5, command(2)) is None
+    assert sessions.answered(6, command(1)) == CommandResult(1)
+    for sequence in (1, 2):
+        sessions.answer(6 + sequence, command(1, sequence), CommandResult(6 + sequence))
+    assert isinstance(sessions.answered(9, command(1, 0)), InvalidRequestError), "dropped, and not done again"
+    assert sessions.answered(10, command(1, 1)) == CommandResult(7)
+    copy = ClientSessions(max_clients=2)
+    copy.restore(ClientSession.FromString(each.SerializeToString()) for each in sessions.capture().to_wire())
+    assert list(copy.capture().to_wire()) == list(sessions.capture().to_wire())
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        CommandResult(7, topic_id=uuid_of(1), broker_epoch=3, first_producer_id=1000, producer_ids=1000),
+        CommandResult(0),
+        TopicAlreadyExists("there"),
+    ],
+)
+def test_outcomes_travel(outcome: CommandResult | RaftlogError) -> None:
+    back = outcome_from_wire(outcome_to_wire(outcome))
+    assert (type(back), str(back)) == (type(outcome), str(outcome))
+
+
+# What ends the node
+
+
+def test_what_is_not_understood_ends_the_node() -> None:
+    with pytest.raises(CorruptRecordError, match="entry 5 is no command"):
+        ready().apply(5, 1, b"\xff\xff")
+    unknown = MetadataCommand(controller_epoch=1).SerializeToString() + b"\xfa\x07\x00"
+    with pytest.raises(UnsupportedVersion, match="run that one or newer"):
+        ready().apply(5, 1, unknown)
+
+
+def test_a_feature_level_that_this_version_does_not_know_ends_the_node() -> None:
+    state = MetadataState()
+    for command in (claim(), register(1, features={"x": (1, 2)})):
+        apply(state, command)
+    with pytest.raises(UnsupportedVersion, match="uses x at level 2"):
+        apply(state, update_feature("x", 2))
+
+
+def test_a_replica_that_has_diverged_stops() -> None:
+    leader, follower, other = ready(), ready(), ready()
+    for state, name in ((leader, "a"), (follower, "a"), (other, "b")):
+        apply(state, create_topic(name, 1))
+    check = MetadataCommand(controller_epoch=1, state_digest=digest(leader))
+    assert apply(leader, check).change is None
+    apply(follower, check)
+    assert digest(follower) == digest(leader)
+    with pytest.raises(CorruptRecordError, match="not what the controller has: at index 5"):
+        apply(other, check)
+
+
+def test_a_digest_of_before_the_snapshot_is_not_compared() -> None:
+    state = ready()
+    check = MetadataCommand(controller_epoch=1, state_digest=StateDigestCommand(log_index=2, digest=b"x" * 16))
+    assert apply(restored(state), check).change is None
+
+
+def test_entries_come_in_order() -> None:
+    with pytest.raises(AssertionError):
+        ready().apply(4, 1, claim().SerializeToString())
+
+
+# Listeners
+
+
+def test_listeners_see_changes_and_resets() -> None:
+    state = ready()
+    seen: list[tuple[MetadataImage, Change | None]] = []
+    unsubscribe = state.subscribe(
+        lambda image, change: seen.append((image, change)), lambda image: seen.append((image, None))
+    )
+    applied = apply(state, create_topic("a", 1))
+    apply(state, create_topic("a", 1))
+    assert seen == [(state.image, applied.change)]
+    assert applied.change is not None
+    assert applied.change.offset == state.image.offset == 5
+    state.restore(state.encode(state.capture()), state.last_applied, 1)
+    assert seen[1:] == [(state.image, None)]
+    unsubscribe()
+    apply(state, create_topic("b", 2))
+    assert len(seen) == 2
+
+
+# Snapshots
+
+
+@settings(max_examples=60)
+@given(lives, st.integers(0, 40), st.lists(st.booleans(), min_size=1, max_size=5))
+def test_replicas_agree_whether_they_came_by_the_log_or_by_a_snapshot(
+    life: list[tuple[Step, int, int]], at: int, with_client: list[bool]
+) -> None:
+    """Equal states have equal bytes and digests, and go on to decide the same."""
+    first, second = MetadataState(), MetadataState()
+    for number, event in enumerate(live(life)):
+        command = MetadataCommand.FromString(event.command.SerializeToString())
+        if with_client[number % len(with_client)]:
+            asked(command, number // 2, max(0, number // 2 - 3))
+        if command.WhichOneof("command") is None:
+            continue
+        if number == at:
+            data = first.encode(first.capture())
+            second = restored(second)
+            assert second.encode(second.capture()) == data
+        results = []
+        for state in (first, second):
+            try:
+                results.append(str(state.apply(event.offset, 1, command.SerializeToString())))
+            except UnsupportedVersion as error:
+                results.append(str(error))
+        assert results[0] == results[1]
+    assert first.image == second.image
+    assert first.encode(first.capture()) == second.encode(second.capture())
+
+
+def test_a_capture_does_not_change() -> None:
+    state = ready()
+    apply(state, asked(create_topic("a", 1), 0))
+    captured = state.capture()
+    data = state.encode(captured)
+    apply(state, asked(create_topic("b", 2), 1))
+    assert state.encode(captured) == data
+
+
+def bad(**changes: object) -> bytes:
+    state = ready()
+    snapshot = MetadataSnapshot.FromString(state.encode(state.capture()))
+    for name, value in changes.items():
+        setattr(snapshot, name, value)
+    return snapshot.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        (b"\xff", CorruptRecordError, "does not parse"),
+        (bad(format=2), UnsupportedVersion, "has format 2, this version reads 1"),
+        (bad(log_index=3), CorruptRecordError, "says it is of index 3"),
+        (bad(image_offset=9), CorruptRecordError, "offset 9"),
+        (bad(digest=b""), CorruptRecordError, "a digest of 0 bytes"),
+    ],
+)
+def test_a_bad_snapshot_is_refused_and_the_state_stays(data: bytes, error: type[RaftlogError], words: str) -> None:
+    state = ready()
+    before = state.image
+    with pytest.raises(error, match=words):
+        state.restore(data, 4, 1)
+    assert state.image is before
+
+
+def test_a_snapshot_that_contradicts_itself_is_refused() -> None:
+    """A snapshot of a failed load would make the loss permanent (KAFKA-14203)."""
+    state = ready()
+    apply(state, create_topic("a", 1))
+    snapshot = MetadataSnapshot.FromString(state.encode(state.capture()))
+    topic = next(number for number, record in enumerate(snapshot.records) if record.HasField("topic"))
+    del snapshot.records[topic]
+    with pytest.raises(CorruptRecordError, match="contradicts itself"):
+        MetadataState().restore(snapshot.SerializeToString(), 5, 1)
