@@ -1,0 +1,306 @@
+"""Procedures on the metadata directory of a controller that is stopped: `python -P -m raftmeta.offline COMMAND`.
+
+    format      write meta.properties before the first start
+    describe    print what is there
+    set-voters  change the list of voters; from a single one with copies of its directory for the new ones
+
+Each takes the directory's lock, so none works beside a running controller. docs/quorum.md says when to use which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from raftlog.errors import InconsistentVoters, InvalidConfig, InvalidRequestError, RaftlogError, StorageError
+from raftlog.v1.raft_pb2 import JOINING, VOTER, VoterState
+from raftmeta.disk import MetadataDisk
+from raftmeta.os_disk import OsDisk
+from raftmeta.raft.snapshots import SnapshotStore
+from raftmeta.raft.voters import PROPERTIES_NAME, MetaProperties, read_properties, write_properties
+from raftmeta.raft.wal import WriteAheadLog
+
+MAX_VOTERS: Final = 7
+
+FORCE_EXPLANATION: Final = """\
+FORCED. The voters that stay need not have what the others had acknowledged: changes that only those had are lost, and
+brokers may have seen them. This node decides alone now what happened. Do this once, on the survivor with the highest
+log end, never on two nodes, and never start the removed voters again with their old directories."""
+
+
+def majority(voters: int) -> int:
+    """Return how many of so many voters decide."""
+    return voters // 2 + 1
+
+
+def unsafe_change(present: Iterable[int], wanted: Iterable[int]) -> RaftlogError | None:
+    """Return why a list of voters must not be replaced by another, or None; pure.
+
+    New voters get a vote only once they have everything, so elections after the change are decided by those that stay.
+    Any majority of the new list, made of them, has to overlap with every old majority: one of them then knows what was
+    committed.
+    """
+    old, new = set(present), set(wanted)
+    removed = sorted(old - new)
+    if len(removed) > 1:
+        return InconsistentVoters(
+            f"this would remove voters {_list(removed)} at once: those that stay need not have all that was committed. "
+            "Remove or replace one at a time, and let the new one catch up in between (`raftlog cluster quorum`)"
+        )
+    if majority(len(new)) + majority(len(old)) <= len(old):
+        return InconsistentVoters(
+            f"a majority of the voters {_list(new)} need not overlap with one of {_list(old)}; go by smaller steps"
+        )
+    if len(old) > 1 and len(old & new) < majority(len(new)):
+        return InconsistentVoters(
+            f"voters {_list(old & new)} are no majority of {_list(new)}, and new ones have no vote before they have "
+            "caught up: nobody could be elected. Add fewer at a time"
+        )
+    return None
+
+
+def parse_voters(text: str) -> tuple[int, ...]:
+    """Return the ids in "1,2,3"; "1@host:port" is taken as well.
+
+    Raises:
+        InvalidConfig: it is none, or names one twice.
+    """
+    ids = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        number = item.partition("@")[0]
+        if not number.isdecimal():
+            raise InvalidConfig(f"{item!r} is no voter; voters are node ids, for example 1,2,3")
+        ids.append(int(number))
+    if not ids or len(set(ids)) != len(ids) or len(ids) > MAX_VOTERS:
+        raise InvalidConfig(f"voters {text!r}: name 1 to {MAX_VOTERS} different node ids, for example 1,2,3")
+    return tuple(sorted(ids))
+
+
+def format_directory(
+    path: str, node_id: int, cluster_id: str, voters: Sequence[int], *, new_quorum: bool = False
+) -> MetaProperties:
+    """Write `meta.properties` into an empty directory.
+
+    As a voter only where nothing can have been forgotten: on the only voter, or when the whole quorum is new.
+
+    Raises:
+        InvalidConfig: it is formatted already, or the node is not one of the voters.
+    """
+    if node_id not in voters:
+        raise InvalidConfig(f"node {node_id} is not one of the voters {_list(voters)}")
+    if not cluster_id.strip() or "\n" in cluster_id:
+        raise InvalidConfig("name the cluster: --cluster-id ID, the same on every node")
+    with _locked(path, make=True) as disk:
+        found = read_properties(disk)
+        if found is not None:
+            raise InvalidConfig(
+                f"{path} belongs to node {found.node_id} of cluster {found.cluster_id} already; nothing was changed"
+            )
+        state = VOTER if new_quorum or len(voters) == 1 else JOINING
+        properties = MetaProperties(cluster_id, node_id, uuid.uuid4(), tuple(sorted(voters)), state)
+        write_properties(disk, properties)
+    return properties
+
+
+def describe_directory(path: str) -> dict[str, Any]:
+    """Return what a directory holds, as it would be found by a start.
+
+    Raises:
+        RaftlogError: it is in use, or cannot be read.
+    """
+    with _locked(path) as disk:
+        found = read_properties(disk)
+        if found is None:
+            return {"directory": path, "formatted": False}
+        wal = WriteAheadLog(disk, found.directory_id)
+        wal.open()
+        snapshot_index = SnapshotStore(disk).newest()
+        return {
+            "directory": path,
+            "formatted": True,
+            "cluster_id": found.cluster_id,
+            "node_id": found.node_id,
+            "directory_id": str(found.directory_id),
+            "voters": list(found.voters),
+            "voter_state": VoterState.Name(found.state),
+            "term": wal.getCurrentTerm(),
+            "log_start_index": wal.first_index,
+            "log_end_index": wal.last_index,
+            "log_end_term": wal.last_term,
+            "snapshot_index": snapshot_index or 0,
+        }
+
+
+def set_voters(
+    path: str, voters: Sequence[int], *, force: bool = False, copies: str | None = None
+) -> tuple[MetaProperties, MetaProperties]:
+    """Replace the list of voters; returns the properties before and after.
+
+    A single voter that gets company would wait for votes that nobody has yet, and it alone knows what is committed. So
+    its directory is copied to `copies`/node-ID for each new voter, before its own list changes.
+
+    Raises:
+        InvalidConfig: the directory is not formatted, or the node would not be a voter any more; copies are needed, or
+            are not, or there is something in their place.
+        InconsistentVoters: the change may lose what was committed, or leave nobody to elect; `force` does it all the
+            same.
+    """
+    wanted = tuple(sorted(voters))
+    with _locked(path) as disk:
+        found = _formatted(disk)
+        if found.node_id not in wanted:
+            raise InvalidConfig(
+                f"node {found.node_id} itself is not in {_list(wanted)}: leave its directory alone and do not start it"
+            )
+        unsafe = unsafe_change(found.voters, wanted)
+        if unsafe is not None and not force:
+            raise unsafe
+        changed = replace(found, voters=wanted, state=VOTER if force else found.state)
+        added = [voter for voter in wanted if voter not in found.voters]
+        if copies is not None:
+            _check_copies(found, added)
+            for voter in added:
+                _copy(disk, str(Path(copies) / f"node-{voter}"), replace(changed, node_id=voter))
+        elif len(found.voters) == 1 and added and not force:
+            raise InvalidConfig(
+                f"node {found.node_id} is the only voter, so the new ones need its data before they can vote: name a "
+                f"directory for the copies with --copies DIR, and move each of {_list(added)} to its machine"
+            )
+        if changed != found:
+            write_properties(disk, changed)
+    return found, changed
+
+
+def _check_copies(found: MetaProperties, added: Sequence[int]) -> None:
+    if len(found.voters) > 1:
+        raise InvalidConfig(
+            f"the voters {_list(found.voters)} need not have the same data: new ones take theirs from the leader, when "
+            "they start with an empty directory. Leave --copies away"
+        )
+    if not added:
+        raise InvalidConfig("there is no new voter to make a copy for; leave --copies away")
+
+
+def _copy(source: MetadataDisk, path: str, properties: MetaProperties) -> None:
+    """Make a directory that has everything the source has promised, its vote in the present term included."""
+    with _locked(path, make=True) as disk:
+        if disk.names():
+            raise InvalidConfig(f"{path} is not empty; the list of voters was not changed")
+        for name in source.names():
+            if name != PROPERTIES_NAME and not name.endswith(".tmp"):
+                disk.write(name, source.read(name))
+                disk.sync(name)
+        write_properties(disk, properties)
+
+
+def _formatted(disk: MetadataDisk) -> MetaProperties:
+    found = read_properties(disk)
+    if found is None:
+        raise InvalidConfig(f"{disk.path} is not formatted; is it the right directory?")
+    return found
+
+
+@contextmanager
+def _locked(path: str, *, make: bool = False) -> Iterator[OsDisk]:
+    if not make and not Path(path).is_dir():
+        raise InvalidConfig(f"there is no directory {path}; is it the metadata.log.dir of the node?")
+    disk = OsDisk(path)
+    try:
+        disk.lock()
+        yield disk
+    except BlockingIOError:
+        raise StorageError(f"{path} is in use by a running controller; stop it first") from None
+    except OSError as error:
+        raise StorageError(f"{path}: {error}") from error
+    finally:
+        disk.close()
+
+
+def _list(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids)))
+
+
+# Command line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 1 when it was refused."""
+    options = _parser().parse_args(arguments)
+    try:
+        for line in _run(options):
+            print(line)
+    except RaftlogError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace) -> Iterator[str]:
+    path = options.metadata_dir
+    match options.command:
+        case "format":
+            voters = parse_voters(options.voters or str(options.node_id))
+            properties = format_directory(
+                path, options.node_id, options.cluster_id, voters, new_quorum=options.new_quorum
+            )
+            if options.json:
+                yield json.dumps(describe_directory(path))
+                return
+            yield f"formatted {path} for node {properties.node_id} of cluster {properties.cluster_id}"
+            if properties.state == JOINING:
+                yield "it joins without a vote until it has caught up; for a quorum that is all new, use --new-quorum"
+        case "describe":
+            described = describe_directory(path)
+            if options.json:
+                yield json.dumps(described)
+            else:
+                yield from (f"{key:16} {value}" for key, value in described.items())
+        case "set-voters":
+            before, after = set_voters(path, parse_voters(options.voters), force=options.force, copies=options.copies)
+            if options.json:
+                yield json.dumps({"before": list(before.voters), "after": list(after.voters), "forced": options.force})
+                return
+            if options.force:
+                yield FORCE_EXPLANATION
+            yield f"voters of node {after.node_id}: {_list(before.voters)} -> {_list(after.voters)}"
+            if options.copies is not None:
+                yield f"move {options.copies}/node-ID to the metadata.log.dir of each new voter before it starts"
+            yield "change controller.quorum.voters in its configuration likewise, and do the same on every other voter"
+        case _:
+            raise InvalidRequestError(f"there is no command {options.command!r}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="raftmeta.offline", description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.add_argument("--metadata-dir", required=True, metavar="DIR")
+        added.add_argument("--json", action="store_true", help="print JSON")
+        return added
+
+    formatting = command("format", "write meta.properties into an empty directory")
+    formatting.add_argument("--node-id", type=int, required=True)
+    formatting.add_argument("--cluster-id", required=True)
+    formatting.add_argument("--voters", default="", help="node ids, for example 1,2,3; this node alone by default")
+    formatting.add_argument(
+        "--new-quorum", action="store_true", help="every voter is being formatted for the first time: vote at once"
+    )
+    command("describe", "print what a directory holds")
+    changing = command("set-voters", "change the list of voters")
+    changing.add_argument("--voters", required=True, help="node ids, for example 1,2,3")
+    changing.add_argument("--force", action="store_true", help="even if what was committed may be lost")
+    changing.add_argument("--copies", metavar="DIR", help="from one voter to several: where the new ones' copies go")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The shell around the Raft core: controllers, brokers' leases, and how either is reached."""

@@ -1,0 +1,302 @@
+"""Streams between voters: `Raft.Exchange`, one for each ordered pair, dialled by the one that sends on it.
+
+Messages go one way; the other direction carries the answering hello, and after it empty frames that say "I live".
+Raft copes with lost messages, so a link that is in trouble is dropped and dialled again: when nobody reads (the queue
+overflows), when nothing is heard for SILENCE_S, when it breaks.
+
+The states of an outgoing link, each change of which makes one line in the log:
+
+    connecting --(hello accepted)--> up
+    up         --(broken, silent, overflow)--> connecting
+    connecting --(hello refused, by either side)--> refused: <why>     and dialled again all the same
+    refused    --(hello accepted)--> up
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import grpc
+
+from raftlog.errors import BrokerUnavailable, RaftlogError, from_wire
+from raftlog.v1 import raft_pb2, raft_pb2_grpc
+from raftlog.v1.common_pb2 import NONE
+from raftmeta.quorum.config import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, Endpoint
+from raftmeta.quorum.hello import refusal
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S: Final = 1.0
+PING_AFTER_S: Final = 0.5
+"""An idle link says this often that it lives."""
+SILENCE_S: Final = 2.0
+"""A peer that says nothing for so long is taken for unreachable."""
+FIRST_RETRY_S: Final = 0.02
+LAST_RETRY_S: Final = 0.3
+REFUSED_RETRY_S: Final = 1.0
+MAX_QUEUED_MESSAGES: Final = 20_000
+MAX_QUEUED_BYTES: Final = 128 << 20
+MAX_FRAME_BYTES: Final = 4 << 20
+"""A frame is closed once it has this much; the last message may go beyond it."""
+
+assert PING_AFTER_S * 2 < SILENCE_S
+assert MAX_FRAME_BYTES * 2 < MAX_MESSAGE_BYTES
+
+
+class LinkedCore(Protocol):
+    """The core, as far as links deal with it."""
+
+    def hello(self) -> raft_pb2.RaftHello:
+        """Return how this voter introduces itself."""
+        ...
+
+    def hello_from(self, peer_id: int, hello: raft_pb2.RaftHello) -> None:
+        """Take what a peer said of itself."""
+        ...
+
+    def receive(self, peer_id: int, message: raft_pb2.RaftMessage) -> None:
+        """Take a message."""
+        ...
+
+    def link_up(self, peer_id: int, hello: raft_pb2.RaftHello) -> None:
+        """Messages to the peer have a way now."""
+        ...
+
+    def link_down(self, peer_id: int) -> None:
+        """Messages to the peer have no way any more."""
+        ...
+
+    def stream_lost(self, peer_id: int) -> None:
+        """The peer's own stream to this node broke."""
+        ...
+
+
+class OutgoingLink:
+    """The stream to one peer."""
+
+    def __init__(
+        self, peer_id: int, endpoint: Endpoint, node: LinkedCore, kick: Callable[[], None], rng: random.Random
+    ) -> None:
+        self.peer_id = peer_id
+        self._endpoint = endpoint
+        self._node = node
+        self._kick = kick
+        self._rng = rng
+        self._queue: list[raft_pb2.RaftMessage] = []
+        self._queued_bytes = 0
+        self._wake = asyncio.Event()
+        self._up = False
+        self._heard_s = 0.0
+        self._idle = True
+        """Nothing was sent since the last tick."""
+        self._ticker: asyncio.TimerHandle | None = None
+        self._call: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._broken: RaftlogError | None = None
+        self.trouble = "not connected yet"
+        """Why there is no link, in words; "" while there is one."""
+
+    def start(self) -> None:
+        """Begin to dial."""
+        self._task = asyncio.create_task(self._run(), name=f"raft-link-{self.peer_id}")
+
+    def send(self, message: raft_pb2.RaftMessage) -> None:
+        """Queue a message; dropped while the link is down."""
+        if not self._up:
+            return
+        self._queue.append(message)
+        self._queued_bytes += message.ByteSize()
+        self._wake.set()
+        if len(self._queue) > MAX_QUEUED_MESSAGES or self._queued_bytes > MAX_QUEUED_BYTES:
+            self._break(BrokerUnavailable("it does not read fast enough"))
+
+    async def close(self) -> None:
+        """Stop dialling and end the stream."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        delay_s = FIRST_RETRY_S
+        while True:
+            try:
+                await self._connect_once()
+            except RaftlogError as error:
+                was_up = self._up
+                self._down(error)
+                if was_up:
+                    delay_s = FIRST_RETRY_S
+                elif not error.retriable:
+                    delay_s = REFUSED_RETRY_S
+            finally:
+                if self._up:
+                    self._down(BrokerUnavailable("this node is stopping"))
+            await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.5))
+            delay_s = min(delay_s * 1.7, LAST_RETRY_S)
+
+    async def _connect_once(self) -> None:
+        """Dial, introduce, and send until something breaks.
+
+        Raises:
+            RaftlogError: always; retriable unless one side refused the other.
+        """
+        channel = grpc.aio.insecure_channel(self._endpoint.address, options=CHANNEL_OPTIONS)
+        call = raft_pb2_grpc.RaftStub(channel).Exchange()
+        reader: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = await self._introduce(call)
+            self._heard_s = time.monotonic()
+            self._call = call
+            self._set_up(hello)
+            self._tick()
+            reader = asyncio.create_task(self._read(call), name=f"raft-link-{self.peer_id}-read")
+            await self._write(call)
+        except TimeoutError:
+            raise BrokerUnavailable("it does not answer") from None
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            raise self._broken or BrokerUnavailable(details or "the connection broke") from None
+        except asyncio.CancelledError:
+            if self._broken is None or asyncio.current_task().cancelling():  # type: ignore[union-attr] # there is one
+                raise
+            raise self._broken from None  # the call was cancelled, not this task
+        finally:
+            self._call = None
+            if self._ticker is not None:
+                self._ticker.cancel()
+            if reader is not None:
+                reader.cancel()
+            call.cancel()
+            with contextlib.suppress(Exception):  # it is given up either way
+                await channel.close()
+
+    async def _introduce(self, call: Any) -> raft_pb2.RaftHello:
+        mine = self._node.hello()
+        mine.peer_id = self.peer_id
+        await call.write(raft_pb2.RaftFrame(hello=mine))
+        frame = await call.read()
+        if frame is grpc.aio.EOF or not frame.HasField("hello"):
+            raise BrokerUnavailable("it ended the stream instead of answering; is it a raftlog controller?")
+        hello: raft_pb2.RaftHello = frame.hello
+        if hello.error.code != NONE:
+            raise from_wire(hello.error)
+        refused = refusal(mine, hello)
+        if refused is not None:
+            raise refused
+        return hello
+
+    async def _write(self, call: Any) -> None:
+        """Send what is queued, and a sign of life when nothing is; `_tick` notices silence: no timer a message."""
+        while True:
+            if self._broken is not None:
+                raise self._broken
+            if self._queue:
+                self._idle = False
+                await call.write(self._next_frame())
+                continue
+            self._wake.clear()
+            await self._wake.wait()
+            if self._idle and not self._queue and self._broken is None:
+                await call.write(raft_pb2.RaftFrame())
+
+    def _tick(self) -> None:
+        """Every PING_AFTER_S while the link is up: is the peer silent, and have we been?"""
+        self._ticker = asyncio.get_running_loop().call_later(PING_AFTER_S, self._tick)
+        if time.monotonic() - self._heard_s > SILENCE_S:
+            self._break(BrokerUnavailable(f"nothing was heard of it for {SILENCE_S:g} s"))
+        if self._idle:
+            self._wake.set()
+        self._idle = True
+
+    def _next_frame(self) -> raft_pb2.RaftFrame:
+        taken = size_bytes = 0
+        while taken < len(self._queue) and size_bytes < MAX_FRAME_BYTES:
+            size_bytes += self._queue[taken].ByteSize()
+            taken += 1
+        frame = raft_pb2.RaftFrame(messages=self._queue[:taken])
+        del self._queue[:taken]
+        self._queued_bytes -= size_bytes
+        return frame
+
+    async def _read(self, call: Any) -> None:
+        """Notice signs of life, and the end."""
+        error = BrokerUnavailable("it closed the connection")
+        try:
+            while (await call.read()) is not grpc.aio.EOF:
+                self._heard_s = time.monotonic()
+        except grpc.aio.AioRpcError as broken:
+            error = BrokerUnavailable(broken.details() or "the connection broke")
+        except asyncio.InvalidStateError:
+            pass
+        self._break(error)
+
+    def _break(self, error: RaftlogError) -> None:
+        if self._broken is None:
+            self._broken = error
+            self._wake.set()
+            if self._call is not None:
+                self._call.cancel()  # a write that waits for the peer to read ends, too
+
+    def _set_up(self, hello: raft_pb2.RaftHello) -> None:
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._broken = None
+        self._up = True
+        self.trouble = ""
+        logger.info("connected to controller %d at %s", self.peer_id, self._endpoint.address)
+        self._node.hello_from(self.peer_id, hello)
+        self._node.link_up(self.peer_id, hello)
+        self._kick()
+
+    def _down(self, error: RaftlogError) -> None:
+        trouble = str(error)
+        if self._up:
+            self._up = False
+            self._queue.clear()
+            self._queued_bytes = 0
+            logger.info("lost controller %d at %s: %s", self.peer_id, self._endpoint.address, trouble)
+            self._node.link_down(self.peer_id)
+            self._kick()
+        elif not error.retriable and trouble != self.trouble:
+            logger.error("controller %d at %s is refused: %s", self.peer_id, self._endpoint.address, trouble)
+        self._broken = None
+        self.trouble = trouble
+
+
+class RaftLinks:
+    """All outgoing links of a voter."""
+
+    def __init__(
+        self,
+        node: LinkedCore,
+        peers: Mapping[int, Endpoint],
+        kick: Callable[[], None],
+        rng: random.Random,
+    ) -> None:
+        self._links = {
+            peer_id: OutgoingLink(peer_id, endpoint, node, kick, rng) for peer_id, endpoint in sorted(peers.items())
+        }
+
+    def start(self) -> None:
+        """Begin to dial."""
+        for link in self._links.values():
+            link.start()
+
+    def send(self, peer_id: int, message: raft_pb2.RaftMessage) -> None:
+        """Send a message, or lose it: Raft sends again what matters."""
+        self._links[peer_id].send(message)
+
+    def troubles(self) -> dict[int, str]:
+        """Return why there is no link to a peer, for each that has none."""
+        return {peer_id: link.trouble for peer_id, link in self._links.items() if link.trouble}
+
+    async def close(self) -> None:
+        """End all streams."""
+        await asyncio.gather(*(link.close() for link in self._links.values()))

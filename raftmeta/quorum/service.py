@@ -1,0 +1,176 @@
+"""The `Controller` service on the inter-node listener. Errors are values in responses, with where to go instead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import grpc
+from grpc import aio
+
+from raftlog.errors import (
+    FencedController,
+    InconsistentClusterId,
+    InternalError,
+    InvalidRequestError,
+    NotController,
+    RaftlogError,
+    UnknownOutcome,
+    to_wire,
+)
+from raftlog.v1 import controller_pb2, controller_pb2_grpc
+from raftlog.v1.common_pb2 import NONE, QuorumInfo
+from raftlog.v1.controller_pb2 import ControllerHint, HeartbeatResponse
+from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand
+from raftmeta.decide import CommandResult
+from raftmeta.decide.outcome import outcome_to_wire
+from raftmeta.quorum.channel import LocalController
+
+logger = logging.getLogger(__name__)
+
+MAX_UNANSWERED: Final = 16
+"""Heartbeats of one stream whose answers are out; gRPC holds the ones after them back."""
+WRITE_TIMEOUT_S: Final = 5.0
+
+ALLOWED_KINDS: Final = frozenset(
+    {
+        "register_broker",
+        "create_topic",
+        "delete_topic",
+        "create_partitions",
+        "alter_configs",
+        "unregister_broker",
+        "elect_leaders",
+        "alter_partition",
+        "alter_reassignments",
+        "allocate_producer_ids",
+        "update_feature",
+    }
+)
+"""The others are the controller's own: it proposes them from what it knows."""
+
+_Context = aio.ServicerContext[Any, Any]
+
+
+class ControllerView(Protocol):
+    """What the service says about the quorum."""
+
+    def hint(self) -> ControllerHint:
+        """Where the active controller is."""
+        ...
+
+    def quorum_info(self) -> QuorumInfo:
+        """The quorum as this node sees it."""
+        ...
+
+
+def check_command(command: MetadataCommand) -> None:
+    """Check that a command may come from outside.
+
+    Raises:
+        InvalidRequestError: it is empty, or one of the controller's own.
+    """
+    kind = command.WhichOneof("command")
+    if kind is None:
+        raise InvalidRequestError("the command is empty, or of a kind that this version does not know")
+    if kind not in ALLOWED_KINDS:
+        raise InvalidRequestError(f"only the controller itself proposes {kind}")
+    if kind == "elect_leaders" and (
+        command.elect_leaders.type == ElectLeadersCommand.SETTLE or command.elect_leaders.handed_over
+    ):
+        raise InvalidRequestError("only the controller itself settles partitions; ask for PREFERRED or UNCLEAN")
+
+
+class ControllerService(controller_pb2_grpc.ControllerServicer):
+    """Serves brokers, and other controllers' channels, while this node is the active controller."""
+
+    def __init__(self, controller: LocalController, view: ControllerView, cluster_id: Callable[[], str]) -> None:
+        self._controller = controller
+        self._view = view
+        self._cluster_id = cluster_id
+
+    async def Propose(
+        self, request: controller_pb2.ProposeRequest, context: _Context
+    ) -> controller_pb2.ProposeResponse:
+        """Commit a command."""
+        outcome: CommandResult | RaftlogError
+        try:
+            self._check_cluster(request.cluster_id)
+            check_command(request.command)
+            outcome = await self._controller.propose(request.command)
+        except RaftlogError as error:
+            outcome = error
+        except Exception as error:  # a bug: the caller gets an answer, the log has the details
+            logger.exception("a proposal failed")
+            outcome = InternalError(f"the proposal failed: {type(error).__name__}: {error}")
+        response = controller_pb2.ProposeResponse(outcome=outcome_to_wire(outcome))
+        if isinstance(outcome, NotController | UnknownOutcome | FencedController):
+            response.controller.CopyFrom(self._view.hint())
+        return response
+
+    async def Barrier(
+        self, request: controller_pb2.BarrierRequest, context: _Context
+    ) -> controller_pb2.BarrierResponse:
+        """Confirm with a majority, and say what is committed."""
+        try:
+            offset = await self._controller.barrier()
+        except RaftlogError as error:
+            return controller_pb2.BarrierResponse(error=to_wire(error), controller=self._view.hint())
+        hint = self._view.hint()
+        return controller_pb2.BarrierResponse(metadata_offset=offset, controller_epoch=hint.controller_epoch)
+
+    async def DescribeQuorum(
+        self, request: controller_pb2.DescribeQuorumRequest, context: _Context
+    ) -> controller_pb2.DescribeQuorumResponse:
+        """Say how the quorum is: the leader does, or anybody when nobody leads."""
+        hint = self._view.hint()
+        quorum = self._view.quorum_info()
+        if hint.controller_id >= 0 and not self._controller.serving:
+            error = NotController(f"controller {hint.controller_id} leads; ask it")
+            return controller_pb2.DescribeQuorumResponse(error=to_wire(error), controller=hint, quorum=quorum)
+        return controller_pb2.DescribeQuorumResponse(controller=hint, quorum=quorum)
+
+    async def Heartbeat(  # type: ignore[override] # the stub knows generators only; reading must not wait for answers
+        self, request_iterator: Any, context: _Context
+    ) -> None:
+        """Serve one broker until its stream ends, or an answer carries an error."""
+        stream = object()
+        answers: asyncio.Queue[asyncio.Future[HeartbeatResponse] | None] = asyncio.Queue(MAX_UNANSWERED)
+        reader = asyncio.create_task(self._take_heartbeats(context, stream, answers))
+        try:
+            while (answer := await answers.get()) is not None:
+                response = await answer
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await context.write(response)
+                if response.error.code != NONE:
+                    return
+        except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+            pass  # the broker is gone, or reads nothing: it opens another stream
+        finally:
+            reader.cancel()
+            self._controller.stream_closed(stream)
+
+    async def _take_heartbeats(
+        self, context: _Context, stream: object, answers: asyncio.Queue[asyncio.Future[HeartbeatResponse] | None]
+    ) -> None:
+        """Count each heartbeat the moment it arrives, even while the answer to the one before is out."""
+        try:
+            while (request := await context.read()) is not aio.EOF:
+                await answers.put(self._controller.heartbeat(request, stream))
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            pass
+        finally:
+            # Nobody reads answers any more: what is queued may go, so that the end has room.
+            while answers.full():
+                answers.get_nowait()
+            answers.put_nowait(None)
+
+    def _check_cluster(self, cluster_id: str) -> None:
+        ours = self._cluster_id()
+        if cluster_id and ours and cluster_id != ours:
+            raise InconsistentClusterId(
+                f"the request is for the cluster {cluster_id!r}, this controller belongs to {ours!r}: "
+                "correct cluster.id or controller.quorum.voters"
+            )
