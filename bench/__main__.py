@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import footprint, produce, sdk
+from bench import footprint, produce, quorum, sdk
 from bench.report import Report
 from bench.warm import touch_memory
 
-SUITES = {"produce": produce.run, "sdk": sdk.run, "footprint": footprint.run}
+SUITES = {"produce": produce.run, "sdk": sdk.run, "footprint": footprint.run, "quorum": quorum.run}
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ import uvloop
 
 from broker.config import BrokerConfig
 from broker.logs import configure_logging
-from broker.server import BrokerServer
+from broker.server import NodeServer
 from raftlog.errors import InvalidConfig, RaftlogError
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ EXIT_CONFIG = 2
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="raftlog server", description="Run one raftlog broker.")
+    parser = argparse.ArgumentParser(prog="raftlog server", description="Run one raftlog node.")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with server keys (node.id, log.dirs, ...)"
     )
@@ -37,7 +37,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a key that wins over file and environment"
     )
     parser.add_argument(
-        "--ready-file", type=Path, metavar="FILE", help="written when the broker serves: JSON with its address"
+        "--ready-file", type=Path, metavar="FILE", help="written when the node is ready: JSON with its addresses"
     )
     parser.add_argument(
         "--insecure", action="store_true", help="allow plaintext without authentication beyond loopback"
@@ -57,9 +57,16 @@ def _flags(pairs: Sequence[str], insecure: bool) -> dict[str, str]:
     return flags
 
 
-def _write_ready_file(path: Path, config: BrokerConfig, bootstrap: str) -> None:
+def _write_ready_file(path: Path, config: BrokerConfig, server: NodeServer) -> None:
+    """Say where the node is: `bootstrap` for clients, `inter_node` for other nodes; "" where there is no listener."""
     aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps({"node_id": config.node_id, "bootstrap": bootstrap, "pid": os.getpid()}))
+    ready = {
+        "node_id": config.node_id,
+        "bootstrap": server.bootstrap,
+        "inter_node": server.inter_node,
+        "pid": os.getpid(),
+    }
+    aside.write_text(json.dumps(ready))
     aside.replace(path)
 
 
@@ -68,23 +75,31 @@ async def _serve(config: BrokerConfig, ready_file: Path | None) -> None:
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
-    server = BrokerServer(config)
-    await server.start()
+    stopped = asyncio.ensure_future(stop.wait())
+    server = NodeServer(config)
+    starting = asyncio.ensure_future(server.start())
+    await asyncio.wait((stopped, starting), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # it may wait for a quorum for ever
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        logger.info("stopped before the node was ready")
+        return
+    starting.result()
     try:
         if ready_file is not None:
-            _write_ready_file(ready_file, config, server.bootstrap)
-        stopped, failed = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(server.failed())
+            _write_ready_file(ready_file, config, server)
+        failed = asyncio.ensure_future(server.failed())
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
         if failed.done():
             await failed
         failed.cancel()
     finally:
+        stopped.cancel()
         await server.stop()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a broker until a signal stops it; return the exit code."""
+    """Run a node until a signal stops it; return the exit code."""
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
     try:
         config = BrokerConfig.load(

@@ -5,13 +5,13 @@ Everything is checked here, at the edge; inside the server a `BrokerConfig` is p
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from broker.config_keys import BROKER_CONFIGS, KIB, parse_endpoint
+from broker.config_checks import check_values
+from broker.config_keys import BROKER_CONFIGS, parse_endpoint, parse_voters
 from broker.log.config import LogConfig
 from raftlog.config import Value
 from raftlog.errors import InvalidConfig
@@ -21,8 +21,7 @@ ENVIRONMENT_PREFIX: Final = "RAFTLOG_"
 CLIENT_VARIABLES: Final = ("RAFTLOG_BOOTSTRAP",)
 """Settings of clients that share the prefix; the server passes them over."""
 METADATA_DIRECTORY: Final = "__cluster_metadata"
-REQUEST_OVERHEAD_BYTES: Final = 64 * KIB
-"""What a request has around its largest batch."""
+QUORUM_KEYS: Final = ("controller.quorum.voters", "inter.node.listener", "advertised.inter.node.listener")
 
 Endpoint = tuple[str, int]
 
@@ -33,6 +32,7 @@ class BrokerConfig:
 
     The topics' defaults (log.retention.ms and the like) stand in `topic_defaults`, by topic key in canonical
     spelling. `values` and `static_keys` serve DescribeConfigs: all values by key, and the keys that somebody set.
+    `inter_node_listener` is None where none is opened: on a node alone, and on one that is no controller.
     """
 
     node_id: int
@@ -40,11 +40,22 @@ class BrokerConfig:
     process_roles: tuple[str, ...]
     listener: Endpoint
     advertised_listener: Endpoint | None
+    controller_quorum_voters: Mapping[int, Endpoint]
+    inter_node_listener: Endpoint | None
+    advertised_inter_node_listener: Endpoint | None
     insecure: bool
     rack: str
     log_dirs: tuple[str, ...]
     metadata_log_dir: str
     metadata_log_max_record_bytes_between_snapshots: int
+    broker_heartbeat_interval_ms: int
+    broker_session_timeout_ms: int
+    broker_lease_ms: int
+    controller_quorum_election_timeout_ms: int
+    auto_leader_rebalance_enable: bool
+    leader_imbalance_check_interval_ms: int
+    leader_imbalance_per_broker_percentage: int
+    controlled_shutdown_enable: bool
     num_partitions: int
     default_replication_factor: int
     auto_create_topics_enable: bool
@@ -87,31 +98,37 @@ class BrokerConfig:
         """Return the configuration that these values give over the defaults. Raises InvalidConfig as `load` does."""
         parsed = BROKER_CONFIGS.parse(raw)
         values: dict[str, Any] = BROKER_CONFIGS.resolve(parsed)
-        _check(values)
+        check_values(values)
         topic_defaults = {key.name: key.format(values[BROKER_KEY_BY_TOPIC_KEY[key.name]]) for key in TOPIC_CONFIGS}
-        special = {"listeners", "advertised.listeners", "metadata.log.dir"}
+        special = {"listeners", "advertised.listeners", "metadata.log.dir", *QUORUM_KEYS}
+        voters = parse_voters(values["controller.quorum.voters"])
         broker_keys = values.keys() - special - set(BROKER_KEY_BY_TOPIC_KEY.values())
         return BrokerConfig(
             **{name.replace(".", "_"): values[name] for name in broker_keys},
             listener=parse_endpoint(values["listeners"][0]),
             advertised_listener=_endpoint_or_none(*values["advertised.listeners"]),
+            controller_quorum_voters=voters,
+            inter_node_listener=_inter_node_listener(values, voters),
+            advertised_inter_node_listener=_endpoint_or_none(values["advertised.inter.node.listener"]),
             metadata_log_dir=values["metadata.log.dir"] or str(Path(values["log.dirs"][0]) / METADATA_DIRECTORY),
             topic_defaults=topic_defaults,
             values=values,
             static_keys=frozenset(parsed),
         )
 
+    @property
+    def is_broker(self) -> bool:
+        """Whether this node keeps partitions and serves clients."""
+        return "broker" in self.process_roles
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this node has a vote in the metadata quorum."""
+        return "controller" in self.process_roles
+
     def log_config(self) -> LogConfig:
         """Return what a partition's log does when its topic sets nothing."""
         return LogConfig.from_topic_configs(self.topic_defaults)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address; names other than localhost count as reachable."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _text_of(file: Path) -> str:
@@ -138,49 +155,7 @@ def _endpoint_or_none(text: str = "") -> Endpoint | None:
     return parse_endpoint(text) if text else None
 
 
-def _check(values: Mapping[str, Any]) -> None:
-    if values["node.id"] is None:
-        raise InvalidConfig("node.id is not set; give this node a number of its own, for example node.id = 1")
-    log_dirs = values["log.dirs"]
-    if not log_dirs:
-        raise InvalidConfig('log.dirs is not set; name a directory for the data, for example "/var/lib/raftlog"')
-    if len(set(map(_normalized, log_dirs))) < len(log_dirs):
-        raise InvalidConfig(f"log.dirs={','.join(log_dirs)} names a directory twice")
-    if _normalized(values["metadata.log.dir"]) in map(_normalized, log_dirs) and values["metadata.log.dir"]:
-        raise InvalidConfig(
-            f"metadata.log.dir={values['metadata.log.dir']!r} is one of log.dirs; give it a directory of its own"
-        )
-    _check_listeners(values)
-    needed = values["message.max.bytes"] + REQUEST_OVERHEAD_BYTES
-    if values["socket.request.max.bytes"] < needed:
-        raise InvalidConfig(
-            f"socket.request.max.bytes={values['socket.request.max.bytes']} leaves no room for a batch of "
-            f"message.max.bytes={values['message.max.bytes']}; set it to {needed} or more"
-        )
-    if values["num.partitions"] > values["max.partitions.per.topic"]:
-        raise InvalidConfig(
-            f"num.partitions={values['num.partitions']} is above "
-            f"max.partitions.per.topic={values['max.partitions.per.topic']}"
-        )
-
-
-def _normalized(path: str) -> str:
-    return str(Path(path).absolute())
-
-
-def _check_listeners(values: Mapping[str, Any]) -> None:
-    listener = values["listeners"][0]
-    host, _ = parse_endpoint(listener)
-    if not is_loopback(host) and not values["insecure"]:
-        raise InvalidConfig(
-            f"listeners={listener!r}: plaintext without authentication is for loopback addresses only; "
-            "listen on 127.0.0.1, or start with --insecure (insecure = true) if anyone who reaches the port may do all"
-        )
-    if host in ("0.0.0.0", "::") and not values["advertised.listeners"]:
-        raise InvalidConfig(
-            f"listeners={listener!r} is every address of this machine, which clients cannot connect to; "
-            "set advertised.listeners to the one that they reach"
-        )
-    for advertised in values["advertised.listeners"]:
-        if parse_endpoint(advertised)[0] in ("0.0.0.0", "::"):
-            raise InvalidConfig(f"advertised.listeners={advertised!r}: clients cannot connect to that address")
+def _inter_node_listener(values: Mapping[str, Any], voters: Mapping[int, Endpoint]) -> Endpoint | None:
+    if "controller" not in values["process.roles"] or not voters:
+        return None
+    return _endpoint_or_none(values["inter.node.listener"]) or voters[values["node.id"]]

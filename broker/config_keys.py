@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from raftlog.config import ConfigDef, ConfigKey, Value
@@ -11,6 +12,8 @@ from raftmeta.topic_configs import TOPIC_DEFAULT_KEYS
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 DEFAULT_PORT: Final = 9092
+VOTER_COUNTS: Final = (1, 3, 5)
+"""An even number of voters survives no more failures than one less, and more than five make every commit slower."""
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -49,10 +52,46 @@ def _needs_listener(value: Value) -> str | None:
     return _one_endpoint(value) if value else "expected host:port, for example 127.0.0.1:9092"
 
 
-def _both_roles(value: Value) -> str | None:
-    if isinstance(value, tuple) and set(value) == {"broker", "controller"}:
-        return None
-    return "this version runs broker and controller in one process only: broker,controller"
+def parse_voters(items: Iterable[str]) -> dict[int, tuple[str, int]]:
+    """Return the endpoints of the voters by node id, from `id@host:port` each.
+
+    Raises:
+        ValueError: something else, an id or an address that stands twice, or a number of voters that makes no sense.
+    """
+    voters: dict[int, tuple[str, int]] = {}
+    for item in items:
+        number, at, address = item.partition("@")
+        if not at or not number.isascii() or not number.isdecimal() or int(number) >= 1 << 31:
+            raise ValueError(f"{item!r} is not id@host:port, for example 1@127.0.0.1:9093")
+        host, port = parse_endpoint(address)
+        if port == 0 or address.strip().rpartition(":")[2] != str(port):
+            raise ValueError(f"{item!r}: the other nodes need to know the port, write id@host:port")
+        if int(number) in voters:
+            raise ValueError(f"node {number} stands there twice")
+        if (host, port) in voters.values():
+            raise ValueError(f"{host}:{port} stands there twice; every voter listens at an address of its own")
+        voters[int(number)] = (host, port)
+    if len(voters) not in (0, *VOTER_COUNTS):
+        counts = ", ".join(map(str, VOTER_COUNTS))
+        raise ValueError(f"{len(voters)} voters; a quorum has one of {counts}: another one more would help nobody")
+    return voters
+
+
+def _voters(value: Value) -> str | None:
+    assert isinstance(value, tuple)
+    try:
+        parse_voters(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _endpoint_if_set(value: Value) -> str | None:
+    return _one_endpoint(value) if value else None
+
+
+def _some_role(value: Value) -> str | None:
+    return None if value else "name at least one role: broker, controller, or both"
 
 
 def _no_auto_create(value: Value) -> str | None:
@@ -76,16 +115,43 @@ BROKER_CONFIGS: Final = ConfigDef(
             kind="string",
             default="",
             own=True,
-            doc="Id of the cluster. Without it the first start makes one up and later starts find it; "
-            "with it a directory of another cluster is refused.",
+            doc="Id of the cluster; `raftlog quorum new-id` makes one. Required with several voters. A node alone "
+            "makes one up at its first start and finds it later. A directory of another cluster is refused.",
         ),
         ConfigKey(
             name="process.roles",
             kind="list",
             default=("broker", "controller"),
             choices=("broker", "controller"),
-            check=_both_roles,
-            doc="What this process is.",
+            check=_some_role,
+            doc="What this process is: a broker keeps partitions and serves clients, a controller has a vote in the "
+            "metadata quorum.",
+        ),
+        ConfigKey(
+            name="controller.quorum.voters",
+            kind="list",
+            default=(),
+            check=_voters,
+            doc="The controllers, each as id@host:port with the address of its inter-node listener; the same list on "
+            "every node: 1, 3 or 5 of them. Without it this node is the only one and opens no inter-node listener.",
+        ),
+        ConfigKey(
+            name="inter.node.listener",
+            kind="string",
+            default="",
+            own=True,
+            check=_endpoint_if_set,
+            doc="Address at which a controller listens for the other nodes, where it is not the one in "
+            "controller.quorum.voters. It serves neither clients nor anybody outside the cluster.",
+        ),
+        ConfigKey(
+            name="advertised.inter.node.listener",
+            kind="string",
+            default="",
+            own=True,
+            check=_endpoint_if_set,
+            doc="Address that other brokers are told for this node, where it is not the one in "
+            "controller.quorum.voters.",
         ),
         ConfigKey(
             name="listeners",
@@ -136,6 +202,70 @@ BROKER_CONFIGS: Final = ConfigDef(
             minimum=64 * KIB,
             maximum=1 << 30,
             doc="Size at which the metadata journal is replaced by a snapshot.",
+        ),
+        ConfigKey(
+            name="broker.heartbeat.interval.ms",
+            kind="ms",
+            default=300,
+            minimum=10,
+            maximum=60_000,
+            doc="Time between two heartbeats of a broker to the active controller.",
+        ),
+        ConfigKey(
+            name="broker.session.timeout.ms",
+            kind="ms",
+            default=1_500,
+            minimum=100,
+            maximum=600_000,
+            doc="Time without a heartbeat after which the controller fences a broker and others lead its partitions.",
+        ),
+        ConfigKey(
+            name="broker.lease.ms",
+            kind="ms",
+            default=1_200,
+            minimum=50,
+            maximum=600_000,
+            own=True,
+            doc="How long a broker may serve after it sent a heartbeat that the controller answered with a lease; at "
+            "most nine tenths of broker.session.timeout.ms, and more than two heartbeats.",
+        ),
+        ConfigKey(
+            name="controller.quorum.election.timeout.ms",
+            kind="ms",
+            default=500,
+            minimum=100,
+            maximum=60_000,
+            doc="Time without word from the leader of the metadata quorum after which a controller looks for another; "
+            "each waits up to twice as long, by chance.",
+        ),
+        ConfigKey(
+            name="auto.leader.rebalance.enable",
+            kind="bool",
+            default=True,
+            doc="Whether leadership goes back to a partition's first replica by itself; "
+            "what the active controller has set counts.",
+        ),
+        ConfigKey(
+            name="leader.imbalance.check.interval.ms",
+            kind="ms",
+            default=300_000,
+            minimum=100,
+            mirrors="leader.imbalance.check.interval.seconds",
+            doc="Time between two looks of the controller for leaders that are not the first replica.",
+        ),
+        ConfigKey(
+            name="leader.imbalance.per.broker.percentage",
+            kind="int",
+            default=10,
+            minimum=0,
+            maximum=100,
+            doc="Share of a broker's preferred leaderships that others may have before they are moved back.",
+        ),
+        ConfigKey(
+            name="controlled.shutdown.enable",
+            kind="bool",
+            default=True,
+            doc="Whether a broker that stops gives its leaderships away first.",
         ),
         ConfigKey(
             name="num.partitions",

@@ -10,7 +10,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Protocol
 
-from broker.partition import Partition, Wake
+from broker.lease import Wake
+from broker.partition import Partition
 from broker.registry import PartitionRegistry
 from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, to_wire
 from raftlog.v1 import common_pb2, log_pb2
@@ -71,6 +72,7 @@ class FetchSession:
         self._disk = disk
         self._max_frame_bytes = max_frame_bytes
         self._max_subscriptions = max_subscriptions
+        self._lease = registry.lease
         self._committed_only = True
         self._opened = False
         self._credit = 0
@@ -91,14 +93,15 @@ class FetchSession:
         try:
             while not self._requests_done:
                 frames = await self._next_frames()
-                if frames:
+                if frames and await self._may_leave(frames):
                     await writer.write(frames)
-                elif not self._requests_done:
+                elif not frames and not self._requests_done:
                     await self._changed.wait()
                     self._changed.clear()
             await reader
         finally:
             reader.cancel()
+            self._lease.stop_waiting(self._wake_up)
             for subscription in list(self._subscriptions.values()):
                 self._drop(subscription)
 
@@ -170,6 +173,7 @@ class FetchSession:
     def _drop(self, subscription: _Subscription) -> None:
         subscription.dropped = True
         subscription.partition.stop_waiting(subscription.wake)
+        self._lease.stop_waiting(subscription.wake)
         self._subscriptions.pop(subscription.id, None)
 
     # Frames
@@ -180,15 +184,33 @@ class FetchSession:
         room = self._max_frame_bytes
         while self._refusals:
             frames.append(self._refusals.popleft())
+        serves = self._lease.valid()
         while room > 0 and self._credit > 0 and self._queue:
             subscription = self._queue.popleft()
             subscription.queued = False
             if subscription.dropped:
                 continue
+            if not serves and subscription.partition.leads:
+                subscription.partition.wait(subscription.wake)  # the first of the two: a lease, or another leader
+                self._lease.call_when_renewed(subscription.wake)
+                continue
             used = await self._add_frame(frames, subscription, room)
             room -= used
             self._credit -= used
         return frames
+
+    async def _may_leave(self, frames: list[Frame]) -> bool:
+        """Return once there is a lease, if the frames tell of records; False when the client has gone before that."""
+        while not self._lease.valid() and not all(frame.head.HasField("error") for frame in frames):
+            if self._requests_done:
+                return False
+            self._lease.call_when_renewed(self._wake_up)
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    def _wake_up(self) -> None:
+        self._changed.set()
 
     async def _add_frame(self, frames: list[Frame], subscription: _Subscription, room: int) -> int:
         partition = subscription.partition

@@ -1,4 +1,4 @@
-"""A partition that this broker leads: appends, the high watermark, and who waits for it.
+"""A partition on this broker: who leads it, appends, the high watermark, and who waits for it.
 
 Everything here runs on the event loop's thread; only fsync and reads that miss the page cache leave it.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.clock import Clock
+from broker.lease import Lease, Wake, without_lease
 from broker.log.group_commit import GroupCommit
 from broker.log.partition_log import PartitionLog, ReadResult
 from raftlog.errors import (
@@ -17,6 +18,7 @@ from raftlog.errors import (
     InvalidRequestError,
     MessageTooLarge,
     NotEnoughReplicas,
+    NotLeader,
     OffsetOutOfRange,
     RaftlogError,
     UnknownLeaderEpoch,
@@ -28,14 +30,17 @@ from replication.pending_acks import Answer, PendingAcks
 
 logger = logging.getLogger(__name__)
 
-Wake = Callable[[], None]
-
 
 class Partition:
-    """Leader of one partition.
+    """One partition.
 
-    States: leading -> failed (log directory offline) or removed (topic deleted); both are final, and every append,
-    read and pending answer then gets `closed_by`.
+    States, by what the metadata says:
+        waiting  -> leading    `lead`: this broker is the leader in an epoch
+        leading  -> waiting    `resign`: another broker leads, or nobody
+        any      -> closed     `close`: its log directory is offline, the topic was deleted, the broker stops; final
+
+    Only a leader with a valid lease appends, answers and is read from. A leader without one holds what it owes: the
+    answers leave when a lease comes, or turn into `NotLeader` when somebody else leads.
 
     Invariants: log_start_offset <= high_watermark <= held end offset <= log_end_offset; the high watermark never
     goes back.
@@ -46,6 +51,7 @@ class Partition:
         log: PartitionLog,
         group_commit: GroupCommit,
         clock: Clock,
+        lease: Lease,
         *,
         on_storage_error: Callable[[PartitionLog, BaseException], None],
     ) -> None:
@@ -54,9 +60,12 @@ class Partition:
         self.leader_epoch: int = NO_LEADER_EPOCH
         self._isr_size = 0
         self._min_insync_replicas = 1
-        self.closed_by: RaftlogError | None = None
+        self._closed_by: RaftlogError | None = None
+        self.refused_by: RaftlogError | None = NotLeader(f"{self.topic_partition}: it is not known yet who leads")
+        """Why nothing is served here, lease or not; None while this broker leads."""
         self._group_commit = group_commit
         self._clock = clock
+        self._lease = lease
         self._on_storage_error = on_storage_error
         self._pending = PendingAcks()
         self._waiters: dict[Wake, None] = {}
@@ -64,19 +73,50 @@ class Partition:
         self._last_flush_ms = clock.monotonic_ms()
         self._flush_refused = False
         self.apply_config()
-        self._advance_high_watermark()
 
     def apply_config(self) -> None:
         """Take over what the log's config says; called after it changed."""
         self.inflate_limits = InflateLimits(max_bytes=self.log.config.max_inflate_bytes)
 
-    def lead(self, leader_epoch: int, isr_size: int, min_insync_replicas: int) -> None:
-        """Take over what the metadata says of this partition; an older leader epoch is passed over."""
-        if leader_epoch < self.leader_epoch:
-            return
-        self.leader_epoch = leader_epoch
+    # Leadership
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker leads, as far as the metadata says."""
+        return self.refused_by is None
+
+    def lead(self, leader_epoch: int, isr_size: int, min_insync_replicas: int) -> bool:
+        """Lead in this epoch; an older one is passed over. Return whether that is new.
+
+        Who has waited for an answer since an earlier epoch goes on waiting: nobody else has led in between, else
+        `resign` had come, so the records are in the log of the new epoch as well.
+        """
+        if leader_epoch < self.leader_epoch or self._closed_by is not None:
+            return False
+        is_new = leader_epoch > self.leader_epoch or not self.leads
         self._isr_size = isr_size
         self._min_insync_replicas = min_insync_replicas
+        self.leader_epoch = leader_epoch
+        self.refused_by = None
+        self._advance_high_watermark()
+        return is_new
+
+    def resign(self, leader_epoch: int, reason: NotLeader, *, keep_waiting: bool = False) -> bool:
+        """Do not lead in this epoch: refuse everything with `reason`; an older epoch is passed over.
+
+        Return whether this broker has led until now.
+
+        `keep_waiting`: nobody else can lead, so what is owed is answered when this broker leads again.
+        """
+        if leader_epoch < self.leader_epoch or self._closed_by is not None:
+            return False
+        has_led = self.leads
+        self.leader_epoch = leader_epoch
+        self.refused_by = reason
+        if not keep_waiting:
+            self._pending.fail(reason)
+        self._wake()
+        return has_led
 
     # Marks
 
@@ -99,10 +139,14 @@ class Partition:
 
     def _advance_high_watermark(self) -> None:
         held = self.held_end_offset
-        if held > self.log.high_watermark:
-            self.log.high_watermark = held
-            self._pending.advance(held)
-            self._wake()
+        if held <= self.log.high_watermark or self.refused_by is not None:
+            return
+        if not self._lease.valid():
+            self._lease.call_when_renewed(self._advance_high_watermark)
+            return
+        self.log.high_watermark = held
+        self._pending.advance(held)
+        self._wake()
 
     # Produce
 
@@ -110,10 +154,10 @@ class Partition:
         """Refuse a request whose sender believes in another epoch; -1 means that it does not know.
 
         Raises:
-            FencedLeaderEpoch, UnknownLeaderEpoch: or the reason why this partition is closed.
+            FencedLeaderEpoch, UnknownLeaderEpoch: or NotLeader, or the reason why this partition is closed.
         """
-        if self.closed_by is not None:
-            raise self.closed_by
+        if self.refused_by is not None:
+            raise self.refused_by
         if leader_epoch == -1 or leader_epoch == self.leader_epoch:
             return
         if leader_epoch < self.leader_epoch:
@@ -124,6 +168,16 @@ class Partition:
         raise UnknownLeaderEpoch(
             f"{self.topic_partition}: leader epoch {leader_epoch} is not known here yet, now {self.leader_epoch}"
         )
+
+    def check_serving(self, leader_epoch: int = -1) -> None:
+        """Refuse what only a leader with a lease may do, on top of `check_leader_epoch`.
+
+        Raises:
+            NotLeader: no lease; and what `check_leader_epoch` raises.
+        """
+        self.check_leader_epoch(leader_epoch)
+        if not self._lease.valid():
+            raise without_lease(str(self.topic_partition))
 
     def check(self, batch: Buffer) -> BatchHeader:
         """Return the header of a batch that may be appended. May run in any thread.
@@ -157,7 +211,7 @@ class Partition:
         Raises:
             RaftlogError: refused; nothing was appended.
         """
-        self.check_leader_epoch(leader_epoch)
+        self.check_serving(leader_epoch)
         if all_replicas and self._isr_size < self._min_insync_replicas:
             raise NotEnoughReplicas(
                 f"{self.topic_partition}: {self._isr_size} replicas are in sync, acks=all needs "
@@ -185,7 +239,7 @@ class Partition:
 
     def flush_if_due(self) -> None:
         """Ask for a flush when `flush.ms` has passed since the last one, or one was refused; housekeeping calls it."""
-        if self.closed_by is not None or self.log.log_end_offset <= self.log.flushed_end_offset:
+        if self._closed_by is not None or self.log.log_end_offset <= self.log.flushed_end_offset:
             return
         flush_ms = self.log.config.flush_ms
         due = flush_ms is not None and self._clock.monotonic_ms() - self._last_flush_ms >= flush_ms
@@ -199,11 +253,10 @@ class Partition:
         self._group_commit.request(self.log, self._on_flushed, self._on_flush_error)
 
     def _on_flushed(self, flushed_end_offset: int) -> None:
-        if self.closed_by is None:
-            self._advance_high_watermark()
+        self._advance_high_watermark()
 
     def _on_flush_error(self, error: BaseException) -> None:
-        if isinstance(error, RaftlogError) and self.closed_by is None:
+        if isinstance(error, RaftlogError) and self._closed_by is None:
             # Judged already: nothing was synced, for a reason that passes (no descriptors), or because the directory
             # is offline, and then this partition is about to be closed. Who waits hears of it; another flush follows.
             self._pending.fail(error)
@@ -216,11 +269,14 @@ class Partition:
     def read(self, offset: int, max_bytes: int, end_offset: int, *, blocking: bool) -> ReadResult | None:
         """Return whole batches from `offset` up to `end_offset` (exclusive); None when that would wait for the disk.
 
+        The caller sees to the lease: it asks once more right before the records leave.
+
         Raises:
             OffsetOutOfRange: below the log start or above `end_offset`.
+            NotLeader: or the reason why this partition is closed.
         """
-        if self.closed_by is not None:
-            raise self.closed_by
+        if self.refused_by is not None:
+            raise self.refused_by
         if offset > end_offset or offset < self.log.log_start_offset:
             raise OffsetOutOfRange(
                 f"{self.topic_partition}: offset {offset} is out of range, "
@@ -231,7 +287,7 @@ class Partition:
     def wait(self, wake: Wake) -> None:
         """Call `wake` once, at the next change that a reader at the end would want to know of."""
         self._waiters[wake] = None
-        if self.closed_by is not None:  # it closed while the reader was on its way here
+        if self.refused_by is not None:  # since when the reader was on its way here
             self._wake()
 
     @property
@@ -255,9 +311,9 @@ class Partition:
         Raises:
             OffsetOutOfRange: above the high watermark.
             InvalidRequestError: negative and not -1.
+            NotLeader: or the reason why this partition is closed.
         """
-        if self.closed_by is not None:
-            raise self.closed_by
+        self.check_serving()
         if before_offset < -1:
             raise InvalidRequestError(f"before_offset {before_offset} is negative; -1 means the high watermark")
         target = self.high_watermark if before_offset == -1 else before_offset
@@ -270,11 +326,12 @@ class Partition:
     # Ends
 
     def close(self, reason: RaftlogError) -> None:
-        """Stop leading: answer everyone who waits with `reason`, and everyone who comes later too."""
-        if self.closed_by is not None:
+        """Stop for good: answer everyone who waits with `reason`, and everyone who comes later too."""
+        if self._closed_by is not None:
             return
-        self.closed_by = reason
+        self._closed_by = self.refused_by = reason
         logger.info("partition closed", extra={"partition": str(self.topic_partition), "reason": str(reason)})
+        self._lease.stop_waiting(self._advance_high_watermark)
         self._pending.fail(reason)
         self._wake()
 

@@ -66,7 +66,9 @@ class ProduceSession:
         self._default_timeout_ms = default_timeout_ms
         self._in_flight = 0
         self._failure: RaftlogError | None = None
+        self._lease = registry.lease
         self._answers: deque[log_pb2.ProduceResponse] = deque()
+        self._held: list[log_pb2.ProduceResponse] = []
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._broken_chains: dict[tuple[bytes, int], int] = {}
@@ -77,7 +79,11 @@ class ProduceSession:
         try:
             while True:
                 while self._answers:
-                    await writer.write(self._answers.popleft())
+                    response = self._answers.popleft()
+                    if not self._lease.valid() and _acknowledges(response):
+                        self._hold(response)
+                        continue
+                    await writer.write(response)
                     self._in_flight -= 1  # only now: a client that does not read its answers holds none of our memory
                     self._room.set()
                 if self._failure is not None:
@@ -90,6 +96,17 @@ class ProduceSession:
                 await self._answer_ready.wait()
         finally:
             reader.cancel()
+            self._lease.stop_waiting(self._release_held)
+
+    def _hold(self, response: log_pb2.ProduceResponse) -> None:
+        """Keep an acknowledgement that was decided on while there was a lease, from before a pause: it stays true."""
+        self._held.append(response)
+        self._lease.call_when_renewed(self._release_held)
+
+    def _release_held(self) -> None:
+        self._answers.extendleft(reversed(self._held))
+        self._held.clear()
+        self._answer_ready.set()
 
     async def _read(self, requests: AsyncIterator[Produce]) -> None:
         try:
@@ -218,3 +235,7 @@ class ProduceSession:
         owed.open.clear()
         self._answers.append(owed.response)
         self._answer_ready.set()
+
+
+def _acknowledges(response: log_pb2.ProduceResponse) -> bool:
+    return not all(result.HasField("error") for result in response.results)

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
 from broker.clock import Clock
+from broker.lease import Lease
 from broker.log.config import LogConfig
 from broker.log.group_commit import GroupCommit
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
 from broker.partition import Partition, check_topic_id, unknown_partition
-from raftlog.errors import RaftlogError, RetriableError, StorageError, UnknownTopicId
+from raftlog.errors import NotLeader, RaftlogError, RetriableError, StorageError, UnknownTopicId
 from raftlog.v1 import records_pb2
-from raftmeta.image import MetadataImage, PartitionImage, TopicImage
+from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage
 
 logger = logging.getLogger(__name__)
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 PartitionKey = tuple[bytes, int]
 _Step = tuple[MetadataImage, Sequence[records_pb2.MetadataRecord] | None]
-"""An image and the records that led to it; None: everything in it is new."""
+"""An image and the records that led to it; None: everything in it may be new."""
 
 
 class PartitionRegistry:
@@ -41,7 +42,11 @@ class PartitionRegistry:
         clock: Clock,
         topic_defaults: Mapping[str, str],
         disk: Executor,
+        lease: Lease,
     ) -> None:
+        self.lease = lease
+        self.on_applied: Callable[[bool], None] | None = None
+        """Called after every change that is in effect; True when leaderships came or went."""
         self._node_id = node_id
         self._logs = logs
         self._group_commit = group_commit
@@ -53,6 +58,7 @@ class PartitionRegistry:
         self._failed: dict[PartitionKey, RaftlogError] = {}
         self._image = MetadataImage()
         self._queue: asyncio.Queue[_Step] = asyncio.Queue()
+        self._gained = self._lost = 0
         self._applied_offset = -1
         self._applied = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
@@ -64,7 +70,8 @@ class PartitionRegistry:
 
         Raises:
             InvalidRequestError: no topic id.
-            UnknownTopicId: it is not here.
+            NotLeader: it is on other brokers; names the leader.
+            UnknownTopicId: there is none, or it is not here yet.
             StorageError: it is, but its log directory is offline or its log corrupt.
         """
         found = self._partitions.get((topic_id, partition))
@@ -72,7 +79,29 @@ class PartitionRegistry:
             return found
         check_topic_id(topic_id)
         failed = self._failed.get((topic_id, partition))
-        raise failed if failed is not None else unknown_partition(topic_id, partition)
+        raise failed if failed is not None else self._elsewhere(topic_id, partition)
+
+    def _elsewhere(self, topic_id: bytes, partition: int) -> RaftlogError:
+        topic = self._image.topics.get(topic_id)
+        if topic is None or not 0 <= partition < len(topic.partitions):
+            return unknown_partition(topic_id, partition)
+        part = topic.partitions[partition]
+        return unknown_partition(topic_id, partition) if part.leader == self._node_id else self._refusal(topic, part)
+
+    def _refusal(self, topic: TopicImage, part: PartitionImage) -> NotLeader:
+        """Return what a client is told that takes this broker for the leader: who leads, and where that one is."""
+        what = f"{topic.name}-{part.partition}"
+        if part.leader == NO_LEADER:
+            return NotLeader(f"{what} has no leader at the moment", NO_LEADER, part.leader_epoch)
+        leader = self._image.brokers.get(part.leader)
+        host, port = (leader.host, leader.port) if leader is not None else ("", 0)
+        return NotLeader(
+            f"broker {part.leader} leads {what} in epoch {part.leader_epoch}, not this one",
+            part.leader,
+            part.leader_epoch,
+            host,
+            port,
+        )
 
     def partitions(self) -> list[Partition]:
         """Return the partitions as they are now."""
@@ -88,14 +117,19 @@ class PartitionRegistry:
         self._queue.put_nowait((image, None))
         self._task = asyncio.create_task(self._apply_loop(), name="apply-metadata")
 
-    def on_metadata(self, image: MetadataImage, records: Sequence[records_pb2.MetadataRecord]) -> None:
-        """Take a committed change; returns at once."""
+    def on_metadata(self, image: MetadataImage, records: Sequence[records_pb2.MetadataRecord] | None) -> None:
+        """Take a committed change; returns at once. Without records everything may have changed."""
         self._queue.put_nowait((image, records))
 
     def retry_failed(self) -> None:
         """Try again to open the partitions that could not be opened; returns at once."""
         if self._queue.empty() and any(isinstance(error, RetriableError) for error in self._failed.values()):
             self._queue.put_nowait((self._image, ()))
+
+    @property
+    def applied_offset(self) -> int:
+        """The metadata offset up to which this broker acts; -1 before the first image."""
+        return self._applied_offset
 
     async def wait_applied(self, metadata_offset: int) -> None:
         """Return once every change up to `metadata_offset` is in effect here."""
@@ -105,18 +139,31 @@ class PartitionRegistry:
     async def _apply_loop(self) -> None:
         while True:
             image, records = await self._queue.get()
+            if image.offset < self._image.offset:
+                logger.error("metadata at offset %d came after %d; passed over", image.offset, self._image.offset)
+                continue
             self._image = image
             try:
                 if records is None:
+                    self._close_unknown(image)
                     await self._set_strays_aside(image)
                     await self._apply_topics(image, image.topics.values())
                 else:
                     await self._apply_records(image, records)
             except Exception:  # one topic that fails must not stop the changes after it
                 logger.exception("applying metadata failed at offset %d", image.offset)
+            changed = bool(self._gained or self._lost)
+            if changed:
+                logger.info(
+                    "leaderships changed",
+                    extra={"gained": self._gained, "lost": self._lost, "metadata_offset": image.offset},
+                )
+                self._gained = self._lost = 0
             async with self._applied:
                 self._applied_offset = image.offset
                 self._applied.notify_all()
+            if self.on_applied is not None:
+                self.on_applied(changed)
 
     async def _apply_records(self, image: MetadataImage, records: Sequence[records_pb2.MetadataRecord]) -> None:
         touched: dict[bytes, None] = dict.fromkeys(topic_id for topic_id, _ in self._failed)
@@ -148,18 +195,22 @@ class PartitionRegistry:
         config = LogConfig.from_topic_configs(configs)
         min_insync_replicas = int(configs.get(MIN_INSYNC_REPLICAS, "1"))
         for part in topic.partitions:
-            if self._node_id not in part.replicas:
-                continue
             key = (topic.topic_id, part.partition)
             partition = self._partitions.get(key)
-            if partition is None:
+            if partition is None and self._node_id in part.replicas:
                 partition = await self._open(topic, part, config)
             if partition is None:
                 continue
             if partition.log.config != config:
                 partition.log.update_config(config)
                 partition.apply_config()
-            partition.lead(part.leader_epoch, len(part.isr), min_insync_replicas)
+            if part.leader == self._node_id:
+                if partition.lead(part.leader_epoch, len(part.isr), min_insync_replicas):
+                    self._gained += 1
+            else:
+                alone = part.leader == NO_LEADER and part.replicas == (self._node_id,)
+                if partition.resign(part.leader_epoch, self._refusal(topic, part), keep_waiting=alone):
+                    self._lost += 1
 
     async def _open(self, topic: TopicImage, part: PartitionImage, config: LogConfig) -> Partition | None:
         key = (topic.topic_id, part.partition)
@@ -181,6 +232,7 @@ class PartitionRegistry:
             log,
             self._group_commit,
             self._clock,
+            self.lease,
             on_storage_error=self._on_storage_error,
         )
         self._partitions[key] = opened
@@ -196,6 +248,14 @@ class PartitionRegistry:
                 await self._loop.run_in_executor(self._disk, self._logs.delete, *key)
             except RaftlogError as error:  # it will be found as a stray when the disk works again
                 logger.error("the log of topic id %s partition %d cannot be deleted: %s", key[0].hex(), key[1], error)
+
+    def _close_unknown(self, image: MetadataImage) -> None:
+        """Close the partitions of topics that a whole image does not have any more."""
+        for key in [key for key in (*self._partitions, *self._failed) if key[0] not in image.topics]:
+            self._failed.pop(key, None)
+            partition = self._partitions.pop(key, None)
+            if partition is not None:
+                partition.close(UnknownTopicId(f"{partition.topic_partition} was deleted"))
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:
         """Move logs of unknown topics away: the topic was deleted while this broker was down, or the image is wrong."""

@@ -10,7 +10,13 @@ from raftlog._client.admin import AdminEngine
 from raftlog._client.background import abandon_after_fork, loop_thread
 from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import AdminOptions
-from raftlog._descriptions import ClusterDescription, ConfigDescription, LogDirDescription, TopicDescription
+from raftlog._descriptions import (
+    ClusterDescription,
+    ConfigDescription,
+    LogDirDescription,
+    QuorumDescription,
+    TopicDescription,
+)
 from raftlog.types import TopicPartition
 
 
@@ -108,14 +114,50 @@ class Admin:
         """
         self._thread.run(self._engine.create_partitions(topic, total, timeout))
 
-    def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
+    def describe_cluster(self, *, linearizable: bool = False, timeout: float | None = None) -> ClusterDescription:
         """Return the cluster's id, its controller and its brokers.
+
+        Any broker answers from what it knows; with `linearizable` it asks the controllers first, so that no change is
+        missed which was acknowledged to anybody before this call.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     [broker.broker_id for broker in admin.describe_cluster().brokers]
         [1]
         """
-        return self._thread.run(self._engine.describe_cluster(timeout))
+        return self._thread.run(self._engine.describe_cluster(linearizable, timeout))
+
+    def describe_quorum(self, *, timeout: float | None = None) -> QuorumDescription:
+        """Return the metadata quorum: who leads, how far its voters and the brokers are, its snapshot.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     [(voter.node_id, voter.state) for voter in admin.describe_quorum().voters]
+        [(1, 'leader')]
+        """
+        return self._thread.run(self._engine.describe_quorum(timeout))
+
+    def elect_leaders(
+        self, topic: str, partitions: Iterable[int] = (), *, unclean: bool = False, timeout: float | None = None
+    ) -> None:
+        """Have partitions (all of the topic, where none is named) led by their first replica.
+
+        `unclean`: partitions that nobody leads are led by a replica that may miss records. Acknowledged records can
+        be lost by that.
+
+        Raises:
+            UnknownTopicOrPartition: there is no such topic, or no such partition of it.
+            ElectionNotNeeded: they are led as was asked for.
+            PreferredLeaderNotAvailable, EligibleLeadersNotAvailable: nobody is there who could lead.
+        """
+        self._thread.run(self._engine.elect_leaders(topic, partitions, unclean, timeout))
+
+    def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
+        """Have the cluster forget a broker that is gone for good.
+
+        Raises:
+            InvalidRequestError: it is alive, or partitions have a replica on it.
+            BrokerIdNotRegistered: there is no such broker.
+        """
+        self._thread.run(self._engine.unregister_broker(broker_id, timeout))
 
     def describe_configs(
         self, topic: str | None = None, broker: int | str | None = None, *, timeout: float | None = None

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from raftlog._core.cluster import TopicView
 from raftlog.errors import RaftlogError
+from raftlog.v1 import admin_pb2, common_pb2
 
 
 class PartitionDescription(NamedTuple):
@@ -28,22 +29,69 @@ class TopicDescription(NamedTuple):
 
 
 class BrokerDescription(NamedTuple):
-    """One broker."""
+    """One broker. `leaderships` and `replicas`: of how many partitions it is the leader, and holds a copy."""
 
     broker_id: int
     host: str
     port: int
     rack: str
     fenced: bool
+    in_controlled_shutdown: bool = False
+    broker_epoch: int = -1
+    leaderships: int = 0
+    replicas: int = 0
 
 
 class ClusterDescription(NamedTuple):
-    """The cluster; `controller_id` is -1 when nobody is the active controller."""
+    """The cluster as of `metadata_offset`; `controller_id` is -1 when nobody is the active controller.
+
+    `features` has the levels that the cluster has agreed on.
+    """
 
     cluster_id: str
     controller_id: int
     controller_epoch: int
     brokers: list[BrokerDescription]
+    metadata_offset: int
+    features: dict[str, int]
+
+
+class QuorumVoterDescription(NamedTuple):
+    """One voter of the metadata quorum. `state`: leader, follower, joining or unreachable; -1: not known, or never."""
+
+    node_id: int
+    host: str
+    port: int
+    state: str
+    log_end_index: int
+    lag: int
+    last_contact_ms: int
+
+
+class QuorumObserverDescription(NamedTuple):
+    """One broker as the controller hears of it. `lag`: metadata that it has yet to apply; -1: not known, or never."""
+
+    broker_id: int
+    applied_offset: int
+    lag: int
+    fenced: bool
+    last_heartbeat_ms: int
+
+
+class QuorumDescription(NamedTuple):
+    """The metadata quorum as its leader sees it; `leader_id` is -1 when nobody leads. Indexes are of its log."""
+
+    cluster_id: str
+    leader_id: int
+    leader_epoch: int
+    commit_index: int
+    log_start_index: int
+    log_end_index: int
+    snapshot_index: int
+    snapshot_bytes: int
+    snapshot_at_ms: int
+    voters: list[QuorumVoterDescription]
+    observers: list[QuorumObserverDescription]
 
 
 class ConfigDescription(NamedTuple):
@@ -88,5 +136,36 @@ def describe(view: TopicView) -> TopicDescription:
         [
             PartitionDescription(part.partition, part.leader, part.leader_epoch, list(part.replicas), list(part.isr))
             for part in view.partitions
+        ],
+    )
+
+
+def describe_cluster(response: admin_pb2.DescribeClusterResponse) -> ClusterDescription:
+    """Return a cluster as users see it."""
+    return ClusterDescription(
+        response.cluster_id,
+        response.controller_id,
+        response.controller_epoch,
+        [
+            BrokerDescription(*(getattr(broker, field) for field in BrokerDescription._fields))
+            for broker in response.brokers
+        ],
+        response.metadata_offset,
+        dict(response.features),
+    )
+
+
+def describe_quorum(info: common_pb2.QuorumInfo) -> QuorumDescription:
+    """Return a quorum as users see it."""
+    numbers = {field: getattr(info, field) for field in QuorumDescription._fields[:-2]}
+    return QuorumDescription(
+        **numbers,
+        voters=[
+            QuorumVoterDescription(*(getattr(voter, field) for field in QuorumVoterDescription._fields))
+            for voter in info.voters
+        ],
+        observers=[
+            QuorumObserverDescription(*(getattr(seen, field) for field in QuorumObserverDescription._fields))
+            for seen in info.observers
         ],
     )

@@ -95,14 +95,18 @@ class LeaderNotAvailable(RetriableError):
 
 
 class NotLeader(RetriableError):
-    """This broker does not lead the partition. `leader_id` and `leader_epoch` name who does, when it is known."""
+    """This broker does not lead the partition. `leader_id`, `leader_epoch` and address name who does, when known."""
 
     code = common_pb2.NOT_LEADER_OR_FOLLOWER
 
-    def __init__(self, message: str = "", leader_id: int = -1, leader_epoch: int = -1) -> None:
+    def __init__(
+        self, message: str = "", leader_id: int = -1, leader_epoch: int = -1, host: str = "", port: int = 0
+    ) -> None:
         super().__init__(message)
         self.leader_id = leader_id
         self.leader_epoch = leader_epoch
+        self.host = host
+        self.port = port
 
 
 class UnknownLeaderEpoch(RetriableError):
@@ -370,7 +374,9 @@ def from_wire(error: common_pb2.Error) -> RaftlogError:
         return InternalError(f"unknown error code {error.code}: {error.message}")
     if cls is NotLeader:
         hint = error.leader if error.HasField("leader") else None
-        return NotLeader(error.message, hint.leader_id if hint else -1, hint.leader_epoch if hint else -1)
+        if hint is None:
+            return NotLeader(error.message)
+        return NotLeader(error.message, hint.leader_id, hint.leader_epoch, hint.host, hint.port)
     return cls(error.message)
 
 
@@ -383,4 +389,5 @@ def to_wire(error: BaseException) -> common_pb2.Error:
     if isinstance(error, NotLeader) and error.leader_epoch >= 0:
         wire.leader.leader_id = error.leader_id
         wire.leader.leader_epoch = error.leader_epoch
+        wire.leader.host, wire.leader.port = error.host, error.port
     return wire

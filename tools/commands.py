@@ -40,6 +40,7 @@ def _commands() -> dict[str, Command]:
         "demo": _demo,
         "test": _test,
         "check": _check,
+        "sim": _sim,
         "bench": _bench,
         "proto": _proto,
         "docs": _docs,
@@ -86,6 +87,11 @@ def _test(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     """lint, format, types, generated code and pages, lock files, text: ./dev check [NAME...]"""
     return _in_environment(PYTHON, "-m", "tools.check", *arguments)
+
+
+def _sim(arguments: list[str]) -> int:
+    """simulate the metadata quorum: ./dev sim SEED [--trace], --count N, --mutations, --help"""
+    return _in_environment(PYTHON, "-m", "tools.sim", *arguments)
 
 
 def _bench(arguments: list[str]) -> int:

@@ -10,6 +10,7 @@ Files of this form, and a line in each:
     leader-epoch-checkpoint  per partition  LEADER_EPOCH START_OFFSET
     partition.metadata       per partition  `topic_id HEX`, `topic NAME`, `partition NUMBER`
     meta.properties          per log dir    `cluster_id ID`, `node_id NUMBER`, `directory_id HEX`
+    clean-shutdown           per log dir    `broker_epoch NUMBER`
 
 One file holds all three offsets of a partition, so that they are of one moment: recovery relies on
 log start <= high watermark <= recovery point for what it may never lose. Files are written aside, fsynced, renamed,
@@ -32,6 +33,7 @@ OFFSET_CHECKPOINT: Final = "offset-checkpoint"
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 META_PROPERTIES: Final = "meta.properties"
+CLEAN_SHUTDOWN: Final = "clean-shutdown"
 
 
 class Marks(NamedTuple):
@@ -159,3 +161,23 @@ def store_meta_properties(storage: Storage, directory: str, meta: MetaProperties
     """Write `meta.properties`."""
     lines = (f"cluster_id {meta.cluster_id}", f"node_id {meta.node_id}", f"directory_id {meta.directory_id}")
     replace_file(storage, directory, META_PROPERTIES, encode_lines("log-dir", lines))
+
+
+def load_clean_shutdown(storage: Storage, directory: str) -> int | None:
+    """Return the broker epoch that the process had which went down cleanly.
+
+    None: the last stop was not clean, or its mark does not say in which epoch it was (damaged, or of an old form).
+    """
+    try:
+        lines = _load(storage, f"{directory}/{CLEAN_SHUTDOWN}", "clean-shutdown")
+    except (CorruptRecordError, UnsupportedVersion):
+        return None  # a mark that cannot be read vouches for nothing
+    fields = dict(line.split(" ", 1) for line in lines or ())
+    epoch = fields.get("broker_epoch", "")
+    return int(epoch) if epoch.isdecimal() else None
+
+
+def store_clean_shutdown(storage: Storage, directory: str, broker_epoch: int | None) -> None:
+    """Leave the mark of a clean shutdown."""
+    lines = () if broker_epoch is None else (f"broker_epoch {broker_epoch}",)
+    replace_file(storage, directory, CLEAN_SHUTDOWN, encode_lines("clean-shutdown", lines))

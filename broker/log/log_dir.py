@@ -2,7 +2,7 @@
 
     .lock                 flock, held as long as the broker runs
     meta.properties       cluster, node and directory id (checkpoints.py)
-    clean-shutdown        there only between a clean shutdown and the next start
+    clean-shutdown        there only between a clean shutdown and the next start; has the broker epoch that ended
     offset-checkpoint     log start, recovery point and high watermark of each log (checkpoints.py)
     and the logs          layout.py
 
@@ -18,23 +18,24 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from broker.log.checkpoints import (
+    CLEAN_SHUTDOWN,
     Marks,
     MetaProperties,
     PartitionKey,
-    encode_lines,
+    load_clean_shutdown,
     load_marks,
     load_meta_properties,
+    store_clean_shutdown,
     store_marks,
     store_meta_properties,
 )
 from broker.log.faults import full, is_full, is_passing, passing
-from broker.log.storage import DirectoryLock, Storage, make_dir_durably, replace_file
+from broker.log.storage import DirectoryLock, Storage, make_dir_durably
 from raftlog.errors import InvalidConfig, RaftlogError, StorageError
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE: Final = ".lock"
-CLEAN_SHUTDOWN: Final = "clean-shutdown"
 
 
 class LogDirLocked(StorageError):
@@ -55,6 +56,8 @@ class LogDir:
         self.directory_id = ""
         self.was_clean = False
         """Whether the last process to use it went down cleanly."""
+        self.clean_broker_epoch: int | None = None
+        """The broker epoch of that process, if the mark that it left says so."""
         self.offline_reason: StorageError | None = None
         self._on_offline = on_offline
         self._lock_file: DirectoryLock | None = None
@@ -87,6 +90,7 @@ class LogDir:
         mark = f"{self.path}/{CLEAN_SHUTDOWN}"
         self.was_clean = self.storage.exists(mark)
         if self.was_clean:
+            self.clean_broker_epoch = load_clean_shutdown(self.storage, self.path)
             self.storage.remove(mark)
             self.storage.sync_dir(self.path)
 
@@ -118,11 +122,11 @@ class LogDir:
         """Whether the directory is locked for us."""
         return self._lock_file is not None
 
-    def close(self, *, clean: bool) -> None:
+    def close(self, *, clean: bool, broker_epoch: int | None = None) -> None:
         """Let the directory go; `clean` leaves the mark, so everything must have been flushed and checkpointed."""
         if clean and self.offline_reason is None:
             try:
-                replace_file(self.storage, self.path, CLEAN_SHUTDOWN, encode_lines("clean-shutdown", ()))
+                store_clean_shutdown(self.storage, self.path, broker_epoch)
             except OSError as error:  # the next start takes a little longer, that is all
                 logger.warning("no clean-shutdown mark in %s: %s", self.path, error)
         self.release()

@@ -125,6 +125,12 @@ class LogManager:
         return [log_dir.path for log_dir in self._dirs if not log_dir.was_clean]
 
     @property
+    def clean_broker_epoch(self) -> int | None:
+        """The broker epoch in which every log directory was last left cleanly; None when one was not."""
+        epochs = {log_dir.clean_broker_epoch for log_dir in self._dirs}
+        return epochs.pop() if len(epochs) == 1 else None
+
+    @property
     def directory_ids(self) -> dict[str, str]:
         """Path of each log directory to the id that is written in it."""
         return {log_dir.path: log_dir.directory_id for log_dir in self._dirs}
@@ -464,8 +470,10 @@ class LogManager:
 
     # End
 
-    def close(self, *, clean: bool = True) -> None:
+    def close(self, *, clean: bool = True, broker_epoch: int | None = None) -> None:
         """Flush and checkpoint everything, mark the shutdown as clean, unlock. `clean=False` only unlocks.
+
+        `broker_epoch` goes into the mark; a broker that registers with it has lost nothing since.
 
         What is under way in other threads is waited for; what comes later does nothing or raises `StorageError`.
         """
@@ -483,7 +491,7 @@ class LogManager:
             for log in self.logs():
                 log.close()
             for log_dir, is_stored in zip(self._dirs, stored, strict=True):
-                log_dir.close(clean=is_stored and not self._left_dirty(log_dir))
+                log_dir.close(clean=is_stored and not self._left_dirty(log_dir), broker_epoch=broker_epoch)
 
     def _left_dirty(self, log_dir: LogDir) -> bool:
         return any(log.needs_flush for log in self.logs() if log.log_dir is log_dir)

@@ -1,4 +1,4 @@
-"""The `Admin` service: topics, configs, log directories.
+"""The `Admin` service: topics, configs, log directories; `broker.services.cluster` has the cluster's part.
 
 A request becomes a metadata command. It is answered once the command is committed and in effect on this broker, so
 that a client which creates a topic and then writes to it finds the partitions there.
@@ -13,11 +13,13 @@ from typing import Any, Protocol, TypeVar
 
 from grpc import aio
 
-from broker.clock import Clock
 from broker.config import BrokerConfig
+from broker.services.cluster import describe_cluster, election_commands
 from broker.services.configs import describe_broker, describe_cluster_default, describe_topic
 from broker.services.log_dirs import LogsView, describe_log_dirs
+from broker.services.metadata import image_from
 from raftlog.errors import (
+    InvalidReplicationFactor,
     InvalidRequestError,
     InvalidTopic,
     PolicyViolation,
@@ -33,6 +35,7 @@ from raftlog.v1.records_pb2 import (
     CreateTopicCommand,
     DeleteTopicCommand,
     MetadataCommand,
+    UnregisterBrokerCommand,
 )
 from raftmeta.decide import CommandResult
 from raftmeta.image import CLUSTER_DEFAULT, INTERNAL_PREFIX, MetadataImage
@@ -50,7 +53,14 @@ class _Response(Protocol):
     def error(self) -> common_pb2.Error: ...
 
 
+class _Commit(_Response, Protocol):
+    """The response to a change: it says from which metadata offset on it is in effect."""
+
+    metadata_offset: int
+
+
 _R = TypeVar("_R", bound=_Response)
+_C = TypeVar("_C", bound=_Commit)
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -64,13 +74,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         metadata: MetadataPort,
         config: BrokerConfig,
         logs: LogsView,
-        clock: Clock,
         wait_applied: Callable[[int], Awaitable[None]],
     ) -> None:
         self._metadata = metadata
         self._config = config
         self._logs = logs
-        self._clock = clock
         self._wait_applied = wait_applied
 
     async def CreateTopic(
@@ -85,20 +93,21 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.DeleteTopicResponse:
         """Delete a topic and its records."""
         command = MetadataCommand(delete_topic=DeleteTopicCommand(name=request.name))
-        return await self._answer(admin_pb2.DeleteTopicResponse(), self._commit(command))
+        return await self._answer_commit(admin_pb2.DeleteTopicResponse(), command)
 
     async def CreatePartitions(
         self, request: admin_pb2.CreatePartitionsRequest, context: _Context
     ) -> admin_pb2.CreatePartitionsResponse:
         """Raise a topic's number of partitions."""
-        return await self._answer(admin_pb2.CreatePartitionsResponse(), self._create_partitions(request))
+        response = admin_pb2.CreatePartitionsResponse()
+        return await self._answer(response, self._create_partitions(request, response))
 
     async def DescribeConfigs(
         self, request: admin_pb2.DescribeConfigsRequest, context: _Context
     ) -> admin_pb2.DescribeConfigsResponse:
         """Return every config of a topic or broker: the value in effect, where it comes from, what it means."""
         response = admin_pb2.DescribeConfigsResponse()
-        return await self._answer(response, self._describe_configs(request.resource, response))
+        return await self._answer(response, self._describe_configs(request, response))
 
     async def AlterConfigs(
         self, request: admin_pb2.AlterConfigsRequest, context: _Context
@@ -112,7 +121,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 validate_only=request.validate_only,
             )
         )
-        return await self._answer(admin_pb2.AlterConfigsResponse(), self._commit(command))
+        return await self._answer_commit(admin_pb2.AlterConfigsResponse(), command)
 
     async def DescribeLogDirs(
         self, request: admin_pb2.DescribeLogDirsRequest, context: _Context
@@ -120,6 +129,42 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Return this broker's log directories and what lies in them."""
         response = admin_pb2.DescribeLogDirsResponse()
         return await self._answer(response, self._describe_log_dirs(response))
+
+    async def DescribeCluster(
+        self, request: admin_pb2.DescribeClusterRequest, context: _Context
+    ) -> admin_pb2.DescribeClusterResponse:
+        """Return who is in the cluster; `linearizable`: no change is missed that was acknowledged before this call."""
+        response = admin_pb2.DescribeClusterResponse()
+        return await self._answer(response, self._describe_cluster(request, response))
+
+    async def DescribeQuorum(
+        self, request: admin_pb2.AdminDescribeQuorumRequest, context: _Context
+    ) -> admin_pb2.AdminDescribeQuorumResponse:
+        """Return the metadata quorum as its leader sees it."""
+        response = admin_pb2.AdminDescribeQuorumResponse()
+        return await self._answer(response, self._describe_quorum(response))
+
+    async def ElectLeaders(
+        self, request: admin_pb2.ElectLeadersRequest, context: _Context
+    ) -> admin_pb2.ElectLeadersResponse:
+        """Have partitions led by their first replica, or, `unclean`, by one that may miss records."""
+        response = admin_pb2.ElectLeadersResponse()
+        return await self._answer(response, self._elect_leaders(request, response))
+
+    async def UnregisterBroker(
+        self, request: admin_pb2.AdminUnregisterBrokerRequest, context: _Context
+    ) -> admin_pb2.AdminUnregisterBrokerResponse:
+        """Forget a broker that is gone for good."""
+        command = MetadataCommand(unregister_broker=UnregisterBrokerCommand(broker_id=request.broker_id))
+        return await self._answer_commit(admin_pb2.AdminUnregisterBrokerResponse(), command)
+
+    async def _answer_commit(self, response: _C, command: MetadataCommand) -> _C:
+        return await self._answer(response, self._commit_into(response, command))
+
+    async def _commit_into(self, response: _Commit, command: MetadataCommand) -> CommandResult:
+        result = await self._commit(command)
+        response.metadata_offset = max(response.metadata_offset, result.offset)
+        return result
 
     async def _answer(self, response: _R, work: Awaitable[object]) -> _R:
         """Do the work; what it raises becomes the response's error."""
@@ -133,7 +178,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return response
 
     async def _commit(self, command: MetadataCommand) -> CommandResult:
-        command.proposed_at_ms = self._clock.now_ms()
         result = await self._metadata.propose(command)
         await self._wait_applied(result.offset)
         logger.info(
@@ -153,7 +197,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         partitions = request.partitions or self._config.num_partitions
         replication_factor = request.replication_factor or self._config.default_replication_factor
         self._check_partitions(request.name, partitions, partitions * replication_factor)
-        result = await self._commit(
+        check_replication_factor(replication_factor)
+        result = await self._commit_into(
+            response,
             MetadataCommand(
                 create_topic=CreateTopicCommand(
                     name=request.name,
@@ -163,18 +209,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     configs=request.configs,
                     validate_only=request.validate_only,
                 )
-            )
+            ),
         )
         if not request.validate_only:
             response.topic_id = result.topic_id
 
-    async def _create_partitions(self, request: admin_pb2.CreatePartitionsRequest) -> None:
+    async def _create_partitions(
+        self, request: admin_pb2.CreatePartitionsRequest, response: admin_pb2.CreatePartitionsResponse
+    ) -> None:
         topic = self._metadata.image.topic(request.topic)
         if topic is not None:
             added = request.partitions - len(topic.partitions)
             self._check_partitions(request.topic, request.partitions, added * len(topic.partitions[0].replicas))
         command = CreatePartitionsCommand(topic=request.topic, partitions=request.partitions)
-        await self._commit(MetadataCommand(create_partitions=command))
+        await self._commit_into(response, MetadataCommand(create_partitions=command))
 
     def _check_partitions(self, topic: str, partitions: int, added_replicas: int) -> None:
         """Refuse what the limits in this broker's configuration do not allow."""
@@ -196,8 +244,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 f"allows {allowed} on {brokers} brokers"
             )
 
-    async def _describe_configs(self, resource: ConfigResource, response: admin_pb2.DescribeConfigsResponse) -> None:
-        image = self._metadata.image
+    async def _describe_configs(
+        self, request: admin_pb2.DescribeConfigsRequest, response: admin_pb2.DescribeConfigsResponse
+    ) -> None:
+        resource = request.resource
+        image = await image_from(self._metadata, request.min_metadata_offset)
         if resource.type == ConfigResource.TOPIC:
             if image.topic(resource.name) is None:
                 raise UnknownTopicOrPartition(f"there is no topic {resource.name[:249]!r}")
@@ -217,6 +268,37 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def _describe_log_dirs(self, response: admin_pb2.DescribeLogDirsResponse) -> None:
         response.log_dirs.extend(await describe_log_dirs(self._config.log_dirs, self._logs))
 
+    # Cluster
+
+    async def _describe_cluster(
+        self, request: admin_pb2.DescribeClusterRequest, response: admin_pb2.DescribeClusterResponse
+    ) -> None:
+        if request.linearizable:
+            await self._metadata.barrier()
+        describe_cluster(await image_from(self._metadata, request.min_metadata_offset), response)
+
+    async def _describe_quorum(self, response: admin_pb2.AdminDescribeQuorumResponse) -> None:
+        response.quorum.CopyFrom(await self._metadata.describe_quorum())
+
+    async def _elect_leaders(
+        self, request: admin_pb2.ElectLeadersRequest, response: admin_pb2.ElectLeadersResponse
+    ) -> None:
+        for command in election_commands(self._metadata.image, request):
+            await self._commit_into(response, command)
+
+
+def check_replication_factor(replication_factor: int) -> None:
+    """Refuse what nobody would keep a copy of: followers do not fetch yet.
+
+    Raises:
+        InvalidReplicationFactor: above 1.
+    """
+    if replication_factor > 1:
+        raise InvalidReplicationFactor(
+            f"replication factor {replication_factor}: followers are not there yet in this version, so every "
+            "partition has one replica; use 1"
+        )
+
 
 def _replicas(image: MetadataImage) -> int:
-    return sum(len(part.replicas) for topic in image.topics.values() for part in topic.partitions)
+    return sum(load.replicas for load in image.load.values())

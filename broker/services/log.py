@@ -120,7 +120,7 @@ class LogService:
 
     async def _list_offset(self, part: log_pb2.ListOffsetsPartition, result: log_pb2.ListOffsetsResult) -> None:
         partition = self._registry.find(part.topic_id, part.partition)
-        partition.check_leader_epoch(part.leader_epoch)
+        partition.check_serving(part.leader_epoch)
         result.leader_epoch = partition.leader_epoch
         result.timestamp_ms = -1
         match part.timestamp_ms:
@@ -135,6 +135,7 @@ class LogService:
                     found = await loop.run_in_executor(self._disk, log.max_timestamp)
                 else:
                     found = await loop.run_in_executor(self._disk, log.offset_for_time, wanted)
+                partition.check_serving(part.leader_epoch)  # again: that may have taken a while
                 if found is None or found.offset >= partition.last_stable_offset:
                     result.offset = -1
                 else:
@@ -154,7 +155,7 @@ class LogService:
             result = response.results.add(leader_epoch=-1, end_offset=-1)
             try:
                 partition = self._registry.find(part.topic_id, part.partition)
-                partition.check_leader_epoch(part.current_leader_epoch)
+                partition.check_serving(part.current_leader_epoch)
                 log = partition.log
                 found = log.leader_epochs.end_offset_for(part.leader_epoch, log.log_end_offset)
                 if found is not None:

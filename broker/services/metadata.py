@@ -10,7 +10,14 @@ from typing import Any, Final, NoReturn
 import grpc
 from grpc import aio
 
-from raftlog.errors import BrokerOverloaded, RaftlogError, UnknownTopicId, UnknownTopicOrPartition, to_wire
+from raftlog.errors import (
+    BrokerOverloaded,
+    RaftlogError,
+    RequestTimedOut,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+    to_wire,
+)
 from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftmeta.image import MetadataImage, TopicImage
@@ -22,6 +29,8 @@ MAX_WATCHERS: Final = 1_000
 MAX_RESPONSE_RECORDS: Final = 5_000
 """Records in one response of a watch: some hundred KiB, well below what gRPC lets through."""
 WRITE_TIMEOUT_SECONDS: Final = 30.0
+CATCH_UP_SECONDS: Final = 2.0
+"""How long a question waits for this node to have heard of what the asker knows already."""
 
 _Context = aio.ServicerContext[Any, Any]
 
@@ -49,8 +58,11 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
         self._watchers = 0
 
     async def Get(self, request: metadata_pb2.MetadataRequest, context: _Context) -> metadata_pb2.MetadataResponse:
-        """Return the brokers, and the topics that were asked for."""
-        image = self._metadata.image
+        """Return the brokers, and the topics that were asked for; no older than `min_metadata_offset`."""
+        try:
+            image = await image_from(self._metadata, request.min_metadata_offset)
+        except RaftlogError as error:
+            return metadata_pb2.MetadataResponse(error=to_wire(error))
         return metadata_pb2.MetadataResponse(
             cluster_id=image.cluster_id,
             controller_id=image.controller_id,
@@ -100,16 +112,17 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
         while True:
             changed.clear()
             image = self._metadata.image
-            changes = self._metadata.changes_since(known) if known >= 0 else None
-            if changes is None or any(len(change.records) > self._max_response_records for change in changes):
-                responses = self._snapshot(image)
-            else:
-                responses = self._deltas(changes)
-            known = image.offset
-            for response in responses:
-                async with asyncio.timeout(self._write_timeout_seconds):
-                    await context.write(response)
-            if self._metadata.image.offset == known:
+            if image.offset > known:  # else this node has yet to reach the watcher
+                changes = self._metadata.changes_since(known) if known >= 0 else None
+                if changes is None or any(len(change.records) > self._max_response_records for change in changes):
+                    responses = self._snapshot(image)
+                else:
+                    responses = self._deltas(changes)
+                known = image.offset
+                for response in responses:
+                    async with asyncio.timeout(self._write_timeout_seconds):
+                        await context.write(response)
+            if self._metadata.image.offset <= known:
                 await changed.wait()
 
     def _snapshot(self, image: MetadataImage) -> Iterator[metadata_pb2.WatchResponse]:
@@ -133,6 +146,31 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
             yield metadata_pb2.WatchResponse(
                 controller_epoch=change.controller_epoch, metadata_offset=change.offset, records=change.records
             )
+
+
+async def image_from(metadata: MetadataPort, min_offset: int) -> MetadataImage:
+    """Return the image once it has reached `min_offset`.
+
+    Raises:
+        RequestTimedOut: it has not in time.
+    """
+    if metadata.image.offset >= min_offset:
+        return metadata.image
+    changed = asyncio.Event()
+    unsubscribe = metadata.subscribe(lambda image, records: changed.set())
+    try:
+        async with asyncio.timeout(CATCH_UP_SECONDS):
+            while metadata.image.offset < min_offset:
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        raise RequestTimedOut(
+            f"this broker knows the metadata up to offset {metadata.image.offset}, {min_offset} was asked for; "
+            "ask another one, or later"
+        ) from None
+    finally:
+        unsubscribe()
+    return metadata.image
 
 
 def _chunks(records: Iterator[MetadataRecord], size: int) -> Iterator[list[MetadataRecord]]:

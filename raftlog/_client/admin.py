@@ -13,13 +13,15 @@ from raftlog._client.metadata import MetadataCache
 from raftlog._client.options import AdminOptions
 from raftlog._core.cluster import BrokerView
 from raftlog._descriptions import (
-    BrokerDescription,
     ClusterDescription,
     ConfigDescription,
     LogDirDescription,
     LogDirPartition,
+    QuorumDescription,
     TopicDescription,
     describe,
+    describe_cluster,
+    describe_quorum,
 )
 from raftlog.errors import (
     BrokerUnavailable,
@@ -27,7 +29,9 @@ from raftlog.errors import (
     FencedError,
     InvalidRequestError,
     LeaderNotAvailable,
+    RequestTimedOut,
     RetriableError,
+    ShuttingDown,
     UnknownTopicOrPartition,
     from_wire,
 )
@@ -43,7 +47,11 @@ _FIRST_CONTACT_S: Final = 5.0
 
 
 class AdminEngine:
-    """Calls any broker; the broker finds the controller."""
+    """Calls any broker; the broker finds the controller.
+
+    Whoever answers is asked again first, and nobody is believed who knows less than what this client has changed: every
+    change says at which metadata offset it is in effect, and questions ask for no older metadata.
+    """
 
     def __init__(self, bootstrap: list[str], options: AdminOptions) -> None:
         self._options = options
@@ -57,6 +65,7 @@ class AdminEngine:
         )
         self.closed = False
         self._answered = False
+        self._last_address = ""
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]], timeout: float | None) -> T:
         if self.closed:
@@ -86,12 +95,16 @@ class AdminEngine:
         async def attempt() -> Any:
             known = [broker.address for broker in self._metadata.view.brokers.values() if not broker.fenced]
             addresses = list(dict.fromkeys([*known, *self._metadata.bootstrap]))
+            addresses.sort(key=lambda address: address != self._last_address)  # stable
             reasons = []
             for address in addresses:
                 try:
-                    return await self._call(address, method, request)
-                except BrokerUnavailable as error:
+                    response = await self._call(address, method, request)
+                except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:
                     reasons.append(str(error))
+                else:
+                    self._last_address = address
+                    return response
             raise BrokerUnavailable(
                 f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses and "
                 f"ports are right and that no firewall is between ({'; '.join(reasons)})"
@@ -109,6 +122,8 @@ class AdminEngine:
             raise from_grpc(error, address) from None
         if response.HasField("error") and response.error.code:
             raise from_wire(response.error)
+        changed_at = getattr(response, "metadata_offset", 0)
+        self._metadata.min_offset = max(self._metadata.min_offset, changed_at)
         return response
 
     # Topics
@@ -167,19 +182,31 @@ class AdminEngine:
         self._answered = True
         return describe(view)
 
-    async def describe_cluster(self, timeout: float | None) -> ClusterDescription:
+    # Cluster
+
+    async def describe_cluster(self, linearizable: bool, timeout: float | None) -> ClusterDescription:
         """Return who is in the cluster."""
+        request = admin_pb2.DescribeClusterRequest(
+            linearizable=linearizable, min_metadata_offset=self._metadata.min_offset
+        )
+        return describe_cluster(await self._anyone("DescribeCluster", request, timeout))
 
-        async def attempt() -> ClusterDescription:
-            await self._metadata.refresh()
-            view = self._metadata.view
-            brokers = [
-                BrokerDescription(broker.broker_id, broker.host, broker.port, broker.rack, broker.fenced)
-                for broker in sorted(view.brokers.values())
-            ]
-            return ClusterDescription(view.cluster_id, view.controller_id, view.controller_epoch, brokers)
+    async def describe_quorum(self, timeout: float | None) -> QuorumDescription:
+        """Return the metadata quorum as its leader sees it."""
+        response: admin_pb2.AdminDescribeQuorumResponse = await self._anyone(
+            "DescribeQuorum", admin_pb2.AdminDescribeQuorumRequest(), timeout
+        )
+        return describe_quorum(response.quorum)
 
-        return await self._retried(attempt, timeout)
+    async def elect_leaders(self, topic: str, partitions: Iterable[int], unclean: bool, timeout: float | None) -> None:
+        """Have partitions led by their first replica, or by one that may miss records."""
+        request = admin_pb2.ElectLeadersRequest(topic=topic, partitions=list(partitions), unclean=unclean)
+        await self._anyone("ElectLeaders", request, timeout)
+
+    async def unregister_broker(self, broker_id: int, timeout: float | None) -> None:
+        """Have the cluster forget a broker."""
+        request = admin_pb2.AdminUnregisterBrokerRequest(broker_id=broker_id)
+        await self._anyone("UnregisterBroker", request, timeout)
 
     # Configs
 
@@ -187,7 +214,9 @@ class AdminEngine:
         self, topic: str | None, broker: int | str | None, timeout: float | None
     ) -> dict[str, ConfigDescription]:
         """Return the config of a topic or of a broker, by key."""
-        request = admin_pb2.DescribeConfigsRequest(resource=resource_of(topic, broker))
+        request = admin_pb2.DescribeConfigsRequest(
+            resource=resource_of(topic, broker), min_metadata_offset=self._metadata.min_offset
+        )
         response: admin_pb2.DescribeConfigsResponse = await self._on_broker("DescribeConfigs", request, broker, timeout)
         return {
             entry.key: ConfigDescription(

@@ -51,6 +51,8 @@ class MetadataCache:
         self.view = ClusterCache()
         self.wanted: set[str] = set()
         self.all_topics = False
+        self.min_offset = 0
+        """No answer from metadata older than this is wanted."""
         self.bootstrap = bootstrap
         self.last_error: RaftlogError | None = None
         self._connections = connections
@@ -139,7 +141,10 @@ class MetadataCache:
         addresses = list(dict.fromkeys([*known, *self.bootstrap]))
         all_topics = self.all_topics
         request = metadata_pb2.MetadataRequest(
-            topics=[] if all_topics else sorted(self.wanted), all_topics=all_topics, include_internal=all_topics
+            topics=[] if all_topics else sorted(self.wanted),
+            all_topics=all_topics,
+            include_internal=all_topics,
+            min_metadata_offset=self.min_offset,
         )
         errors = []
         for address in addresses:

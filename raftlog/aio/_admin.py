@@ -9,7 +9,13 @@ from typing import Any
 from raftlog._client.admin import AdminEngine
 from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import AdminOptions
-from raftlog._descriptions import ClusterDescription, ConfigDescription, LogDirDescription, TopicDescription
+from raftlog._descriptions import (
+    ClusterDescription,
+    ConfigDescription,
+    LogDirDescription,
+    QuorumDescription,
+    TopicDescription,
+)
 from raftlog.types import TopicPartition
 
 
@@ -62,9 +68,23 @@ class Admin:
         """As `raftlog.Admin.create_partitions`."""
         await self._engine.create_partitions(topic, total, timeout)
 
-    async def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
+    async def describe_cluster(self, *, linearizable: bool = False, timeout: float | None = None) -> ClusterDescription:
         """As `raftlog.Admin.describe_cluster`."""
-        return await self._engine.describe_cluster(timeout)
+        return await self._engine.describe_cluster(linearizable, timeout)
+
+    async def describe_quorum(self, *, timeout: float | None = None) -> QuorumDescription:
+        """As `raftlog.Admin.describe_quorum`."""
+        return await self._engine.describe_quorum(timeout)
+
+    async def elect_leaders(
+        self, topic: str, partitions: Iterable[int] = (), *, unclean: bool = False, timeout: float | None = None
+    ) -> None:
+        """As `raftlog.Admin.elect_leaders`."""
+        await self._engine.elect_leaders(topic, partitions, unclean, timeout)
+
+    async def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
+        """As `raftlog.Admin.unregister_broker`."""
+        await self._engine.unregister_broker(broker_id, timeout)
 
     async def describe_configs(
         self, topic: str | None = None, broker: int | str | None = None, *, timeout: float | None = None

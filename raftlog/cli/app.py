@@ -16,7 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from raftlog import __version__
-from raftlog.cli import cluster, configs, consume, log_dump, produce, servers, topics
+from raftlog.cli import cluster, configs, consume, log_dump, produce, quorum, servers, topics
 from raftlog.cli.output import print_error
 from raftlog.errors import RaftlogError
 
@@ -47,6 +47,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(configs.app, name="config")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(quorum.app, name="quorum")
 app.add_typer(log_dump.app, name="log")
 
 

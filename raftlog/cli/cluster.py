@@ -2,39 +2,138 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import typer
 
+from raftlog._descriptions import QuorumDescription
 from raftlog.cli.clients import connect_admin
-from raftlog.cli.output import BOOTSTRAP_DEFAULT, BootstrapOption, Output, OutputOption, print_json, print_rows
+from raftlog.cli.output import (
+    BOOTSTRAP_DEFAULT,
+    BootstrapOption,
+    Output,
+    OutputOption,
+    Row,
+    counted,
+    print_done,
+    print_json,
+    print_rows,
+)
 
-app = typer.Typer(no_args_is_help=True, help="What a cluster consists of.")
+app = typer.Typer(no_args_is_help=True, help="What a cluster consists of, and who decides in it.")
 
-_BROKER_COLUMNS = ("broker_id", "host", "port", "rack", "fenced")
-
-
-@app.callback()
-def group() -> None:
-    """Keep `describe` a command of its own although there is only one."""
+_BROKER_COLUMNS = (
+    "broker_id",
+    "host",
+    "port",
+    "rack",
+    "fenced",
+    "in_controlled_shutdown",
+    "broker_epoch",
+    "leaderships",
+    "replicas",
+)
+_VOTER_COLUMNS = ("node_id", "address", "state", "log_end_index", "lag", "last_contact_ms")
+_OBSERVER_COLUMNS = ("broker_id", "applied_offset", "lag", "fenced", "last_heartbeat_ms")
 
 
 @app.command()
-def describe(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputOption = Output.TABLE) -> None:
+def describe(
+    linearizable: Annotated[
+        bool,
+        typer.Option(
+            "--linearizable", metavar="", help="Ask the controllers first: miss nothing that was acknowledged before."
+        ),
+    ] = False,
+    bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Show the cluster's id, its controller and its brokers.
 
     Example: raftlog cluster describe --output json
     """
     with connect_admin(bootstrap) as admin:
-        found = admin.describe_cluster()
+        found = admin.describe_cluster(linearizable=linearizable)
     brokers = [{column: getattr(broker, column) for column in _BROKER_COLUMNS} for broker in found.brokers]
     if output is Output.JSON:
-        print_json(
-            {
-                "cluster_id": found.cluster_id,
-                "controller_id": found.controller_id,
-                "controller_epoch": found.controller_epoch,
-                "brokers": brokers,
-            }
-        )
+        print_json({**found._asdict(), "brokers": brokers})
     else:
-        print(f"cluster {found.cluster_id}, controller {found.controller_id} in epoch {found.controller_epoch}\n")
+        print(f"cluster {found.cluster_id}, controller {found.controller_id} in epoch {found.controller_epoch}")
+        features = ", ".join(f"{name}={level}" for name, level in sorted(found.features.items()))
+        print(f"metadata offset {found.metadata_offset}{f', features {features}' if features else ''}\n")
         print_rows(brokers, _BROKER_COLUMNS, output)
+
+
+@app.command()
+def quorum(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputOption = Output.TABLE) -> None:
+    """Show the metadata quorum: its leader, how far voters and brokers are, and its snapshot.
+
+    Example: raftlog cluster quorum
+    """
+    with connect_admin(bootstrap) as admin:
+        print_quorum(admin.describe_quorum(), output)
+
+
+def print_quorum(found: QuorumDescription, output: Output) -> None:
+    """Print a quorum: a few lines and two tables, or one JSON object."""
+    voters: list[Row] = [
+        {**voter._asdict(), "address": f"{voter.host}:{voter.port}" if voter.host else None} for voter in found.voters
+    ]
+    observers: list[Row] = [observer._asdict() for observer in found.observers]
+    if output is Output.JSON:
+        print_json({**found._asdict(), "voters": [v._asdict() for v in found.voters], "observers": observers})
+        return
+    leader = f"leader {found.leader_id}" if found.leader_id >= 0 else "no leader"
+    print(f"cluster {found.cluster_id}, {leader} in epoch {found.leader_epoch}")
+    print(f"log {found.log_start_index} to {found.log_end_index}, committed up to {found.commit_index}")
+    if found.snapshot_index > 0:
+        print(f"snapshot at {found.snapshot_index}, {counted(found.snapshot_bytes, 'byte')}")
+    print()
+    print_rows(list(map(_shown, voters)), _VOTER_COLUMNS, output)
+    if observers:
+        print()
+        print_rows(list(map(_shown, observers)), _OBSERVER_COLUMNS, output)
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    """Return a row with nothing where a number is not known."""
+    return {key: None if type(value) is int and value < 0 else value for key, value in row.items()}
+
+
+@app.command("elect-leaders")
+def elect_leaders(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", help="Only this one; may be repeated.")
+    ] = None,
+    unclean: Annotated[
+        bool,
+        typer.Option(
+            "--unclean", metavar="", help="Let a replica lead that may miss records, where nobody else is left."
+        ),
+    ] = False,
+    bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have a topic's partitions led by their first replicas.
+
+    Example: raftlog cluster elect-leaders events --partition 0
+    """
+    with connect_admin(bootstrap) as admin:
+        admin.elect_leaders(topic, partition or (), unclean=unclean)
+    print_done(f"leaders of {topic} elected", {"topic": topic, "partitions": partition or "all"}, output)
+
+
+@app.command("unregister-broker")
+def unregister_broker(
+    broker_id: Annotated[int, typer.Argument(metavar="BROKER", min=0, show_default=False)],
+    bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have the cluster forget a broker that is gone for good.
+
+    Example: raftlog cluster unregister-broker 4
+    """
+    with connect_admin(bootstrap) as admin:
+        admin.unregister_broker(broker_id)
+    print_done(f"broker {broker_id} unregistered", {"broker_id": broker_id}, output)

@@ -32,18 +32,20 @@ SettingsOption = Annotated[
 
 
 def up(
-    nodes: Annotated[int, typer.Option(min=1, help="How many servers; this version runs one.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="How many servers.")] = 1,
     data: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where the data is kept; without it, it is deleted at the end."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = _DEFAULT_PORT,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of the first server, the others follow; 0 picks free ones.")
+    ] = _DEFAULT_PORT,
     settings: SettingsOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Start a cluster on this machine; Ctrl-C stops it.
+    """Start a cluster on this machine; Ctrl-C stops it. With --data it is the same cluster again the next time.
 
-    Example: raftlog up --data ./my-data --set log.retention.ms=1d
+    Example: raftlog up --nodes 3 --data ./my-data --set log.retention.ms=1d
     """
     stop = threading.Event()
 
@@ -60,12 +62,19 @@ def up(
         config["insecure"] = True
     with Cluster(nodes, directory=data, port=port, config=config) as cluster:
         _print_welcome(cluster, keeps_data=data is not None)
+        ended: set[int] = set()
+        told = 0
         while not stop.wait(_LOOK_AFTER_S):
             for node_id in cluster.node_ids:
-                if not cluster.is_running(node_id):
+                if node_id not in ended and not cluster.is_running(node_id):
+                    ended.add(node_id)
                     print_note(cluster.log_tail(node_id))
                     print_error(f"server {node_id} has ended {cluster.ending(node_id)}; above is the end of its log")
-                    raise typer.Exit(1)
+            if len(ended) == nodes:
+                raise typer.Exit(1)
+            if ended and len(ended) > told:
+                told = len(ended)
+                print_note(f"{nodes - told} of {nodes} servers run on")
         print_note("stopping")
 
 
@@ -73,6 +82,8 @@ def _print_welcome(cluster: Cluster, *, keeps_data: bool) -> None:
     address = cluster.bootstrap
     fate = "stays there" if keeps_data else "is deleted at the end (keep it with --data DIR)"
     print(f"raftlog is up at {address}, data in {cluster.directory} {fate}")
+    if len(cluster.node_ids) > 1:
+        print(f"{len(cluster.node_ids)} servers, {len(cluster.controller_ids)} of them controllers")
     if address != BOOTSTRAP_DEFAULT:
         print(f"\n  export {BOOTSTRAP_VARIABLE}={address}")
     print("\nTry in another terminal:\n")

@@ -42,21 +42,36 @@ class ServerProcess:
     From a start until its end, or `release`, it holds a lock on its directory: the files there have one writer.
     """
 
-    def __init__(self, node_id: int, directory: Path, config: Mapping[str, ConfigValue], port: int = 0) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        directory: Path,
+        config: Mapping[str, ConfigValue],
+        port: int = 0,
+        *,
+        serves_clients: bool = True,
+    ) -> None:
         self.node_id = node_id
         self.directory = directory
         self.data_directory = directory / "data"
         self.log_file = directory / "server.log"
         self._config = dict(config)
         self._port = port
+        self._serves_clients = serves_clients
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
         self._lock: IO[str] | None = None
         self._log_begins_at = 0
+        self._launched_at_s = 0.0
+
+    def configure(self, config: Mapping[str, ConfigValue], port: int) -> None:
+        """Set the configuration of later starts, and the port unless it is 0."""
+        self._config = dict(config)
+        self._port = port or self._port
 
     @property
     def port(self) -> int:
-        """The port of the client listener; 0 before the first start."""
+        """The port of the client listener; 0 before the first start, and where there is none."""
         return self._port
 
     @property
@@ -82,16 +97,33 @@ class ServerProcess:
         return f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
 
     def start(self, timeout_s: float) -> None:
-        """Start the process and return when it serves.
+        """Start the process and return when it is ready. Raises as `launch` and `wait_ready`."""
+        self.launch()
+        self.wait_ready(time.monotonic() + timeout_s)
+
+    def launch(self) -> None:
+        """Start the process; `wait_ready` is to follow.
 
         Raises:
-            ServerFailed: it ended, is not ready in time, or another process has started a server in the directory.
+            ServerFailed: it runs already, or another process has started a server in the directory.
         """
         if self.is_running:
             raise ServerFailed(f"server {self.node_id} is running already (pid {self.pid})")
         self._acquire()
         try:
-            self._start(timeout_s)
+            self._launch()
+        except BaseException:
+            self.release()
+            raise
+
+    def wait_ready(self, deadline_s: float) -> None:
+        """Return when the server is ready, until a time of the monotonic clock.
+
+        Raises:
+            ServerFailed: it ended, or is not ready in time and was killed.
+        """
+        try:
+            self._wait_ready(deadline_s)
         except BaseException:
             if not self.is_running:
                 self.release()
@@ -122,24 +154,32 @@ class ServerProcess:
         lock.flush()
         self._lock = lock
 
-    def _start(self, timeout_s: float) -> None:
+    @property
+    def _ready_file(self) -> Path:
+        return self.directory / "ready.json"
+
+    def _launch(self) -> None:
         self.data_directory.mkdir(parents=True, exist_ok=True)
-        config_file, ready_file = self.directory / "server.toml", self.directory / "ready.json"
-        ready_file.unlink(missing_ok=True)
+        config_file = self.directory / "server.toml"
+        self._ready_file.unlink(missing_ok=True)
         config_file.write_text(self._toml())
         self._log_begins_at = self.log_file.stat().st_size if self.log_file.exists() else 0
-        command = dependent_server_command("--config", str(config_file), "--ready-file", str(ready_file))
+        command = dependent_server_command("--config", str(config_file), "--ready-file", str(self._ready_file))
         self._process = _starter.submit(self._spawn, command).result()
         self._paused = False
-        deadline = time.monotonic() + timeout_s
-        while not ready_file.exists():
-            if self._process.poll() is not None:
+        self._launched_at_s = time.monotonic()
+
+    def _wait_ready(self, deadline_s: float) -> None:
+        while not self._ready_file.exists():
+            if not self.is_running:
                 raise ServerFailed(self._describe(f"ended {self.ending} while starting"))
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
+                waited_s = time.monotonic() - self._launched_at_s
                 self.kill()
-                raise ServerFailed(self._describe(f"is not ready after {timeout_s:g} s"))
+                raise ServerFailed(self._describe(f"is not ready after {waited_s:.0f} s"))
             time.sleep(_READY_POLL_S)
-        self._port = int(json.loads(ready_file.read_bytes())["bootstrap"].rpartition(":")[2])
+        if self._serves_clients:
+            self._port = int(json.loads(self._ready_file.read_bytes())["bootstrap"].rpartition(":")[2])
 
     def kill(self) -> None:
         """End the process with SIGKILL; nothing that it had in memory survives."""
@@ -149,15 +189,25 @@ class ServerProcess:
         self.release()
 
     def stop(self, timeout_s: float) -> None:
-        """End the process with SIGTERM and wait for its clean shutdown.
+        """End the process with SIGTERM and wait for its clean shutdown. Raises as `wait_stopped`."""
+        self.terminate()
+        self.wait_stopped(timeout_s)
 
-        Raises:
-            ServerFailed: it had to be killed after `timeout_s`, or its exit code is not 0.
-        """
+    def terminate(self) -> None:
+        """Ask the process to stop (SIGTERM); `wait_stopped` is to follow."""
         process = self._running()
         if self._paused:
             self.resume()
         process.send_signal(signal.SIGTERM)
+
+    def wait_stopped(self, timeout_s: float) -> None:
+        """Return when a process that was asked to stop has done so.
+
+        Raises:
+            ServerFailed: it had to be killed after `timeout_s`, or its exit code is not 0.
+        """
+        process = self._process
+        assert process is not None, "terminate comes first"
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -214,11 +264,11 @@ class ServerProcess:
         )
 
     def _toml(self) -> str:
-        config: dict[str, ConfigValue] = {
-            "node.id": self.node_id,
-            "listeners": f"127.0.0.1:{self._port}",
-            "log.dirs": str(self.data_directory),
-            **self._config,
-        }
+        config: dict[str, ConfigValue] = {"node.id": self.node_id}
+        if self._serves_clients:
+            config |= {"listeners": f"127.0.0.1:{self._port}", "log.dirs": str(self.data_directory)}
+        else:
+            config["metadata.log.dir"] = str(self.data_directory)
+        config |= self._config
         # A JSON string is a TOML basic string, and JSON's numbers, true and false are TOML's.
         return "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in config.items())

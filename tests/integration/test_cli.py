@@ -345,7 +345,7 @@ def test_files_that_are_not_there_are_told_in_words(run: Run, topic: str, tmp_pa
 
 
 def test_tables_write_booleans_as_json_does(run: Run) -> None:
-    assert "\tfalse\n" in run("cluster", "describe").out
+    assert "\tfalse\t" in run("cluster", "describe").out
 
 
 def up(*options: str) -> subprocess.Popen[str]:

@@ -130,8 +130,14 @@ def test_a_directory_belongs_to_one_cluster_until_it_ends(tmp_path: Path) -> Non
         pass
 
 
-def test_several_nodes_are_refused_for_now() -> None:
-    with pytest.raises(InvalidConfig, match=r"nodes=3.*metadata quorum.*nodes=1"):
-        Cluster(nodes=3)
-    with Cluster() as cluster, pytest.raises(InvalidConfig, match="there is no server 2; this cluster has 1"):
-        cluster.kill(2)
+def test_a_cluster_that_cannot_be_is_refused() -> None:
+    for nodes, controllers in ((0, 1), (3, 2), (1, 3)):
+        with pytest.raises(InvalidConfig, match="nodes="):
+            Cluster(nodes, controllers=controllers)
+    with pytest.raises(InvalidConfig, match="leaves no broker"):
+        Cluster(nodes=3, dedicated_controllers=True)
+    with Cluster() as cluster:
+        with pytest.raises(InvalidConfig, match="there is no server 2; this cluster has 1"):
+            cluster.kill(2)
+        with pytest.raises(InvalidConfig, match="can_be_partitioned=True"):
+            cluster.partition([1], [1])

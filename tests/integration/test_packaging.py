@@ -95,7 +95,7 @@ def test_the_wheel_puts_no_generic_name_at_the_top(wheel: Path) -> None:
     assert tops == {"raftlog", "pyspark_raftlog", f"raftlog-{raftlog.__version__}.dist-info"}
     assert {
         "raftlog/_server/broker/__main__.py",
-        "raftlog/_server/raftmeta/decide.py",
+        "raftlog/_server/raftmeta/decide/__init__.py",
         "raftlog/_server/replication/__init__.py",
         "raftlog/v1/log_pb2_grpc.py",
         "raftlog/py.typed",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerConfig, is_loopback
+from broker.config import BrokerConfig
+from broker.config_checks import is_loopback
 from broker.config_keys import BROKER_CONFIGS, parse_endpoint
 from raftlog.errors import InvalidConfig
 
@@ -127,7 +128,8 @@ def test_clients_need_an_address_they_can_connect_to() -> None:
         ({"log_dirs": ""}, "log.dirs is not set"),
         ({"log_dirs": "/a,/b,/a/"}, "names a directory twice"),
         ({"metadata_log_dir": "/data"}, "is one of log.dirs"),
-        ({"process_roles": "broker"}, "broker,controller"),
+        ({"process_roles": ""}, "name at least one role"),
+        ({"process_roles": "observer"}, "broker, controller"),
         ({"auto_create_topics_enable": True}, "create them with the admin API"),
         ({"socket_request_max_bytes": "4MiB"}, "leaves no room for a batch of message.max.bytes=4194304"),
         ({"num_partitions": 5, "max_partitions_per_topic": 4}, "num.partitions=5 is above"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,16 @@ from raftlog.errors import InvalidRequestError, UnknownTopicId
 from raftlog.format import decode_batch, iter_headers
 from raftlog.v1 import common_pb2, log_pb2
 from tests.support.batches import batch_of
-from tests.support.broker_parts import TOPIC_ID, FetchWriter, Parts, Requests, records_of, removal
+from tests.support.broker_parts import (
+    TOPIC_ID,
+    FetchWriter,
+    Parts,
+    Requests,
+    image_with,
+    partition_records,
+    records_of,
+    removal,
+)
 
 BIG = 1 << 30
 
@@ -225,5 +236,71 @@ def test_waiting_on_a_partition_that_has_just_closed_wakes_at_once(tmp_path: Pat
             partition.wait(lambda: woken.append(True))
             assert woken == [True]
             assert partition.waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_read_for_anybody_without_a_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path, partitions=2) as parts, session(parts) as (requests, writer):
+            append(parts, b"a")
+            append(parts, b"b", partition=1)
+            await settle()
+            parts.lease.end()
+            requests.send(subscribe(1))
+            requests.send(subscribe(2, partition=1))
+            await settle()
+            assert writer.written == []
+            moved = image_with(2, offset=2, leader=2, leader_epoch=4, replicas=(1, 2))
+            stayed, gone = image_with(2, offset=2).topics[TOPIC_ID].partitions[0], moved.topics[TOPIC_ID].partitions[1]
+            topic = replace(moved.topics[TOPIC_ID], partitions=(stayed, gone))
+            moved = replace(moved, topics={TOPIC_ID: topic})
+            parts.registry.on_metadata(moved, partition_records(moved))
+            (refused,) = (await writer.wait_for(1))[0]
+            assert refused.head.subscription_id == 2
+            assert refused.head.error.code == common_pb2.NOT_LEADER_OR_FOLLOWER
+            assert refused.head.error.leader.port == 9092
+            parts.lease.renew()
+            frames = await writer.wait_for(2)
+            assert [values_of(records) for _, records in records_of(frames)] == [[b"a"]]
+            assert not parts.lease.waiting
+
+    asyncio.run(scenario())
+
+
+def test_what_was_read_before_a_pause_leaves_with_the_next_lease_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
+            append(parts, b"a")
+            await settle()
+            partition = parts.registry.find(TOPIC_ID, 0)
+            read = partition.read
+
+            def read_then_pause(*arguments: Any, **options: Any) -> Any:
+                result = read(*arguments, **options)
+                parts.lease.end()
+                return result
+
+            monkeypatch.setattr(partition, "read", read_then_pause)
+            requests.send(subscribe(1))
+            await settle()
+            assert writer.written == []
+            parts.lease.renew()
+            frames = await writer.wait_for(1)
+            assert [values_of(records) for _, records in records_of(frames)] == [[b"a"]]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_may_leave_while_its_frames_wait_for_a_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            async with session(parts) as (requests, _):
+                parts.lease.end()
+                requests.send(subscribe(1))
+                await settle()
+            assert not parts.lease.waiting
 
     asyncio.run(scenario())

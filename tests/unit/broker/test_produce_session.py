@@ -18,6 +18,7 @@ from raftlog import wire
 from raftlog.errors import BrokerOverloaded, StorageError, UnknownTopicId
 from raftlog.format import Codec
 from raftlog.v1 import common_pb2, log_pb2
+from replication.pending_acks import PendingAcks
 from tests.support.batches import batch_of
 from tests.support.broker_parts import TOPIC_ID, Parts, ProduceWriter, Requests, removal
 from tests.support.raw_client import RawClient
@@ -295,5 +296,35 @@ def test_a_heavy_batch_that_lies_is_refused_like_any_other(tmp_path: Path) -> No
                 common_pb2.CORRUPT_MESSAGE,
                 common_pb2.UNKNOWN_TOPIC_ID,
             ]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_was_ready_before_a_pause_waits_for_the_next_lease_and_a_refusal_does_not(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path, partitions=2) as parts, session(parts) as (requests, writer):
+            partition = parts.registry.find(TOPIC_ID, 0)
+
+            class Pausing(PendingAcks):
+                def advance(self, held_end_offset: int) -> None:
+                    super().advance(held_end_offset)  # answered: the response waits for the session's task
+                    parts.lease.end()  # the process is stopped, and resumed when the lease is over
+
+            partition._pending = Pausing()
+            requests.send(request(1))
+            requests.send(request(2, partition=1))
+            await settle()
+            assert [each.correlation_id for each in writer.written if not each.results[0].error.code] == []
+            requests.send(request(3))
+            await writer.wait_for(1)
+            assert {each.results[0].error.code for each in writer.written} == {common_pb2.NOT_LEADER_OR_FOLLOWER}
+            partition._pending = PendingAcks()
+            parts.lease.renew()
+            responses = await writer.wait_for(3)
+            accepted = [each.correlation_id for each in responses if not each.results[0].HasField("error")]
+            assert accepted[0] == 1
+            assert not parts.lease.waiting
 
     asyncio.run(scenario())

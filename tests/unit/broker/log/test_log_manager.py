@@ -14,6 +14,7 @@ from broker.log.log_dir import LogDirLocked
 from broker.log.manager import LogManager
 from broker.log.os_storage import OsStorage
 from broker.log.partition_log import PartitionLog
+from broker.log.storage import replace_file
 from raftlog.errors import InvalidConfig, StorageError, StorageFull, UnsupportedVersion
 from raftlog.format import validate_produced
 from tests.support.log_driver import LOG_DIR, TOPIC_ID, FakeClock, LogDriver, open_manager, timed_batch
@@ -490,3 +491,22 @@ def test_close_waits_for_housekeeping_and_nothing_is_written_after_it() -> None:
     with pytest.raises(StorageError, match="not ours any more"):
         driver.log.log_dir.update_marks(dict, removed=[(TOPIC_ID, 0)])
     assert log == []
+
+
+def test_the_clean_shutdown_mark_says_in_which_broker_epoch_it_was_left() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    assert manager.clean_broker_epoch is None
+    manager.close(broker_epoch=17)
+    manager = open_manager(storage)
+    assert manager.clean_broker_epoch == 17
+    storage.crash(None)
+    assert open_manager(storage).clean_broker_epoch is None
+
+
+@pytest.mark.parametrize("mark", [b"", b"clean-shutdown 1\n0 00000000\n", b"clean-shutdown 9\n0 00000000\n", b"\xff"])
+def test_a_mark_of_an_old_form_or_a_damaged_one_vouches_for_nothing(mark: bytes) -> None:
+    storage = MemoryStorage()
+    open_manager(storage).close(broker_epoch=17)
+    replace_file(storage, LOG_DIR, "clean-shutdown", mark)
+    assert open_manager(storage).clean_broker_epoch is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TypeAlias
 import pytest
 from grpc import aio
 
-from broker.clock import SystemClock
 from broker.config import BrokerConfig
 from broker.config_keys import BROKER_CONFIGS
 from broker.services.admin import AdminService
@@ -22,10 +20,9 @@ from raftlog.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from raftlog.v1.admin_pb2 import ConfigEntry
 from raftlog.v1.records_pb2 import ConfigResource
 from raftmeta.image import MetadataImage
-from raftmeta.single_node import SingleNodeMetadata
 from raftmeta.topic_configs import DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
+from tests.support.memory_metadata import MemoryMetadata
 from tests.support.metadata import register
-from tests.support.metadata_disk import MemoryDisk
 
 TOPIC, BROKER = ConfigResource.TOPIC, ConfigResource.BROKER
 WAIT_SECONDS = 20.0
@@ -55,7 +52,7 @@ class FakeLogs:
 class Cluster:
     """One node behind the service, and what the service asked the broker to wait for."""
 
-    def __init__(self, metadata: SingleNodeMetadata, stub: Stub) -> None:
+    def __init__(self, metadata: MemoryMetadata, stub: Stub) -> None:
         self.metadata = metadata
         self.stub = stub
         self.waited_for: list[int] = []
@@ -96,20 +93,17 @@ Work = Callable[[Cluster], Awaitable[None]]
 
 @asynccontextmanager
 async def served(config: BrokerConfig, logs: FakeLogs) -> AsyncIterator[Cluster]:
-    with ThreadPoolExecutor(1) as executor:
-        metadata = SingleNodeMetadata(MemoryDisk(), executor, lambda: 1_000, node_id=1, cluster_id="test")
-        await metadata.start()
-        await metadata.propose(register(epoch=0))
-        server = aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            cluster = Cluster(metadata, admin_pb2_grpc.AdminStub(channel))
-            service = AdminService(metadata, config, logs, SystemClock(), cluster.wait_applied)
-            admin_pb2_grpc.add_AdminServicer_to_server(service, server)
-            await server.start()
-            yield cluster
-        await server.stop(0)
-        await metadata.close()
+    metadata = MemoryMetadata()
+    await metadata.add_broker()
+    server = aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        cluster = Cluster(metadata, admin_pb2_grpc.AdminStub(channel))
+        service = AdminService(metadata, config, logs, cluster.wait_applied)
+        admin_pb2_grpc.add_AdminServicer_to_server(service, server)
+        await server.start()
+        yield cluster
+    await server.stop(0)
 
 
 def run(work: Work, values: Mapping[str, object] | None = None, logs: FakeLogs | None = None) -> None:
@@ -157,7 +151,8 @@ def test_a_creation_is_answered_only_once_this_broker_has_applied_it() -> None:
 def test_validate_only_creates_nothing() -> None:
     async def work(cluster: Cluster) -> None:
         response = await cluster.create("a", validate_only=True)
-        assert response == admin_pb2.CreateTopicResponse()
+        assert not response.HasField("error")
+        assert not response.topic_id
         assert not cluster.image.topics
         assert (await cluster.create("a/b", validate_only=True)).error.code == common_pb2.INVALID_TOPIC
 
@@ -171,7 +166,7 @@ def test_validate_only_creates_nothing() -> None:
         ({"name": "__cluster_metadata"}, common_pb2.INVALID_TOPIC),
         ({"name": "there"}, common_pb2.TOPIC_ALREADY_EXISTS),
         ({"partitions": -1}, common_pb2.INVALID_PARTITIONS),
-        ({"replication_factor": 2}, common_pb2.INVALID_REPLICATION_FACTOR),
+        ({"replication_factor": 3}, common_pb2.INVALID_REPLICATION_FACTOR),
         ({"replication_factor": -1}, common_pb2.INVALID_REPLICATION_FACTOR),
         ({"configs": {"nonsense": "1"}}, common_pb2.INVALID_CONFIG),
         ({"partitions": 11}, common_pb2.POLICY_VIOLATION),
@@ -347,3 +342,92 @@ def test_a_bug_reaches_the_client_as_an_answer() -> None:
         assert "KeyError" in response.error.message
 
     run(work, logs=Broken())
+
+
+# Cluster
+
+
+def test_a_topic_with_followers_is_refused_and_the_message_says_why() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.metadata.add_broker(2, port=9093)
+        for values in ({"replication_factor": 2}, {}):
+            error = (await cluster.create("a", **values)).error
+            assert error.code == common_pb2.INVALID_REPLICATION_FACTOR
+            assert "followers are not there yet in this version" in error.message
+
+    run(work, {"default.replication.factor": 2})
+
+
+def test_the_cluster_is_described_with_what_brokers_carry() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.metadata.add_broker(2, rack="r", port=9093)
+        created = await cluster.create("a", partitions=3)
+        response = await cluster.stub.DescribeCluster(
+            admin_pb2.DescribeClusterRequest(min_metadata_offset=created.metadata_offset)
+        )
+        assert (response.cluster_id, response.controller_id, response.controller_epoch) == ("test", 1, 1)
+        assert response.metadata_offset == cluster.image.offset == created.metadata_offset
+        assert [(b.broker_id, b.port, b.rack, b.fenced, b.leaderships, b.replicas) for b in response.brokers] == [
+            (1, 9092, "", False, 2, 2),
+            (2, 9093, "r", False, 1, 1),
+        ]
+        assert all(broker.broker_epoch > 0 for broker in response.brokers)
+        assert cluster.metadata.barriers == 0
+        await cluster.stub.DescribeCluster(admin_pb2.DescribeClusterRequest(linearizable=True))
+        assert cluster.metadata.barriers == 1
+
+    run(work)
+
+
+def test_what_this_broker_has_not_heard_of_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(cluster: Cluster) -> None:
+        ahead = cluster.image.offset + 2
+        request = admin_pb2.DescribeClusterRequest(min_metadata_offset=ahead)
+        asking = asyncio.ensure_future(cluster.stub.DescribeCluster(request))
+        await cluster.describe(BROKER, "")
+        assert not asking.done()
+        await cluster.create("a")
+        assert (await asking).metadata_offset >= ahead
+
+    run(work)
+
+
+def test_the_quorum_is_described_as_the_port_says() -> None:
+    async def work(cluster: Cluster) -> None:
+        response = await cluster.stub.DescribeQuorum(admin_pb2.AdminDescribeQuorumRequest())
+        assert response.quorum == cluster.metadata.quorum
+
+    run(work)
+
+
+def test_leaders_are_elected_or_it_is_said_why_not() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.create("a", partitions=2)
+
+        async def elect(topic: str, *partitions: int) -> common_pb2.Error:
+            request = admin_pb2.ElectLeadersRequest(topic=topic, partitions=partitions)
+            return (await cluster.stub.ElectLeaders(request)).error
+
+        assert (await elect("a")).code == common_pb2.ELECTION_NOT_NEEDED
+        assert (await elect("zzz")).code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        error = await elect("a", 0, 7)
+        assert error.code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        assert "2 partitions and none numbered 7" in error.message
+
+    run(work)
+
+
+def test_a_broker_that_is_gone_is_unregistered_and_a_live_one_is_not() -> None:
+    async def work(cluster: Cluster) -> None:
+        async def unregister(broker_id: int) -> admin_pb2.AdminUnregisterBrokerResponse:
+            return await cluster.stub.UnregisterBroker(admin_pb2.AdminUnregisterBrokerRequest(broker_id=broker_id))
+
+        assert (await unregister(1)).error.code == common_pb2.INVALID_REQUEST
+        assert (await unregister(9)).error.code == common_pb2.BROKER_ID_NOT_REGISTERED
+        await cluster.metadata.propose(register(5, incarnation=5))
+        response = await unregister(5)
+        assert not response.HasField("error")
+        assert response.metadata_offset == cluster.image.offset
+        assert 5 not in cluster.image.brokers
+
+    run(work)

@@ -1,0 +1,159 @@
+"""What the server's keys have to agree on among one another."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from broker.config_keys import KIB, parse_endpoint, parse_voters
+from raftlog.errors import InvalidConfig
+
+REQUEST_OVERHEAD_BYTES: Final = 64 * KIB
+"""What a request has around its largest batch."""
+LONGEST_LEASE: Final = 0.9
+"""Part of the session timeout: the rest is for clocks that do not run at the same speed."""
+ANY_ADDRESS: Final = ("0.0.0.0", "::")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address; names other than localhost count as reachable."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Check what no key alone tells.
+
+    Raises:
+        InvalidConfig: what contradicts what, and what to do.
+    """
+    if values["node.id"] is None:
+        raise InvalidConfig("node.id is not set; give this node a number of its own, for example node.id = 1")
+    log_dirs = values["log.dirs"]
+    if not log_dirs and "broker" not in values["process.roles"] and not values["metadata.log.dir"]:
+        raise InvalidConfig(
+            "neither metadata.log.dir nor log.dirs is set; name a directory for the metadata, for example "
+            'metadata.log.dir = "/var/lib/raftlog"'
+        )
+    if not log_dirs and "broker" in values["process.roles"]:
+        raise InvalidConfig('log.dirs is not set; name a directory for the data, for example "/var/lib/raftlog"')
+    if len(set(map(_normalized, log_dirs))) < len(log_dirs):
+        raise InvalidConfig(f"log.dirs={','.join(log_dirs)} names a directory twice")
+    if _normalized(values["metadata.log.dir"]) in map(_normalized, log_dirs) and values["metadata.log.dir"]:
+        raise InvalidConfig(
+            f"metadata.log.dir={values['metadata.log.dir']!r} is one of log.dirs; give it a directory of its own"
+        )
+    _check_listeners(values)
+    _check_quorum(values)
+    _check_times(values)
+    needed = values["message.max.bytes"] + REQUEST_OVERHEAD_BYTES
+    if values["socket.request.max.bytes"] < needed:
+        raise InvalidConfig(
+            f"socket.request.max.bytes={values['socket.request.max.bytes']} leaves no room for a batch of "
+            f"message.max.bytes={values['message.max.bytes']}; set it to {needed} or more"
+        )
+    if values["num.partitions"] > values["max.partitions.per.topic"]:
+        raise InvalidConfig(
+            f"num.partitions={values['num.partitions']} is above "
+            f"max.partitions.per.topic={values['max.partitions.per.topic']}"
+        )
+
+
+def _normalized(path: str) -> str:
+    return str(Path(path).absolute())
+
+
+def _check_listeners(values: Mapping[str, Any]) -> None:
+    listener = values["listeners"][0]
+    host, _ = parse_endpoint(listener)
+    if not is_loopback(host) and not values["insecure"]:
+        raise InvalidConfig(
+            f"listeners={listener!r}: plaintext without authentication is for loopback addresses only; "
+            "listen on 127.0.0.1, or start with --insecure (insecure = true) if anyone who reaches the port may do all"
+        )
+    if host in ANY_ADDRESS and not values["advertised.listeners"]:
+        raise InvalidConfig(
+            f"listeners={listener!r} is every address of this machine, which clients cannot connect to; "
+            "set advertised.listeners to the one that they reach"
+        )
+    for advertised in values["advertised.listeners"]:
+        if parse_endpoint(advertised)[0] in ANY_ADDRESS:
+            raise InvalidConfig(f"advertised.listeners={advertised!r}: clients cannot connect to that address")
+
+
+def _check_quorum(values: Mapping[str, Any]) -> None:
+    node_id, roles = values["node.id"], values["process.roles"]
+    voters = parse_voters(values["controller.quorum.voters"])
+    named = ",".join(values["controller.quorum.voters"])
+    if not voters:
+        if set(roles) != {"broker", "controller"}:
+            raise InvalidConfig(
+                f"process.roles={','.join(roles)} without controller.quorum.voters: a node alone is both broker and "
+                "controller; name the controllers as id@host:port, or leave process.roles out"
+            )
+        for key in ("inter.node.listener", "advertised.inter.node.listener"):
+            if values[key]:
+                raise InvalidConfig(
+                    f"{key}={values[key]!r} without controller.quorum.voters: a node alone talks to no other; name "
+                    "the controllers as id@host:port"
+                )
+        return
+    if "controller" in roles and node_id not in voters:
+        raise InvalidConfig(
+            f"this node is a controller, but node.id={node_id} is not in controller.quorum.voters={named}; "
+            "correct one of them, or set process.roles = broker"
+        )
+    if "controller" not in roles and node_id in voters:
+        raise InvalidConfig(
+            f"node.id={node_id} is in controller.quorum.voters={named}, but process.roles={','.join(roles)} has no "
+            "controller; add that role, or give this broker a number of its own"
+        )
+    if len(voters) > 1 and not values["cluster.id"]:
+        raise InvalidConfig(
+            "cluster.id is not set; with several controllers every node is told the same one. "
+            "Make one with `raftlog quorum new-id`"
+        )
+    if "controller" not in roles:
+        if values["inter.node.listener"]:
+            raise InvalidConfig(
+                f"inter.node.listener={values['inter.node.listener']!r}: only a controller listens for other nodes"
+            )
+        return
+    _check_inter_node_listener(values, voters[node_id])
+
+
+def _check_inter_node_listener(values: Mapping[str, Any], voter: tuple[str, int]) -> None:
+    own = values["inter.node.listener"]
+    host, port = parse_endpoint(own) if own else voter
+    key = f"inter.node.listener={own!r}" if own else f"controller.quorum.voters: this node is at {host}:{port}"
+    if port == 0:
+        raise InvalidConfig(f"{key}: the other nodes need to know the port; name one")
+    if not is_loopback(host) and not values["insecure"]:
+        raise InvalidConfig(
+            f"{key}: plaintext without authentication is for loopback addresses only; listen on 127.0.0.1, or start "
+            "with --insecure (insecure = true) if anyone who reaches the port may do all"
+        )
+    if not own and host in ANY_ADDRESS:
+        raise InvalidConfig(f"{key}, which the others cannot connect to; name the address that they reach")
+    advertised = values["advertised.inter.node.listener"]
+    if advertised and parse_endpoint(advertised)[0] in ANY_ADDRESS:
+        raise InvalidConfig(f"advertised.inter.node.listener={advertised!r}: nobody can connect to that address")
+
+
+def _check_times(values: Mapping[str, Any]) -> None:
+    heartbeat_ms, lease_ms = values["broker.heartbeat.interval.ms"], values["broker.lease.ms"]
+    session_ms = values["broker.session.timeout.ms"]
+    if lease_ms > LONGEST_LEASE * session_ms:
+        raise InvalidConfig(
+            f"broker.lease.ms={lease_ms} has to end before others may lead: set it to at most "
+            f"{int(LONGEST_LEASE * session_ms)}, nine tenths of broker.session.timeout.ms={session_ms}"
+        )
+    if lease_ms <= 2 * heartbeat_ms:
+        raise InvalidConfig(
+            f"broker.lease.ms={lease_ms} ends when one heartbeat is late: set it above {2 * heartbeat_ms}, two of "
+            f"broker.heartbeat.interval.ms={heartbeat_ms}, or send heartbeats more often"
+        )

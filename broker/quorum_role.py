@@ -1,0 +1,148 @@
+"""A node's part in the metadata quorum: a voter with its inter-node listener, or an observer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from typing import Final, Protocol, TypeVar
+
+from grpc import aio
+
+from broker.clock import Clock
+from broker.config import BrokerConfig
+from broker.services.metadata import MetadataService
+from raftlog.errors import BrokerUnavailable, RaftlogError
+from raftlog.v1 import metadata_pb2_grpc
+from raftmeta.port import MetadataPort
+from raftmeta.quorum.config import SERVER_OPTIONS, ControllerOptions, Endpoint, ObserverConfig, QuorumConfig
+from raftmeta.quorum.observed_metadata import open_observed
+from raftmeta.quorum.voter_metadata import open_quorum
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_WORD_S: Final = 1.0
+WORD_EVERY_S: Final = 3.0
+"""Between two lines that say what a node is waiting for."""
+INTER_NODE_GRACE_S: Final = 0.1
+
+
+class NodeMetadata(MetadataPort, Protocol):
+    """The metadata as a server needs it: it knows its cluster before it has an image."""
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's id, "" while it is not known."""
+        ...
+
+
+async def open_metadata(
+    config: BrokerConfig,
+    executor: Executor,
+    clock: Clock,
+    on_fatal: Callable[[RaftlogError], None],
+    stack: AsyncExitStack,
+) -> NodeMetadata:
+    """Return the metadata of this node, started but not ready yet; `stack` ends it, leadership handed over before.
+
+    Raises:
+        RaftlogError: the directory cannot be used, or the inter-node listener cannot be opened.
+    """
+    voters = {node_id: Endpoint(*endpoint) for node_id, endpoint in config.controller_quorum_voters.items()}
+    if not config.is_controller:
+        observed = await open_observed(
+            ObserverConfig(
+                config.node_id, voters, cluster_id=config.cluster_id, request_timeout_ms=config.request_timeout_ms
+            ),
+            executor,
+            clock,
+        )
+        stack.push_async_callback(observed.close)
+        await observed.start()
+        return observed
+    server = _listening_server(config)
+    if server is not None:
+        stack.push_async_callback(server.stop, INTER_NODE_GRACE_S)
+    quorum = await open_quorum(_quorum_config(config, voters), executor, clock, on_fatal)
+    stack.push_async_callback(quorum.close)
+    if server is not None:
+        quorum.add_to_server(server)
+        metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(quorum), server)
+        await server.start()
+    await quorum.start()
+    return quorum
+
+
+def _quorum_config(config: BrokerConfig, voters: dict[int, Endpoint]) -> QuorumConfig:
+    return QuorumConfig(
+        node_id=config.node_id,
+        directory=config.metadata_log_dir,
+        cluster_id=config.cluster_id,
+        voters=voters,
+        snapshot_bytes=config.metadata_log_max_record_bytes_between_snapshots,
+        election_timeout_ms=config.controller_quorum_election_timeout_ms,
+        request_timeout_ms=config.request_timeout_ms,
+        controller=ControllerOptions(
+            session_timeout_ms=config.broker_session_timeout_ms,
+            lease_ms=config.broker_lease_ms,
+            auto_leader_rebalance=config.auto_leader_rebalance_enable,
+            leader_imbalance_check_interval_ms=config.leader_imbalance_check_interval_ms,
+            leader_imbalance_percentage=config.leader_imbalance_per_broker_percentage,
+        ),
+    )
+
+
+def _listening_server(config: BrokerConfig) -> aio.Server | None:
+    """Return a server that holds the port of the inter-node listener, not started; None when there is none."""
+    if config.inter_node_listener is None:
+        return None
+    endpoint = Endpoint(*config.inter_node_listener)
+    server = aio.server(options=SERVER_OPTIONS)
+    try:
+        server.add_insecure_port(endpoint.address)
+    except RuntimeError as error:
+        raise BrokerUnavailable(
+            f"cannot listen for other nodes on {endpoint.address}: {error}; is another server using the port, or "
+            f"this node running already? Change controller.quorum.voters on all nodes, or inter.node.listener here"
+        ) from None
+    return server
+
+
+async def until_ready(metadata: MetadataPort, failure: asyncio.Future[None]) -> None:
+    """Return when the metadata is ready; meanwhile the log says every few seconds who or what is missing.
+
+    Raises:
+        RaftlogError: what `failure` ends with.
+    """
+    await or_failure(metadata.wait_ready(), failure, metadata.waiting_for, "the metadata quorum")
+    logger.info(
+        "metadata ready",
+        extra={
+            "cluster_id": metadata.image.cluster_id,
+            "controller_id": metadata.image.controller_id,
+            "controller_epoch": metadata.image.controller_epoch,
+            "metadata_offset": metadata.image.offset,
+        },
+    )
+
+
+async def or_failure(work: Awaitable[T], failure: asyncio.Future[None], missing: Callable[[], str], what: str) -> T:
+    """Return what `work` returns, with a line in the log now and then, or raise what `failure` ends with."""
+    waiting = asyncio.ensure_future(work)
+    pause_s = FIRST_WORD_S
+    try:
+        while not waiting.done():
+            await asyncio.wait((waiting, failure), timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                failure.result()
+            if not waiting.done():
+                logger.warning("waiting for %s: %s", what, missing() or "nothing is known to be missing")
+                pause_s = WORD_EVERY_S
+        return await waiting
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)

@@ -1,0 +1,146 @@
+"""Who is what in a cluster of server processes, at which ports; kept in a file, so that a cluster can be started again.
+
+DIRECTORY/cluster.json      the cluster's id, its controllers and every port
+DIRECTORY/node-N/           configuration, log and data of server N
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from raftlog.errors import InvalidConfig
+
+LAYOUT_FILE: Final = "cluster.json"
+_PORT_RANGE: Final = (10_000, 32_000)
+"""Below the ports that the system hands to outgoing connections: none of those takes one of ours meanwhile."""
+_MAX_ALL_CONTROLLERS: Final = 5
+
+
+@dataclass
+class Layout:
+    """A cluster's nodes. `inter_node_ports` has the controllers; it is empty for a node alone."""
+
+    nodes: int
+    cluster_id: str = ""
+    dedicated_controllers: bool = False
+    inter_node_ports: dict[int, int] = field(default_factory=dict)
+    client_ports: dict[int, int] = field(default_factory=dict)
+
+    def roles(self, node_id: int) -> list[str]:
+        """Return what a node is."""
+        if not self.inter_node_ports or (node_id in self.inter_node_ports and not self.dedicated_controllers):
+            return ["broker", "controller"]
+        return ["controller"] if node_id in self.inter_node_ports else ["broker"]
+
+    def is_broker(self, node_id: int) -> bool:
+        """Whether a node serves clients."""
+        return "broker" in self.roles(node_id)
+
+    def config(self, node_id: int, voters: Mapping[int, int]) -> dict[str, str | bool]:
+        """Return the keys that make a node a part of this cluster; `voters` are ports as this node reaches them."""
+        if not self.inter_node_ports:
+            return {}
+        config: dict[str, str | bool] = {
+            "cluster.id": self.cluster_id,
+            "process.roles": ",".join(self.roles(node_id)),
+            "controller.quorum.voters": ",".join(f"{other}@127.0.0.1:{port}" for other, port in voters.items()),
+        }
+        if node_id in self.inter_node_ports:
+            config["inter.node.listener"] = f"127.0.0.1:{self.inter_node_ports[node_id]}"
+        return config
+
+    def store(self, directory: Path) -> None:
+        """Write the layout down."""
+        aside = directory / f"{LAYOUT_FILE}.tmp"
+        aside.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        aside.replace(directory / LAYOUT_FILE)
+
+
+def default_controllers(nodes: int) -> int:
+    """Return how many of so many nodes are controllers: all where that makes a quorum, else the most that do."""
+    if nodes > _MAX_ALL_CONTROLLERS:
+        return 3
+    return nodes if nodes % 2 else nodes - 1
+
+
+def check_size(nodes: int, controllers: int, dedicated_controllers: bool) -> None:
+    """Check that a cluster can have so many nodes.
+
+    Raises:
+        InvalidConfig: it cannot.
+    """
+    if nodes < 1:
+        raise InvalidConfig(f"nodes={nodes}: a cluster has at least one node")
+    if controllers not in (1, 3, 5) or controllers > nodes:
+        raise InvalidConfig(f"controllers={controllers} of nodes={nodes}: a quorum has 1, 3 or 5 controllers")
+    if dedicated_controllers and controllers == nodes:
+        raise InvalidConfig(f"dedicated_controllers with {nodes} controllers of {nodes} nodes leaves no broker")
+
+
+def open_layout(directory: Path, nodes: int, controllers: int, dedicated_controllers: bool, port: int) -> Layout:
+    """Return the layout of the cluster in a directory, made up now if there is none. `port` is of the first broker.
+
+    Raises:
+        InvalidConfig: the directory has a cluster of another size.
+    """
+    found = _read(directory)
+    if found is None and nodes > 1 and (directory / "node-1").exists():
+        found = Layout(nodes=1)
+    if found is not None:
+        kept = (found.nodes, len(found.inter_node_ports) or 1, found.dedicated_controllers)
+        if kept != (nodes, controllers, dedicated_controllers):
+            raise InvalidConfig(
+                f"{directory} has a cluster of {kept[0]} nodes, {kept[1]} of them controllers"
+                f"{' only' if kept[2] else ''}; start it as such, or use another directory"
+            )
+        layout = found
+    else:
+        layout = Layout(nodes, dedicated_controllers=dedicated_controllers)
+        if nodes > 1:
+            layout.cluster_id = str(uuid.uuid4())
+            layout.inter_node_ports = dict(zip(range(1, controllers + 1), free_ports(controllers), strict=True))
+    if port:
+        brokers = [node_id for node_id in range(1, nodes + 1) if layout.is_broker(node_id)]
+        layout.client_ports = {node_id: port + number for number, node_id in enumerate(brokers)}
+    layout.store(directory)
+    return layout
+
+
+def _read(directory: Path) -> Layout | None:
+    path = directory / LAYOUT_FILE
+    try:
+        kept = json.loads(path.read_text())
+        ports = {name: {int(node): port for node, port in kept[name].items()} for name in _PORT_FIELDS}
+        return Layout(**{**kept, **ports})
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidConfig(f"{path} is damaged: {error}; put it back, or use another directory") from None
+
+
+_PORT_FIELDS: Final = ("inter_node_ports", "client_ports")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports on loopback that nobody uses."""
+    held: list[socket.socket] = []
+    try:
+        while len(held) < count:
+            candidate = socket.socket()
+            try:
+                candidate.bind(("127.0.0.1", random.randint(*_PORT_RANGE)))
+            except OSError:
+                candidate.close()
+                continue
+            held.append(candidate)
+        return [int(each.getsockname()[1]) for each in held]
+    finally:
+        for each in held:
+            each.close()

@@ -1,0 +1,131 @@
+"""Connections between nodes that can be cut: one proxy on loopback for each ordered pair of nodes.
+
+A cut is what a broken network looks like: connections stay open and nothing arrives, in either direction. Healed, the
+bytes that were held go on their way, late, as a network would deliver them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Final
+
+_CHUNK_BYTES: Final = 64 << 10
+
+
+class _Link:
+    """What `source` sends to `target`, and the answers: a listening port of its own, and a gate."""
+
+    def __init__(self, target_port: int) -> None:
+        self.port = 0
+        self._target_port = target_port
+        self._open = asyncio.Event()
+        self._open.set()
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def listen(self, port: int) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def set_open(self, is_open: bool) -> None:
+        (self._open.set if is_open else self._open.clear)()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a connection is served by a task"
+        self._connections.add(task)
+        try:
+            await self._open.wait()
+            try:
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            except OSError:
+                return
+            try:
+                ways = (self._pump(reader, far_writer), self._pump(far_reader, writer))
+                pumps = [asyncio.ensure_future(way) for way in ways]
+                try:
+                    await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for pump in pumps:
+                        pump.cancel()
+                    await asyncio.gather(*pumps, return_exceptions=True)
+            finally:
+                far_writer.close()
+        except asyncio.CancelledError:
+            pass  # `close` asked for it, and gathers
+        finally:
+            writer.close()
+            self._connections.discard(task)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(_CHUNK_BYTES):
+            await self._open.wait()
+            writer.write(data)
+            await writer.drain()
+
+
+class Network:
+    """Proxies for all pairs, on a thread of their own. `ports[source][target]` is where `source` reaches `target`."""
+
+    def __init__(self, sources: Iterable[int], target_ports: dict[int, int]) -> None:
+        self.ports: dict[int, dict[int, int]] = {}
+        self._links: dict[tuple[int, int], _Link] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="raftlog-test-network", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._listen(list(sources), target_ports))
+        except BaseException:
+            self.close()
+            raise
+
+    async def _listen(self, sources: list[int], target_ports: dict[int, int]) -> None:
+        for source in sources:
+            self.ports[source] = {}
+            for target, port in target_ports.items():
+                if source == target:
+                    self.ports[source][target] = port
+                    continue
+                link = self._links[source, target] = _Link(port)
+                await link.listen(0)
+                self.ports[source][target] = link.port
+
+    def cut(self, some: Iterable[int], others: Iterable[int]) -> None:
+        """Let nothing pass between the nodes of the one side and those of the other."""
+        pairs = {(a, b) for a in some for b in others} | {(b, a) for a in some for b in others}
+        self._loop.call_soon_threadsafe(self._set, pairs, False)
+
+    def heal(self) -> None:
+        """Let everything pass."""
+        self._loop.call_soon_threadsafe(self._set, set(self._links), True)
+
+    def _set(self, pairs: set[tuple[int, int]], is_open: bool) -> None:
+        for pair in pairs & self._links.keys():
+            self._links[pair].set_open(is_open)
+
+    def close(self) -> None:
+        """End every connection."""
+
+        async def close() -> None:
+            await asyncio.gather(*(link.close() for link in self._links.values()))
+
+        if self._loop.is_closed():
+            return
+        self._run(close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: object) -> None:
+        running: Future[None] = asyncio.run_coroutine_threadsafe(work, self._loop)  # type: ignore[arg-type] # a coroutine
+        running.result(timeout=30)

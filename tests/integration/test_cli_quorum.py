@@ -1,0 +1,139 @@
+"""`raftlog up --nodes 3`, `raftlog cluster ...` and `raftlog quorum ...`, as people and scripts use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftlog.testing import Cluster
+
+
+def raftlog(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "raftlog", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def parsed(*arguments: str) -> Any:
+    done = raftlog(*arguments, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def up(data: Path, nodes: int = 3) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "raftlog", "up", "--port", "0", "--nodes", str(nodes), "--data", str(data)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    words = process.stdout.readline().split()
+    return words[words.index("at") + 1].rstrip(",")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(nodes=3, directory=tmp_path_factory.mktemp("three")) as cluster:
+        yield cluster
+
+
+def test_up_goes_on_when_one_of_three_dies_and_is_the_same_cluster_the_next_time(tmp_path: Path) -> None:
+    with up(tmp_path) as process:
+        address = address_of(process)
+        assert len(address.split(",")) == 3
+        assert raftlog("topic", "create", "t", "-p", "3", "-b", address).returncode == 0
+        cluster_id = parsed("cluster", "describe", "-b", address)["cluster_id"]
+        pid = json.loads((tmp_path / "node-2" / "ready.json").read_bytes())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        assert process.stderr is not None
+        said = ""
+        deadline_s = time.monotonic() + 20
+        while "run on" not in said and time.monotonic() < deadline_s:
+            said += process.stderr.readline()
+        assert "error: server 2 has ended by SIGKILL" in said
+        assert "2 of 3 servers run on" in said
+        assert raftlog("topic", "create", "u", "-b", address).returncode == 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    with up(tmp_path) as process:
+        address = address_of(process)
+        assert parsed("cluster", "describe", "-b", address)["cluster_id"] == cluster_id
+        assert [row["topic"] for row in parsed("topic", "list", "-b", address)] == ["t", "u"]
+        process.terminate()
+        assert process.wait(20) == 0
+    with up(tmp_path, nodes=1) as process:
+        assert "has a cluster of 3 nodes" in process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+
+
+def test_the_cluster_and_its_quorum_are_shown_to_people_and_to_programs(three: Cluster) -> None:
+    described = parsed("cluster", "describe", "--linearizable", "-b", three.bootstrap)
+    assert [broker["broker_id"] for broker in described["brokers"]] == [1, 2, 3]
+    assert {"leaderships", "replicas", "broker_epoch", "in_controlled_shutdown"} <= described["brokers"][0].keys()
+    for command in (("cluster", "quorum"), ("quorum", "describe")):
+        quorum = parsed(*command, "-b", three.bootstrap)
+        assert [voter["node_id"] for voter in quorum["voters"]] == [1, 2, 3]
+        assert [seen["broker_id"] for seen in quorum["observers"]] == [1, 2, 3]
+        shown = raftlog(*command, "-b", three.bootstrap).stdout
+        assert f"leader {quorum['leader_id']} in epoch {quorum['leader_epoch']}" in shown
+        assert "node_id\taddress\tstate\tlog_end_index\tlag\tlast_contact_ms\n1\t127.0.0.1:" in shown
+
+
+def test_electing_and_unregistering_say_why_not(three: Cluster) -> None:
+    assert raftlog("topic", "create", "led", "-b", three.bootstrap).returncode == 0
+    for command in (("elect-leaders", "led"), ("elect-leaders", "none"), ("unregister-broker", "1")):
+        done = raftlog("cluster", *command, "-b", three.bootstrap)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_an_id_is_new_every_time() -> None:
+    first, second = (raftlog("quorum", "new-id").stdout.strip() for _ in range(2))
+    assert uuid.UUID(first) != uuid.UUID(second)
+
+
+def test_directories_of_stopped_controllers_are_formatted_looked_into_and_changed(tmp_path: Path) -> None:
+    def config(node_id: int, voters: str) -> str:
+        file = tmp_path / f"server-{node_id}.toml"
+        named = ",".join(f"{voter}@127.0.0.1:{9100 + int(voter)}" for voter in voters.split(","))
+        file.write_text(
+            f'node.id = {node_id}\ncluster.id = "c-1"\nlog.dirs = "{tmp_path / str(node_id)}"\n'
+            f'controller.quorum.voters = "{named}"\n'
+        )
+        return str(file)
+
+    file = config(1, "1,2,3")
+    missing = raftlog("quorum", "describe", "--config", file)
+    assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
+    done = raftlog("quorum", "format", "--config", file)
+    assert done.returncode == 0, done.stderr
+    described = parsed("quorum", "describe", "--config", file)
+    assert (described["cluster_id"], described["node_id"], described["voters"]) == ("c-1", 1, [1, 2, 3])
+    again = raftlog("quorum", "format", "--config", file)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert "already" in again.stderr
+    changed = parsed("quorum", "set-voters", "--config", file, "--voters", "1,2,4")
+    assert (changed["before"], changed["after"]) == ([1, 2, 3], [1, 2, 4])
+    refused = raftlog("quorum", "set-voters", "--config", file, "--voters", "7,8,9")
+    assert refused.returncode == 1
+    broken = raftlog("quorum", "describe", "--config", config(9, "1,2,3"))
+    assert broken.returncode == 1
+    assert "node.id=9 is not in controller.quorum.voters" in broken.stderr
+
+
+def test_the_directory_of_a_running_controller_is_left_alone(three: Cluster) -> None:
+    file = str(three.directory / "node-1" / "server.toml")
+    done = raftlog("quorum", "set-voters", "--config", file, "--voters", "1,2,4")
+    assert done.returncode == 1
+    assert "in use by a running controller; stop it first" in done.stderr

@@ -1,0 +1,19 @@
+"""Deterministic simulation of metadata quorums: virtual time, network, disks and clocks, from one seed.
+
+Inside run the real parts: Raft node, write-ahead log, snapshot store, voters' directory, state machine, sessions and
+leases. What is simulated lies around them, one concept a module:
+
+    scheduler.py    virtual time, and the one source of randomness
+    disk.py         a disk that loses what was not synced, by sectors
+    network.py      streams that keep their order, and connections that break, stall and deliver late
+    process.py      a process on a host: it runs, stands still, is killed
+    voter.py        the controller role: drives a Raft node, proposes, reads
+    controller.py   what the active controller does: sessions, fencing, elections
+    broker.py       the broker role: heartbeats, lease, what it believes to lead, what it acknowledges
+    clients.py      who changes topics and reads them
+    faults.py       what goes wrong, and when
+    invariants.py   what has to hold after every event
+    schedule.py     one run from a seed
+    mutations.py    planted bugs, each of which some seed has to catch
+    scenario.py     scripted faults, for stories that are told in a test
+"""

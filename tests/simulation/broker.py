@@ -1,0 +1,249 @@
+"""The broker role of a process: it registers, sends heartbeats, holds a lease, and leads what its image says.
+
+It appends nothing. What counts is *when* it would acknowledge: an acknowledgement that leaves while somebody else may
+lead already is a violation, and so is a moment in which two brokers would both give one.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from raftlog.errors import RaftlogError
+from raftlog.v1 import records_pb2
+from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.decide import CommandResult
+from raftmeta.image import MetadataImage, PartitionImage
+from raftmeta.quorum.leases import BrokerLease
+from tests.simulation.controller import Heartbeat, HeartbeatAnswer
+from tests.simulation.network import Connection
+from tests.simulation.process import Process, ProcessGone
+from tests.simulation.requests import Requester
+from tests.simulation.voter import Committed
+
+if TYPE_CHECKING:
+    from tests.simulation.schedule import Simulation
+
+HEARTBEAT_S = 0.3
+EAGER_HEARTBEAT_S = 0.1
+"""While it has no lease."""
+PRODUCE_S = 0.05
+ALTER_SHARE = 0.04
+"""How often a leader changes an ISR instead of acknowledging a record."""
+
+PartitionKey = tuple[bytes, int]
+
+
+class SimBroker:
+    """One life of a broker."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.host = process.host
+        self.simulation: Simulation = process.simulation
+        self._random = random.Random(self.simulation.random.random())
+        self.broker_id = self.host.node_id
+        self.broker_epoch = -1
+        self.image = MetadataImage()
+        self.lease: BrokerLease = self.simulation.parts.lease()
+        self._incarnation_id = self._random.randbytes(16)
+        self._requester = Requester(process, self._random)
+        self._heartbeats: Connection | None = None
+        self._watch: Connection | None = None
+        self._controller_id = -1
+        self._sequence = 0
+        self._led: dict[PartitionKey, int] = {}
+        self._led_of: MetadataImage | None = None
+        self._altering: set[PartitionKey] = set()
+        self.wants_shutdown = False
+        """It asks to be relieved of what it leads, and then stops cleanly."""
+        process.after(self._random.uniform(0.01, 0.1), self._register)
+        process.after(self._random.uniform(0, PRODUCE_S), self._produce)
+
+    # What it believes
+
+    def _now_ms(self) -> float:
+        return self.host.local_s() * 1_000
+
+    def led(self) -> dict[PartitionKey, int]:
+        """Return the leader epochs of the partitions that its image says it leads, whatever its lease says."""
+        if self._led_of is not self.image:
+            me = self.image.brokers.get(self.broker_id)
+            mine = me is not None and me.broker_epoch == self.broker_epoch and not me.fenced
+            self._led_of = self.image
+            self._led = {
+                (topic_id, partition.partition): partition.leader_epoch
+                for topic_id, topic in self.image.topics.items()
+                for partition in topic.partitions
+                if mine and partition.leader == self.broker_id
+            }
+        return self._led
+
+    def has_lease(self) -> bool:
+        """Return whether its lease is valid at this moment."""
+        return self.lease.valid(self._now_ms())
+
+    def sees(self, image: MetadataImage) -> None:
+        """Take a committed image; an older one than it has is never acted on."""
+        if image.offset <= self.image.offset:
+            return
+        self.simulation.invariants.image_moves(self, self.image, image)
+        self.image = image
+        self.simulation.invariants.beliefs_changed(self)
+
+    # Registration and heartbeats
+
+    def _register(self) -> None:
+        mark, self.host.clean_mark = self.host.clean_mark, None
+        command = MetadataCommand(
+            register_broker=records_pb2.RegisterBrokerCommand(
+                broker_id=self.broker_id,
+                incarnation_id=self._incarnation_id,
+                host="localhost",
+                port=9_000 + self.broker_id,
+                directory_id=self.broker_id.to_bytes(16, "big"),
+                features=self.simulation.features,
+                previous_broker_epoch=mark,
+            )
+        )
+        self._requester.propose(command, self._registered)
+
+    def _registered(self, answer: Committed) -> None:
+        if isinstance(answer.outcome, CommandResult):
+            if self.broker_epoch != answer.outcome.broker_epoch:
+                self.lease.revoke()
+            self.broker_epoch = answer.outcome.broker_epoch
+            self._led_of = None
+            self.simulation.trace(self.host, f"registered with broker epoch {self.broker_epoch}")
+            self.process.after(0, self._beat)
+        else:
+            assert isinstance(answer.outcome, RaftlogError)
+            self.process.after(0.3, self._register)
+
+    def _beat(self) -> None:
+        self.process.after(
+            HEARTBEAT_S if self.has_lease() else EAGER_HEARTBEAT_S * self._random.uniform(0.8, 1.2), self._beat
+        )
+        if self._heartbeats is None:
+            self._open_heartbeats()
+        if self._heartbeats is not None:
+            self._sequence += 1
+            self.lease.sent(self._sequence, self._now_ms())
+            self._heartbeats.send(
+                Heartbeat(self.broker_id, self.broker_epoch, self._sequence, self.image.offset, self.wants_shutdown)
+            )
+
+    def _open_heartbeats(self) -> None:
+        target = self._controller_id if self._controller_id >= 0 else self._random.choice(self.simulation.voters)
+        self._controller_id = -1
+        voter = self.simulation.voter_on(target)
+        connection = None if voter is None else self.simulation.network.connect(self.process, voter.process)
+        if connection is None or voter is None:
+            return
+        controller = voter.controller
+        connection.acceptor_hears(
+            lambda heartbeat: controller.heartbeat(connection, heartbeat),
+            lambda: controller.stream_closed(connection),
+        )
+        connection.opener_hears(
+            lambda answer: self._answered(connection, answer), lambda: self._lost_heartbeats(connection)
+        )
+        self._heartbeats = connection
+        self.process.after(1.0, self._check_answers, connection, self._sequence)
+
+    def _check_answers(self, connection: Connection, sequence: int) -> None:
+        """Go elsewhere if nothing has been heard on a connection for a second."""
+        if self._heartbeats is connection:
+            if self.lease.expires_at_ms < self._now_ms() and sequence < self._sequence:
+                connection.break_now()
+                self._lost_heartbeats(connection)
+            else:
+                self.process.after(1.0, self._check_answers, connection, self._sequence)
+
+    def _answered(self, connection: Connection, answer: HeartbeatAnswer) -> None:
+        if answer.lease_ms:
+            self.lease.granted(answer.sequence, answer.lease_ms, self._now_ms())
+            self.simulation.invariants.beliefs_changed(self)
+        if answer.may_shut_down and self.wants_shutdown:
+            self.lease.revoke()
+            self.host.clean_mark = self.broker_epoch
+            self.host.stop("stops cleanly")
+            raise ProcessGone
+        if not answer.active and self._heartbeats is connection:
+            self._controller_id = answer.hint
+            connection.break_now()
+            self._lost_heartbeats(connection)
+
+    def _lost_heartbeats(self, connection: Connection) -> None:
+        if self._heartbeats is connection:
+            self._heartbeats = None
+
+    # Watching, on a host without a voter
+
+    def watch(self) -> None:
+        """Follow the images of some controller."""
+        voter = self.simulation.voter_on(self._random.choice(self.simulation.voters))
+        connection = None if voter is None else self.simulation.network.connect(self.process, voter.process)
+        if connection is None or voter is None:
+            self.process.after(0.2, self.watch)
+            return
+        watching = connection
+
+        def lost() -> None:
+            self.process.after(self._random.uniform(0.01, 0.2), self.watch)
+
+        def begin(_: object) -> None:
+            voter.watchers.append(watching.answer)
+            watching.answer(voter.image)
+
+        def stop() -> None:
+            if watching.answer in voter.watchers:
+                voter.watchers.remove(watching.answer)
+
+        watching.acceptor_hears(begin, stop)
+        watching.opener_hears(self.sees, lost)
+        watching.send(None)
+
+    # Leading
+
+    def _produce(self) -> None:
+        self.process.after(PRODUCE_S * self._random.uniform(0.5, 1.5), self._produce)
+        if not self.simulation.parts.checks_lease and self.led():
+            self._acknowledge(*self._random.choice(sorted(self.led().items())))
+        if not self.has_lease() or not self.led():
+            return
+        key, leader_epoch = self._random.choice(sorted(self.led().items()))
+        if self._random.random() < ALTER_SHARE and key not in self._altering:
+            self._alter(key)
+        else:
+            self.process.after(self._random.choice((0.001, 0.02, 0.4)), self._acknowledge, key, leader_epoch)
+
+    def _acknowledge(self, key: PartitionKey, leader_epoch: int) -> None:
+        """What was appended in `leader_epoch` is on the ISR's disks: the answer leaves, unless the lease is over."""
+        if self.led().get(key) == leader_epoch and (self.has_lease() or not self.simulation.parts.checks_lease):
+            self.simulation.invariants.acknowledges(self, key, leader_epoch)
+
+    def _alter(self, key: PartitionKey) -> None:
+        partition = self.image.partition(*key)
+        assert partition is not None
+        members = {self.broker_id, *(each for each in partition.replicas if self._random.random() < 0.7)}
+        command = MetadataCommand(alter_partition=self._alter_command(key, partition, members))
+        self._altering.add(key)
+        self._requester.propose(command, lambda _: self._altering.discard(key))
+
+    def _alter_command(
+        self, key: PartitionKey, partition: PartitionImage, members: set[int]
+    ) -> records_pb2.AlterPartitionCommand:
+        return records_pb2.AlterPartitionCommand(
+            broker_id=self.broker_id,
+            broker_epoch=self.broker_epoch,
+            topic_id=key[0],
+            partition=key[1],
+            leader_epoch=partition.leader_epoch,
+            partition_epoch=partition.partition_epoch,
+            new_isr=[
+                records_pb2.IsrMember(broker_id=each, broker_epoch=self.image.brokers[each].broker_epoch)
+                for each in sorted(members)
+                if each in self.image.brokers
+            ],
+        )

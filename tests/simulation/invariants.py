@@ -1,0 +1,243 @@
+"""What has to hold after every event. Each check stands where the thing it is about happens.
+
+one leader a term, one serving controller an epoch      after_cycle, serves
+committed entries never change                          applied, restored
+applied states are equal at equal indexes               applied, restored
+what was acknowledged is never lost                     active (every new leader has it), and the end of a run
+reads are as new as what was acknowledged before        read; the history of the clients is checked besides
+a command of a past epoch changes nothing               applied
+epochs and offsets only grow, on every process          image_moves
+a fenced broker has no lease                            applied (when the fencing is committed)
+two brokers never believe to lead the same partition    beliefs_changed
+nobody acknowledges after another was elected           acknowledges
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from raftlog.errors import FencedController
+from raftlog.v1.raft_pb2 import VOTER
+from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.image import NO_LEADER, MetadataImage
+from raftmeta.raft.ports import Applied
+from raftmeta.state import MetadataState
+from tests.simulation.parts import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.broker import PartitionKey, SimBroker
+    from tests.simulation.schedule import Simulation
+    from tests.simulation.voter import Voter
+
+Life = tuple[int, int]
+"""Node id and which of its processes."""
+
+
+class Invariants:
+    """What all processes together have shown so far. `truth` is the newest image that any replica has applied."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.counts: Counter[str] = Counter()
+        self.truth = MetadataImage()
+        self.acknowledged_index = 0
+        self._truth_index = 0
+        self._committed = 0
+        self._acknowledged: dict[int, int] = {}
+        """By term, up to which entry."""
+        self._log: dict[int, tuple[int, bytes]] = {}
+        self._digests: dict[int, bytes] = {}
+        self._leaders: dict[int, Life] = {}
+        self._serving: dict[int, Life] = {}
+        self._elected: dict[PartitionKey, int] = {}
+
+    # The log
+
+    def applied(
+        self, voter: Voter, index: int, term: int, command: bytes, state: MetadataState, *, changed: bool
+    ) -> None:
+        """A replica has applied an entry."""
+        entry = (term, command)
+        known = self._log.setdefault(index, entry)
+        if known is entry:
+            self.counts["entries"] += 1
+            if changed:
+                self._check_epoch(index, term, command)
+        elif known != entry:
+            raise Violation(
+                f"{voter.host} applies entry {index} of term {term}, which was committed with term {known[0]}"
+                f"{'' if known[1] == command else ' and other bytes'}"
+            )
+        self._check_state(voter, index, state)
+
+    def restored(self, voter: Voter, index: int, term: int, state: MetadataState) -> None:
+        """A replica has taken a snapshot in place of its state."""
+        self.counts["snapshots restored"] += 1
+        known = self._log.get(index)
+        if known is None or known[0] != term:
+            raise Violation(f"{voter.host} restores a snapshot at {index} of term {term}; committed there: {known}")
+        self._check_state(voter, index, state)
+
+    def _check_epoch(self, index: int, term: int, command: bytes) -> None:
+        epoch = MetadataCommand.FromString(command).controller_epoch
+        if epoch != term:
+            raise Violation(f"entry {index} of term {term} was proposed in epoch {epoch}, and changed the state")
+
+    def _check_state(self, voter: Voter, index: int, state: MetadataState) -> None:
+        digest = state.capture().digest
+        if self._digests.setdefault(index, digest) != digest:
+            raise Violation(f"{voter.host} has another state at {index} than a replica before it")
+        if index > self._truth_index:
+            self._truth_index = index
+            if state.image is not self.truth:
+                before, self.truth = self.truth, state.image
+                self._follow_truth(before)
+
+    def _follow_truth(self, before: MetadataImage) -> None:
+        if self.truth.topics is not before.topics:
+            for topic_id, topic in self.truth.topics.items():
+                if before.topics.get(topic_id) is topic:
+                    continue
+                for partition in topic.partitions:
+                    self.counts["revocations"] += partition.revoked_leader is not None
+                    if partition.leader != NO_LEADER:
+                        self._elected[topic_id, partition.partition] = partition.leader_epoch
+        if self.truth.brokers is not before.brokers:
+            for broker_id, broker in self.truth.brokers.items():
+                was = before.brokers.get(broker_id)
+                if broker.fenced and was is not None and not was.fenced:
+                    self._check_fenced(broker_id, broker.broker_epoch)
+
+    def _check_fenced(self, broker_id: int, broker_epoch: int) -> None:
+        self.counts["fencings"] += 1
+        broker = self._simulation.brokers.get(broker_id)
+        if broker is not None and broker.broker_epoch == broker_epoch and broker.has_lease():
+            left_ms = broker.lease.expires_at_ms - broker.host.local_s() * 1_000
+            raise Violation(f"broker {broker_id} is fenced while its lease has {left_ms:.0f} ms to go")
+
+    # The quorum
+
+    def after_cycle(self, voter: Voter) -> None:
+        """A node has taken a step."""
+        if voter.node.role == "leader":
+            self._check_matches(voter)
+            if voter.node.commit_index > self._committed:
+                self._check_majority(voter)
+                self._committed = voter.node.commit_index
+        # Before its term is durable a leader has shown it to nobody, and may forget it.
+        if voter.node.role == "leader" and voter.wal.synced_term >= voter.node.term:
+            self._once(self._leaders, voter, voter.node.term, "leads")
+
+    def _check_matches(self, leader: Voter) -> None:
+        """What a leader takes for acknowledged is there, as long as its followers follow it."""
+        for peer_id, status in leader.node.peers().items():
+            follower = self._simulation.voter_on(peer_id)
+            if follower is None or follower.node.term != leader.node.term or follower.node.voter_state != VOTER:
+                continue
+            index, wal = status.match_index, follower.wal
+            if index < max(wal.first_index, leader.wal.first_index):
+                continue
+            held = wal.term_at(index)
+            if held is None or held != leader.wal.term_at(index):
+                raise Violation(
+                    f"{leader.host} counts on entry {index} being on {follower.host}, which has entries up to "
+                    f"{wal.last_index} and there term {held}, not {leader.wal.term_at(index)}"
+                )
+
+    def _check_majority(self, leader: Voter) -> None:
+        """What a leader counts as committed is on the disks of a majority; nodes that do not run may have it."""
+        index = leader.node.commit_index
+        term = leader.wal.term_at(index)
+        without = 0
+        for node_id in self._simulation.voters:
+            voter = self._simulation.voter_on(node_id)
+            if voter is None or voter.node.voter_state != VOTER or voter.wal.first_index > index:
+                continue
+            without += voter.wal.term_at(index) != term or voter.wal.synced_index < index
+        if without * 2 >= len(self._simulation.voters):
+            raise Violation(f"{leader.host} counts entry {index} as committed, which {without} voters do not have")
+
+    def active(self, voter: Voter, term: int) -> None:
+        """A node leads and has applied what was committed before it did."""
+        self.counts["leaders"] += 1
+        # A leader may find out late that it was elected; what later ones acknowledged by then is none of its own.
+        before = max((index for earlier, index in self._acknowledged.items() if earlier < term), default=0)
+        if voter.node.last_applied < before:
+            raise Violation(
+                f"{voter.host} leads in term {term} with entries up to {voter.node.last_applied}; "
+                f"entry {before} was acknowledged before and is lost"
+            )
+
+    def serves(self, voter: Voter, epoch: int) -> None:
+        """A node begins to serve as the active controller."""
+        self._once(self._serving, voter, epoch, "serves as controller")
+
+    def _once(self, who: dict[int, Life], voter: Voter, term: int, does: str) -> None:
+        life = (voter.host.node_id, voter.host.boots)
+        if who.setdefault(term, life) != life:
+            raise Violation(f"{voter.host} {does} in term {term}, and so did node {who[term][0]}")
+
+    def answered(self, voter: Voter, command: MetadataCommand, outcome: Applied) -> None:
+        """A proposer has got the outcome of a command."""
+        self.counts["acknowledged"] += 1
+        fenced = isinstance(getattr(outcome.result, "outcome", None), FencedController)
+        if command.controller_epoch != outcome.term and not fenced:
+            raise Violation(f"{voter.host} acknowledges a command of epoch {command.controller_epoch}: {outcome}")
+        self.acknowledged_index = max(self.acknowledged_index, outcome.index)
+        self._acknowledged[outcome.term] = max(self._acknowledged.get(outcome.term, 0), outcome.index)
+
+    def read(self, voter: Voter, index: int, acknowledged_before: int) -> None:
+        """A linearizable read is answered from this index on."""
+        self.counts["reads"] += 1
+        if min(index, voter.node.last_applied) < acknowledged_before:
+            raise Violation(f"{voter.host} reads at {index} what was acknowledged up to {acknowledged_before} before")
+
+    # Images and brokers
+
+    def image_moves(self, who: Voter | SimBroker, before: MetadataImage | None, after: MetadataImage) -> None:
+        """A process takes a newer image."""
+        if before is None:
+            return
+        if after.offset < before.offset or after.controller_epoch < before.controller_epoch:
+            raise Violation(f"{who.host} goes back from {before.offset} to {after.offset}")
+        for broker_id, broker in after.brokers.items():
+            was = before.brokers.get(broker_id)
+            if was is not None and was.broker_epoch > broker.broker_epoch:
+                raise Violation(f"broker epoch of {broker_id} goes back on {who.host}")
+        if after.topics is before.topics:
+            return
+        for topic_id, topic in after.topics.items():
+            old = before.topics.get(topic_id)
+            if old is None or old is topic:
+                continue
+            for was_partition, partition in zip(old.partitions, topic.partitions, strict=False):
+                if (partition.leader_epoch, partition.partition_epoch) < (
+                    was_partition.leader_epoch,
+                    was_partition.partition_epoch,
+                ) or partition.partition_epoch < was_partition.partition_epoch:
+                    raise Violation(f"epochs of {topic.name}-{partition.partition} go back on {who.host}")
+
+    def beliefs_changed(self, broker: SimBroker) -> None:
+        """A broker has a newer image or a longer lease."""
+        if not broker.has_lease():
+            return
+        mine = broker.led().keys()
+        for other in self._simulation.brokers.values():
+            if other is not broker and other.has_lease():
+                both = mine & other.led().keys()
+                if both:
+                    raise Violation(
+                        f"brokers {broker.broker_id} and {other.broker_id} both hold a lease and believe to lead "
+                        f"{len(both)} partitions, of epochs {broker.led()[min(both)]} and {other.led()[min(both)]}"
+                    )
+
+    def acknowledges(self, broker: SimBroker, key: PartitionKey, leader_epoch: int) -> None:
+        """A broker's acknowledgement leaves."""
+        self.counts["records acknowledged"] += 1
+        elected = self._elected.get(key, -1)
+        if elected > leader_epoch:
+            raise Violation(
+                f"broker {broker.broker_id} acknowledges in leader epoch {leader_epoch} "
+                f"after a leader of epoch {elected} was elected"
+            )

@@ -1,0 +1,297 @@
+"""Planted bugs: each is a protection taken out of the real code, and some schedule has to notice.
+
+A mutation rewrites a line or two of a function for as long as it is planted. It says which, so that a change of that
+code which leaves nothing to rewrite is an error and not a mutation that silently does nothing. A mutation that no
+schedule catches is a hole in the simulation, or code that protects from nothing.
+"""
+
+from __future__ import annotations
+import __future__
+
+import contextlib
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulation.parts import Parts
+
+ENOUGH_SCHEDULES = 150
+"""A planted bug has to be caught within so many."""
+BATCH = 4
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Replace `old`, which stands there once, by `new` in the source of `target` (module:Class.method)."""
+
+    target: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A planted bug. `parts` are switches of the simulation for what is not in a function of the product."""
+
+    why: str
+    rewrites: tuple[Rewrite, ...] = ()
+    parts: dict[str, Any] = field(default_factory=dict)
+    voters: int | None = None
+    """With how many voters it shows, if that matters."""
+    schedules: int = ENOUGH_SCHEDULES
+    """How many to run before the story is told."""
+    story: str | None = None
+    """The story that is about it (`test_stories`), for what schedules come to rarely."""
+
+
+def _in(target: str, old: str, new: str) -> Rewrite:
+    return Rewrite(f"raftmeta.{target}", old, new)
+
+
+MUTATIONS: dict[str, Mutation] = {
+    # The log and the votes
+    "term stamp off": Mutation(
+        "acknowledgements of an earlier term count for a leader that was elected again",
+        (
+            _in(
+                "raft.receiving:Receiver.handle",
+                "peer, sender_term, term = self._peers[peer_id], message.sender_term, self._consensus.term",
+                "peer, sender_term, term = self._peers[peer_id], message.sender_term, self._consensus.term\n"
+                "    if kind == 'append_answer': sender_term = term",
+            ),
+        ),
+        voters=5,
+        story="test_a_stale_acknowledgement_counts_for_nothing_after_a_re_election",
+    ),
+    "append rewrite off": Mutation(
+        "entries go to PySyncObj as they came: matching entries are truncated, and what was not compared is answered",
+        (
+            _in(
+                "raft.receiving:Receiver._append_entries",
+                "if entries and entries[0][1] <= last_index:",
+                "if False:",
+            ),
+        ),
+    ),
+    "commit index past what was compared": Mutation(
+        "a follower's own tail counts as committed because the leader's commit index covers it",
+        (
+            _in(
+                "raft.receiving:Receiver._append_entries",
+                "commit_index = min(body.commit_index, verified)",
+                "commit_index = body.commit_index",
+            ),
+        ),
+    ),
+    "snapshot guard off": Mutation(
+        "the first chunk of a snapshot carries the commit index over a tail that was never compared",
+        (
+            _in(
+                "raft.receiving:Receiver._snapshot_chunk",
+                "self._consensus.heard_leader(peer, body.term)",
+                "self._consensus.deliver(peer, "
+                "{'type': 'append_entries', 'term': body.term, 'commit_index': body.commit_index})",
+            ),
+        ),
+    ),
+    "fsync gate off": Mutation(
+        "votes and acknowledgements leave before the log is synced", parts={"sends_before_sync": True}
+    ),
+    "own entries count before the sync": Mutation(
+        "a leader counts what is only in its memory",
+        (_in("raft.consensus:Consensus._SyncObj__applyLogEntries", "self._wal.synced_index)", "self.commit_index)"),),
+        voters=1,
+    ),
+    "vote not durable": Mutation(
+        "a restarted voter votes again in the same term",
+        (
+            _in(
+                "raft.wal:WriteAheadLog.setCurrentTerm",
+                "self._collected += VOTE_RECORD.pack(VOTE, term, voted_for)",
+                "pass",
+            ),
+        ),
+    ),
+    "wiped-voter guard off": Mutation(
+        "a voter with an empty disk votes at once",
+        (
+            _in(
+                "raft.voters:JoinGuard.__init__",
+                "self.state = VOTER if state == FRESH and not self._others else state",
+                "self.state = VOTER",
+            ),
+        ),
+    ),
+    "snapshot not synced": Mutation(
+        "a snapshot takes its name before its content is durable",
+        (_in("raft.snapshots:SnapshotStore.write", "self._disk.sync(name + _TMP)", "pass"),),
+    ),
+    "checksum of the log off": Mutation(
+        "what a power cut tore is read as if it had been written",
+        (
+            _in(
+                "raft.segments:Segment._payload_at",
+                "return payload if google_crc32c.extend(covered, payload) == crc else None",
+                "return payload",
+            ),
+        ),
+    ),
+    # Reads
+    "read without a round": Mutation(
+        "a deposed leader answers reads",
+        (
+            _in(
+                "raft.reads:ReadRounds.ready",
+                "if sum(confirmed >= round_number for confirmed in self._confirmed.values()) < self._needed:",
+                "if False:",
+            ),
+        ),
+    ),
+    # The state machine
+    "epoch fence off": Mutation(
+        "a command of a past controller epoch changes the state",
+        (
+            _in(
+                "state:MetadataState.apply",
+                "fenced = self._fence(parsed, term)",
+                "parsed.controller_epoch = term; fenced = None",
+            ),
+        ),
+    ),
+    "deduplication off": Mutation(
+        "a command that is asked for again is done again",
+        (_in("state:MetadataState.apply", "known = self._sessions.answered(index, parsed)", "known = None"),),
+    ),
+    # Sessions and leases
+    "lease without a majority round": Mutation(
+        "a deposed controller goes on handing out leases", parts={"leases_without_majority": True}
+    ),
+    "lease counted from the answer": Mutation(
+        "an answer that lay in a socket makes a lease as long as a fresh one",
+        (_in("quorum.leases:BrokerLease.granted", "sent_at_ms + lease_ms", "now_ms + lease_ms"),),
+        story="test_an_answer_that_lay_in_a_socket_makes_no_longer_lease",
+    ),
+    "session shorter than the lease": Mutation(
+        "a broker is fenced while its lease is valid",
+        (
+            _in(
+                "quorum.sessions:BrokerSessions._deadline_ms",
+                "self.session_timeout_ms",
+                "self.session_timeout_ms / 2",
+            ),
+        ),
+    ),
+    "no session after an election": Mutation(
+        "a new controller fences at once whom the old one has just given a lease",
+        (
+            _in(
+                "quorum.sessions:BrokerSessions.activate",
+                "self.observe(now_ms, image)",
+                "self.observe(now_ms - self.session_timeout_ms, image)",
+            ),
+        ),
+    ),
+    "fenced at once when the stream breaks": Mutation(
+        "the lease given on a broken stream is not waited for",
+        (_in("quorum.sessions:BrokerSessions._deadline_ms", "self._lease_over_ms if", "0.0 if"),),
+    ),
+    "lease while being fenced": Mutation(
+        "a heartbeat that comes while the fencing is under way gets a lease",
+        (
+            _in("quorum.sessions:BrokerSessions.heartbeat", " or session.fencing:", ":"),
+            _in("quorum.sessions:BrokerSessions.may_lease", "and not session.fencing", ""),
+        ),
+        schedules=8,
+        story="test_a_broker_that_speaks_while_it_is_being_fenced_gets_no_lease",
+    ),
+    "lease for an old image": Mutation(
+        "a broker that was fenced and came back leads by what it knew before",
+        (
+            _in(
+                "quorum.sessions:BrokerSessions.may_lease",
+                "and applied_offset >= session.lease_from_offset",
+                "",
+            ),
+        ),
+    ),
+    "handed over before it was let go": Mutation(
+        "a revoked leader still serves when the next one is elected",
+        (_in("quorum.controller_plan:let_go", "max(report.applied_offset, free_up_to[broker_id])", "image.offset"),),
+    ),
+    "acknowledged without a lease": Mutation("a broker looks at its image only", parts={"checks_lease": False}),
+}
+
+
+@contextlib.contextmanager
+def planted(name: str | None) -> Iterator[Parts]:
+    """Plant a bug for a while, and give the parts to simulate with; None plants nothing."""
+    if name is None:
+        yield Parts()
+        return
+    mutation = MUTATIONS[name]
+    undo = [_apply(rewrite) for rewrite in mutation.rewrites]
+    try:
+        yield Parts(**mutation.parts)
+    finally:
+        for owner, attribute, original in reversed(undo):
+            setattr(owner, attribute, original)
+
+
+def _apply(rewrite: Rewrite) -> tuple[Any, str, Any]:
+    module_name, _, path = rewrite.target.partition(":")
+    owner: Any = importlib.import_module(module_name)
+    *owners, attribute = path.split(".")
+    for each in owners:
+        owner = getattr(owner, each)
+    original = inspect.getattr_static(owner, attribute)
+    function: Any = original.fget if isinstance(original, property) else original
+    source = textwrap.dedent(inspect.getsource(function))
+    found = source.count(rewrite.old)
+    if found != 1:
+        raise LookupError(f"{rewrite.target} has {found} times what the planted bug rewrites: {rewrite.old!r}")
+    flags = __future__.annotations.compiler_flag
+    code = compile(source.replace(rewrite.old, rewrite.new), f"<{rewrite.target}>", "exec", flags, dont_inherit=True)
+    scope: dict[str, Any] = {}
+    exec(code, function.__globals__, scope)
+    setattr(owner, attribute, scope[attribute])
+    return owner, attribute, original
+
+
+@dataclass(frozen=True)
+class Caught:
+    """The first schedule that noticed a planted bug."""
+
+    schedules: int
+    seed: int
+    violation: str
+
+
+def _tell(name: str, story: str) -> Caught | None:
+    from tests.simulation import test_stories
+
+    with planted(name) as parts:
+        try:
+            getattr(test_stories, story)(parts)
+        except AssertionError:
+            return Caught(0, 0, f"a story: {story.removeprefix('test_').replace('_', ' ')}")
+    return None
+
+
+def hunt(name: str, pool: ProcessPoolExecutor, at_most: int = ENOUGH_SCHEDULES) -> Caught | None:
+    """Run schedules with a planted bug, then its story, until something notices; None if nothing does."""
+    from tests.simulation.runner import run_one
+
+    at_most = min(at_most, MUTATIONS[name].schedules)
+    voters = MUTATIONS[name].voters
+    for start in range(0, at_most, BATCH):
+        seeds = range(start, min(start + BATCH, at_most))
+        outcomes = [each.result() for each in [pool.submit(run_one, seed, voters, 20.0, name) for seed in seeds]]
+        for outcome in outcomes:
+            if outcome.violation is not None:
+                return Caught(outcome.seed + 1, outcome.seed, outcome.violation)
+    story = MUTATIONS[name].story
+    return None if story is None else _tell(name, story)

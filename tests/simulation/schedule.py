@@ -1,0 +1,212 @@
+"""One run: a quorum, brokers, clients and faults, from a seed; and what has to be true when it is over."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import raftmeta.raft.wal as wal_module
+from raftmeta.features import supported_ranges
+from raftmeta.image import NO_LEADER
+from raftmeta.raft import engine
+from tests.simulation.broker import SimBroker
+from tests.simulation.clients import Bursts, Client, TopicModel
+from tests.simulation.faults import Faults
+from tests.simulation.invariants import Invariants
+from tests.simulation.network import Network
+from tests.simulation.parts import Parts, Violation, quick_options
+from tests.simulation.process import Host, Process
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.voter import Voter
+from tests.support.linearizability import NotLinearizable, check_by_key
+
+CLIENTS = 3
+LONGEST_RECOVERY_S = 20.0
+"""After the last fault everything has to be well within this time."""
+CHECK_S = 0.25
+PLANNED = ("StorageError", "StorageFull", "OSError", "DiskError")
+"""What a process may stop with when its disk is full or broken."""
+
+Trace = Callable[[str], None]
+
+
+class Simulation:
+    """A whole cluster in virtual time. Nodes 1..voters are controllers and brokers; up to three hosts are brokers."""
+
+    cluster_id = "simulated"
+
+    def __init__(self, seed: int, voters: int = 3, parts: Parts | None = None, trace: Trace | None = None) -> None:
+        self.scheduler = Scheduler(seed)
+        self.random: random.Random = self.scheduler.random
+        random.seed(seed)  # PySyncObj draws from the module's generator
+        self.parts = parts or Parts()
+        self.options = quick_options(self.random)
+        self.segment_bytes = self.random.choice((2_000, 10_000, 1 << 20))
+        self.features = supported_ranges()
+        self.counts: Counter[str] = Counter()
+        self.winding_down = False
+        self.think_factor = self.random.choice((0.3, 1.0, 1.0))
+        self._trace = trace
+        self._clock_of: Host | None = None
+        self.voters = list(range(1, voters + 1))
+        self.broker_ids = list(range(1, max(3, voters) + 1))[:3]
+        self.network = Network(self)
+        self.invariants = Invariants(self)
+        self.hosts = [Host(self, node_id) for node_id in sorted({*self.voters, *self.broker_ids})]
+        self._voters: dict[int, Voter] = {}
+        self.brokers: dict[int, SimBroker] = {}
+        self.clients: list[Client] = []
+        self.bursts = Bursts(self)
+
+    # For the parts
+
+    def trace(self, host: Host | None, what: str) -> None:
+        """Say what happens, if anybody listens."""
+        if self._trace is not None:
+            self._trace(f"{self.scheduler.now_s:9.4f}  {host or 'network'!s:<8}  {what}")
+
+    def enter(self, host: Host) -> None:
+        """The process of this host runs from here on: clocks show its time."""
+        self._clock_of = host
+
+    def clock_s(self) -> float:
+        """Return the time of the host whose process is running."""
+        return self.scheduler.now_s if self._clock_of is None else self._clock_of.local_s()
+
+    def host(self, node_id: int) -> Host:
+        """Return a host."""
+        return self.hosts[node_id - 1]
+
+    def voter_on(self, node_id: int) -> Voter | None:
+        """Return the voter that runs, or stands still, on a host."""
+        return self._voters.get(node_id)
+
+    def leader(self) -> Voter | None:
+        """Return who believes to lead in the highest term."""
+        leaders = [each for each in self._voters.values() if each.node.role == "leader"]
+        return max(leaders, key=lambda each: each.node.term, default=None)
+
+    def start_process(self, process: Process) -> None:
+        """Start what a host runs."""
+        node_id = process.host.node_id
+        if node_id in self.voters:
+            voter = Voter(process)
+            self._voters[node_id] = voter
+        if node_id in self.broker_ids:
+            broker = self.brokers[node_id] = SimBroker(process)
+            if node_id in self.voters:
+                voter.watchers.append(broker.sees)
+            else:
+                broker.watch()
+
+    def process_ended(self, host: Host) -> None:
+        """Forget the process; another one follows."""
+        self._voters.pop(host.node_id, None)
+        self.brokers.pop(host.node_id, None)
+        self.scheduler.after(self.random.choice((0.01, 0.3, 2.0)), host.boot)
+
+    def process_failed(self, host: Host, error: Exception) -> None:
+        """A process stopped by itself: right if its disk failed it, wrong otherwise."""
+        self.counts["fail-stops"] += 1
+        if isinstance(error.__cause__, Violation):  # noticed within a cycle, which made an error of its own of it
+            raise error.__cause__
+        causes = {type(each).__name__ for each in (error, error.__cause__) if each is not None}
+        if host.disk.failed and causes.intersection(PLANNED):
+            return
+        raise Violation(f"{host} stopped by itself: {type(error).__name__}: {error}") from error
+
+    # Running
+
+    def run(self, seconds: float = 20.0) -> Counter[str]:
+        """Run it: faults and clients for so long, then recovery; return what happened.
+
+        Raises:
+            Violation: something happened that must never happen.
+        """
+        before = engine.use_clock(self.clock_s)
+        sizes = (wal_module.ALLOCATION_BYTES, wal_module.RESERVE_BYTES)
+        wal_module.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = 16 << 10, 2 << 10  # so that full disks are noticed
+        try:
+            self._run(seconds)
+        except Violation as violation:
+            raise Violation(f"at {self.scheduler.now_s:.4f} s: {violation}") from violation
+        finally:
+            engine.use_clock(before)
+            wal_module.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = sizes
+        return self.counts + self.invariants.counts
+
+    def _run(self, seconds: float) -> None:
+        faults = Faults(self)
+        self.start()
+        self.clients = [Client(self, number) for number in range(CLIENTS)]
+        self.bursts.start()
+        faults.start()
+        self.scheduler.run_until(seconds)
+        self.trace(None, "faults are over")
+        faults.stop()
+        self.winding_down = True
+        self.wait_until_well(LONGEST_RECOVERY_S)
+        self.check_history()
+
+    def start(self) -> None:
+        """Start every host."""
+        for host in self.hosts:
+            self.scheduler.after(self.random.choice((0.0, 0.0, 0.1, 0.5)), host.boot)
+
+    def wait_until_well(self, at_most_s: float) -> None:
+        """Run until nothing is wrong any more.
+
+        Raises:
+            Violation: something still is.
+        """
+        end_s = self.scheduler.now_s + at_most_s
+        while True:
+            self.scheduler.run_until(self.scheduler.now_s + CHECK_S)
+            wrong = self.what_is_wrong()
+            if wrong is None:
+                return
+            if self.scheduler.now_s >= end_s:
+                raise Violation(f"{at_most_s:.0f} s after the last fault: {wrong}")
+
+    def what_is_wrong(self) -> str | None:
+        """Return why the cluster is not as it should be when nothing is broken."""
+        nodes = {node_id: voter.node for node_id, voter in self._voters.items()}
+        if len(nodes) < len(self.voters):
+            return f"controllers {sorted(set(self.voters) - set(nodes))} do not run"
+        if len({node.last_applied for node in nodes.values()}) > 1 or len({node.term for node in nodes.values()}) > 1:
+            state = {node_id: (node.term, node.role, node.last_applied) for node_id, node in nodes.items()}
+            return f"controllers differ (term, role, applied): {state}"
+        if not any(voter.controller.serving for voter in self._voters.values()):
+            return "no controller serves"
+        image = self.invariants.truth
+        for broker_id in self.broker_ids:
+            self._clock_of = self.host(broker_id)
+            broker, known = self.brokers.get(broker_id), image.brokers.get(broker_id)
+            if broker is None or known is None or known.fenced or known.broker_epoch != broker.broker_epoch:
+                return f"broker {broker_id} is not in service: {known}"
+            if not broker.has_lease():
+                return f"broker {broker_id} has no lease"
+        for topic in image.topics.values():
+            for partition in topic.partitions:
+                if partition.leader == NO_LEADER:
+                    return f"{topic.name}-{partition.partition} has no leader: {partition}"
+        if self.clients and any(client.open is not None for client in self.clients):
+            return f"clients wait: {[client.open for client in self.clients]}"
+        return None
+
+    def check_history(self) -> None:
+        """Check that clients saw one topic after the other change at one moment each.
+
+        Raises:
+            Violation: they did not.
+        """
+        operations = [entry for client in self.clients for entry in client.operations()]
+        names = {id(operation): name for name, operation in operations}
+        try:
+            checked = check_by_key(
+                [operation for _, operation in operations], TopicModel(), lambda each: names[id(each)]
+            )
+        except NotLinearizable as error:
+            raise Violation(str(error)) from error
+        self.counts["operations checked"] += sum(checked.values())

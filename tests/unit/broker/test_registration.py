@@ -1,0 +1,72 @@
+"""A broker registers, waits for an earlier process to lapse, and says who is in its way when that one stays."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker import registration
+from broker.registration import Registration, register
+from raftlog.errors import DuplicateBrokerRegistration, InvalidRequestError
+from tests.support.memory_metadata import MemoryMetadata
+
+DIRECTORY = "00" * 15 + "07"
+
+
+def described(previous_broker_epoch: int | None = None, directory_id: str = DIRECTORY) -> Registration:
+    return Registration(
+        broker_id=4,
+        host="127.0.0.1",
+        port=9095,
+        rack="r",
+        directory_id=directory_id,
+        previous_broker_epoch=previous_broker_epoch,
+    )
+
+
+def test_a_registered_broker_begins_fenced_and_unclean_unless_its_last_epoch_says_otherwise() -> None:
+    async def scenario() -> None:
+        metadata = MemoryMetadata()
+        epoch = await register(metadata, described(), 1_500)
+        broker = metadata.image.brokers[4]
+        assert (broker.broker_epoch, broker.fenced, broker.port, broker.rack) == (epoch, True, 9095, "r")
+        assert broker.directory_id.hex() == DIRECTORY
+        again = await register(metadata, described(previous_broker_epoch=epoch), 1_500)
+        assert again > epoch
+        assert not metadata.image.brokers[4].unclean
+        await register(metadata, described(previous_broker_epoch=epoch), 1_500)
+        assert metadata.image.brokers[4].unclean, "the mark was of an earlier life"
+
+    asyncio.run(scenario())
+
+
+def test_an_earlier_process_is_waited_for() -> None:
+    async def scenario() -> None:
+        metadata = MemoryMetadata()
+        metadata.refuse_with = [DuplicateBrokerRegistration("alive"), DuplicateBrokerRegistration("alive")]
+        assert await register(metadata, described(), 1_500) > 0
+
+    asyncio.run(scenario())
+
+
+def test_one_that_stays_alive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "PATIENCE_MARGIN_S", 0.0)
+
+    async def scenario() -> None:
+        metadata = MemoryMetadata()
+        await metadata.add_broker(4, port=7777)
+        with pytest.raises(DuplicateBrokerRegistration, match=r"broker 4 at 127\.0\.0\.1:7777 and stays alive"):
+            await register(metadata, described(directory_id="0f" * 16), 100)
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_for_good_is_not_repeated() -> None:
+    async def scenario() -> None:
+        metadata = MemoryMetadata()
+        metadata.refuse_with = [InvalidRequestError("no")]
+        with pytest.raises(InvalidRequestError):
+            await register(metadata, described(), 1_500)
+
+    asyncio.run(scenario())

@@ -1,0 +1,73 @@
+"""A cut network delivers nothing and breaks nothing; healed, it delivers what it held."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from raftlog.testing.proxy import Network
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """A server on loopback that sends back what it gets."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            while data := connection.recv(4096):
+                connection.sendall(data)
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield listener.getsockname()[1]
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def ask(connection: socket.socket, data: bytes) -> bytes:
+    connection.sendall(data)
+    return connection.recv(100)
+
+
+def test_a_cut_is_silent_and_healing_delivers_what_was_held(echo: int) -> None:
+    network = Network([1, 2, 3], {1: 1, 2: echo})
+    try:
+        assert network.ports[2][2] == echo, "a node reaches itself without a proxy"
+        with (
+            socket.create_connection(("127.0.0.1", network.ports[1][2]), 10) as one,
+            socket.create_connection(("127.0.0.1", network.ports[3][2]), 10) as three,
+        ):
+            assert ask(one, b"a") == b"a"
+            assert ask(three, b"b") == b"b"
+            network.cut([1], [2])
+            assert ask(three, b"c") == b"c", "the others are not harmed"
+            one.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                ask(one, b"d")
+            network.heal()
+            one.settimeout(10)
+            assert one.recv(100) == b"d"
+    finally:
+        network.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", network.ports[1][2]), 1)
+
+
+def test_a_target_that_is_down_closes_the_connection() -> None:
+    network = Network([1], {2: 1})
+    try:
+        with socket.create_connection(("127.0.0.1", network.ports[1][2]), 10) as connection:
+            assert connection.recv(1) == b""
+    finally:
+        network.close()
