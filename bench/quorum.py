@@ -24,6 +24,8 @@ LOAD_SECONDS: Final = 5
 IN_FLIGHT: Final = 64
 DEATHS: Final = 20
 IDLE_SECONDS: Final = 10
+LARGE_IMAGES: Final = ((1_000, 100), (100_000, 1))
+"""Topics, and partitions of each."""
 
 
 class Controllers:
@@ -90,6 +92,23 @@ def run(report: Report) -> None:
             _measure(controllers, report)
         finally:
             controllers.stop()
+    for topics, partitions in LARGE_IMAGES:
+        _measure_large_image(topics, partitions, report)
+
+
+def _measure_large_image(topics: int, partitions: int, report: Report) -> None:
+    command = [sys.executable, "-m", "bench.large_image", str(topics), str(partitions)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    figures = json.loads(done.stdout)
+    what = f"{topics:,} topics of {partitions}"
+    for key, name in (("encode_s", "snapshot"), ("load_s", "load"), ("watch_s", "watch it whole")):
+        report.add("image", f"{what}: {name}", f"{figures[key]:.1f} s", "below 5 s", figures[key] < 5)
+    p50_ms, worst_ms = figures["create_p50_ms"], figures["create_max_ms"]
+    report.add(
+        "image", f"{what}: create a topic", f"p50 {p50_ms:.1f} ms, worst {worst_ms:.0f} ms", "below 20 ms", p50_ms < 20
+    )
+    rss_mb = figures["rss_mb"]
+    report.add("image", f"{what}: voter and observer", f"{rss_mb:.0f} MB", "below 1 GB", rss_mb < 1000)
 
 
 def _measure(controllers: Controllers, report: Report) -> None:

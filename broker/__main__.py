@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 EXIT_CANNOT_RUN = 1
 EXIT_CONFIG = 2
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that computes (encoding a large snapshot) may keep the interpreter from the event loop. With
+Python's 5 ms a topic creation took 10 ms meanwhile, with this 3 ms."""
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -110,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CONFIG
     configure_logging(config.log_level, config.log_format)
     try:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         uvloop.run(_serve(config, arguments.ready_file))
     except RaftlogError as error:
         print(f"error: {error}", file=sys.stderr)
