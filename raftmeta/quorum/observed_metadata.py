@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 0.3
-BEHIND_S: Final = 1.0
+BEHIND_S: Final = 0.3
 """A controller that does not show what is known to be committed for so long is left for another one."""
 CONNECT_TIMEOUT_S: Final = 2.0
 READY_ATTEMPT_S: Final = 5.0
