@@ -916,10 +916,12 @@ class ElectLeadersCommand(_message.Message):
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
-    HANDED_OVER_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_AS_OF_FIELD_NUMBER: _builtins.int
     type: Global___ElectLeadersCommand.Type.ValueType
-    handed_over: _builtins.bool
-    """the controller knows that revoked leaders of these partitions have let go"""
+    handed_over_as_of: _builtins.int
+    """The controller knows that those who were revoked at or below this metadata offset have let go; 0: of nobody. Compared
+    with the partition's, so that a command which comes late does not speak for whoever was revoked since.
+    """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]: ...
     def __init__(
@@ -927,11 +929,11 @@ class ElectLeadersCommand(_message.Message):
         *,
         partitions: _abc.Iterable[Global___PartitionRef] | None = ...,
         type: Global___ElectLeadersCommand.Type.ValueType = ...,
-        handed_over: _builtins.bool = ...,
+        handed_over_as_of: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handed_over", b"handed_over", "partitions", b"partitions", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handed_over_as_of", b"handed_over_as_of", "partitions", b"partitions", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

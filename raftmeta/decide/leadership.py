@@ -132,7 +132,8 @@ def elect_leaders(image: MetadataImage, command: records_pb2.ElectLeadersCommand
     """
 
     def settled(topic: TopicImage, partition: PartitionImage) -> PartitionImage:
-        return settle(image, topic, partition, offset=offset, election=command.type, handed_over=command.handed_over)
+        handed_over = 0 < partition.revoked_at_offset <= command.handed_over_as_of
+        return settle(image, topic, partition, offset=offset, election=command.type, handed_over=handed_over)
 
     accepted = _change_partitions(image, command.partitions, settled, offset)
     if not accepted[0] and command.type != SETTLE and command.partitions:

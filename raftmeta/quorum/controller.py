@@ -285,8 +285,9 @@ class ActiveController:
             for broker_id, broker_epoch in plan.to_begin_shutdown(image, reports)
         )
         await self._settle()
-        ready = plan.let_go(self._state.image, self._revoked, self._reports())
-        await self._proposals.commit_all(elect(ready, ElectLeadersCommand.SETTLE, handed_over=True))
+        image = self._state.image
+        ready = plan.let_go(image, self._revoked, self._reports())
+        await self._proposals.commit_all(elect(ready, ElectLeadersCommand.SETTLE, handed_over_as_of=image.offset))
         await self._unfence()
         await self._rebalance()
         await self._propose_digest()

@@ -99,10 +99,10 @@ def _check(done: Iterable[asyncio.Task[CommandResult]]) -> None:
 
 
 def elect(
-    keys: Sequence[PartitionKey], kind: ElectLeadersCommand.Type.ValueType, *, handed_over: bool = False
+    keys: Sequence[PartitionKey], kind: ElectLeadersCommand.Type.ValueType, *, handed_over_as_of: int = 0
 ) -> Iterable[MetadataCommand]:
     """Yield the commands that ask for the partitions to be settled, in pieces."""
     for partitions in plan.chunks(keys):
         yield MetadataCommand(
-            elect_leaders=ElectLeadersCommand(partitions=partitions, type=kind, handed_over=handed_over)
+            elect_leaders=ElectLeadersCommand(partitions=partitions, type=kind, handed_over_as_of=handed_over_as_of)
         )

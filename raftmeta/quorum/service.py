@@ -78,7 +78,7 @@ def check_command(command: MetadataCommand) -> None:
     if kind not in ALLOWED_KINDS:
         raise InvalidRequestError(f"only the controller itself proposes {kind}")
     if kind == "elect_leaders" and (
-        command.elect_leaders.type == ElectLeadersCommand.SETTLE or command.elect_leaders.handed_over
+        command.elect_leaders.type == ElectLeadersCommand.SETTLE or command.elect_leaders.handed_over_as_of
     ):
         raise InvalidRequestError("only the controller itself settles partitions; ask for PREFERRED or UNCLEAN")
 

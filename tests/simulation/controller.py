@@ -220,8 +220,9 @@ class SimController:
         yield _elect([(ref.topic_id, ref.partition) for ref in unsettled(image)])
         if not any(unsettled(self._image)):
             self._settled_offset = self._image.offset
-        ready = plan.let_go(self._image, plan.revoked_in(self._image), self._reports)
-        yield _elect(ready, handed_over=True)
+        image = self._image
+        ready = plan.let_go(image, plan.revoked_in(image), self._reports)
+        yield _elect(ready, handed_over_as_of=image.offset)
         yield self._to_unfence()
         if self._voter.node.last_applied >= self._digest_at:
             self._digest_at = self._voter.node.last_applied + 40
@@ -243,10 +244,10 @@ class SimController:
             )
 
 
-def _elect(keys: list[PartitionKey], handed_over: bool = False) -> Iterator[MetadataCommand]:
+def _elect(keys: list[PartitionKey], handed_over_as_of: int = 0) -> Iterator[MetadataCommand]:
     for partitions in plan.chunks(keys):
         yield MetadataCommand(
             elect_leaders=ElectLeadersCommand(
-                partitions=partitions, type=ElectLeadersCommand.SETTLE, handed_over=handed_over
+                partitions=partitions, type=ElectLeadersCommand.SETTLE, handed_over_as_of=handed_over_as_of
             )
         )

@@ -44,6 +44,7 @@ class Invariants:
         self.acknowledged_index = 0
         self._truth_index = 0
         self._committed = 0
+        self._votes: dict[tuple[int, int], int] = {}
         self._acknowledged: dict[int, int] = {}
         """By term, up to which entry."""
         self._log: dict[int, tuple[int, bytes]] = {}
@@ -128,6 +129,12 @@ class Invariants:
         # Before its term is durable a leader has shown it to nobody, and may forget it.
         if voter.node.role == "leader" and voter.wal.synced_term >= voter.node.term:
             self._once(self._leaders, voter, voter.node.term, "leads")
+
+    def votes(self, voter: Voter, term: int, candidate_id: int) -> None:
+        """A vote leaves: a voter has one in a term, over all its lives."""
+        given = self._votes.setdefault((voter.host.node_id, term), candidate_id)
+        if given != candidate_id:
+            raise Violation(f"{voter.host} votes for {candidate_id} in term {term}, as it did for {given}")
 
     def _check_matches(self, leader: Voter) -> None:
         """What a leader takes for acknowledged is there, as long as its followers follow it."""

@@ -115,6 +115,7 @@ MUTATIONS: dict[str, Mutation] = {
                 "pass",
             ),
         ),
+        voters=3,
     ),
     "wiped-voter guard off": Mutation(
         "a voter with an empty disk votes at once",

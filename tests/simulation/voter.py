@@ -287,6 +287,10 @@ class Voter:
         for peer_id, message in messages:
             connection = self._links.get(peer_id)
             if connection is not None:
+                if message.HasField("vote_granted"):
+                    self.simulation.invariants.votes(self, message.vote_granted.term, peer_id)
+                elif message.HasField("vote_request"):
+                    self.simulation.invariants.votes(self, message.vote_request.term, self.host.node_id)
                 connection.send(message.SerializeToString())
 
     # What the node says

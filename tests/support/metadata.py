@@ -14,6 +14,8 @@ from raftmeta.image import MetadataImage, PartitionImage
 from raftmeta.replay import replay_all
 
 EPOCH = 1
+EVERY_OFFSET = (1 << 63) - 1
+"""At or above any metadata offset."""
 
 
 def uuid_of(number: int) -> bytes:
@@ -95,7 +97,8 @@ def elect(
     epoch: int = EPOCH,
 ) -> MetadataCommand:
     """Settle partitions."""
-    command = ElectLeadersCommand(partitions=partitions, type=type_, handed_over=handed_over)
+    as_of = EVERY_OFFSET if handed_over else 0
+    command = ElectLeadersCommand(partitions=partitions, type=type_, handed_over_as_of=as_of)
     return MetadataCommand(controller_epoch=epoch, elect_leaders=command)
 
 

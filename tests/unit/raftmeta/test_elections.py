@@ -14,6 +14,7 @@ from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, Metadata
 from raftmeta.decide import decide
 from raftmeta.image import NO_LEADER, MetadataImage
 from tests.support.metadata import (
+    EPOCH,
     accept,
     alter,
     alter_partition,
@@ -212,6 +213,16 @@ def test_a_live_leader_is_never_replaced_but_revoked() -> None:
     image, _ = accept(image, elect(FIRST, handed_over=True))
     partition = partition_of(image)
     assert (partition.leader, partition.leader_epoch, partition.revoked_leader) == (1, 2, None)
+
+
+def test_a_late_word_of_a_handover_does_not_speak_for_a_leader_that_was_revoked_since() -> None:
+    image, _ = accept(three(), revoke(FIRST))
+    planned_at = image.offset
+    image, _ = accept(image, elect(FIRST, handed_over=True))
+    image, _ = accept(image, revoke(FIRST))
+    command = ElectLeadersCommand(partitions=FIRST, handed_over_as_of=planned_at)
+    late, _ = accept(image, MetadataCommand(controller_epoch=EPOCH, elect_leaders=command))
+    assert late is image, "the one revoked since may still serve"
 
 
 def test_a_revoked_leader_that_is_fenced_is_not_waited_for() -> None:

@@ -134,7 +134,7 @@ def test_nobody_leads_while_somebody_else_may_still(life: Life) -> None:
     """A leader that is up is never replaced directly, and a revoked one only once it has let go."""
     for event in live(life):
         command = event.command
-        handed_over = command.WhichOneof("command") == "elect_leaders" and command.elect_leaders.handed_over
+        handed_over = command.WhichOneof("command") == "elect_leaders" and command.elect_leaders.handed_over_as_of > 0
         for _, before, after, _ in changes(event):
             leader = event.before.brokers.get(before.leader)
             if after.leader != before.leader and leader is not None and not leader.fenced:

@@ -47,7 +47,7 @@ def test_nobody_outside_says_that_a_leader_has_let_go() -> None:
     check_command(MetadataCommand(elect_leaders=ElectLeadersCommand(type=ElectLeadersCommand.PREFERRED)))
     for election in (
         ElectLeadersCommand(type=ElectLeadersCommand.SETTLE),
-        ElectLeadersCommand(type=ElectLeadersCommand.PREFERRED, handed_over=True),
+        ElectLeadersCommand(type=ElectLeadersCommand.PREFERRED, handed_over_as_of=1),
     ):
         with pytest.raises(InvalidRequestError, match="itself"):
             check_command(records_pb2.MetadataCommand(elect_leaders=election))
