@@ -21,6 +21,7 @@ from broker.config import BrokerConfig
 from broker.heartbeats import HeartbeatOptions, Heartbeats
 from broker.housekeeping import housekeep
 from broker.lease import ServingLease
+from broker.lock_identity import lock_identity
 from broker.log.group_commit import GroupCommit
 from broker.log.manager import LogManager
 from broker.log.os_storage import OsStorage
@@ -179,7 +180,7 @@ class BrokerRole:
             host=host,
             port=port,
             rack=config.rack,
-            directory_id=self._logs.directory_ids[working[0]],
+            lock_identity=lock_identity(working[0], self._logs.directory_ids[working[0]]),
             previous_broker_epoch=self._logs.clean_broker_epoch,
             inter_node_host=inter_node[0],
             inter_node_port=inter_node[1],
@@ -208,9 +209,9 @@ class BrokerRole:
         return self._heartbeats
 
     def _on_metadata(self, image: MetadataImage, records: Sequence[MetadataRecord] | None) -> None:
-        broker = image.brokers.get(self._config.node_id)
-        if broker is not None and broker.broker_epoch == self._broker_epoch and broker.fenced:
-            self._lease.revoke("this broker is fenced")
+        against = why_no_lease(image, self._config.node_id, self._broker_epoch)
+        if against:
+            self._lease.revoke(against)
         if self._heartbeats is not None and image.controller_epoch > self._controller_epoch:
             self._controller_epoch = image.controller_epoch
             self._heartbeats.follow(image.controller_epoch)
@@ -248,6 +249,16 @@ class BrokerRole:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._disk, lambda: self._logs.close(broker_epoch=epoch))
         logger.info("broker stopped")
+
+
+def why_no_lease(image: MetadataImage, broker_id: int, broker_epoch: int | None) -> str:
+    """Return why a process may have no lease by what the image says of it; "" when nothing does."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        return "this broker was unregistered"
+    if broker.broker_epoch != broker_epoch:
+        return "another process has registered as this broker"
+    return "this broker is fenced" if broker.fenced else ""
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

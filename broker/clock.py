@@ -26,5 +26,5 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> float:
-        """Milliseconds since the machine started."""
-        return time.monotonic_ns() / 1e6
+        """Milliseconds since the machine started, those that it slept included: a lease goes on running then."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1e6

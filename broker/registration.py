@@ -23,7 +23,7 @@ PATIENCE_MARGIN_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a broker says of itself. `directory_id`: of its first log directory, in hex; `inter_node` may be empty.
+    """What a broker says of itself. `lock_identity`: see that module; `inter_node` may be empty.
 
     `previous_broker_epoch`: from the mark of a clean shutdown; None says that the last stop was not clean.
     """
@@ -32,7 +32,7 @@ class Registration:
     host: str
     port: int
     rack: str
-    directory_id: str
+    lock_identity: bytes
     previous_broker_epoch: int | None
     inter_node_host: str = ""
     inter_node_port: int = 0
@@ -46,7 +46,7 @@ class Registration:
                 host=self.host,
                 port=self.port,
                 rack=self.rack,
-                directory_id=bytes.fromhex(self.directory_id),
+                directory_id=self.lock_identity,
                 inter_node_host=self.inter_node_host,
                 inter_node_port=self.inter_node_port,
                 previous_broker_epoch=self.previous_broker_epoch,

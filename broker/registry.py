@@ -19,7 +19,7 @@ from broker.log.group_commit import GroupCommit
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
 from broker.partition import Partition, check_topic_id, unknown_partition
-from raftlog.errors import NotLeader, RaftlogError, RetriableError, StorageError, UnknownTopicId
+from raftlog.errors import InternalError, NotLeader, RaftlogError, RetriableError, StorageError, UnknownTopicId
 from raftlog.v1 import records_pb2
 from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage
 
@@ -187,8 +187,18 @@ class PartitionRegistry:
         for topic in topics:
             try:
                 await self._apply_topic(image, topic)
-            except Exception:  # a topic that fails must not take those after it along
+            except Exception as error:  # a topic that fails must not take those after it along
                 logger.exception("applying the metadata of topic %s failed", topic.name)
+                self._give_up(topic, error)
+
+    def _give_up(self, topic: TopicImage, error: Exception) -> None:
+        """Close a topic's partitions: what was not applied may have taken their leadership away."""
+        reason = InternalError(f"this broker cannot apply the metadata of topic {topic.name}: {error}; restart it")
+        for part in topic.partitions:
+            partition = self._partitions.pop((topic.topic_id, part.partition), None)
+            if partition is not None:
+                partition.close(reason)
+                self._failed[topic.topic_id, part.partition] = reason
 
     async def _apply_topic(self, image: MetadataImage, topic: TopicImage) -> None:
         configs = {**self._topic_defaults, **image.topic_configs(topic.name, self._node_id)}

@@ -11,16 +11,16 @@ from broker.registration import Registration, register
 from raftlog.errors import DuplicateBrokerRegistration, InvalidRequestError
 from tests.support.memory_metadata import MemoryMetadata
 
-DIRECTORY = "00" * 15 + "07"
+LOCK = b"the lock of this"
 
 
-def described(previous_broker_epoch: int | None = None, directory_id: str = DIRECTORY) -> Registration:
+def described(previous_broker_epoch: int | None = None, lock_identity: bytes = LOCK) -> Registration:
     return Registration(
         broker_id=4,
         host="127.0.0.1",
         port=9095,
         rack="r",
-        directory_id=directory_id,
+        lock_identity=lock_identity,
         previous_broker_epoch=previous_broker_epoch,
     )
 
@@ -31,7 +31,7 @@ def test_a_registered_broker_begins_fenced_and_unclean_unless_its_last_epoch_say
         epoch = await register(metadata, described(), 1_500)
         broker = metadata.image.brokers[4]
         assert (broker.broker_epoch, broker.fenced, broker.port, broker.rack) == (epoch, True, 9095, "r")
-        assert broker.directory_id.hex() == DIRECTORY
+        assert broker.directory_id == LOCK
         again = await register(metadata, described(previous_broker_epoch=epoch), 1_500)
         assert again > epoch
         assert not metadata.image.brokers[4].unclean
@@ -57,7 +57,7 @@ def test_one_that_stays_alive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         metadata = MemoryMetadata()
         await metadata.add_broker(4, port=7777)
         with pytest.raises(DuplicateBrokerRegistration, match=r"broker 4 at 127\.0\.0\.1:7777 and stays alive"):
-            await register(metadata, described(directory_id="0f" * 16), 100)
+            await register(metadata, described(lock_identity=bytes(16)), 100)
 
     asyncio.run(scenario())
 

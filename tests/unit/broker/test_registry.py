@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from broker.log.config import LogConfig
 from broker.log.manager import LogManager
-from raftlog.errors import CorruptRecordError, InvalidRequestError, StorageFull, UnknownTopicId
+from raftlog.errors import CorruptRecordError, InternalError, InvalidRequestError, StorageFull, UnknownTopicId
 from tests.support.batches import batch_of
-from tests.support.broker_parts import TOPIC_ID, Parts, removal
+from tests.support.broker_parts import TOPIC_ID, Parts, image_with, partition_records, removal
 
 
 async def apply_again(parts: Parts) -> None:
@@ -91,5 +92,29 @@ def test_what_is_no_topic_id_is_said_to_be_none(tmp_path: Path) -> None:
         async with Parts(tmp_path) as parts:
             with pytest.raises(InvalidRequestError, match="16 bytes"):
                 parts.registry.find(b"x" * 1_000, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_whose_metadata_cannot_be_applied_is_not_served_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a leadership that was taken away would go on here, and the controller would hear that it was let go."""
+
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            partition = parts.registry.find(TOPIC_ID, 0)
+
+            def fail(configs: object) -> None:
+                raise ValueError("no such value")
+
+            monkeypatch.setattr(LogConfig, "from_topic_configs", fail)
+            moved = image_with(1, offset=2, leader_epoch=4, leader=2, replicas=(1, 2))
+            parts.registry.on_metadata(moved, partition_records(moved))
+            await parts.registry.wait_applied(2)
+            with pytest.raises(InternalError, match="cannot apply"):
+                parts.registry.find(TOPIC_ID, 0)
+            with pytest.raises(InternalError):
+                partition.append(batch_of(b"a"), -1, None)
 
     asyncio.run(scenario())
