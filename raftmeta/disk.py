@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import errno
+from typing import Final, Protocol
+
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers that say that space is missing, and nothing about the disk."""
+DAMAGE_REMEDY: Final = (
+    "restore the directory from a copy; or, unless this node is the only voter, empty it, so that the node joins anew "
+    "and takes everything from the others (docs/quorum.md)"
+)
+"""What every message about damage ends with."""
 
 
 class MetadataDisk(Protocol):

@@ -23,11 +23,24 @@ from raftlog.errors import InconsistentVoters, InvalidConfig, InvalidRequestErro
 from raftlog.v1.raft_pb2 import JOINING, VOTER, VoterState
 from raftmeta.disk import MetadataDisk
 from raftmeta.os_disk import OsDisk
+from raftmeta.raft.recovery import unused_log
 from raftmeta.raft.snapshots import SnapshotStore
-from raftmeta.raft.voters import PROPERTIES_NAME, MetaProperties, read_properties, write_properties
+from raftmeta.raft.voters import (
+    BEFORE_NAME,
+    PROPERTIES_NAME,
+    MetaProperties,
+    parse_properties,
+    read_properties,
+    write_properties,
+)
 from raftmeta.raft.wal import WriteAheadLog
 
-MAX_VOTERS: Final = 7
+ALLOWED_VOTERS: Final = (1, 3, 5)
+"""How many voters a server takes: with an even number one failure more would stop the quorum, not one fewer."""
+LOST_MAJORITY: Final = (
+    'When a majority is lost for good, and only then, --force does it all the same: see "A majority is lost for good" '
+    "in docs/quorum.md"
+)
 
 FORCE_EXPLANATION: Final = """\
 FORCED. The voters that stay need not have what the others had acknowledged: changes that only those had are lost, and
@@ -52,16 +65,18 @@ def unsafe_change(present: Iterable[int], wanted: Iterable[int]) -> RaftlogError
     if len(removed) > 1:
         return InconsistentVoters(
             f"this would remove voters {_list(removed)} at once: those that stay need not have all that was committed. "
-            "Remove or replace one at a time, and let the new one catch up in between (`raftlog cluster quorum`)"
+            "Remove or replace one at a time, and let the new one catch up in between (`raftlog cluster quorum`). "
+            + LOST_MAJORITY
         )
     if majority(len(new)) + majority(len(old)) <= len(old):
         return InconsistentVoters(
-            f"a majority of the voters {_list(new)} need not overlap with one of {_list(old)}; go by smaller steps"
+            f"a majority of the voters {_list(new)} need not overlap with one of {_list(old)}; go by smaller "
+            f"steps. {LOST_MAJORITY}"
         )
     if len(old) > 1 and len(old & new) < majority(len(new)):
         return InconsistentVoters(
             f"voters {_list(old & new)} are no majority of {_list(new)}, and new ones have no vote before they have "
-            "caught up: nobody could be elected. Add fewer at a time"
+            f"caught up: nobody could be elected. Add fewer at a time. {LOST_MAJORITY}"
         )
     return None
 
@@ -70,7 +85,7 @@ def parse_voters(text: str) -> tuple[int, ...]:
     """Return the ids in "1,2,3"; "1@host:port" is taken as well.
 
     Raises:
-        InvalidConfig: it is none, or names one twice.
+        InvalidConfig: it is none, names one twice, or so many that a server would refuse them.
     """
     ids = []
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -78,8 +93,8 @@ def parse_voters(text: str) -> tuple[int, ...]:
         if not number.isdecimal():
             raise InvalidConfig(f"{item!r} is no voter; voters are node ids, for example 1,2,3")
         ids.append(int(number))
-    if not ids or len(set(ids)) != len(ids) or len(ids) > MAX_VOTERS:
-        raise InvalidConfig(f"voters {text!r}: name 1 to {MAX_VOTERS} different node ids, for example 1,2,3")
+    if len(set(ids)) != len(ids) or len(ids) not in ALLOWED_VOTERS:
+        raise InvalidConfig(f"voters {text!r}: name one, three or five different node ids, for example 1,2,3")
     return tuple(sorted(ids))
 
 
@@ -96,7 +111,10 @@ def format_directory(
     if node_id not in voters:
         raise InvalidConfig(f"node {node_id} is not one of the voters {_list(voters)}")
     if not cluster_id.strip() or "\n" in cluster_id:
-        raise InvalidConfig("name the cluster: --cluster-id ID, the same on every node")
+        raise InvalidConfig(
+            "cluster.id is not set: set it in the configuration, the same on every node; `raftlog quorum new-id` makes "
+            "one"
+        )
     with _locked(path, make=True) as disk:
         found = read_properties(disk)
         if found is not None:
@@ -104,7 +122,11 @@ def format_directory(
                 f"{path} belongs to node {found.node_id} of cluster {found.cluster_id} already; nothing was changed"
             )
         state = VOTER if new_quorum or len(voters) == 1 else JOINING
-        properties = MetaProperties(cluster_id, node_id, uuid.uuid4(), tuple(sorted(voters)), state)
+        directory_id = unused_log(disk) or uuid.uuid4()
+        properties = MetaProperties(cluster_id, node_id, directory_id, tuple(sorted(voters)), state)
+        wal = WriteAheadLog(disk, directory_id)
+        wal.open()
+        wal.begin()  # first: without it, meta.properties stands for damage
         write_properties(disk, properties)
     return properties
 
@@ -146,6 +168,9 @@ def set_voters(
     A single voter that gets company would wait for votes that nobody has yet, and it alone knows what is committed. So
     its directory is copied to `copies`/node-ID for each new voter, before its own list changes.
 
+    As long as the node has not started since, a change may be made once more, or taken back: what counts is the list
+    before the first one.
+
     Raises:
         InvalidConfig: the directory is not formatted, or the node would not be a voter any more; copies are needed, or
             are not, or there is something in their place.
@@ -154,7 +179,8 @@ def set_voters(
     """
     wanted = tuple(sorted(voters))
     with _locked(path) as disk:
-        found = _formatted(disk)
+        present = _formatted(disk)
+        found = _before(disk) or present
         if found.node_id not in wanted:
             raise InvalidConfig(
                 f"node {found.node_id} itself is not in {_list(wanted)}: leave its directory alone and do not start it"
@@ -173,9 +199,18 @@ def set_voters(
                 f"node {found.node_id} is the only voter, so the new ones need its data before they can vote: name a "
                 f"directory for the copies with --copies DIR, and move each of {_list(added)} to its machine"
             )
-        if changed != found:
+        if changed != present:
+            if found == present:
+                write_properties(disk, present, BEFORE_NAME)
             write_properties(disk, changed)
-    return found, changed
+    return present, changed
+
+
+def _before(disk: MetadataDisk) -> MetaProperties | None:
+    """Return what was there before the list was changed, None if the node has started since."""
+    if BEFORE_NAME not in disk.names():
+        return None
+    return parse_properties(disk.read(BEFORE_NAME), f"{disk.path}/{BEFORE_NAME}")
 
 
 def _check_copies(found: MetaProperties, added: Sequence[int]) -> None:
@@ -192,9 +227,12 @@ def _copy(source: MetadataDisk, path: str, properties: MetaProperties) -> None:
     """Make a directory that has everything the source has promised, its vote in the present term included."""
     with _locked(path, make=True) as disk:
         if disk.names():
-            raise InvalidConfig(f"{path} is not empty; the list of voters was not changed")
+            raise InvalidConfig(
+                f"{path} is not empty; the list of voters was not changed. Name another directory for the copies, and "
+                "throw away those that were made before"
+            )
         for name in source.names():
-            if name != PROPERTIES_NAME and not name.endswith(".tmp"):
+            if not name.startswith(PROPERTIES_NAME) and not name.endswith(".tmp"):
                 disk.write(name, source.read(name))
                 disk.sync(name)
         write_properties(disk, properties)
@@ -270,6 +308,7 @@ def _run(options: argparse.Namespace) -> Iterator[str]:
             if options.force:
                 yield FORCE_EXPLANATION
             yield f"voters of node {after.node_id}: {_list(before.voters)} -> {_list(after.voters)}"
+            yield "until the node starts, the change can be corrected or taken back by the same command"
             if options.copies is not None:
                 yield f"move {options.copies}/node-ID to the metadata.log.dir of each new voter before it starts"
             yield "change controller.quorum.voters in its configuration likewise, and do the same on every other voter"

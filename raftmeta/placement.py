@@ -37,9 +37,13 @@ def _place(
     replication_factor: int,
 ) -> Iterator[tuple[int, ...]]:
     rack_of = {broker.broker_id: broker.rack for broker in available}
+    one_rack = len(set(rack_of.values())) == 1
     for _ in range(partitions):
-        leader = min(rack_of, key=lambda broker_id: (led[broker_id], held[broker_id], broker_id))
+        _, _, leader = min([(led[broker_id], held[broker_id], broker_id) for broker_id in rack_of])
         replicas = [leader]
+        if one_rack and replication_factor > 1:  # the same as below, in one step: no rack comes first
+            rest_by_load = sorted([(held[broker_id], broker_id) for broker_id in rack_of if broker_id != leader])
+            replicas += [broker_id for _, broker_id in rest_by_load[: replication_factor - 1]]
         while len(replicas) < replication_factor:
             racks = {rack_of[broker_id] for broker_id in replicas}
             rest = [broker_id for broker_id in rack_of if broker_id not in replicas]

@@ -72,7 +72,8 @@ class _Change:
         self._brokers: dict[int, BrokerImage] | None = None
         self._features: dict[str, int] | None = None
         self._configs: dict[ResourceKey, Mapping[str, str]] | None = None
-        self._load: dict[int, BrokerLoad] | None = None
+        self._load: dict[int, list[int]] = {}
+        """By broker: how many more partitions than before name it as their leader, and as a replica."""
         self._topics: MapBuilder[bytes, TopicImage] | None = None
         self._names: MapBuilder[str, bytes] | None = None
         self._dotted_names: MapBuilder[str, str] | None = None
@@ -128,7 +129,7 @@ class _Change:
             configs=base.configs if self._configs is None else self._configs,
             features=base.features if self._features is None else self._features,
             next_producer_id=self._next_producer_id,
-            load=base.load if self._load is None else self._load,
+            load=self._new_load() if self._load else base.load,
             dotted_names=base.dotted_names if self._dotted_names is None else self._dotted_names.build(),
         )
 
@@ -196,15 +197,26 @@ class _Change:
             self._count(image.leader, image.replicas, 1)
 
     def _count(self, leader: int, replicas: tuple[int, ...], step: int) -> None:
-        if self._load is None:
-            self._load = dict(self._base.load)
         load = self._load
         for broker_id in replicas:
+            more = load.get(broker_id)
+            if more is None:
+                more = load[broker_id] = [0, 0]
+            more[1] += step
+        if leader != NO_LEADER:
+            assert leader in replicas, f"{leader} leads but is not among {replicas}"
+            load[leader][0] += step
+
+    def _new_load(self) -> dict[int, BrokerLoad]:
+        load = dict(self._base.load)
+        for broker_id, (leaderships, replicas) in self._load.items():
             was = load.get(broker_id, NO_LOAD)
-            load[broker_id] = BrokerLoad(was.leaderships + (step if broker_id == leader else 0), was.replicas + step)
-            if load[broker_id].replicas == 0:
-                del load[broker_id]
-        assert leader == NO_LEADER or leader in replicas, f"{leader} leads but is not among {replicas}"
+            now = BrokerLoad(was.leaderships + leaderships, was.replicas + replicas)
+            if now.replicas:
+                load[broker_id] = now
+            else:
+                load.pop(broker_id, None)
+        return load
 
     # Brokers, configs, features
 
@@ -270,16 +282,16 @@ def partition_from_record(record: records_pb2.PartitionRecord) -> PartitionImage
     """Return the partition that a record describes."""
     replicas = tuple(record.replicas)
     isr = tuple(record.isr)
-    return PartitionImage(
-        partition=record.partition,
-        replicas=replicas,
-        isr=replicas if isr == replicas else isr,  # most often the same: one object less to keep
-        leader=record.leader,
-        leader_epoch=record.leader_epoch,
-        partition_epoch=record.partition_epoch,
-        adding_replicas=tuple(record.adding_replicas),
-        removing_replicas=tuple(record.removing_replicas),
-        eligible_leader_replicas=tuple(record.eligible_leader_replicas),
-        revoked_leader=record.revoked_leader if record.HasField("revoked_leader") else None,
-        revoked_at_offset=record.revoked_at_offset,
+    return PartitionImage(  # by position: names take time, and a large command has 10 000 of these
+        record.partition,
+        replicas,
+        replicas if isr == replicas else isr,  # most often the same: one object less to keep
+        record.leader,
+        record.leader_epoch,
+        record.partition_epoch,
+        tuple(record.adding_replicas),
+        tuple(record.removing_replicas),
+        tuple(record.eligible_leader_replicas),
+        record.revoked_leader if record.HasField("revoked_leader") else None,
+        record.revoked_at_offset,
     )

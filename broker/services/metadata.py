@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 MAX_WATCHERS: Final = 1_000
 MAX_RESPONSE_RECORDS: Final = 5_000
-"""Records in one response of a watch: some hundred KiB, well below what gRPC lets through."""
+"""Records in one response of a watch: mostly some hundred KiB."""
+MAX_RESPONSE_BYTES: Final = 1 << 20
+"""A response of a snapshot is closed before it gets larger, well below what gRPC lets through."""
 WRITE_TIMEOUT_SECONDS: Final = 30.0
 CATCH_UP_SECONDS: Final = 2.0
 """How long a question waits for this node to have heard of what the asker knows already."""
@@ -114,7 +116,7 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
             image = self._metadata.image
             if image.offset > known:  # else this node has yet to reach the watcher
                 changes = self._metadata.changes_since(known) if known >= 0 else None
-                if changes is None or any(len(change.records) > self._max_response_records for change in changes):
+                if changes is None or not all(self._fits(change.records) for change in changes):
                     responses = self._snapshot(image)
                 else:
                     responses = self._deltas(changes)
@@ -124,6 +126,12 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
                         await context.write(response)
             if self._metadata.image.offset <= known:
                 await changed.wait()
+
+    def _fits(self, records: Sequence[MetadataRecord]) -> bool:
+        """Whether the records of a change go into one response, where they belong together."""
+        if len(records) > self._max_response_records:
+            return False
+        return len(records) == 1 or sum(record.ByteSize() for record in records) <= MAX_RESPONSE_BYTES
 
     def _snapshot(self, image: MetadataImage) -> Iterator[metadata_pb2.WatchResponse]:
         chunks = _chunks(image.to_records(), self._max_response_records)
@@ -175,11 +183,14 @@ async def image_from(metadata: MetadataPort, min_offset: int) -> MetadataImage:
 
 def _chunks(records: Iterator[MetadataRecord], size: int) -> Iterator[list[MetadataRecord]]:
     chunk: list[MetadataRecord] = []
+    chunk_bytes = 0
     for record in records:
-        chunk.append(record)
-        if len(chunk) == size:
+        record_bytes = record.ByteSize()
+        if chunk and (len(chunk) == size or chunk_bytes + record_bytes > MAX_RESPONSE_BYTES):
             yield chunk
-            chunk = []
+            chunk, chunk_bytes = [], 0
+        chunk.append(record)
+        chunk_bytes += record_bytes
     if chunk:
         yield chunk
 

@@ -214,6 +214,7 @@ class QuorumInfo(_message.Message):
     SNAPSHOT_AT_MS_FIELD_NUMBER: _builtins.int
     VOTERS_FIELD_NUMBER: _builtins.int
     OBSERVERS_FIELD_NUMBER: _builtins.int
+    ANSWERED_BY_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     leader_id: _builtins.int
     leader_epoch: _builtins.int
@@ -225,6 +226,8 @@ class QuorumInfo(_message.Message):
     snapshot_bytes: _builtins.int
     snapshot_at_ms: _builtins.int
     """0: none yet"""
+    answered_by: _builtins.int
+    """whose view this is"""
     @_builtins.property
     def voters(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumVoter]: ...
     @_builtins.property
@@ -243,10 +246,11 @@ class QuorumInfo(_message.Message):
         snapshot_at_ms: _builtins.int = ...,
         voters: _abc.Iterable[Global___QuorumVoter] | None = ...,
         observers: _abc.Iterable[Global___QuorumObserver] | None = ...,
+        answered_by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "commit_index", b"commit_index", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "log_end_index", b"log_end_index", "log_start_index", b"log_start_index", "observers", b"observers", "snapshot_at_ms", b"snapshot_at_ms", "snapshot_bytes", b"snapshot_bytes", "snapshot_index", b"snapshot_index", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "log_end_index", b"log_end_index", "log_start_index", b"log_start_index", "observers", b"observers", "snapshot_at_ms", b"snapshot_at_ms", "snapshot_bytes", b"snapshot_bytes", "snapshot_index", b"snapshot_index", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -273,7 +277,7 @@ class QuorumVoter(_message.Message):
     lag: _builtins.int
     """entries behind the leader; -1: not known"""
     last_contact_ms: _builtins.int
-    """since the leader last heard of it; -1: never"""
+    """since the node that answers last heard of it; -1: not known"""
     def __init__(
         self,
         *,

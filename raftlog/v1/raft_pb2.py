@@ -25,45 +25,47 @@ _sym_db = _symbol_database.Default()
 from raftlog.v1 import common_pb2 as raftlog_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15raftlog/v1/raft.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\"\\\n\tRaftFrame\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.raftlog.v1.RaftHello\x12)\n\x08messages\x18\x02 \x03(\x0b\x32\x17.raftlog.v1.RaftMessage\"\xcb\x01\n\tRaftHello\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\x12\x0f\n\x07peer_id\x18\x03 \x01(\x05\x12\x0e\n\x06voters\x18\x04 \x03(\x05\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12\x14\n\x0c\x63urrent_term\x18\x06 \x01(\x04\x12+\n\x0bvoter_state\x18\x07 \x01(\x0e\x32\x16.raftlog.v1.VoterState\x12 \n\x05\x65rror\x18\x08 \x01(\x0b\x32\x11.raftlog.v1.Error\"\xd1\x04\n\x0bRaftMessage\x12\x13\n\x0bsender_term\x18\x01 \x01(\x04\x12\x33\n\x0e\x61ppend_entries\x18\x02 \x01(\x0b\x32\x19.raftlog.v1.AppendEntriesH\x00\x12\x31\n\rappend_answer\x18\x03 \x01(\x0b\x32\x18.raftlog.v1.AppendAnswerH\x00\x12\x33\n\x0esnapshot_chunk\x18\x04 \x01(\x0b\x32\x19.raftlog.v1.SnapshotChunkH\x00\x12/\n\x0cvote_request\x18\x05 \x01(\x0b\x32\x17.raftlog.v1.VoteRequestH\x00\x12/\n\x0cvote_granted\x18\x06 \x01(\x0b\x32\x17.raftlog.v1.VoteGrantedH\x00\x12-\n\x0bterm_notice\x18\x07 \x01(\x0b\x32\x16.raftlog.v1.TermNoticeH\x00\x12\x36\n\x10pre_vote_request\x18\x08 \x01(\x0b\x32\x1a.raftlog.v1.PreVoteRequestH\x00\x12\x34\n\x0fpre_vote_answer\x18\t \x01(\x0b\x32\x19.raftlog.v1.PreVoteAnswerH\x00\x12-\n\x0btimeout_now\x18\n \x01(\x0b\x32\x16.raftlog.v1.TimeoutNowH\x00\x12+\n\nread_probe\x18\x0b \x01(\x0b\x32\x15.raftlog.v1.ReadProbeH\x00\x12-\n\x0bread_answer\x18\x0c \x01(\x0b\x32\x16.raftlog.v1.ReadAnswerH\x00\x42\x06\n\x04\x62ody\"6\n\tRaftEntry\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xa2\x01\n\rAppendEntries\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x02 \x01(\x04\x12\x1b\n\x0eprevious_index\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\rprevious_term\x18\x04 \x01(\x04\x12&\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x15.raftlog.v1.RaftEntryB\x11\n\x0f_previous_index\"`\n\x0c\x41ppendAnswer\x12\x12\n\nnext_index\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x0f\n\x07success\x18\x03 \x01(\x08\x12\x12\n\x05\x63hunk\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_chunk\"\x83\x01\n\rSnapshotChunk\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12\r\n\x05\x66irst\x18\x04 \x01(\x08\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\x11\n\tnot_ready\x18\x06 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"T\n\x0bVoteRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x12\n\nlast_index\x18\x02 \x01(\x04\x12\x11\n\tlast_term\x18\x03 \x01(\x04\x12\x10\n\x08transfer\x18\x04 \x01(\x08\"\x1b\n\x0bVoteGranted\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\x0c\n\nTermNotice\"T\n\x0ePreVoteRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x12\n\nlast_index\x18\x02 \x01(\x04\x12\x11\n\tlast_term\x18\x03 \x01(\x04\x12\r\n\x05round\x18\x04 \x01(\x04\"/\n\rPreVoteAnswer\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\r\n\x05round\x18\x02 \x01(\x04\"\x1a\n\nTimeoutNow\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\x1a\n\tReadProbe\x12\r\n\x05round\x18\x01 \x01(\x04\"\x1b\n\nReadAnswer\x12\r\n\x05round\x18\x01 \x01(\x04*;\n\nVoterState\x12\t\n\x05\x46RESH\x10\x00\x12\n\n\x06VIRGIN\x10\x01\x12\x0b\n\x07JOINING\x10\x02\x12\t\n\x05VOTER\x10\x03\x32\x44\n\x04Raft\x12<\n\x08\x45xchange\x12\x15.raftlog.v1.RaftFrame\x1a\x15.raftlog.v1.RaftFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15raftlog/v1/raft.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\"\\\n\tRaftFrame\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.raftlog.v1.RaftHello\x12)\n\x08messages\x18\x02 \x03(\x0b\x32\x17.raftlog.v1.RaftMessage\"\xcb\x01\n\tRaftHello\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\x12\x0f\n\x07peer_id\x18\x03 \x01(\x05\x12\x0e\n\x06voters\x18\x04 \x03(\x05\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12\x14\n\x0c\x63urrent_term\x18\x06 \x01(\x04\x12+\n\x0bvoter_state\x18\x07 \x01(\x0e\x32\x16.raftlog.v1.VoterState\x12 \n\x05\x65rror\x18\x08 \x01(\x0b\x32\x11.raftlog.v1.Error\"\x82\x05\n\x0bRaftMessage\x12\x13\n\x0bsender_term\x18\x01 \x01(\x04\x12\x33\n\x0e\x61ppend_entries\x18\x02 \x01(\x0b\x32\x19.raftlog.v1.AppendEntriesH\x00\x12\x31\n\rappend_answer\x18\x03 \x01(\x0b\x32\x18.raftlog.v1.AppendAnswerH\x00\x12\x33\n\x0esnapshot_chunk\x18\x04 \x01(\x0b\x32\x19.raftlog.v1.SnapshotChunkH\x00\x12/\n\x0cvote_request\x18\x05 \x01(\x0b\x32\x17.raftlog.v1.VoteRequestH\x00\x12/\n\x0cvote_granted\x18\x06 \x01(\x0b\x32\x17.raftlog.v1.VoteGrantedH\x00\x12-\n\x0bterm_notice\x18\x07 \x01(\x0b\x32\x16.raftlog.v1.TermNoticeH\x00\x12\x36\n\x10pre_vote_request\x18\x08 \x01(\x0b\x32\x1a.raftlog.v1.PreVoteRequestH\x00\x12\x34\n\x0fpre_vote_answer\x18\t \x01(\x0b\x32\x19.raftlog.v1.PreVoteAnswerH\x00\x12-\n\x0btimeout_now\x18\n \x01(\x0b\x32\x16.raftlog.v1.TimeoutNowH\x00\x12+\n\nread_probe\x18\x0b \x01(\x0b\x32\x15.raftlog.v1.ReadProbeH\x00\x12-\n\x0bread_answer\x18\x0c \x01(\x0b\x32\x16.raftlog.v1.ReadAnswerH\x00\x12/\n\x0cvoter_notice\x18\r \x01(\x0b\x32\x17.raftlog.v1.VoterNoticeH\x00\x42\x06\n\x04\x62ody\"6\n\tRaftEntry\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xa2\x01\n\rAppendEntries\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x02 \x01(\x04\x12\x1b\n\x0eprevious_index\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\rprevious_term\x18\x04 \x01(\x04\x12&\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x15.raftlog.v1.RaftEntryB\x11\n\x0f_previous_index\"`\n\x0c\x41ppendAnswer\x12\x12\n\nnext_index\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x0f\n\x07success\x18\x03 \x01(\x08\x12\x12\n\x05\x63hunk\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_chunk\"\x83\x01\n\rSnapshotChunk\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12\r\n\x05\x66irst\x18\x04 \x01(\x08\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\x11\n\tnot_ready\x18\x06 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"T\n\x0bVoteRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x12\n\nlast_index\x18\x02 \x01(\x04\x12\x11\n\tlast_term\x18\x03 \x01(\x04\x12\x10\n\x08transfer\x18\x04 \x01(\x08\"\x1b\n\x0bVoteGranted\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\x0c\n\nTermNotice\":\n\x0bVoterNotice\x12+\n\x0bvoter_state\x18\x01 \x01(\x0e\x32\x16.raftlog.v1.VoterState\"T\n\x0ePreVoteRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x12\n\nlast_index\x18\x02 \x01(\x04\x12\x11\n\tlast_term\x18\x03 \x01(\x04\x12\r\n\x05round\x18\x04 \x01(\x04\"/\n\rPreVoteAnswer\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\r\n\x05round\x18\x02 \x01(\x04\"\x1a\n\nTimeoutNow\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\x1a\n\tReadProbe\x12\r\n\x05round\x18\x01 \x01(\x04\"\x1b\n\nReadAnswer\x12\r\n\x05round\x18\x01 \x01(\x04*;\n\nVoterState\x12\t\n\x05\x46RESH\x10\x00\x12\n\n\x06VIRGIN\x10\x01\x12\x0b\n\x07JOINING\x10\x02\x12\t\n\x05VOTER\x10\x03\x32\x44\n\x04Raft\x12<\n\x08\x45xchange\x12\x15.raftlog.v1.RaftFrame\x1a\x15.raftlog.v1.RaftFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'raftlog.v1.raft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VOTERSTATE']._serialized_start=1760
-  _globals['_VOTERSTATE']._serialized_end=1819
+  _globals['_VOTERSTATE']._serialized_start=1869
+  _globals['_VOTERSTATE']._serialized_end=1928
   _globals['_RAFTFRAME']._serialized_start=62
   _globals['_RAFTFRAME']._serialized_end=154
   _globals['_RAFTHELLO']._serialized_start=157
   _globals['_RAFTHELLO']._serialized_end=360
   _globals['_RAFTMESSAGE']._serialized_start=363
-  _globals['_RAFTMESSAGE']._serialized_end=956
-  _globals['_RAFTENTRY']._serialized_start=958
-  _globals['_RAFTENTRY']._serialized_end=1012
-  _globals['_APPENDENTRIES']._serialized_start=1015
-  _globals['_APPENDENTRIES']._serialized_end=1177
-  _globals['_APPENDANSWER']._serialized_start=1179
-  _globals['_APPENDANSWER']._serialized_end=1275
-  _globals['_SNAPSHOTCHUNK']._serialized_start=1278
-  _globals['_SNAPSHOTCHUNK']._serialized_end=1409
-  _globals['_VOTEREQUEST']._serialized_start=1411
-  _globals['_VOTEREQUEST']._serialized_end=1495
-  _globals['_VOTEGRANTED']._serialized_start=1497
-  _globals['_VOTEGRANTED']._serialized_end=1524
-  _globals['_TERMNOTICE']._serialized_start=1526
-  _globals['_TERMNOTICE']._serialized_end=1538
-  _globals['_PREVOTEREQUEST']._serialized_start=1540
-  _globals['_PREVOTEREQUEST']._serialized_end=1624
-  _globals['_PREVOTEANSWER']._serialized_start=1626
-  _globals['_PREVOTEANSWER']._serialized_end=1673
-  _globals['_TIMEOUTNOW']._serialized_start=1675
-  _globals['_TIMEOUTNOW']._serialized_end=1701
-  _globals['_READPROBE']._serialized_start=1703
-  _globals['_READPROBE']._serialized_end=1729
-  _globals['_READANSWER']._serialized_start=1731
-  _globals['_READANSWER']._serialized_end=1758
-  _globals['_RAFT']._serialized_start=1821
-  _globals['_RAFT']._serialized_end=1889
+  _globals['_RAFTMESSAGE']._serialized_end=1005
+  _globals['_RAFTENTRY']._serialized_start=1007
+  _globals['_RAFTENTRY']._serialized_end=1061
+  _globals['_APPENDENTRIES']._serialized_start=1064
+  _globals['_APPENDENTRIES']._serialized_end=1226
+  _globals['_APPENDANSWER']._serialized_start=1228
+  _globals['_APPENDANSWER']._serialized_end=1324
+  _globals['_SNAPSHOTCHUNK']._serialized_start=1327
+  _globals['_SNAPSHOTCHUNK']._serialized_end=1458
+  _globals['_VOTEREQUEST']._serialized_start=1460
+  _globals['_VOTEREQUEST']._serialized_end=1544
+  _globals['_VOTEGRANTED']._serialized_start=1546
+  _globals['_VOTEGRANTED']._serialized_end=1573
+  _globals['_TERMNOTICE']._serialized_start=1575
+  _globals['_TERMNOTICE']._serialized_end=1587
+  _globals['_VOTERNOTICE']._serialized_start=1589
+  _globals['_VOTERNOTICE']._serialized_end=1647
+  _globals['_PREVOTEREQUEST']._serialized_start=1649
+  _globals['_PREVOTEREQUEST']._serialized_end=1733
+  _globals['_PREVOTEANSWER']._serialized_start=1735
+  _globals['_PREVOTEANSWER']._serialized_end=1782
+  _globals['_TIMEOUTNOW']._serialized_start=1784
+  _globals['_TIMEOUTNOW']._serialized_end=1810
+  _globals['_READPROBE']._serialized_start=1812
+  _globals['_READPROBE']._serialized_end=1838
+  _globals['_READANSWER']._serialized_start=1840
+  _globals['_READANSWER']._serialized_end=1867
+  _globals['_RAFT']._serialized_start=1930
+  _globals['_RAFT']._serialized_end=1998
 # @@protoc_insertion_point(module_scope)

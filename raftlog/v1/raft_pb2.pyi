@@ -133,6 +133,7 @@ class RaftMessage(_message.Message):
     TIMEOUT_NOW_FIELD_NUMBER: _builtins.int
     READ_PROBE_FIELD_NUMBER: _builtins.int
     READ_ANSWER_FIELD_NUMBER: _builtins.int
+    VOTER_NOTICE_FIELD_NUMBER: _builtins.int
     sender_term: _builtins.int
     """of the sender when it sent this: stale messages are told from it"""
     @_builtins.property
@@ -157,6 +158,8 @@ class RaftMessage(_message.Message):
     def read_probe(self) -> Global___ReadProbe: ...
     @_builtins.property
     def read_answer(self) -> Global___ReadAnswer: ...
+    @_builtins.property
+    def voter_notice(self) -> Global___VoterNotice: ...
     def __init__(
         self,
         *,
@@ -172,12 +175,13 @@ class RaftMessage(_message.Message):
         timeout_now: Global___TimeoutNow | None = ...,
         read_probe: Global___ReadProbe | None = ...,
         read_answer: Global___ReadAnswer | None = ...,
+        voter_notice: Global___VoterNotice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append_answer", b"append_answer", "append_entries", b"append_entries", "body", b"body", "pre_vote_answer", b"pre_vote_answer", "pre_vote_request", b"pre_vote_request", "read_answer", b"read_answer", "read_probe", b"read_probe", "snapshot_chunk", b"snapshot_chunk", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote_granted", b"vote_granted", "vote_request", b"vote_request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_answer", b"append_answer", "append_entries", b"append_entries", "body", b"body", "pre_vote_answer", b"pre_vote_answer", "pre_vote_request", b"pre_vote_request", "read_answer", b"read_answer", "read_probe", b"read_probe", "snapshot_chunk", b"snapshot_chunk", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote_granted", b"vote_granted", "vote_request", b"vote_request", "voter_notice", b"voter_notice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_answer", b"append_answer", "append_entries", b"append_entries", "body", b"body", "pre_vote_answer", b"pre_vote_answer", "pre_vote_request", b"pre_vote_request", "read_answer", b"read_answer", "read_probe", b"read_probe", "sender_term", b"sender_term", "snapshot_chunk", b"snapshot_chunk", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote_granted", b"vote_granted", "vote_request", b"vote_request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_answer", b"append_answer", "append_entries", b"append_entries", "body", b"body", "pre_vote_answer", b"pre_vote_answer", "pre_vote_request", b"pre_vote_request", "read_answer", b"read_answer", "read_probe", b"read_probe", "sender_term", b"sender_term", "snapshot_chunk", b"snapshot_chunk", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote_granted", b"vote_granted", "vote_request", b"vote_request", "voter_notice", b"voter_notice"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_answer", "snapshot_chunk", "vote_request", "vote_granted", "term_notice", "pre_vote_request", "pre_vote_answer", "timeout_now", "read_probe", "read_answer"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_answer", "snapshot_chunk", "vote_request", "vote_granted", "term_notice", "pre_vote_request", "pre_vote_answer", "timeout_now", "read_probe", "read_answer", "voter_notice"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -373,6 +377,27 @@ class TermNotice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TermNotice: _TypeAlias = TermNotice  # noqa: Y015
+
+@_typing.final
+class VoterNotice(_message.Message):
+    """The sender's state has changed since its hello."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VOTER_STATE_FIELD_NUMBER: _builtins.int
+    voter_state: Global___VoterState.ValueType
+    def __init__(
+        self,
+        *,
+        voter_state: Global___VoterState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["voter_state", b"voter_state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VoterNotice: _TypeAlias = VoterNotice  # noqa: Y015
 
 @_typing.final
 class PreVoteRequest(_message.Message):

@@ -12,6 +12,7 @@ unfenced only after them.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from raftlog.errors import (
     BrokerIdNotRegistered,
@@ -28,6 +29,10 @@ from raftmeta.image import NO_LOAD, BrokerImage, FeatureSupport, MetadataImage, 
 
 _UUID_BYTES = 16
 MAX_PORT = 65535
+MAX_BROKERS: Final = 10_000
+MAX_CHARACTERS: Final = 255
+"""Of a host, a rack, a feature's name."""
+MAX_FEATURES: Final = 64
 
 
 def register_broker(image: MetadataImage, command: records_pb2.RegisterBrokerCommand, offset: int) -> Accepted:
@@ -67,6 +72,22 @@ def _check_registration(image: MetadataImage, command: records_pb2.RegisterBroke
         raise InvalidRequestError(f"an incarnation id has 16 bytes, this one has {len(command.incarnation_id)}")
     if len(command.directory_id) not in (0, _UUID_BYTES):
         raise InvalidRequestError(f"a directory id has 16 bytes, this one has {len(command.directory_id)}")
+    for what, text in (
+        ("host", command.host),
+        ("inter-node host", command.inter_node_host),
+        ("rack", command.rack),
+        *(("feature's name", each.name) for each in command.features[: MAX_FEATURES + 1]),
+    ):
+        if len(text) > MAX_CHARACTERS:
+            raise InvalidRequestError(
+                f"broker {command.broker_id}: a {what} has up to {MAX_CHARACTERS} characters, this one {len(text)}"
+            )
+    if len(command.features) > MAX_FEATURES:
+        raise InvalidRequestError(
+            f"broker {command.broker_id} names {len(command.features)} features, it may name {MAX_FEATURES}"
+        )
+    if command.broker_id not in image.brokers and len(image.brokers) >= MAX_BROKERS:
+        raise InvalidRequestError(f"{MAX_BROKERS} brokers are registered already; unregister those that are gone")
     if not command.host or not 1 <= command.port <= MAX_PORT:
         raise InvalidRequestError(f"broker {command.broker_id}: {command.host!r}:{command.port} is no address")
     if not 0 <= command.inter_node_port <= MAX_PORT or bool(command.inter_node_host) != bool(command.inter_node_port):
@@ -171,6 +192,6 @@ def unregister_broker(image: MetadataImage, command: records_pb2.UnregisterBroke
     if replicas:
         raise InvalidRequestError(
             f"broker {broker.broker_id} still holds replicas of {replicas} partitions; "
-            "reassign those to other brokers, or delete their topics, first"
+            "bring it back, or delete their topics, first, or delete their topics, first"
         )
     return (remove_broker_record(broker.broker_id),), CommandResult(offset)

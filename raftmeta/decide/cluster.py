@@ -7,7 +7,7 @@ from raftlog.errors import FeatureUpdateFailed, FencedController, InconsistentCl
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftmeta.decide.brokers import find_broker
-from raftmeta.decide.outcome import Accepted, CommandResult
+from raftmeta.decide.outcome import MAX_NAME_SHOWN, Accepted, CommandResult
 from raftmeta.features import BASELINE, supports
 from raftmeta.image import MetadataImage, feature_record, producer_ids_record
 
@@ -45,20 +45,21 @@ def claim_controller(
 
 def update_feature(image: MetadataImage, command: records_pb2.UpdateFeatureCommand, offset: int) -> Accepted:
     """Finalize a feature at a higher level, once every registered broker knows that level (KIP-584)."""
+    name = command.name[:MAX_NAME_SHOWN]
     level = image.features.get(command.name, BASELINE.get(command.name, 0))
     if command.level < level or command.level < 0:
         raise FeatureUpdateFailed(
-            f"{command.name} is at level {level} and cannot be lowered to {command.level}: "
+            f"{name} is at level {level} and cannot be lowered to {command.level}: "
             "what was committed at that level may need it"
         )
     if command.level == level:
         return (), CommandResult(image.offset)
     if not image.brokers:
-        raise FeatureUpdateFailed(f"no broker is registered, so nobody knows {command.name}; start the brokers first")
+        raise FeatureUpdateFailed(f"no broker is registered, so nobody knows {name}; start the brokers first")
     for broker_id in sorted(image.brokers):
         if not supports(image.brokers[broker_id].features, command.name, command.level):
             raise FeatureUpdateFailed(
-                f"broker {broker_id} does not know {command.name} at level {command.level}; "
+                f"broker {broker_id} does not know {name} at level {command.level}; "
                 "run a newer version there first, or unregister it if it is gone for good"
             )
     if command.validate_only:

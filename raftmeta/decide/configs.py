@@ -9,7 +9,7 @@ from raftlog.config import ConfigDef
 from raftlog.errors import InvalidConfig, InvalidRequestError
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
-from raftmeta.decide.outcome import Accepted, CommandResult
+from raftmeta.decide.outcome import Accepted, CommandResult, shown
 from raftmeta.decide.topics import find_topic
 from raftmeta.elections import eligible_replicas, with_new_epochs
 from raftmeta.image import CLUSTER_DEFAULT, MetadataImage, ResourceKey, config_record, partition_record
@@ -65,7 +65,8 @@ def _config_table(image: MetadataImage, resource: ConfigResource) -> ConfigDef:
         known = {CLUSTER_DEFAULT, *(str(broker_id) for broker_id in image.brokers)}
         if resource.name not in known:
             raise InvalidRequestError(
-                f"there is no broker {resource.name!r}; name a registered one, or none for the default of all brokers"
+                f"there is no broker {shown(resource.name)}; name a registered one, or none for the default of all "
+                "brokers"
             )
         return DYNAMIC_BROKER_CONFIGS
     raise InvalidRequestError(f"config resource type {resource.type} is not known here")

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from raftlog.errors import RaftlogError, from_wire, to_wire
 from raftlog.v1 import common_pb2
 from raftlog.v1.records_pb2 import CommandOutcome, MetadataRecord, PartitionRecord
+
+MAX_ERROR_CHARACTERS: Final = 500
+"""Of an error's text that travels and rests; what it names may come from outside."""
+
+
+MAX_NAME_SHOWN: Final = 249
+"""Characters of a name from outside that an error repeats: those of the longest topic name."""
+
+
+def shown(name: str) -> str:
+    """Return a name as errors show it."""
+    return repr(name[:MAX_NAME_SHOWN]) + ("…" if len(name) > MAX_NAME_SHOWN else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +54,10 @@ Accepted = tuple[tuple[MetadataRecord, ...], CommandResult]
 def outcome_to_wire(outcome: CommandResult | RaftlogError) -> CommandOutcome:
     """Return the outcome as it travels and rests."""
     if isinstance(outcome, RaftlogError):
-        return CommandOutcome(error=to_wire(outcome))
+        error = to_wire(outcome)
+        if len(error.message) > MAX_ERROR_CHARACTERS:
+            error.message = error.message[: MAX_ERROR_CHARACTERS - 1] + "…"
+        return CommandOutcome(error=error)
     return CommandOutcome(
         offset=outcome.offset,
         topic_id=outcome.topic_id,

@@ -15,7 +15,7 @@ from raftlog.errors import (
 )
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
-from raftmeta.decide.outcome import Accepted, CommandResult
+from raftmeta.decide.outcome import Accepted, CommandResult, shown
 from raftmeta.image import (
     MetadataImage,
     PartitionImage,
@@ -45,7 +45,7 @@ def create_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, 
         raise TopicAlreadyExists(f"topic {command.name!r} is there already")
     _check_collision(image, command.name)
     if len(command.topic_id) != _UUID_BYTES or command.topic_id in image.topics:
-        raise InvalidRequestError(f"topic id {command.topic_id.hex()!r} is not 16 bytes, or in use")
+        raise InvalidRequestError(f"topic id {command.topic_id[: _UUID_BYTES + 1].hex()!r} is not 16 bytes, or in use")
     if not 1 <= command.partitions <= MAX_PARTITIONS_PER_TOPIC:
         raise InvalidPartitions(
             f"topic {command.name!r} cannot have {command.partitions} partitions, "
@@ -118,13 +118,13 @@ def find_topic(image: MetadataImage, name: str, topic_id: bytes = b"") -> TopicI
     if topic_id:
         found = image.topics.get(topic_id)
         if found is None:
-            raise UnknownTopicId(f"there is no topic with the id {topic_id.hex()}")
+            raise UnknownTopicId(f"there is no topic with the id {topic_id[:_UUID_BYTES].hex()}")
         if name and name != found.name:
-            raise InvalidRequestError(f"topic id {topic_id.hex()} is {found.name!r}, not {name!r}")
+            raise InvalidRequestError(f"topic id {topic_id.hex()} is {found.name!r}, not {shown(name)}")
         return found
     topic = image.topic(name)
     if topic is None:
-        raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+        raise UnknownTopicOrPartition(f"there is no topic {shown(name)}")
     return topic
 
 

@@ -3,6 +3,10 @@
 A command keeps its (client id, sequence) over all attempts, so that it counts once even when its first attempt was
 committed and nobody heard of it. Retried is what says nothing about the command: the wrong controller, a connection
 that broke, an outcome that is unknown. What the state machine answered is final, retriable or not.
+
+A controller that has much to do answers late. Asking again too early would give it more to do, so an attempt may take
+longer each time that one was too short, and only some commands of a node are under way at a time, the rest in order
+behind them (`command_window`).
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import asyncio
 import itertools
 import logging
 import random
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol, TypeVar
@@ -22,6 +27,7 @@ from raftlog.errors import (
     BrokerOverloaded,
     BrokerUnavailable,
     FencedController,
+    MessageTooLarge,
     NotController,
     RaftlogError,
     RequestTimedOut,
@@ -36,15 +42,18 @@ from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
 from raftmeta.decide.outcome import outcome_from_wire
 from raftmeta.port import HeartbeatStream
-from raftmeta.quorum.config import CHANNEL_OPTIONS, Endpoint
+from raftmeta.quorum import quorum_views
+from raftmeta.quorum.command_window import CommandWindow
+from raftmeta.quorum.config import CHANNEL_OPTIONS, MAX_COMMAND_BYTES, Endpoint
 from raftmeta.quorum.heartbeat_streams import HeartbeatTaker, LocalHeartbeats, RemoteHeartbeats
 
 logger = logging.getLogger(__name__)
 
-MAX_OUTSTANDING: Final = 1_000
-"""Commands of one client that are under way; the state machine keeps as many outcomes for each."""
+CLIENT_ID_BYTES: Final = 16
 ATTEMPT_TIMEOUT_S: Final = 1.0
 """Asking again counts once, so it is better to ask somebody else early: the one asked may stand still."""
+LAST_ATTEMPT_TIMEOUT_S: Final = 8.0
+"""The timeout doubles up to this one."""
 FIRST_BACKOFF_S: Final = 0.02
 LAST_BACKOFF_S: Final = 0.3
 
@@ -53,12 +62,26 @@ _ASK_AGAIN = (
     FencedController,
     UnknownOutcome,
     BrokerUnavailable,
-    RequestTimedOut,
     ShuttingDown,
     BrokerOverloaded,
 )
+"""Not RequestTimedOut: that is what the state machine says of a sequence whose outcome it keeps no more."""
 
 _T = TypeVar("_T")
+
+
+class _Patience:
+    """How long the next attempt may take: `with` it, and one that was too short makes the next one longer."""
+
+    def __init__(self) -> None:
+        self._timeout_s = ATTEMPT_TIMEOUT_S
+
+    def __enter__(self) -> float:
+        return self._timeout_s
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            self._timeout_s = min(2 * self._timeout_s, LAST_ATTEMPT_TIMEOUT_S)
 
 
 class LocalController(HeartbeatTaker, Protocol):
@@ -101,8 +124,7 @@ class ControllerChannel:
         self._on_heartbeat = on_heartbeat or (lambda response: None)
         self._rng = rng or random.Random()
         self._client_id = client_id or uuid.uuid4().bytes
-        self._sequence = itertools.count()
-        self._outstanding: dict[int, None] = {}
+        self._window = CommandWindow()
         self._hinted: int | None = None
         self._hint_epoch = -1
         remote = sorted(self._controllers.keys() - ({node_id} if local is not None else set()))
@@ -118,24 +140,29 @@ class ControllerChannel:
         """Commit a command, once, whatever happens on the way.
 
         Raises:
-            BrokerOverloaded: MAX_OUTSTANDING commands are under way.
+            BrokerOverloaded: too many commands are under way.
+            MessageTooLarge: it is beyond what a log entry may have.
             RequestTimedOut: nobody could say in time; it may or may not be committed.
             RaftlogError: what the state machine answered.
         """
-        if len(self._outstanding) >= MAX_OUTSTANDING:
-            raise BrokerOverloaded(f"{MAX_OUTSTANDING} metadata commands of this node are under way; try again later")
-        sequence = next(self._sequence)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        size = command.ByteSize()
+        if size > MAX_COMMAND_BYTES:
+            raise MessageTooLarge(f"the command has {size} bytes, at most {MAX_COMMAND_BYTES} are allowed")
+        begun_s = time.monotonic()
+        sequence = await self._window.enter(timeout_s)
         stamped = MetadataCommand()
         stamped.CopyFrom(command)
         stamped.client_id = self._client_id
         stamped.sequence = sequence
-        self._outstanding[sequence] = None
+        patience = _Patience()
 
         async def attempt(target: int) -> CommandResult:
-            stamped.settled_below = next(iter(self._outstanding))
+            stamped.settled_below = self._window.settled_below
             if self._local is not None and target == self._node_id:
                 return await self._local.propose(stamped)
-            return await self._propose_remote(target, stamped)
+            with patience as attempt_timeout_s:
+                return await self._propose_remote(target, stamped, attempt_timeout_s)
 
         try:
             if self._local is not None and self._local.serving and not self._closed:
@@ -143,9 +170,10 @@ class ControllerChannel:
                     return await attempt(self._node_id)
                 except _ASK_AGAIN:
                     await asyncio.sleep(FIRST_BACKOFF_S * self._rng.random())
-            return await self._ask("the command was not answered", attempt, timeout_s)
+            left_s = max(0.0, timeout_s - (time.monotonic() - begun_s))
+            return await self._ask("the command was not answered", attempt, left_s)
         finally:
-            del self._outstanding[sequence]
+            self._window.leave(sequence)
 
     async def barrier(self, timeout_s: float | None = None) -> int:
         """Return a metadata offset that covers everything acknowledged before this call.
@@ -154,30 +182,50 @@ class ControllerChannel:
             RaftlogError: no active controller could say in time.
         """
 
+        patience = _Patience()
+
         async def attempt(target: int) -> int:
             if self._local is not None and target == self._node_id:
                 return await self._local.barrier()
-            response = await self._stub(target).Barrier(controller_pb2.BarrierRequest(), timeout=ATTEMPT_TIMEOUT_S)
+            with patience as attempt_timeout_s:
+                request = controller_pb2.BarrierRequest()
+                response = self._answered(target, await self._stub(target).Barrier(request, timeout=attempt_timeout_s))
             self._check(target, response.error, response.controller)
             return response.metadata_offset
 
         return await self._ask("no commit barrier", attempt, timeout_s)
 
     async def describe_quorum(self, timeout_s: float | None = None) -> QuorumInfo:
-        """Return the quorum as a controller elsewhere sees it: its leader, or whoever answers when nobody leads.
+        """Return the quorum as the controllers elsewhere see it: the leader, or who knows most when it does not answer.
 
         Raises:
-            RaftlogError: nobody answered in time.
+            RequestTimedOut: nobody answered in time.
         """
 
-        async def attempt(target: int) -> QuorumInfo:
-            response = await self._stub(target).DescribeQuorum(
-                controller_pb2.DescribeQuorumRequest(), timeout=ATTEMPT_TIMEOUT_S
-            )
-            self._check(target, response.error, response.controller)
-            return response.quorum
+        async def ask(target: int) -> QuorumInfo | None:
+            try:
+                request = controller_pb2.DescribeQuorumRequest()
+                asked = self._stub(target).DescribeQuorum(request, timeout=ATTEMPT_TIMEOUT_S)
+                response = self._answered(target, await asked)
+            except BrokerUnavailable as error:
+                self._forget(target, error)
+            except grpc.aio.AioRpcError as error:
+                self._forget(target, from_grpc(error, self._name(target)))
+            except asyncio.InvalidStateError:  # the channel was closed under the call
+                self._forget(target, BrokerUnavailable("the connection was closed"))
+            else:
+                self._failures.pop(target, None)
+                self._note(response.controller)
+                return response.quorum if response.HasField("quorum") else None
+            return None
 
-        return await self._ask("the quorum cannot be described", attempt, timeout_s, local=False)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        targets = sorted(self._controllers.keys() - ({self._node_id} if self._local is not None else set()))
+        views = await quorum_views.ask_all(targets, ask, timeout_s)
+        if not views:
+            troubles = self.troubles() or "no controller answered"
+            raise RequestTimedOut(f"the quorum cannot be described within {timeout_s:g} s; {troubles}")
+        return quorum_views.better(views)
 
     async def open_heartbeats(self) -> HeartbeatStream:
         """Open a stream to where the active controller is believed to be.
@@ -204,6 +252,7 @@ class ControllerChannel:
     async def close(self) -> None:
         """Close all connections; what is under way fails."""
         self._closed = True
+        self._window.close()
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
 
@@ -229,6 +278,12 @@ class ControllerChannel:
                             self._forget(target, from_grpc(error, self._name(target)))
                         except asyncio.InvalidStateError:  # the channel was closed under the call
                             self._forget(target, BrokerUnavailable("the connection was closed"))
+                        except asyncio.CancelledError:
+                            task = asyncio.current_task()
+                            if task is None or task.cancelling():
+                                raise
+                            # The call was cancelled, not this task: its channel was closed.
+                            self._forget(target, BrokerUnavailable("the connection was closed"))
                         except _ASK_AGAIN as error:
                             if self._closed:
                                 raise
@@ -244,11 +299,11 @@ class ControllerChannel:
                     backoff_s = min(max(FIRST_BACKOFF_S, backoff_s * 1.7), LAST_BACKOFF_S)
         except TimeoutError:
             troubles = self.troubles() or "none of the controllers is active"
-            raise RequestTimedOut(f"{what} within {timeout_s:g} s; {troubles}") from None
+            raise RequestTimedOut(f"{what} within {timeout_s:.3g} s; {troubles}") from None
 
-    async def _propose_remote(self, target: int, command: MetadataCommand) -> CommandResult:
+    async def _propose_remote(self, target: int, command: MetadataCommand, timeout_s: float) -> CommandResult:
         request = controller_pb2.ProposeRequest(command=command, cluster_id=self._cluster_id())
-        response = await self._stub(target).Propose(request, timeout=ATTEMPT_TIMEOUT_S)
+        response = self._answered(target, await self._stub(target).Propose(request, timeout=timeout_s))
         self._note(response.controller)
         outcome = outcome_from_wire(response.outcome)
         if isinstance(outcome, RaftlogError):
@@ -257,6 +312,12 @@ class ControllerChannel:
             raise outcome
         self._hinted = target
         return outcome
+
+    def _answered(self, target: int, response: _T | None) -> _T:
+        """Return a response; gRPC gives None for bytes that are none."""
+        if response is None:
+            raise BrokerUnavailable(f"{self._name(target)} sends what is no answer")
+        return response
 
     def _check(self, target: int, error: Error, hint: ControllerHint) -> None:
         self._note(hint)

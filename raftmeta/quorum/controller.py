@@ -44,8 +44,10 @@ logger = logging.getLogger(__name__)
 
 MAX_PENDING: Final = 1_000
 """Commands from outside that wait to be committed."""
-INLINE_PARTITIONS: Final = 2_000
+INLINE_REPLICAS: Final = 2_000
 """A scan over so many partitions takes a few milliseconds; longer ones go to a thread."""
+STANDSTILL_MS: Final = 10_000.0
+"""A broker that is behind and applies nothing for so long is fenced."""
 RETRY_S: Final = 0.2
 MAX_SWEEPS: Final = 10
 """Passes of settling in one round; what is left then waits for the next one."""
@@ -262,7 +264,7 @@ class ActiveController:
 
     async def _scan(self, image: MetadataImage, scan: Callable[[MetadataImage], _T]) -> _T:
         """Look at partitions, in a thread when they are many."""
-        if sum(len(topic.partitions) for topic in image.topics.values()) <= INLINE_PARTITIONS:
+        if sum(load.replicas for load in image.load.values()) <= INLINE_REPLICAS:
             return scan(image)
         return await asyncio.get_running_loop().run_in_executor(self._executor, scan, image)
 
@@ -302,6 +304,16 @@ class ActiveController:
             broker = self._state.image.brokers.get(broker_id)
             if report.lease_released and broker is not None and broker.in_controlled_shutdown and not broker.fenced:
                 self._sessions.begin_fencing(broker_id, report.broker_epoch)
+        image, reports = self._state.image, self._reports()
+        for broker_id, broker_epoch in plan.standing_still(image, reports, now_ms, patience_ms=STANDSTILL_MS):
+            logger.warning(
+                "broker %d lives, but applies no metadata beyond offset %d: it is fenced until it has caught up; does "
+                "its controller have another list of voters?",
+                broker_id,
+                reports[broker_id].applied_offset,
+            )
+            reports[broker_id].catch_up_to = image.offset
+            self._sessions.begin_fencing(broker_id, broker_epoch)
         expired = self._sessions.expired(now_ms, self._state.image)
         for broker_id, broker_epoch in expired:
             logger.info("fencing broker %d", broker_id, extra={"broker_epoch": broker_epoch})

@@ -42,6 +42,20 @@ class BrokerReport:
     wants_shutdown: bool = False
     lease_released: bool = False
     heard_ms: float = float("-inf")
+    catch_up_to: int = -1
+    """The metadata offset that a fenced broker has to have applied before it may serve."""
+    stands_since_ms: float = float("inf")
+    """Since when it is behind and applies nothing."""
+
+    def applied(self, applied_offset: int, metadata_offset: int, now_ms: float) -> None:
+        """Note what a heartbeat said, `metadata_offset` being what was committed when it came."""
+        if applied_offset > self.applied_offset:
+            self.applied_offset = applied_offset
+            self.stands_since_ms = float("inf")
+        if self.applied_offset >= metadata_offset:
+            self.stands_since_ms = float("inf")
+        elif self.stands_since_ms == float("inf"):
+            self.stands_since_ms = now_ms
 
 
 def revoked_in(image: MetadataImage) -> dict[PartitionKey, Revoked]:
@@ -123,9 +137,9 @@ def to_unfence(
 ) -> list[tuple[int, int]]:
     """Return (broker id, broker epoch) of fenced brokers that may serve again.
 
-    They have applied their own registration (a fixed offset: one that moved on with a busy log would never be
-    reached, KAFKA-13959), do not want to go, and are in `settled`: live, and none of their partitions waits for the
-    consequences of an unclean stop.
+    They have applied their own registration, and what was committed at their first heartbeat or when they were fenced
+    for standing still (fixed offsets: one that moved on with a busy log would never be reached, KAFKA-13959), do not
+    want to go, and are in `settled`: live, and none of their partitions waits for the consequences of an unclean stop.
     """
     ready = []
     for broker_id in settled:
@@ -135,9 +149,26 @@ def to_unfence(
             continue
         if report.wants_shutdown or report.broker_epoch != broker.broker_epoch:
             continue
-        if report.applied_offset >= broker.broker_epoch:
+        if report.applied_offset >= max(broker.broker_epoch, report.catch_up_to):
             ready.append((broker_id, broker.broker_epoch))
     return sorted(ready)
+
+
+def standing_still(
+    image: MetadataImage, reports: Mapping[int, BrokerReport], now_ms: float, *, patience_ms: float
+) -> list[tuple[int, int]]:
+    """Return (broker id, broker epoch) of unfenced brokers that are behind and have applied nothing for so long.
+
+    Their heartbeats arrive, and what is decided does not: they would be given partitions and never hear of it.
+    """
+    return sorted(
+        (broker_id, report.broker_epoch)
+        for broker_id, report in reports.items()
+        if now_ms - report.stands_since_ms >= patience_ms
+        and (broker := image.brokers.get(broker_id)) is not None
+        and broker.broker_epoch == report.broker_epoch
+        and not broker.fenced
+    )
 
 
 def to_begin_shutdown(image: MetadataImage, reports: Mapping[int, BrokerReport]) -> list[tuple[int, int]]:

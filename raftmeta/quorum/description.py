@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from raftlog.v1.common_pb2 import QuorumInfo, QuorumObserver, QuorumVoter
-from raftlog.v1.raft_pb2 import JOINING
+from raftlog.v1.raft_pb2 import FRESH, JOINING
 from raftmeta.image import MetadataImage
 from raftmeta.quorum.config import Endpoint, QuorumConfig
 from raftmeta.quorum.controller_plan import BrokerReport
@@ -21,7 +21,8 @@ def describe(
 ) -> QuorumInfo:
     """Return what this voter knows; lags and observers are the leader's to know."""
     info = QuorumInfo(
-        cluster_id=image.cluster_id,
+        cluster_id=image.cluster_id or config.cluster_id,
+        answered_by=node.node_id,
         leader_id=node.leader_id,
         leader_epoch=node.term,
         commit_index=node.commit_index,
@@ -54,7 +55,7 @@ def _describe_snapshot(info: QuorumInfo, directory: str) -> None:
 
 
 def _self(node: RaftNode, endpoint: Endpoint) -> QuorumVoter:
-    state = "leader" if node.role == "leader" else "joining" if node.voter_state == JOINING else "follower"
+    state = "leader" if node.role == "leader" else "joining" if node.voter_state in (FRESH, JOINING) else "follower"
     return QuorumVoter(
         node_id=node.node_id,
         host=endpoint.host,
@@ -73,8 +74,9 @@ def _peer(node: RaftNode, voter_id: int, endpoint: Endpoint, peer: PeerStatus) -
     elif voter_id == node.leader_id:
         state = "leader"
     else:
-        state = "joining" if peer.state == JOINING else "follower"
+        state = "joining" if peer.state in (FRESH, JOINING) else "follower"
     known = leads and peer.match_index > 0
+    heard = leads or voter_id == node.leader_id  # followers say nothing to one another
     return QuorumVoter(
         node_id=voter_id,
         host=endpoint.host,
@@ -82,7 +84,7 @@ def _peer(node: RaftNode, voter_id: int, endpoint: Endpoint, peer: PeerStatus) -
         state=state,
         log_end_index=peer.match_index if known else NOT_KNOWN,
         lag=max(0, node.last_index - peer.match_index) if known else NOT_KNOWN,
-        last_contact_ms=NOT_KNOWN if peer.last_contact_s is None else int(peer.last_contact_s * 1_000),
+        last_contact_ms=int(peer.last_contact_s * 1_000) if heard and peer.last_contact_s is not None else NOT_KNOWN,
     )
 
 

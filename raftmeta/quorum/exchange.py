@@ -1,4 +1,7 @@
-"""The accepting end of `Raft.Exchange`: who may talk to this voter, and what it says."""
+"""The accepting end of `Raft.Exchange`: who may talk to this voter, and what it says.
+
+A stream that carries what no voter says is ended before anything of the frame is believed.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from raftlog.errors import RaftlogError, to_wire
 from raftlog.v1 import raft_pb2, raft_pb2_grpc
 from raftmeta.quorum.hello import duplicate, refusal
-from raftmeta.quorum.links import HELLO_TIMEOUT_S, PING_AFTER_S, SILENCE_S, LinkedCore
+from raftmeta.quorum.links import HELLO_TIMEOUT_S, MAX_FRAME_MESSAGES, PING_AFTER_S, SILENCE_S, LinkedCore
+from raftmeta.raft.messages import flaw
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +56,9 @@ class RaftExchange(raft_pb2_grpc.RaftServicer):
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 frame = await context.read()
-        except TimeoutError:
+        except (TimeoutError, DecodeError):
             return
-        if self._closed or frame is aio.EOF or not frame.HasField("hello"):
+        if self._closed or frame is aio.EOF or frame is None or not frame.HasField("hello"):
             return
         theirs = frame.hello
         mine = self._node.hello()
@@ -74,6 +79,8 @@ class RaftExchange(raft_pb2_grpc.RaftServicer):
             await self._serve(peer_id, inbound, context)
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
             pass  # broken or silent: the same to Raft
+        except DecodeError as error:
+            logger.error("ended the stream of controller %d: it does not parse: %s", peer_id, error)
         finally:
             if self._inbound.get(peer_id) is inbound:
                 del self._inbound[peer_id]
@@ -88,7 +95,11 @@ class RaftExchange(raft_pb2_grpc.RaftServicer):
         async with asyncio.timeout(SILENCE_S) as deadline:  # one for all frames, moved as often as the peer is answered
             while True:
                 frame = await context.read()
-                if frame is aio.EOF or self._inbound.get(peer_id) is not inbound or self._closed:
+                if frame is aio.EOF or frame is None or self._inbound.get(peer_id) is not inbound or self._closed:
+                    return
+                wrong = flaw_in(frame)
+                if wrong:
+                    logger.error("ended the stream of controller %d: it sent %s", peer_id, wrong)
                     return
                 now_s = inbound.heard_s = time.monotonic()
                 for message in frame.messages:
@@ -118,3 +129,10 @@ class RaftExchange(raft_pb2_grpc.RaftServicer):
         """Take nothing more."""
         self._closed = True
         self._inbound.clear()
+
+
+def flaw_in(frame: raft_pb2.RaftFrame) -> str:
+    """Return why a frame is not one that a voter sends, in words; "" when it may be."""
+    if len(frame.messages) > MAX_FRAME_MESSAGES:
+        return f"{len(frame.messages)} messages in one frame, at most {MAX_FRAME_MESSAGES} are allowed"
+    return next(filter(None, map(flaw, frame.messages)), "")

@@ -23,6 +23,7 @@ from raftlog.errors import (
 from raftlog.v1.controller_pb2 import ControllerHint, HeartbeatRequest, HeartbeatResponse
 from raftmeta.image import MetadataImage
 from raftmeta.quorum.controller_plan import BrokerReport
+from raftmeta.quorum.hello import same_cluster, shown
 from raftmeta.quorum.sessions import BrokerSessions
 
 
@@ -93,14 +94,15 @@ class HeartbeatDesk:
     def _note(self, request: HeartbeatRequest, now_ms: float) -> None:
         report = self.reports.get(request.broker_id)
         if report is None or report.broker_epoch != request.broker_epoch:
-            report = self.reports[request.broker_id] = BrokerReport(request.broker_epoch)
+            catch_up_to = self._image().offset
+            report = self.reports[request.broker_id] = BrokerReport(request.broker_epoch, catch_up_to=catch_up_to)
         report.heard_ms = now_ms
         news = (
             request.applied_offset > report.applied_offset
             or request.wants_shutdown != report.wants_shutdown
             or request.lease_released != report.lease_released
         )
-        report.applied_offset = max(report.applied_offset, request.applied_offset)
+        report.applied(request.applied_offset, self._image().offset, now_ms)
         report.wants_shutdown = request.wants_shutdown
         report.lease_released = request.lease_released
         broker = self._image().brokers.get(request.broker_id)
@@ -117,9 +119,11 @@ class HeartbeatDesk:
         read.add_done_callback(self._confirmed)
 
     def _confirmed(self, read: asyncio.Future[int]) -> None:
-        if self._closed or read.cancelled():
+        if read.cancelled():
             return
         error = read.exception()
+        if self._closed:
+            return
         if error is not None:
             self._refuse_all(error)
             return
@@ -184,9 +188,9 @@ class HeartbeatDesk:
 
 def _fits(image: MetadataImage, request: HeartbeatRequest) -> RaftlogError | None:
     """Return why a heartbeat is none of a registered broker of this cluster, or None."""
-    if request.cluster_id and image.cluster_id and request.cluster_id != image.cluster_id:
+    if not same_cluster(image.cluster_id, request.cluster_id):
         return InconsistentClusterId(
-            f"broker {request.broker_id} belongs to the cluster {request.cluster_id!r} and this controller to "
+            f"broker {request.broker_id} belongs to the cluster {shown(request.cluster_id)} and this controller to "
             f"{image.cluster_id!r}: correct cluster.id or controller.quorum.voters of the broker"
         )
     broker = image.brokers.get(request.broker_id)

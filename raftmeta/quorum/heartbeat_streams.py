@@ -68,6 +68,8 @@ class RemoteHeartbeats:
                 await self._call.write(request)
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError) as error:
             raise self._break(self._why(error)) from None
+        except asyncio.CancelledError:
+            raise self._unless_cancelled() from None
 
     async def receive(self) -> HeartbeatResponse:
         """Return the next answer."""
@@ -75,12 +77,23 @@ class RemoteHeartbeats:
             response = await self._call.read()
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise self._break(self._why(error)) from None
+        except asyncio.CancelledError:
+            raise self._unless_cancelled() from None
+        if response is None:
+            raise self._break(BrokerUnavailable(f"{self._where} sends what is no answer to a heartbeat"))
         if response is grpc.aio.EOF:
             raise self._break(BrokerUnavailable(f"{self._where} ended the stream"))
         if self._sent_s:
             self._sent_s.popleft()
         self._on_response(response)
         return checked(response)
+
+    def _unless_cancelled(self) -> BaseException:
+        """Return what a cancellation means: the end of this task, or of the call, which another task cancelled."""
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            return asyncio.CancelledError()
+        return self._break(BrokerUnavailable(f"the heartbeat stream to {self._where} was cancelled"))
 
     def _why(self, error: BaseException) -> RaftlogError:
         if self._error is not None:

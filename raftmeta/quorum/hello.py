@@ -1,9 +1,21 @@
-"""Whether two voters belong together, from what they say of themselves; pure."""
+"""Whether two voters belong together, from what they say of themselves; pure.
+
+What comes from outside is measured before it is compared, sorted, or put into a message or a log.
+"""
 
 from __future__ import annotations
 
-from raftlog.errors import InconsistentClusterId, InconsistentVoters, RaftlogError
+from typing import Final
+
+from raftlog.errors import InconsistentClusterId, InconsistentVoters, InvalidRequestError, RaftlogError
 from raftlog.v1.raft_pb2 import RaftHello
+from raftmeta.raft.messages import MAX_TERM
+
+MAX_VOTERS: Final = 7
+MAX_CLUSTER_ID_BYTES: Final = 255
+MAX_SHOWN: Final = 80
+MAX_REASON: Final = 1_000
+"""Characters of a peer's reason that are passed on."""
 
 
 def refusal(mine: RaftHello, theirs: RaftHello) -> RaftlogError | None:
@@ -12,9 +24,19 @@ def refusal(mine: RaftHello, theirs: RaftHello) -> RaftlogError | None:
     `mine.peer_id` is whom this node believes to talk to, or 0 to take the other's word; the message is for both logs.
     """
     me, other = mine.node_id, theirs.node_id
-    if mine.cluster_id and theirs.cluster_id and mine.cluster_id != theirs.cluster_id:
+    if len(theirs.voters) > max(MAX_VOTERS, len(mine.voters)):
+        return InconsistentVoters(
+            f"controller {other} has {len(theirs.voters)} voters and controller {me} has {len(mine.voters)}: name the "
+            "same ones in controller.quorum.voters of all"
+        )
+    if theirs.current_term > MAX_TERM:
+        return InvalidRequestError(
+            f"controller {other} says that it is in term {theirs.current_term}, there are only {MAX_TERM}: its "
+            "metadata directory is damaged, or it is no raftlog controller"
+        )
+    if not same_cluster(mine.cluster_id, theirs.cluster_id):
         return InconsistentClusterId(
-            f"controller {other} belongs to the cluster {theirs.cluster_id!r} and controller {me} to "
+            f"controller {other} belongs to the cluster {shown(theirs.cluster_id)} and controller {me} to "
             f"{mine.cluster_id!r}: set the same cluster.id on both, or correct the address of one of them in "
             "controller.quorum.voters"
         )
@@ -42,6 +64,18 @@ def refusal(mine: RaftHello, theirs: RaftHello) -> RaftlogError | None:
     if other not in ours:
         return InconsistentVoters(f"controller {other} is not one of the voters {ours} of controller {me}")
     return None
+
+
+def same_cluster(ours: str, theirs: str) -> bool:
+    """Whether two cluster ids go together: equal, or one of them not known yet; never one that cannot be."""
+    if len(theirs) > MAX_CLUSTER_ID_BYTES or len(theirs.encode()) > MAX_CLUSTER_ID_BYTES:
+        return False
+    return not ours or not theirs or ours == theirs
+
+
+def shown(text: str) -> str:
+    """Return a text from outside as messages show it."""
+    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r} and {len(text) - MAX_SHOWN} characters more"
 
 
 def duplicate(node_id: int) -> RaftlogError:

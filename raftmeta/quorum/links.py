@@ -28,7 +28,7 @@ from raftlog.errors import BrokerUnavailable, RaftlogError, from_wire
 from raftlog.v1 import raft_pb2, raft_pb2_grpc
 from raftlog.v1.common_pb2 import NONE
 from raftmeta.quorum.config import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, Endpoint
-from raftmeta.quorum.hello import refusal
+from raftmeta.quorum.hello import MAX_REASON, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,8 @@ MAX_QUEUED_MESSAGES: Final = 20_000
 MAX_QUEUED_BYTES: Final = 128 << 20
 MAX_FRAME_BYTES: Final = 4 << 20
 """A frame is closed once it has this much; the last message may go beyond it."""
+MAX_FRAME_MESSAGES: Final = 4096
+"""The accepting end takes no frame of more."""
 
 assert PING_AFTER_S * 2 < SILENCE_S
 assert MAX_FRAME_BYTES * 2 < MAX_MESSAGE_BYTES
@@ -134,6 +136,9 @@ class OutgoingLink:
                     delay_s = FIRST_RETRY_S
                 elif not error.retriable:
                     delay_s = REFUSED_RETRY_S
+            except Exception as error:  # whatever a peer makes us stumble over, the link is dialled again
+                logger.exception("the link to controller %d failed", self.peer_id)
+                self._down(BrokerUnavailable(f"{type(error).__name__}: {error}"))
             finally:
                 if self._up:
                     self._down(BrokerUnavailable("this node is stopping"))
@@ -164,9 +169,10 @@ class OutgoingLink:
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             raise self._broken or BrokerUnavailable(details or "the connection broke") from None
         except asyncio.CancelledError:
-            if self._broken is None or asyncio.current_task().cancelling():  # type: ignore[union-attr] # there is one
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr] # there is one
                 raise
-            raise self._broken from None  # the call was cancelled, not this task
+            # The call was cancelled, not this task.
+            raise self._broken or BrokerUnavailable("the stream was cancelled") from None
         finally:
             self._call = None
             if self._ticker is not None:
@@ -182,10 +188,11 @@ class OutgoingLink:
         mine.peer_id = self.peer_id
         await call.write(raft_pb2.RaftFrame(hello=mine))
         frame = await call.read()
-        if frame is grpc.aio.EOF or not frame.HasField("hello"):
+        if frame is grpc.aio.EOF or frame is None or not frame.HasField("hello"):
             raise BrokerUnavailable("it ended the stream instead of answering; is it a raftlog controller?")
         hello: raft_pb2.RaftHello = frame.hello
         if hello.error.code != NONE:
+            hello.error.message = hello.error.message[:MAX_REASON]
             raise from_wire(hello.error)
         refused = refusal(mine, hello)
         if refused is not None:
@@ -217,7 +224,7 @@ class OutgoingLink:
 
     def _next_frame(self) -> raft_pb2.RaftFrame:
         taken = size_bytes = 0
-        while taken < len(self._queue) and size_bytes < MAX_FRAME_BYTES:
+        while taken < min(len(self._queue), MAX_FRAME_MESSAGES) and size_bytes < MAX_FRAME_BYTES:
             size_bytes += self._queue[taken].ByteSize()
             taken += 1
         frame = raft_pb2.RaftFrame(messages=self._queue[:taken])
@@ -229,13 +236,18 @@ class OutgoingLink:
         """Notice signs of life, and the end."""
         error = BrokerUnavailable("it closed the connection")
         try:
-            while (await call.read()) is not grpc.aio.EOF:
+            while (frame := await call.read()) is not grpc.aio.EOF:
+                if frame is None:  # bytes that are no frame
+                    error = BrokerUnavailable("it sends what is no Raft frame; is it a raftlog controller?")
+                    break
                 self._heard_s = time.monotonic()
         except grpc.aio.AioRpcError as broken:
             error = BrokerUnavailable(broken.details() or "the connection broke")
         except asyncio.InvalidStateError:
             pass
-        self._break(error)
+        finally:  # also when it is cancelled: by the link's own end, or because something else cancelled the call
+            if self._call is call:
+                self._break(error)
 
     def _break(self, error: RaftlogError) -> None:
         if self._broken is None:

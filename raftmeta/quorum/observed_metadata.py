@@ -40,6 +40,7 @@ BEHIND_S: Final = 0.3
 """A controller that does not show what is known to be committed for so long is left for another one."""
 CONNECT_TIMEOUT_S: Final = 2.0
 READY_ATTEMPT_S: Final = 5.0
+READY_RETRY_S: Final = 0.1
 MAX_SNAPSHOT_RECORDS: Final = 10_000_000
 INLINE_RECORDS: Final = 2_000
 """So many records are applied on the event loop; a larger image is built in a thread."""
@@ -118,6 +119,7 @@ class ObservedMetadata:
                 if self._closed or (isinstance(error, RaftlogError) and not error.retriable):
                     raise
                 logger.debug("not ready: %s", error)
+                await asyncio.sleep(READY_RETRY_S)  # it may have failed at once
                 continue
             if self._feed.image.controller_epoch > 0:
                 return
@@ -251,9 +253,13 @@ class ObservedMetadata:
                             f"it stays at offset {self._feed.image.offset}, but {self._committed_offset} is committed"
                         )
                     continue
+                if pending.cancelled():  # with the call, by somebody else
+                    raise BrokerUnavailable("the watch was cancelled")
                 response, pending = pending.result(), None
                 if response is grpc.aio.EOF:
                     raise BrokerUnavailable("it ended the watch")
+                if response is None:
+                    raise BrokerUnavailable("it sends what is no change of metadata")
                 snapshot = await self._take(response, snapshot)
                 if snapshot is None and self._feed.image.controller_epoch > 0:
                     self._now_watching(target)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from raftlog.errors import (
+    FeatureUpdateFailed,
     FencedController,
     MessageTooLarge,
     NotController,
@@ -19,6 +20,8 @@ from raftlog.errors import (
 )
 from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand
 from raftmeta.decide import CommandResult
+from raftmeta.decide.outcome import shown
+from raftmeta.features import SUPPORTED, supports
 from raftmeta.quorum import controller_plan as plan
 from raftmeta.quorum.config import MAX_COMMAND_BYTES, Clock
 from raftmeta.quorum.controller_plan import PartitionKey
@@ -30,17 +33,24 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT: Final = 8
 """The controller's own commands under way at a time."""
 
+HEAVY_PARTITIONS: Final = 500
+"""A command that makes more partitions takes tens of milliseconds to apply, with everything else waiting meanwhile."""
+
 _NOT_DECIDED = (NotController, UnknownOutcome, FencedController, StorageFull, ShuttingDown, StorageError)
 """What the state machine has not said: the command says the same when it is proposed again."""
 
 
 class Proposals:
-    """Commits in one term. A command that comes too late for it is refused by the state machine, everywhere."""
+    """Commits in one term. A command that comes too late for it is refused by the state machine, everywhere.
+
+    Heavy commands are committed one at a time, so that heartbeats have their turn between them.
+    """
 
     def __init__(self, driver: Driver, clock: Clock, term: int) -> None:
         self._driver = driver
         self._clock = clock
         self._term = term
+        self._heavy = asyncio.Lock()
 
     async def commit(self, command: MetadataCommand) -> CommandResult:
         """Commit a command; its clock and epoch are set in place.
@@ -49,6 +59,13 @@ class Proposals:
             NotController, UnknownOutcome, FencedController: the leadership is lost, before or meanwhile.
             RaftlogError: refused.
         """
+        check_feature(command)
+        if _partitions_made(command) <= HEAVY_PARTITIONS:
+            return await self._commit(command)
+        async with self._heavy:
+            return await self._commit(command)
+
+    async def _commit(self, command: MetadataCommand) -> CommandResult:
         command.proposed_at_ms = self._clock.now_ms()
         command.controller_epoch = self._term
         data = command.SerializeToString()
@@ -82,6 +99,37 @@ class Proposals:
         finally:
             for task in under_way:
                 task.cancel()
+
+
+def check_feature(command: MetadataCommand) -> None:
+    """Check that this controller could go on with the feature level that a command asks for.
+
+    A committed level ends every node that does not know it (`state.py`), and no state machine may look at what its own
+    version knows; so it is refused here, before it is appended. The rule for an upgrade: all controllers first, then
+    the level. This controller speaks for itself only; that the other voters run its version or a newer one is for the
+    operator to see to.
+
+    Raises:
+        FeatureUpdateFailed: this version does not know the level.
+    """
+    asked = command.update_feature
+    if command.WhichOneof("command") != "update_feature" or asked.level <= 0:
+        return
+    if not supports(SUPPORTED.values(), asked.name, asked.level):
+        raise FeatureUpdateFailed(
+            f"the active controller does not know {shown(asked.name)} at level {asked.level}; run a newer version "
+            "on all controllers first"
+        )
+
+
+def _partitions_made(command: MetadataCommand) -> int:
+    match command.WhichOneof("command"):
+        case "create_topic":
+            return command.create_topic.partitions
+        case "create_partitions":
+            return command.create_partitions.partitions
+        case _:
+            return 0
 
 
 def _check(done: Iterable[asyncio.Task[CommandResult]]) -> None:

@@ -8,15 +8,20 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from raftlog.errors import (
+    CorruptRecordError,
     FencedController,
     InconsistentClusterId,
     InternalError,
     InvalidRequestError,
     NotController,
     RaftlogError,
+    RequestTimedOut,
+    ShuttingDown,
+    StorageError,
     UnknownOutcome,
     to_wire,
 )
@@ -26,7 +31,8 @@ from raftlog.v1.controller_pb2 import ControllerHint, HeartbeatResponse
 from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand
 from raftmeta.decide import CommandResult
 from raftmeta.decide.outcome import outcome_to_wire
-from raftmeta.quorum.channel import LocalController
+from raftmeta.quorum.channel import CLIENT_ID_BYTES, LocalController
+from raftmeta.quorum.hello import same_cluster, shown
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +76,12 @@ def check_command(command: MetadataCommand) -> None:
     """Check that a command may come from outside.
 
     Raises:
-        InvalidRequestError: it is empty, or one of the controller's own.
+        InvalidRequestError: it is empty, one of the controller's own, or its client id is none.
     """
+    if len(command.client_id) not in (0, CLIENT_ID_BYTES):
+        raise InvalidRequestError(
+            f"a client id has {CLIENT_ID_BYTES} bytes or is empty, this one has {len(command.client_id)}"
+        )
     kind = command.WhichOneof("command")
     if kind is None:
         raise InvalidRequestError("the command is empty, or of a kind that this version does not know")
@@ -94,12 +104,18 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def Propose(
         self, request: controller_pb2.ProposeRequest, context: _Context
     ) -> controller_pb2.ProposeResponse:
-        """Commit a command."""
+        """Commit a command; not one that its sender has given up: it will ask again."""
         outcome: CommandResult | RaftlogError
+        remaining_s = context.time_remaining()
         try:
+            if remaining_s is not None and remaining_s <= 0:
+                raise RequestTimedOut("nobody waits for this answer any more; nothing was done")
             self._check_cluster(request.cluster_id)
             check_command(request.command)
             outcome = await self._controller.propose(request.command)
+        except (StorageError, CorruptRecordError, InternalError) as error:
+            # Never what the state machine says: this node has stopped taking part for good.
+            outcome = ShuttingDown(f"this controller has failed: {error}")
         except RaftlogError as error:
             outcome = error
         except Exception as error:  # a bug: the caller gets an answer, the log has the details
@@ -157,10 +173,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     ) -> None:
         """Count each heartbeat the moment it arrives, even while the answer to the one before is out."""
         try:
-            while (request := await context.read()) is not aio.EOF:
+            while (request := await context.read()) is not aio.EOF and request is not None:
                 await answers.put(self._controller.heartbeat(request, stream))
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass
+        except DecodeError as error:
+            logger.warning("ended a heartbeat stream: it does not parse: %s", error)
         finally:
             # Nobody reads answers any more: what is queued may go, so that the end has room.
             while answers.full():
@@ -169,8 +187,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     def _check_cluster(self, cluster_id: str) -> None:
         ours = self._cluster_id()
-        if cluster_id and ours and cluster_id != ours:
+        if not same_cluster(ours, cluster_id):
             raise InconsistentClusterId(
-                f"the request is for the cluster {cluster_id!r}, this controller belongs to {ours!r}: "
+                f"the request is for the cluster {shown(cluster_id)}, this controller belongs to {ours!r}: "
                 "correct cluster.id or controller.quorum.voters"
             )

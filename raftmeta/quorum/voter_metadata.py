@@ -16,6 +16,7 @@ from raftlog.errors import RaftlogError, ShuttingDown, StorageError
 from raftlog.v1 import controller_pb2_grpc, raft_pb2_grpc
 from raftlog.v1.common_pb2 import QuorumInfo
 from raftlog.v1.controller_pb2 import ControllerHint
+from raftlog.v1.raft_pb2 import FRESH
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
 from raftmeta.image import MetadataImage
@@ -29,6 +30,7 @@ from raftmeta.quorum.driver import Driver
 from raftmeta.quorum.exchange import RaftExchange
 from raftmeta.quorum.image_feed import ImageFeed
 from raftmeta.quorum.links import RaftLinks
+from raftmeta.quorum.quorum_views import better, leads
 from raftmeta.quorum.service import ControllerService
 from raftmeta.raft import engine
 from raftmeta.raft.node import RaftNode
@@ -44,6 +46,7 @@ STEP_DOWN_TIMEOUT_S: Final = 1.0
 WATCH_S: Final = 0.005
 """How often a wait for what a cycle brings about looks again; only while starting and stopping."""
 READY_ATTEMPT_S: Final = 5.0
+READY_RETRY_S: Final = 0.1
 
 
 class QuorumMetadata:
@@ -136,16 +139,19 @@ class QuorumMetadata:
         return offset
 
     async def describe_quorum(self) -> QuorumInfo:
-        """Return the quorum as its leader sees it, or as this node does when nobody leads or the leader is silent."""
-        if self._controller.serving or self._node.leader_id < 0:
+        """Return the quorum as its leader sees it, or when nobody leads or the leader is silent, as who knows most."""
+        if self._controller.serving or not self._node.has_peers:
             return self.quorum_info()
         try:
-            return await self._channel.describe_quorum(timeout_s=2.0)
+            theirs = await self._channel.describe_quorum(timeout_s=2.0 if self._node.leader_id >= 0 else 0.0)
         except RaftlogError as error:
-            logger.info("the leader of the quorum cannot be asked: %s", error)
+            logger.info("no other controller can be asked: %s", error)
             info = self.quorum_info()
+        else:
+            info = better((self.quorum_info(), theirs))
+        if not leads(info):
             info.leader_id = -1
-            return info
+        return info
 
     async def open_heartbeats(self) -> HeartbeatStream:
         """Open a stream of heartbeats to the active controller; see `MetadataPort`."""
@@ -162,6 +168,7 @@ class QuorumMetadata:
                 if self._closed or self._driver.failed:
                     raise
                 logger.debug("not ready: %s", error)
+                await asyncio.sleep(READY_RETRY_S)  # it may have failed at once
                 continue
             if self._feed.image.controller_epoch > 0:
                 return
@@ -179,7 +186,10 @@ class QuorumMetadata:
             f"controller {peer_id} at {self._config.voters[peer_id].address}: {trouble}"
             for peer_id, trouble in troubles.items()
         )
-        return "; ".join(said)
+        missing = "; ".join(said)
+        if self._node.voter_state == FRESH:
+            return f"{missing} (the first start of a quorum needs every voter once, see docs/quorum.md)"
+        return missing
 
     # What else a server asks of a voter
 

@@ -163,6 +163,10 @@ class Consensus(SyncObj):  # type: ignore[misc] # PySyncObj has no types
         in_progress: bool = self._SyncObj__transferInProgress
         return in_progress
 
+    def forget_transfer(self) -> None:
+        """Go on as if the leader had not asked this node to campaign."""
+        self._SyncObj__transferInProgress = False
+
     def random_timeout_s(self) -> float:
         """Return a new election timeout."""
         return self._rng.uniform(*self._options.election_timeout_s)

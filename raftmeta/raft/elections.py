@@ -57,6 +57,9 @@ class Elections:
         self._transfer_to: int | None = None
         self._transfer_until_s = 0.0
         self._transfer_sent = False
+        self._asked_until_s = -math.inf
+        """Until when a leader's wish that this node campaign at once is followed."""
+        self._said_last_term = False
 
     # Who leads
 
@@ -72,12 +75,17 @@ class Elections:
         if self._consensus.election_deadline_s > soon:
             self._consensus.election_deadline_s = soon
 
+    def hears_leader(self, now_s: float) -> bool:
+        """Whether this node leads, or has heard the leader that it knows within the shortest election timeout."""
+        if self._consensus.role == LEADER:
+            return True
+        return not self._leader_suspected and now_s - self._leader_heard_s < self._options.election_timeout_s[0]
+
     def _leader_alive(self, now_s: float) -> bool:
-        shortest = self._options.election_timeout_s[0]
         if self._consensus.role == LEADER:
             heard = sorted((self.last_heard_s.get(peer, -math.inf) for peer in self._peers), reverse=True)
-            return not heard or now_s - heard[self._needed - 1] < shortest
-        return not self._leader_suspected and now_s - self._leader_heard_s < shortest
+            return not heard or now_s - heard[self._needed - 1] < self._options.election_timeout_s[0]
+        return self.hears_leader(now_s)
 
     # Campaigning
 
@@ -86,7 +94,13 @@ class Elections:
         consensus = self._consensus
         if consensus.role == LEADER or consensus.election_deadline_s >= now_s:
             return
-        if not self._guard.may_vote or not self._wal.has_room(CAMPAIGN_ROOM_BYTES):
+        may = self._guard.may_vote and self._wal.has_room(CAMPAIGN_ROOM_BYTES) and self._has_terms_left()
+        if consensus.transfer_in_progress and not (may and self.connected and now_s <= self._asked_until_s):
+            # Nothing comes of it, and PySyncObj would find it due in every tick from now on.
+            consensus.forget_transfer()
+            self._transport.transfer_term = 0
+            self._postpone(now_s)
+        elif not may:
             self._postpone(now_s)
         elif self._peers and not self._elected_beforehand and not consensus.transfer_in_progress:
             self._postpone(now_s)
@@ -94,6 +108,14 @@ class Elections:
         else:
             logger.info("campaigning for term %d", consensus.term + 1)
         self._elected_beforehand = False
+
+    def _has_terms_left(self) -> bool:
+        if self._consensus.term < messages.MAX_TERM:
+            return True
+        if not self._said_last_term:
+            self._said_last_term = True
+            logger.error("term %d is the last one there is: this node cannot campaign any more", messages.MAX_TERM)
+        return False
 
     def _postpone(self, now_s: float) -> None:
         self._consensus.election_deadline_s = now_s + self._rng.uniform(0.5, 1.0) * self._options.election_timeout_s[0]
@@ -188,10 +210,11 @@ class Elections:
             self._transport.post(self._transfer_to, messages.timeout_now(consensus.term))
             self._transfer_sent = True
 
-    def asked_to_campaign(self, peer: Peer, term: int) -> None:
-        """Campaign at once, if it is the leader who asks and this node may."""
+    def asked_to_campaign(self, peer: Peer, term: int, now_s: float) -> None:
+        """Campaign at once, if it is the leader who asks and this node may; forgotten after an election timeout."""
         consensus = self._consensus
         if term == consensus.term and consensus.leader is peer and self._guard.may_vote:
+            self._asked_until_s = now_s + self._options.election_timeout_s[0]
             self._transport.transfer_term = term + 1
             consensus.deliver(peer, {"type": "timeout_now", "term": term})
             consensus.election_deadline_s = -math.inf

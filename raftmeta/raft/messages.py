@@ -12,11 +12,17 @@
     read_probe          leader       at once                 read_answer
     read_answer         follower     at once
     term_notice         anybody      at once
+    voter_notice        anybody      at once
 
 Each carries its sender's term. "At once" holds as long as that term is durable; else it waits for the sync as well.
+
+A term is at most MAX_TERM, which the controller epoch has room for (int32). Terms are adopted from whoever shows a
+higher one, and are durable: one that nobody can go beyond would leave the quorum without a leader for good.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from raftlog.v1.raft_pb2 import (
     AppendAnswer,
@@ -31,8 +37,29 @@ from raftlog.v1.raft_pb2 import (
     TimeoutNow,
     VoteGranted,
     VoteRequest,
+    VoterNotice,
 )
+from raftmeta.raft.voters import VoterStateValue
 from raftmeta.raft.wal import Entry
+
+MAX_TERM: Final = 2**31 - 1
+_WITH_TERM: Final = frozenset(
+    {"append_entries", "snapshot_chunk", "vote_request", "vote_granted", "pre_vote_request", "timeout_now"}
+)
+
+
+def flaw(message: RaftMessage) -> str:
+    """Return why a message that was received must not be looked at, in words; "" when it may."""
+    kind = message.WhichOneof("body")
+    if kind is None:
+        return "a message that is empty, or of a kind that this version does not know"
+    term = message.sender_term
+    if kind in _WITH_TERM:
+        body = getattr(message, kind)
+        term = max(term, body.term)
+        if kind == "append_entries" and any(entry.term > body.term for entry in body.entries):
+            return f"an entry of a later term than that of its leader, {body.term}"
+    return f"term {term}, beyond {MAX_TERM}" if term > MAX_TERM else ""
 
 
 def append_entries(
@@ -128,3 +155,8 @@ def read_answer(term: int, round_number: int) -> RaftMessage:
 def term_notice(term: int) -> RaftMessage:
     """Nothing but the sender's term, which is higher than the receiver's."""
     return RaftMessage(sender_term=term, term_notice=TermNotice())
+
+
+def voter_notice(term: int, state: VoterStateValue) -> RaftMessage:
+    """The sender is no longer what its hello said."""
+    return RaftMessage(sender_term=term, voter_notice=VoterNotice(voter_state=state))

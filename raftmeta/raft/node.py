@@ -96,7 +96,11 @@ class RaftNode:
         self._probe_again_s = math.inf
         self._hand_over_again_s = -math.inf
         self._last_contact_s: dict[int, float] = {}
-        self._peer_hellos: dict[int, RaftHello] = {}
+        self._peer_states: dict[int, VoterStateValue] = {}
+        self._state_changed = False
+        """Whether hellos of this process may say what is over."""
+        self._untold: set[int] = set()
+        """Peers that have to hear of the present state."""
 
         self._peers = {peer_id: Peer(peer_id) for peer_id in self.voters if peer_id != node_id}
         peers = list(self._peers.values())
@@ -141,9 +145,11 @@ class RaftNode:
 
     @property
     def leader_id(self) -> int:
-        """Who leads, as far as this node knows; -1 when it does not know."""
+        """Who leads, as far as this node knows; -1 when it does not, or has not heard of it for an election timeout."""
         leader = self._consensus.leader
-        return -1 if leader is None else leader.node_id
+        if leader is None or not self._elections.hears_leader(self._clock()):
+            return -1
+        return leader.node_id
 
     @property
     def active(self) -> bool:
@@ -193,12 +199,12 @@ class RaftNode:
         now, leads = self._clock(), self._consensus.role == LEADER
         found = {}
         for peer_id, peer in self._peers.items():
-            heard, hello = self._last_contact_s.get(peer_id), self._peer_hellos.get(peer_id)
+            heard = self._last_contact_s.get(peer_id)
             found[peer_id] = PeerStatus(
                 connected=peer_id in self._elections.connected,
                 match_index=self._consensus.match_index[peer] if leads else 0,
                 last_contact_s=None if heard is None else now - heard,
-                state=FRESH if hello is None else hello.voter_state,
+                state=self._peer_states.get(peer_id, FRESH),
             )
         return found
 
@@ -223,7 +229,7 @@ class RaftNode:
     def hello_from(self, peer_id: int, hello: RaftHello) -> None:
         """Note an accepted hello, on a stream in either direction."""
         self._last_contact_s[peer_id] = self._clock()
-        self._peer_hellos[peer_id] = hello
+        self._peer_states[peer_id] = hello.voter_state
         if hello.voter_state in (FRESH, JOINING):
             self._consensus.forget_match(self._peers[peer_id])
         self._guard.heard(peer_id, hello.voter_state, hello.current_term)
@@ -235,6 +241,8 @@ class RaftNode:
         self._elections.connected.add(peer_id)
         self._consensus.connected(self._peers[peer_id])
         self._replication.link_up(peer_id)
+        if self._state_changed:
+            self._untold.add(peer_id)
 
     def link_down(self, peer_id: int) -> None:
         """Our stream to `peer_id` is gone."""
@@ -244,7 +252,7 @@ class RaftNode:
 
     def stream_lost(self, peer_id: int) -> None:
         """The stream from `peer_id` to us is gone."""
-        if self.leader_id == peer_id:
+        if self._consensus.leader is self._peers[peer_id]:
             self._elections.leader_stream_lost(self._clock())
 
     # Asking
@@ -348,16 +356,23 @@ class RaftNode:
         inbox, self._inbox = self._inbox, []
         for peer_id, message in inbox:
             self._last_contact_s[peer_id] = now
+            if message.HasField("voter_notice"):
+                self._peer_states[peer_id] = message.voter_notice.voter_state
             self._receiver.handle(peer_id, message, now)
         self._elections.before_tick(now)
         consensus.tick()
         if consensus.role == LEADER:
             self._lead(now)
         self._guard.applied(consensus.last_applied, self._wal.term_at)
+        self._wal.note_committed(consensus.last_applied)
         if consensus.last_applied > applied_before:
             self._snapshotter.maybe_begin(consensus.last_applied)
             self._listener.on_applied(consensus.last_applied)
         self._follow_guard()
+        if self._untold:
+            for peer_id in self._untold & self._elections.connected:
+                self._transport.post(peer_id, messages.voter_notice(consensus.term, self.voter_state))
+            self._untold -= self._elections.connected
         self._tell_abandoned()
 
     def _lead(self, now: float) -> None:
@@ -388,7 +403,9 @@ class RaftNode:
         if guard.state != before:
             if guard.state == VOTER and before == FRESH and self.has_peers:
                 logger.info("node %d formats its metadata directory: all voters are new", self.node_id)
+            self._wal.begin()
             self._directory.become(guard.state)
+            self._state_changed, self._untold = True, set(self._peers)
             logger.info("node %d is now %s", self.node_id, "a voter" if guard.state == VOTER else "joining")
         if guard.state == JOINING and guard.may_take_entries and guard.lowest_term > self._consensus.term:
             self._consensus.adopt_term(guard.lowest_term, ABSTAINED)

@@ -1,5 +1,6 @@
 """What a node makes of the messages it receives, before PySyncObj sees them.
 
+- A message that cannot be (`messages.flaw`) is dropped: nothing in it is believed.
 - A message of an older term is dropped, or answered with a term notice; a higher term is adopted first.
 - Entries are cut down to those that are new: what matches is never truncated, what is committed never at all, and
   only what was compared is acknowledged. A rejection says where to go on, so that one round trip finds the place.
@@ -7,6 +8,8 @@
 """
 
 from __future__ import annotations
+
+import logging
 
 from raftlog.errors import InternalError
 from raftlog.v1.raft_pb2 import AppendEntries, RaftMessage, SnapshotChunk
@@ -19,6 +22,8 @@ from raftmeta.raft.snapshotting import Snapshotter
 from raftmeta.raft.transport import RaftTransport
 from raftmeta.raft.voters import JoinGuard
 from raftmeta.raft.wal import ENTRY_OVERHEAD_BYTES, WriteAheadLog
+
+logger = logging.getLogger(__name__)
 
 
 class Receiver:
@@ -47,6 +52,10 @@ class Receiver:
 
     def handle(self, peer_id: int, message: RaftMessage, now_s: float) -> None:
         """Process one message."""
+        flaw = messages.flaw(message)
+        if flaw:
+            logger.warning("dropped a message of node %d: %s", peer_id, flaw)
+            return
         kind = message.WhichOneof("body")
         peer, sender_term, term = self._peers[peer_id], message.sender_term, self._consensus.term
         if kind == "append_entries":
@@ -86,7 +95,7 @@ class Receiver:
         elif kind == "pre_vote_answer":
             self._elections.pre_vote_answered(peer_id, message.pre_vote_answer)
         elif kind == "timeout_now":
-            self._elections.asked_to_campaign(peer, message.timeout_now.term)
+            self._elections.asked_to_campaign(peer, message.timeout_now.term, now_s)
 
     def _follows(self, peer: Peer, leader_term: int, now_s: float) -> bool:
         """Whether a message from a leader of this term is to be looked at."""
@@ -116,7 +125,7 @@ class Receiver:
         previous = body.previous_index
         previous_term: int | None = body.previous_term
         if previous > last_index or (previous >= first_index and wal.term_at(previous) != previous_term):
-            if previous <= committed:
+            if previous <= max(committed, wal.known_committed):
                 raise InternalError(
                     f"node {peer.node_id}, leader of term {leader_term}, disagrees about the committed entry {previous}"
                 )
@@ -141,7 +150,7 @@ class Receiver:
         # Everything up to the first entry of the log is committed.
         verified = max(verified, first_index)
         if entries:
-            if entries[0][1] <= max(committed, consensus.last_applied):
+            if entries[0][1] <= max(committed, consensus.last_applied, wal.known_committed):
                 raise InternalError(
                     f"node {peer.node_id}, leader of term {leader_term}, would replace the committed entry "
                     f"{entries[0][1]}"
@@ -209,6 +218,13 @@ class Receiver:
             return
         incoming, snapshot = self._snapshotter.arrived
         self._snapshotter.arrived = None
+        own_term = self._wal.term_at(snapshot.index)
+        committed = max(self._consensus.commit_index, self._wal.known_committed)
+        if snapshot.index <= committed and own_term not in (None, snapshot.term):
+            raise InternalError(
+                f"node {incoming.peer_id}, leader of term {incoming.term}, disagrees about the committed entry "
+                f"{snapshot.index}: it is of term {own_term} here and of {snapshot.term} in its snapshot"
+            )
         if snapshot.index > self._consensus.commit_index and not self._snapshotter.already_has(snapshot):
             self._snapshotter.install(snapshot, self._consensus)
         if incoming.term == self._consensus.term:

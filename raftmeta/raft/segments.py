@@ -13,11 +13,14 @@
                              2 vote      8 term, 4 voted for (i32; -1 nobody, -2 nobody for the rest of the term)
                              3 truncate  8 index: entries from there on are gone
                              4 reset     all entries are gone; the next one may have any index
+                             5 commit    8 index: entries up to there were committed, and are never replaced
 
 What is made durable together is one frame, and the next is written only after the sync, so a crash can leave at most
 one bad frame, the last of the last file. A bad frame before a valid one is damage to something durable. The first
 frame of a file begins with a vote record, so that older files can go. The space behind the last frame is zeros,
-reserved. The checksum covers the directory and the file, so that a frame inside a command is none.
+reserved. A file gets its name once its first frame and ALLOCATION_BYTES behind it are durable, and never shrinks: a
+shorter one was cut off by something else than a crash. The checksum covers the directory and the file, so that a frame
+inside a command is none.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from collections.abc import Iterator
 import google_crc32c
 
 from raftlog.errors import CorruptRecordError, UnsupportedVersion
+from raftmeta.disk import DAMAGE_REMEDY
 
 PREFIX = "wal-"
 TMP = ".tmp"
@@ -42,11 +46,14 @@ FRAME_OVERHEAD_BYTES = _FRAME.size
 assert HEADER_BYTES == 36
 assert FRAME_OVERHEAD_BYTES == 20
 
-ENTRY, VOTE, TRUNCATE, RESET = 1, 2, 3, 4
+ENTRY, VOTE, TRUNCATE, RESET, COMMIT = 1, 2, 3, 4, 5
 ENTRY_RECORD = struct.Struct("<BQQI")
 VOTE_RECORD = struct.Struct("<BQi")
-TRUNCATE_RECORD = struct.Struct("<BQ")
+TRUNCATE_RECORD = COMMIT_RECORD = struct.Struct("<BQ")
 RESET_RECORD = bytes([RESET])
+
+ALLOCATION_BYTES = 4 << 20
+"""Space reserved at a time. A file appears under its name with at least so much."""
 
 Record = tuple[int, int, int, bytes]
 """(kind, index or term, term or voted for, data), zero and empty where the kind has none."""
@@ -101,7 +108,7 @@ class Segment:
             if self._payload_at(data, later, None) is not None:
                 raise CorruptRecordError(
                     f"{where} is damaged at byte {position}: a bad frame with a valid one behind it, at byte {later}; "
-                    "restore the directory from a copy, or empty it so that the node joins anew"
+                    f"{DAMAGE_REMEDY}"
                 )
             later = data.find(_FRAME_MAGIC, later + 1)
         return payloads, position
@@ -113,8 +120,7 @@ class Segment:
         if found[:7] == _FILE_MAGIC[:7] and found[7:8] > _FILE_MAGIC[7:]:
             raise UnsupportedVersion(f"{where} has a newer format than this version reads")
         raise CorruptRecordError(
-            f"{where} is damaged at byte 0: its header is not that of this file in this directory; "
-            "restore the directory from a copy"
+            f"{where} is damaged at byte 0: its header is not that of this file in this directory; {DAMAGE_REMEDY}"
         )
 
     def _payload_at(self, data: bytes, position: int, expected: int | None) -> bytes | None:
@@ -127,6 +133,18 @@ class Segment:
         payload = data[start : start + length]
         covered = google_crc32c.extend(self._seed, data[position + 4 : position + 16])
         return payload if google_crc32c.extend(covered, payload) == crc else None
+
+
+def torn_entries(data: bytes) -> int:
+    """Return how many entries can be told in what a crash left of a frame that begins here; the checksum is wrong."""
+    found = 0
+    if data[:4] == _FRAME_MAGIC:
+        try:
+            for kind, index, _, _ in split_records(data[FRAME_OVERHEAD_BYTES:].rstrip(b"\0"), ""):
+                found += kind == ENTRY and index > 0
+        except CorruptRecordError:
+            pass  # to be expected: it is torn
+    return found
 
 
 def split_records(payload: bytes, where: str) -> Iterator[Record]:
@@ -149,16 +167,16 @@ def split_records(payload: bytes, where: str) -> Iterator[Record]:
                 _, term, voted_for = VOTE_RECORD.unpack_from(payload, position)
                 position += VOTE_RECORD.size
                 yield VOTE, term, voted_for, b""
-            elif kind == TRUNCATE:
+            elif kind in (TRUNCATE, COMMIT):
                 _, index = TRUNCATE_RECORD.unpack_from(payload, position)
                 position += TRUNCATE_RECORD.size
-                yield TRUNCATE, index, 0, b""
+                yield kind, index, 0, b""
             elif kind == RESET:
                 position += 1
                 yield RESET, 0, 0, b""
             else:
-                raise CorruptRecordError(f"{where} has a record of the unknown kind {kind}")
+                raise CorruptRecordError(f"{where} has a record of the unknown kind {kind}; {DAMAGE_REMEDY}")
     except struct.error:
         position = len(payload) + 1
     if position != len(payload):
-        raise CorruptRecordError(f"{where} has a record that is longer than its frame")
+        raise CorruptRecordError(f"{where} has a record that is longer than its frame; {DAMAGE_REMEDY}")

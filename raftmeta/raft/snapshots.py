@@ -17,12 +17,13 @@ deleted, and never passed over for an older one, whose log is gone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 from dataclasses import dataclass
 
 from raftlog.errors import CorruptRecordError, UnsupportedVersion
-from raftmeta.disk import MetadataDisk
+from raftmeta.disk import DAMAGE_REMEDY, MetadataDisk
 
 _MAGIC = b"RLRAFTS1"
 _HEADER = struct.Struct("<8sQQQI")
@@ -67,17 +68,19 @@ def decode_snapshot(data: bytes, where: str) -> Snapshot:
     """
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if len(body) < _HEADER.size + _STATE_LENGTH.size or hashlib.sha256(body).digest() != digest:
-        raise CorruptRecordError(f"{where} is damaged: its checksum does not match; restore it from a copy")
+        raise CorruptRecordError(f"{where} is damaged: its checksum does not match; {DAMAGE_REMEDY}")
     magic, index, term, previous_term, entry_bytes = _HEADER.unpack_from(body)
     if magic != _MAGIC:
         raise UnsupportedVersion(f"{where} has another format ({magic!r}); run the version that wrote it")
     at = _HEADER.size + entry_bytes
     if at + _STATE_LENGTH.size > len(body):
-        raise CorruptRecordError(f"{where} contradicts itself: the last entry is longer than the file")
+        raise CorruptRecordError(f"{where} contradicts itself: the last entry is longer than the file; {DAMAGE_REMEDY}")
     (state_bytes,) = _STATE_LENGTH.unpack_from(body, at)
     state = body[at + _STATE_LENGTH.size :]
     if len(state) != state_bytes:
-        raise CorruptRecordError(f"{where} contradicts itself: {len(state)} bytes of state instead of {state_bytes}")
+        raise CorruptRecordError(
+            f"{where} contradicts itself: {len(state)} bytes of state instead of {state_bytes}; {DAMAGE_REMEDY}"
+        )
     return Snapshot(index, term, previous_term, body[_HEADER.size : at], state)
 
 
@@ -100,7 +103,9 @@ class SnapshotStore:
         name = _name(index)
         snapshot = decode_snapshot(self._disk.read(name), f"{self._disk.path}/{name}")
         if snapshot.index != index:
-            raise CorruptRecordError(f"{self._disk.path}/{name} holds the snapshot at {snapshot.index}")
+            raise CorruptRecordError(
+                f"{self._disk.path}/{name} holds the snapshot at {snapshot.index}; {DAMAGE_REMEDY}"
+            )
         return snapshot
 
     def read_bytes(self, index: int) -> bytes:
@@ -110,16 +115,25 @@ class SnapshotStore:
     def write(self, index: int, data: bytes) -> None:
         """Make an encoded snapshot durable under its name, which appears when all of it is there."""
         name = _name(index)
-        self._disk.write(name + _TMP, data)
-        self._disk.sync(name + _TMP)
-        self._disk.rename(name + _TMP, name)
+        try:
+            self._disk.write(name + _TMP, data)
+            self._disk.sync(name + _TMP)
+            self._disk.rename(name + _TMP, name)
+        except OSError:
+            with contextlib.suppress(OSError):  # a part of it takes up the space that is missing
+                self._disk.remove(name + _TMP)
+            raise
         self._disk.sync_dir()
 
     def remove_older(self, index: int) -> None:
-        """Remove the snapshots before `index`, and what was being written when the last process ended."""
+        """Remove the snapshots before `index`, and what nobody finished."""
         for older in self._indexes():
             if older < index:
                 self._disk.remove(_name(older))
+        self.remove_unfinished()
+
+    def remove_unfinished(self) -> None:
+        """Remove what was being written when the last process ended; nothing may be under way."""
         for name in self._disk.names():
             if name.startswith(_PREFIX) and name.endswith(_TMP):
                 self._disk.remove(name)

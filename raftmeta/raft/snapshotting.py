@@ -7,12 +7,12 @@ and log; only then it is acknowledged.
 
 from __future__ import annotations
 
-import errno
 import logging
 from dataclasses import dataclass, field
 
 from raftlog.errors import CorruptRecordError, InternalError, RaftlogError, StorageError
 from raftlog.v1.raft_pb2 import SnapshotChunk
+from raftmeta.disk import DAMAGE_REMEDY, NO_SPACE
 from raftmeta.raft.consensus import Consensus
 from raftmeta.raft.options import RaftOptions
 from raftmeta.raft.ports import ReplicatedState, RunOffLoop
@@ -20,8 +20,6 @@ from raftmeta.raft.snapshots import Snapshot, SnapshotStore, decode_snapshot, en
 from raftmeta.raft.wal import WriteAheadLog
 
 logger = logging.getLogger(__name__)
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True)
@@ -68,12 +66,13 @@ class Snapshotter:
             RaftlogError: the snapshot does not parse, or entries between it and the log are missing.
         """
         try:
+            self._snapshots.remove_unfinished()
             newest = self._snapshots.newest()
             if newest is None:
                 if self._wal.first_index > 1:
                     raise CorruptRecordError(
                         f"the metadata log begins with entry {self._wal.first_index}, and there is no snapshot of what "
-                        "was before; restore the directory from a copy"
+                        f"was before; {DAMAGE_REMEDY}"
                     )
                 return 0
             snapshot = self._snapshots.read(newest)
@@ -83,7 +82,7 @@ class Snapshotter:
             if self._wal.first_index > newest:
                 raise CorruptRecordError(
                     f"the metadata log begins with entry {self._wal.first_index}, and the newest snapshot is at "
-                    f"{newest}; restore the directory from a copy"
+                    f"{newest}; {DAMAGE_REMEDY}"
                 )
             # A crash between making a leader's snapshot durable and putting it in the place of the log.
             self._wal.reset((snapshot.entry, snapshot.index, snapshot.term))
@@ -133,7 +132,7 @@ class Snapshotter:
             logger.info("took a snapshot at entry %d", index)
 
     def _refused(self, index: int, error: BaseException) -> None:
-        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
             logger.warning("no space for the snapshot at %d, tried later: %s", index, error)
         elif isinstance(error, OSError):
             self.failed = StorageError(f"cannot write the snapshot at {index}: {error}; repair the disk and restart")

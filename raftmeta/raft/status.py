@@ -18,4 +18,4 @@ class PeerStatus:
     last_contact_s: float | None
     """Seconds since something was last heard from it; None if nothing was."""
     state: VoterStateValue
-    """What its last hello said."""
+    """What it said last of itself."""

@@ -8,8 +8,9 @@
     voters          node ids, rising, separated by commas
     voter.state     VOTER or JOINING
 
-A directory without the file is FRESH: nothing in it was ever promised to anybody. The file is written before anything
-else, so whatever else there is without it is the rest of something that was damaged.
+A directory without the file is FRESH: nothing in it was ever promised to anybody. The log is made first, empty, then
+the file. So a log that holds something without the file, or the file without a log, is the rest of something that was
+damaged: a voter without its log would have forgotten its term, its vote and what it acknowledged.
 
 A voter whose directory was emptied has forgotten what it acknowledged and whom it voted for. Taken back as if nothing
 had happened it could help to elect a leader that lacks committed entries. `JoinGuard` decides what a node may do.
@@ -28,15 +29,19 @@ from raftlog.errors import (
     InconsistentVoters,
     InvalidConfig,
     StorageError,
+    StorageFull,
     UnsupportedVersion,
 )
 from raftlog.v1 import raft_pb2
 from raftlog.v1.raft_pb2 import FRESH, JOINING, VIRGIN, VOTER
-from raftmeta.disk import MetadataDisk
+from raftmeta.disk import DAMAGE_REMEDY, NO_SPACE, MetadataDisk
+from raftmeta.raft.recovery import has_log, unused_log
 
 VoterStateValue: TypeAlias = "raft_pb2.VoterState.ValueType"
 """FRESH, VIRGIN, JOINING or VOTER, as in every hello."""
 PROPERTIES_NAME = "meta.properties"
+BEFORE_NAME = "meta.properties.before"
+"""What `raftlog quorum set-voters` replaced; removed by the next start, since the change cannot be taken back then."""
 FORMAT_VERSION = 1
 _KEYS = ("format.version", "cluster.id", "node.id", "directory.id", "voters", "voter.state")
 _STATES = {"VOTER": VOTER, "JOINING": JOINING}
@@ -93,34 +98,51 @@ def parse_properties(data: bytes, where: str) -> MetaProperties:
     except (KeyError, ValueError):
         found = None
     if found is None or found.encode() != data:
-        raise CorruptRecordError(f"{where} is damaged: {data[:200]!r}; restore it from a copy")
+        raise CorruptRecordError(f"{where} is damaged: {_first_difference(data)}; {DAMAGE_REMEDY}")
     return found
+
+
+def _first_difference(data: bytes) -> str:
+    """Say which line is not as it was written, with no more of it than fits a message."""
+    lines = data.split(b"\n")
+    for number, key in enumerate(_KEYS):
+        line = lines[number] if number < len(lines) else b""
+        found = line.decode("utf-8", "replace")
+        if not found.startswith(key + "=") or not found.isprintable() or "\ufffd" in found:
+            return f"line {number + 1} is to be {key}=..., and is {found[:40]!r}"
+    return "a value does not parse, or something is behind the last line"
 
 
 def read_properties(disk: MetadataDisk) -> MetaProperties | None:
     """Return the properties of a directory, None if it is fresh."""
     names = disk.names()
     if PROPERTIES_NAME in names:
-        return parse_properties(disk.read(PROPERTIES_NAME), f"{disk.path}/{PROPERTIES_NAME}")
+        properties = parse_properties(disk.read(PROPERTIES_NAME), f"{disk.path}/{PROPERTIES_NAME}")
+        if not has_log(names):
+            raise CorruptRecordError(
+                f"{disk.path} belongs to node {properties.node_id}, and its log (wal-*) is missing: the node's term, "
+                f"its vote and all that it acknowledged are lost; {DAMAGE_REMEDY}"
+            )
+        return properties
     if _OLD_FORMAT_NAME in names:
         raise InvalidConfig(
             f"{disk.path} holds the metadata of a version without a quorum; "
             "point metadata.log.dir to an empty directory, or run the version that wrote it"
         )
     found = sorted(name for name in names if name.startswith(_OWNED_PREFIXES) and not name.endswith(".tmp"))
-    if found:
+    if found and (len(found) > 1 or unused_log(disk) is None):
         raise CorruptRecordError(
-            f"{disk.path} holds metadata ({found[0]}) but {PROPERTIES_NAME} is missing; restore it from a copy"
+            f"{disk.path} holds metadata ({found[0]}) but {PROPERTIES_NAME} is missing; {DAMAGE_REMEDY}"
         )
     return None
 
 
-def write_properties(disk: MetadataDisk, properties: MetaProperties) -> None:
-    """Replace `meta.properties`, durably."""
-    temporary = PROPERTIES_NAME + ".tmp"
+def write_properties(disk: MetadataDisk, properties: MetaProperties, name: str = PROPERTIES_NAME) -> None:
+    """Replace `meta.properties`, or the file that has that name, durably."""
+    temporary = name + ".tmp"
     disk.write(temporary, properties.encode())
     disk.sync(temporary)
-    disk.rename(temporary, PROPERTIES_NAME)
+    disk.rename(temporary, name)
     disk.sync_dir()
 
 
@@ -164,8 +186,12 @@ class MetadataDirectory:
             found = read_properties(disk)
             if found is not None:
                 _check_belongs(found, f"{disk.path}/{PROPERTIES_NAME}", node_id, cluster_id, wanted)
+                if BEFORE_NAME in disk.names():
+                    disk.remove(BEFORE_NAME)
+                    disk.sync_dir()
                 return cls(disk, found, fresh=False)
-            return cls(disk, MetaProperties(cluster_id, node_id, new_directory_id(), wanted, VOTER), fresh=True)
+            directory_id = unused_log(disk) or new_directory_id()
+            return cls(disk, MetaProperties(cluster_id, node_id, directory_id, wanted, VOTER), fresh=True)
         except OSError as error:
             disk.close()
             raise StorageError(f"cannot read the metadata directory {disk.path}: {error}") from error
@@ -199,16 +225,22 @@ class MetadataDirectory:
         return self._properties.voters
 
     def become(self, state: VoterStateValue) -> None:
-        """Format a fresh directory, or turn a joining one into a voter's; durable on return.
+        """Format a fresh directory, which has a log by now, or turn a joining one into a voter's; durable on return.
 
         Raises:
+            StorageFull: there is no room; nothing was changed.
             StorageError: the disk failed; whether the new state is durable is unknown.
         """
         assert state in (JOINING, VOTER)
+        assert has_log(self.disk.names()), "the log first: without it the file stands for damage"
         changed = replace(self._properties, state=state)
         try:
             write_properties(self.disk, changed)
         except OSError as error:
+            if error.errno in NO_SPACE:
+                raise StorageFull(
+                    f"no space is left for {self.disk.path}/{PROPERTIES_NAME}: {error}; make room and restart"
+                ) from error
             raise StorageError(
                 f"cannot write {self.disk.path}/{PROPERTIES_NAME}: {error}; repair the disk and restart"
             ) from error

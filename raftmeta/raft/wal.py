@@ -2,7 +2,9 @@
 
 Changes are made in memory at once and collected; `take`, `write` and `done` make everything collected so far durable
 with one sync. Nothing that promises something to another node may leave before that: the owner of the node keeps those
-messages back (`RaftNode.take_durable`). A commit index is not kept: Raft finds it again.
+messages back (`RaftNode.take_durable`). After a start Raft finds the commit index again: to trust a kept one would be
+to do without a quorum. What was known to be committed is all the same written along with whatever else is written, to
+notice a leader that would replace it.
 
 Space is reserved before it is promised: `has_room` says whether that much more fits, and reserves it. The last part of
 every reservation is kept for terms and votes, which are written without asking.
@@ -10,17 +12,19 @@ every reservation is kept for terms and votes, which are written without asking.
 
 from __future__ import annotations
 
-import errno
 import uuid
 from dataclasses import dataclass
 from typing import overload
 
 from pysyncobj.journal import Journal
 
-from raftlog.errors import StorageError
-from raftmeta.disk import MetadataDisk
+from raftlog.errors import RaftlogError, StorageError, StorageFull
+from raftmeta.disk import NO_SPACE, MetadataDisk
+from raftmeta.raft import segments
 from raftmeta.raft.recovery import FIRST_ENTRY, NO_OP, NOBODY, Entry, read_log
 from raftmeta.raft.segments import (
+    COMMIT,
+    COMMIT_RECORD,
     ENTRY,
     ENTRY_RECORD,
     FRAME_OVERHEAD_BYTES,
@@ -42,9 +46,7 @@ ABSTAINED = -2
 SEGMENT_BYTES = 8 << 20
 RESERVE_BYTES = 64 << 10
 """Room for about two thousand changes of term and vote on a full disk."""
-ALLOCATION_BYTES = 4 << 20
-assert RESERVE_BYTES < ALLOCATION_BYTES
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+assert RESERVE_BYTES < segments.ALLOCATION_BYTES
 
 
 @dataclass(slots=True)
@@ -83,6 +85,8 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         self._in_flight: PendingWrite | None = None
         self._first_unsynced: int | None = None
         """The lowest index that changed since the last `take`."""
+        self.known_committed = self._committed_written = 1
+        """Entries up to this one were committed, as far as the log has been told."""
         self._synced_index = 1
         self._synced_term = self._taken_term = 0
         self.appended_bytes = 0
@@ -110,8 +114,22 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         self._segment, self._position, self._allocated = found.segment, found.position, found.allocated
         self._next_sequence, self._closed = found.next_sequence, found.closed
         self._highest_in_segment = found.highest_in_segment
+        self.known_committed = self._committed_written = found.committed
         self._synced_index = self._entries[-1][1]
         self._synced_term = self._taken_term = self._term
+
+    def begin(self) -> None:
+        """Make the log's first file durable, unless there is one: before `meta.properties` says that there is a log.
+
+        Raises:
+            StorageError, StorageFull: the disk failed, or has no room for it.
+        """
+        if self._segment is not None:
+            return
+        try:
+            self._create()
+        except OSError as error:
+            raise self._failed(error) from error
 
     # Making durable
 
@@ -134,6 +152,9 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         """Return everything collected as one write; the next one only after `done`."""
         assert self._in_flight is None
         assert self._collected
+        if self.known_committed > self._committed_written:
+            self._committed_written = self.known_committed
+            self._collected += COMMIT_RECORD.pack(COMMIT, self.known_committed)
         payload = bytes(self._collected)
         self._collected.clear()
         sequence = self._next_sequence
@@ -180,9 +201,9 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         temporary = segment.name + TMP
         try:
             self._disk.write(temporary, data)
-            self._disk.allocate(temporary, len(data) + ALLOCATION_BYTES)
+            self._disk.allocate(temporary, len(data) + segments.ALLOCATION_BYTES)
         except OSError as error:
-            if must or error.errno not in _NO_SPACE:
+            if must or error.errno not in NO_SPACE:
                 raise
             self._disk.remove(temporary)
             return False
@@ -201,7 +222,7 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
             if self._segment is not None:
                 self._closed.append((self._segment.name, self._highest_in_segment))
             self._segment = segment
-            self._position, self._allocated = len(data), len(data) + ALLOCATION_BYTES
+            self._position, self._allocated = len(data), len(data) + segments.ALLOCATION_BYTES
             # Entries of this frame and later ones; those before it may lie in either file.
             self._highest_in_segment = self.last_index
         else:
@@ -223,8 +244,8 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         pending = self._in_flight
         if pending is not None:
             # A file that is just being begun comes with so much; if it finds no space, all goes into the old one.
-            if pending.rotation is not None and (needed > ALLOCATION_BYTES or self._segment is None):
-                return needed <= ALLOCATION_BYTES
+            if pending.rotation is not None and (needed > segments.ALLOCATION_BYTES or self._segment is None):
+                return needed <= segments.ALLOCATION_BYTES
             needed += len(pending.data)
         if self._segment is not None and self._position + needed <= self._allocated:
             return True
@@ -233,11 +254,11 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
                 self._create()
             if self._position + needed > self._allocated:
                 assert self._segment is not None
-                size = self._position + needed + ALLOCATION_BYTES
+                size = self._position + needed + segments.ALLOCATION_BYTES
                 self._disk.allocate(self._segment.name, size)
                 self._allocated = size
         except OSError as error:
-            if error.errno in _NO_SPACE:
+            if error.errno in NO_SPACE:
                 return False
             raise self._failed(error) from error
         return True
@@ -248,15 +269,23 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         try:
             self._begin_file(segment, data, must=True)
         except OSError as error:
-            if error.errno in _NO_SPACE and segment.name + TMP in self._disk.names():
+            if error.errno in NO_SPACE and segment.name + TMP in self._disk.names():
                 self._disk.remove(segment.name + TMP)
             raise
         self._next_sequence += 1
         self._segment = segment
-        self._position, self._allocated = len(data), len(data) + ALLOCATION_BYTES
+        self._position, self._allocated = len(data), len(data) + segments.ALLOCATION_BYTES
 
-    def _failed(self, error: OSError) -> StorageError:
+    def _failed(self, error: OSError) -> RaftlogError:
+        if error.errno in NO_SPACE:
+            return StorageFull(
+                f"no space is left in {self._disk.path} for the metadata log: {error}; make room and restart"
+            )
         return StorageError(f"the metadata log in {self._disk.path} failed: {error}; repair the disk and restart")
+
+    def note_committed(self, index: int) -> None:
+        """Have the next write say that entries up to this one are committed."""
+        self.known_committed = max(self.known_committed, index)
 
     # Entries
 
@@ -348,7 +377,7 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         return len(self._entries)
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Not kept: an index that a crash outlived would be trusted without a quorum."""
+        """Not taken from here: PySyncObj counts what is not durable yet; see `note_committed`."""
 
     def getRaftCommitIndex(self) -> int:
         """Return what is committed without asking anybody."""

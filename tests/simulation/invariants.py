@@ -148,8 +148,8 @@ class Invariants:
             held = wal.term_at(index)
             if held is None or held != leader.wal.term_at(index):
                 raise Violation(
-                    f"{leader.host} counts on entry {index} being on {follower.host}, which has entries up to "
-                    f"{wal.last_index} and there term {held}, not {leader.wal.term_at(index)}"
+                    f"{leader.host} counts on entry {index}, {_of_term(leader.wal.term_at(index))}, being on "
+                    f"{follower.host}, which has entries up to {wal.last_index} and there {_of_term(held)}"
                 )
 
     def _check_majority(self, leader: Voter) -> None:
@@ -248,3 +248,7 @@ class Invariants:
                 f"broker {broker.broker_id} acknowledges in leader epoch {leader_epoch} "
                 f"after a leader of epoch {elected} was elected"
             )
+
+
+def _of_term(term: int | None) -> str:
+    return "none" if term is None else f"one of term {term}"

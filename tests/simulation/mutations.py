@@ -264,7 +264,7 @@ def _apply(rewrite: Rewrite) -> tuple[Any, str, Any]:
 
 @dataclass(frozen=True)
 class Caught:
-    """The first schedule that noticed a planted bug."""
+    """The first schedule that noticed a planted bug; `schedules` is 0 when no schedule did, but a story."""
 
     schedules: int
     seed: int
@@ -278,7 +278,7 @@ def _tell(name: str, story: str) -> Caught | None:
         try:
             getattr(test_stories, story)(parts)
         except AssertionError:
-            return Caught(0, 0, f"a story: {story.removeprefix('test_').replace('_', ' ')}")
+            return Caught(0, 0, f"the story in test_stories.py: {story.removeprefix('test_').replace('_', ' ')}")
     return None
 
 

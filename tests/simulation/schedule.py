@@ -9,7 +9,7 @@ from collections.abc import Callable
 import raftmeta.raft.wal as wal_module
 from raftmeta.features import supported_ranges
 from raftmeta.image import NO_LEADER
-from raftmeta.raft import engine
+from raftmeta.raft import engine, segments
 from tests.simulation.broker import SimBroker
 from tests.simulation.clients import Bursts, Client, TopicModel
 from tests.simulation.faults import Faults
@@ -125,15 +125,15 @@ class Simulation:
             Violation: something happened that must never happen.
         """
         before = engine.use_clock(self.clock_s)
-        sizes = (wal_module.ALLOCATION_BYTES, wal_module.RESERVE_BYTES)
-        wal_module.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = 16 << 10, 2 << 10  # so that full disks are noticed
+        sizes = (segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES)
+        segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = 16 << 10, 2 << 10  # so that full disks are noticed
         try:
             self._run(seconds)
         except Violation as violation:
             raise Violation(f"at {self.scheduler.now_s:.4f} s: {violation}") from violation
         finally:
             engine.use_clock(before)
-            wal_module.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = sizes
+            segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = sizes
         return self.counts + self.invariants.counts
 
     def _run(self, seconds: float) -> None:

@@ -219,6 +219,8 @@ class MemoryDisk:
 
     def remove(self, name: str) -> None:
         last = self._begin("remove", name)
+        if name not in self._names:
+            raise FileNotFoundError(errno.ENOENT, "no such file", name)
         del self._names[name]
         self._name_states.append(dict(self._names))
         self._end(last)

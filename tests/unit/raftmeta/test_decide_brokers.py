@@ -14,7 +14,7 @@ from raftlog.errors import (
     UnsupportedVersion,
 )
 from raftlog.v1.records_pb2 import ConfigResource, MetadataCommand
-from raftmeta.decide import CommandResult
+from raftmeta.decide import CommandResult, brokers
 from raftmeta.image import MetadataImage
 from tests.support.metadata import (
     accept,
@@ -24,7 +24,9 @@ from tests.support.metadata import (
     broker_epoch,
     claim,
     cluster,
+    create_partitions,
     create_topic,
+    delete_topic,
     down,
     fence,
     image_after,
@@ -215,3 +217,40 @@ def test_a_broker_that_does_not_say_knows_the_first_metadata_version() -> None:
     error: RaftlogError = refusal(ONE_BROKER, register(2, features={"metadata.version": (2, 4)}))
     assert isinstance(error, UnsupportedVersion)
     assert isinstance(error, InvalidRequestError)
+
+
+def test_what_a_broker_says_of_itself_has_limits() -> None:
+    image, _ = accept(ONE_BROKER, register(2, rack="r" * 255, features={f"f{n}": (1, 1) for n in range(64)}))
+    assert image.brokers[2].rack == "r" * 255
+    too_long = [register(2, rack="r" * 256), register(2), register(2), register(2, features={"f" * 256: (1, 1)})]
+    too_long[1].register_broker.host = "h" * 1_000_000
+    too_long[2].register_broker.inter_node_host = "h" * 256
+    for command in too_long:
+        refused = refusal(ONE_BROKER, command)
+        assert isinstance(refused, InvalidRequestError)
+        assert "up to 255 characters" in str(refused)
+        assert len(str(refused)) < 200
+    refused = refusal(ONE_BROKER, register(2, features={f"f{n}": (1, 1) for n in range(65)}))
+    assert "65 features" in str(refused)
+
+
+def test_so_many_brokers_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "MAX_BROKERS", 3)
+    image = cluster(3)
+    assert "3 brokers are registered" in str(refusal(image, register(4)))
+    accept(image, register(3, incarnation=3, port=9093))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        delete_topic("\x01" * 1_000_000),
+        create_partitions("\x01" * 1_000_000, 3),
+        update_feature("\x01" * 1_000_000, 3),
+        alter("\x01" * 1_000_000, {"retention.ms": "1"}),
+        delete_topic(topic_id=bytes(1_000_000)),
+    ],
+    ids=lambda command: command.WhichOneof("command"),
+)
+def test_a_refusal_does_not_repeat_a_name_beyond_all_measure(command: MetadataCommand) -> None:
+    assert len(str(refusal(ONE_BROKER, command))) < 1_500

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.errors import InconsistentVoters, InvalidConfig, StorageError
+from raftlog.errors import CorruptRecordError, InconsistentVoters, InvalidConfig, StorageError
 from raftlog.v1.raft_pb2 import JOINING, VOTER
 from raftmeta import offline
 from raftmeta.os_disk import OsDisk
 from raftmeta.quorum.config import Endpoint
-from raftmeta.raft.voters import PROPERTIES_NAME
+from raftmeta.raft.voters import BEFORE_NAME, PROPERTIES_NAME, MetadataDirectory
 from tests.support.quorum import QuorumCluster, eventually, free_ports, register_command, run
 
 
@@ -36,7 +36,7 @@ def test_at_most_one_voter_goes_at_a_time(present: tuple[int, ...], wanted: tupl
     assert (offline.unsafe_change(present, wanted) is None) is safe
 
 
-@pytest.mark.parametrize("text", ["", "1,1", "a", "1,b@h:1", "1,2,3,4,5,6,7,8", "-1"])
+@pytest.mark.parametrize("text", ["", "1,1", "a", "1,b@h:1", "1,2", "1,2,3,4", "1,2,3,4,5,6,7", "-1"])
 def test_voters_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(InvalidConfig):
         offline.parse_voters(text)
@@ -58,7 +58,7 @@ def test_format_is_done_once_and_gives_a_vote_only_where_nothing_can_be_forgotte
         format_as("new", (1, 2, 3))
     with pytest.raises(InvalidConfig, match="not one of the voters"):
         format_as("other", (2, 3))
-    with pytest.raises(InvalidConfig, match="--cluster-id"):
+    with pytest.raises(InvalidConfig, match=r"cluster\.id is not set.*quorum new-id"):
         offline.format_directory(str(tmp_path / "nameless"), 1, " ", (1,))
     assert (tmp_path / "new" / PROPERTIES_NAME).read_bytes() == before
 
@@ -66,7 +66,7 @@ def test_format_is_done_once_and_gives_a_vote_only_where_nothing_can_be_forgotte
 def test_set_voters_refuses_what_may_lose_data_unless_it_is_forced(tmp_path: Path) -> None:
     path = str(tmp_path / "m")
     offline.format_directory(path, 1, "c", (1, 2, 3))
-    with pytest.raises(InconsistentVoters, match=r"2, 3.*one at a time"):
+    with pytest.raises(InconsistentVoters, match=r"2, 3.*one at a time.*--force.*docs/quorum.md"):
         offline.set_voters(path, (1,))
     assert offline.describe_directory(path)["voters"] == [1, 2, 3]
     with pytest.raises(InvalidConfig, match="node 1 itself"):
@@ -124,8 +124,6 @@ def test_a_quorum_of_one_grows_to_three_with_copies_and_keeps_its_data(tmp_path:
             with pytest.raises(InvalidConfig, match="--copies"):
                 offline.set_voters(first, (1, 2, 3))
             offline.set_voters(first, (1, 2, 3), copies=str(tmp_path))
-            with pytest.raises(InvalidConfig, match="Leave --copies away"):
-                offline.set_voters(first, (1, 2, 3, 4), copies=str(tmp_path))
             cluster.endpoints.update(
                 {node_id: Endpoint("127.0.0.1", port) for node_id, port in enumerate(free_ports(2), 2)}
             )
@@ -168,3 +166,39 @@ def test_copies_are_refused_where_something_is_and_nothing_changes(tmp_path: Pat
     with pytest.raises(InvalidConfig, match="not empty"):
         offline.set_voters(path, (1, 2, 3), copies=str(tmp_path))
     assert offline.describe_directory(path)["voters"] == [1]
+
+
+def test_a_formatted_directory_has_a_log_and_starts_as_what_it_was_formatted_for(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    offline.format_directory(str(path), 1, "c", (1, 2, 3))
+    assert sorted(each.name for each in path.iterdir()) == [".lock", PROPERTIES_NAME, "wal-00000000000000000001"]
+    assert offline.describe_directory(str(path))["log_end_index"] == 1
+    (path / "wal-00000000000000000001").unlink()
+    with pytest.raises(CorruptRecordError, match="is missing"):
+        offline.describe_directory(str(path))
+
+
+def test_a_change_can_be_made_anew_until_the_node_has_started(tmp_path: Path) -> None:
+    path = str(tmp_path / "m")
+    offline.format_directory(path, 1, "c", (1,))
+    offline.set_voters(path, (1, 2, 3), copies=str(tmp_path / "first"))
+    _, after = offline.set_voters(path, (1, 2, 4), copies=str(tmp_path / "second"))
+    assert after.voters == (1, 2, 4)
+    copied = offline.describe_directory(str(tmp_path / "second" / "node-4"))
+    assert (copied["voters"], copied["node_id"]) == ([1, 2, 4], 4)
+    assert not (tmp_path / "second" / "node-4" / BEFORE_NAME).exists()
+    _, back = offline.set_voters(path, (1,))
+    assert back.voters == (1,)
+    offline.set_voters(path, (1, 2, 4), copies=str(tmp_path / "third"))
+    MetadataDirectory.open(OsDisk(path), 1, "c", (1, 2, 4)).close()
+    with pytest.raises(InconsistentVoters, match="one at a time"):
+        offline.set_voters(path, (1,))
+    with pytest.raises(InvalidConfig, match="Leave --copies away"):
+        offline.set_voters(path, (1, 2, 3), copies=str(tmp_path / "fourth"))
+
+
+def test_a_forced_change_that_is_taken_back_gives_the_vote_back_too(tmp_path: Path) -> None:
+    path = str(tmp_path / "m")
+    offline.format_directory(path, 1, "c", (1, 2, 3))
+    assert offline.set_voters(path, (1,), force=True)[1].state == VOTER
+    assert offline.set_voters(path, (1, 2, 3))[1].state == JOINING

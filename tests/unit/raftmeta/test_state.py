@@ -9,14 +9,21 @@ from hypothesis import strategies as st
 from raftlog.errors import (
     CorruptRecordError,
     FencedController,
-    InvalidRequestError,
     RaftlogError,
+    RequestTimedOut,
     TopicAlreadyExists,
     UnsupportedVersion,
 )
-from raftlog.v1.records_pb2 import ClientSession, MetadataCommand, MetadataSnapshot, StateDigestCommand
-from raftmeta.client_sessions import ClientSessions
+from raftlog.v1.records_pb2 import (
+    ClientSession,
+    DeleteTopicCommand,
+    MetadataCommand,
+    MetadataSnapshot,
+    StateDigestCommand,
+)
+from raftmeta.client_sessions import ERROR_BYTES, OUTCOME_BYTES, SESSION_BYTES, ClientSessions
 from raftmeta.decide import CommandResult, outcome_from_wire, outcome_to_wire
+from raftmeta.decide.outcome import MAX_ERROR_CHARACTERS
 from raftmeta.image import MetadataImage
 from raftmeta.port import Change
 from raftmeta.state import Applied, MetadataState
@@ -106,7 +113,7 @@ def test_what_is_settled_is_never_done_again() -> None:
     apply(state, asked(create_topic("a", 1), 0))
     apply(state, asked(create_topic("b", 2), 1, settled_below=1))
     late = apply(state, asked(create_topic("c", 3), 0))
-    assert isinstance(late.outcome, InvalidRequestError)
+    assert isinstance(late.outcome, RequestTimedOut), "it was done; whether it was is not known here any more"
     assert "settled" in str(late.outcome)
 
 
@@ -132,11 +139,45 @@ def test_sessions_are_bounded_and_the_longest_silent_goes_first() -> None:
     assert sessions.answered(6, command(1)) == CommandResult(1)
     for sequence in (1, 2):
         sessions.answer(6 + sequence, command(1, sequence), CommandResult(6 + sequence))
-    assert isinstance(sessions.answered(9, command(1, 0)), InvalidRequestError), "dropped, and not done again"
+    assert isinstance(sessions.answered(9, command(1, 0)), RequestTimedOut), "dropped, and not done again"
     assert sessions.answered(10, command(1, 1)) == CommandResult(7)
     copy = ClientSessions(max_clients=2)
     copy.restore(ClientSession.FromString(each.SerializeToString()) for each in sessions.capture().to_wire())
     assert list(copy.capture().to_wire()) == list(sessions.capture().to_wire())
+
+
+def test_what_is_kept_is_bounded_in_bytes_and_replicas_forget_the_same() -> None:
+    limit = 3 * (SESSION_BYTES + 4 * ERROR_BYTES)
+    sessions, other = ClientSessions(max_kept_bytes=limit), ClientSessions(max_kept_bytes=limit)
+    index = 0
+    for sequence in range(40):
+        for client in range(5):
+            index += 1
+            command = MetadataCommand(client_id=uuid_of(client + 1), sequence=sequence)
+            for each, words in ((sessions, "é" * 100_000), (other, "no")):
+                assert each.answered(index, command) is None
+                each.answer(index, command, TopicAlreadyExists(words))
+                assert each.kept_bytes <= limit
+            if index % 7 == 0:
+                copy = ClientSessions(max_kept_bytes=limit)
+                copy.restore(sessions.capture().to_wire())
+                assert copy.kept_bytes == sessions.kept_bytes
+                sessions = copy
+            kept, same = (
+                [(s.client_id, s.settled_below, set(s.outcomes)) for s in each.capture().to_wire()]
+                for each in (sessions, other)
+            )
+            assert kept == same
+    assert sum(wire.ByteSize() for wire in sessions.capture().to_wire()) <= limit
+
+
+def test_one_client_alone_stays_within_the_bytes() -> None:
+    sessions = ClientSessions(max_kept_bytes=SESSION_BYTES + 3 * OUTCOME_BYTES)
+    for index, sequence in enumerate((*range(9), 2**63 - 1), 1):
+        sessions.answer(index, MetadataCommand(client_id=uuid_of(1), sequence=sequence), CommandResult(index))
+    (wire,) = sessions.capture().to_wire()
+    assert sorted(wire.outcomes) == [7, 8, 2**63 - 1]
+    assert wire.settled_below == 7
 
 
 @pytest.mark.parametrize(
@@ -150,6 +191,14 @@ def test_sessions_are_bounded_and_the_longest_silent_goes_first() -> None:
 def test_outcomes_travel(outcome: CommandResult | RaftlogError) -> None:
     back = outcome_from_wire(outcome_to_wire(outcome))
     assert (type(back), str(back)) == (type(outcome), str(outcome))
+
+
+def test_an_error_travels_and_rests_with_a_bounded_text() -> None:
+    wire = outcome_to_wire(TopicAlreadyExists("\x01" * 1_000_000))
+    assert len(wire.error.message) == MAX_ERROR_CHARACTERS
+    state = ready()
+    apply(state, asked(MetadataCommand(delete_topic=DeleteTopicCommand(name="\x01" * 1_000_000)), 0))
+    assert len(state.encode(state.capture())) < 3_000
 
 
 # What ends the node

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+import grpc
 import pytest
 from grpc import aio
 
 from raftlog.errors import (
     BrokerOverloaded,
+    BrokerUnavailable,
     DuplicateBrokerRegistration,
+    MessageTooLarge,
     NotController,
     RaftlogError,
     RequestTimedOut,
+    ShuttingDown,
     TopicAlreadyExists,
     UnknownOutcome,
 )
@@ -24,8 +29,10 @@ from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
 from raftmeta.decide.outcome import outcome_to_wire
 from raftmeta.quorum import channel as channel_module
+from raftmeta.quorum import command_window as window_module
 from raftmeta.quorum.channel import ControllerChannel
-from raftmeta.quorum.config import Endpoint
+from raftmeta.quorum.config import MAX_COMMAND_BYTES, Endpoint
+from raftmeta.quorum.heartbeat_streams import RemoteHeartbeats
 from tests.support.quorum import free_ports, register_command, run
 
 Answer = Callable[[MetadataCommand], "CommandResult | RaftlogError"]
@@ -37,12 +44,14 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.asked: list[MetadataCommand] = []
+        self.delay_s = 0.0
         self.hint = ControllerHint(controller_id=-1)
 
     async def Propose(self, request: controller_pb2.ProposeRequest, context: object) -> controller_pb2.ProposeResponse:
         command = MetadataCommand()
         command.CopyFrom(request.command)
         self.asked.append(command)
+        await asyncio.sleep(self.delay_s)
         return controller_pb2.ProposeResponse(outcome=outcome_to_wire(self.answer(command)), controller=self.hint)
 
     async def Barrier(self, request: object, context: object) -> controller_pb2.BarrierResponse:
@@ -78,6 +87,45 @@ class Local:
 
     def stream_closed(self, stream: object) -> None:
         raise NotImplementedError
+
+
+class SlowLocal(Local):
+    """A controller in the same process that answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(accept)
+        self.brokers: list[int] = []
+        self.sequences: list[int] = []
+        self.answers: dict[int, asyncio.Future[CommandResult]] = {}
+
+    async def propose(self, command: MetadataCommand) -> CommandResult:
+        broker_id = command.register_broker.broker_id
+        self.brokers.append(broker_id)
+        self.sequences.append(command.sequence)
+        self.answers[broker_id] = asyncio.get_running_loop().create_future()
+        return await self.answers[broker_id]
+
+    def answer_all_but(self, *broker_ids: int) -> None:
+        for broker_id, answer in self.answers.items():
+            if broker_id not in broker_ids and not answer.done():
+                answer.set_result(CommandResult(1))
+
+
+class Nonsense(grpc.GenericRpcHandler):
+    """A server whose messages are none."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def stream(requests: Any, context: Any) -> None:
+            await context.read()
+            await context.write(b"\xff\xff nonsense")
+            await asyncio.sleep(60)
+
+        async def unary(request: Any, context: Any) -> bytes:
+            return b"\xff\xff nonsense"
+
+        if handler_call_details.method.endswith(("Heartbeat", "Exchange")):
+            return grpc.stream_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
 
 
 class Fakes:
@@ -180,7 +228,8 @@ def test_the_deadline_says_who_could_not_be_reached() -> None:
 
 
 def test_commands_beyond_the_bound_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "MAX_OUTSTANDING", 3)
+    monkeypatch.setattr(window_module, "MAX_OUTSTANDING", 3)
+    monkeypatch.setattr(window_module, "MAX_IN_FLIGHT", 2)
 
     async def scenario() -> None:
         async with Fakes(elsewhere) as fakes:
@@ -227,5 +276,165 @@ def test_a_stale_hint_does_not_lead_back() -> None:
             await channel.propose(register_command())
             assert fakes.controllers[1].asked == []
             await channel.close()
+
+    run(scenario)
+
+
+def test_commands_of_one_node_take_their_turns_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_module, "MAX_IN_FLIGHT", 2)
+
+    async def scenario() -> None:
+        local = SlowLocal()
+        channel = ControllerChannel(1, {}, lambda: "c", local=local)
+        asked = [asyncio.create_task(channel.propose(register_command(broker_id))) for broker_id in range(5)]
+        await asyncio.sleep(0.01)
+        assert local.brokers == [0, 1]
+        asked[3].cancel()
+        local.answers[1].set_result(CommandResult(1))
+        await asyncio.sleep(0.01)
+        assert local.brokers == [0, 1, 2]
+        local.answers[0].set_result(CommandResult(1))
+        await asyncio.sleep(0.01)
+        assert local.brokers == [0, 1, 2, 4], "one that was given up has no turn"
+        for broker_id in (2, 4):
+            local.answers[broker_id].set_result(CommandResult(1))
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(each, CommandResult) for each in done] == [True, True, True, False, True]
+        await channel.close()
+
+    run(scenario)
+
+
+def test_a_command_that_waits_long_never_falls_behind_what_is_kept_of_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(window_module, "MAX_SPAN", 10)
+
+    async def scenario() -> None:
+        local = SlowLocal()
+        channel = ControllerChannel(1, {}, lambda: "c", local=local)
+        oldest = asyncio.create_task(channel.propose(register_command(0)))
+        await asyncio.sleep(0.01)
+        later = [asyncio.create_task(channel.propose(register_command(broker_id))) for broker_id in range(1, 31)]
+        for _ in range(40):
+            await asyncio.sleep(0)
+            local.answer_all_but(0)
+        assert max(local.sequences) == 9, "sequence 0 is still among the last ten"
+        local.answers[0].set_result(CommandResult(1))
+        await oldest
+        while not all(task.done() for task in later):
+            await asyncio.sleep(0)
+            local.answer_all_but()
+        assert local.sequences == list(range(31))
+        await channel.close()
+
+    run(scenario)
+
+
+def test_a_turn_that_does_not_come_in_time_is_given_up_unsent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_module, "MAX_IN_FLIGHT", 1)
+
+    async def scenario() -> None:
+        local = SlowLocal()
+        channel = ControllerChannel(1, {}, lambda: "c", local=local)
+        first = asyncio.create_task(channel.propose(register_command(0)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(RequestTimedOut, match=r"0\.05 s.*1 others.*not sent"):
+            await channel.propose(register_command(1), timeout_s=0.05)
+        waiting = asyncio.create_task(channel.propose(register_command(2)))
+        await asyncio.sleep(0.01)
+        await channel.close()
+        with pytest.raises(ShuttingDown):
+            await waiting
+        local.answers[0].set_result(CommandResult(1))
+        await first
+        assert local.brokers == [0]
+
+    run(scenario)
+
+
+def test_an_answer_that_takes_long_is_waited_for_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "ATTEMPT_TIMEOUT_S", 0.1)
+
+    async def scenario() -> None:
+        async with Fakes(accept) as fakes:
+            controller = fakes.controllers[1]
+            controller.delay_s = 0.5
+            channel = fakes.channel()
+            begun_s = asyncio.get_running_loop().time()
+            assert await channel.propose(register_command()) == CommandResult(10)
+            assert len(controller.asked) == 4, "0.1, 0.2, 0.4 s were too short, 0.8 s is enough"
+            assert asyncio.get_running_loop().time() - begun_s < 2
+            await channel.close()
+
+    run(scenario)
+
+
+def test_an_outcome_that_is_kept_no_more_is_not_asked_for_again() -> None:
+    async def scenario() -> None:
+        async with Fakes(lambda command: RequestTimedOut("sequence 0 of this client is settled")) as fakes:
+            channel = fakes.channel()
+            with pytest.raises(RequestTimedOut, match="settled"):
+                await channel.propose(register_command())
+            assert len(fakes.controllers[1].asked) == 1
+            await channel.close()
+
+    run(scenario)
+
+
+def test_a_command_that_is_too_large_is_refused_at_once() -> None:
+    async def scenario() -> None:
+        async with Fakes(accept) as fakes:
+            channel = fakes.channel()
+            command = register_command()
+            command.register_broker.rack = "r" * (40 << 20)
+            with pytest.raises(MessageTooLarge, match=str(MAX_COMMAND_BYTES)):
+                await channel.propose(command)
+            assert fakes.controllers[1].asked == []
+            await channel.close()
+
+    run(scenario)
+
+
+def test_a_controller_that_answers_nonsense_is_left_for_another_one() -> None:
+    async def scenario() -> None:
+        async with Fakes(accept, accept) as fakes:
+            await fakes.servers[0].stop(None)
+            garbage = aio.server()
+            garbage.add_generic_rpc_handlers((Nonsense(),))
+            garbage.add_insecure_port(fakes.endpoints[1].address)
+            await garbage.start()
+            channel = fakes.channel()
+            channel._hinted = 1
+            assert await channel.propose(register_command()) == CommandResult(10)
+            with pytest.raises(RequestTimedOut, match="no answer"):
+                await ControllerChannel(9, {1: fakes.endpoints[1]}, lambda: "c").describe_quorum(0.1)
+            stream = RemoteHeartbeats(channel._stub(1).Heartbeat(), "x", lambda response: None, lambda error: None)
+            await stream.send(HeartbeatRequest())
+            with pytest.raises(BrokerUnavailable):
+                await stream.receive()
+            await channel.close()
+            await garbage.stop(None)
+
+    run(scenario)
+
+
+def test_a_call_that_somebody_cancels_is_a_broken_stream() -> None:
+    async def scenario() -> None:
+        (port,) = free_ports(1)
+        server = aio.server()
+        server.add_generic_rpc_handlers((Nonsense(),))
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        channel = ControllerChannel(9, {1: Endpoint("127.0.0.1", port)}, lambda: "c")
+        call = channel._stub(1).Heartbeat()
+        stream = RemoteHeartbeats(call, "x", lambda response: None, lambda error: None)
+        receiving = asyncio.create_task(stream.receive())
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(BrokerUnavailable):
+            await receiving
+        await channel.close()
+        await server.stop(None)
 
     run(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from raftlog.errors import (
     StaleBrokerEpoch,
 )
 from raftlog.v1.controller_pb2 import HeartbeatRequest, HeartbeatResponse
+from raftlog.v1.raft_pb2 import JOINING
 from raftlog.v1.records_pb2 import CreateTopicCommand, MetadataCommand
 from raftmeta.port import HeartbeatStream, MetadataPort
+from raftmeta.quorum import controller
 from raftmeta.quorum.channel import ControllerChannel
 from raftmeta.quorum.config import ControllerOptions, Endpoint
 from raftmeta.quorum.voter_metadata import open_quorum
@@ -53,6 +56,7 @@ class Broker:
         self.broker_epoch = -1
         self.sequence = 0
         self.stream: HeartbeatStream | None = None
+        self.applied_at_most: int | None = None
 
     async def register(self, incarnation: int = 1) -> None:
         result = await self.port.propose(register_command(self.broker_id, incarnation))
@@ -70,7 +74,7 @@ class Broker:
                         broker_id=self.broker_id,
                         broker_epoch=self.broker_epoch,
                         sequence=self.sequence,
-                        applied_offset=self.port.image.offset,
+                        applied_offset=min(self.port.image.offset, self.applied_at_most or self.port.image.offset),
                         cluster_id=CLUSTER_ID,
                         wants_shutdown=wants_shutdown,
                         lease_released=released,
@@ -176,7 +180,8 @@ def test_without_a_majority_nothing_is_committed_and_the_error_says_who_is_missi
             assert 7 not in metadata.image.brokers
             assert "127.0.0.1" in metadata.waiting_for()
             info = await metadata.describe_quorum()
-            assert info.leader_id == -1
+            assert (info.leader_id, info.answered_by) == (-1, active)
+            assert "first start" not in metadata.waiting_for()
             assert sorted(voter.state for voter in info.voters) == ["follower", "unreachable", "unreachable"]
 
     run(scenario)
@@ -442,6 +447,73 @@ def test_a_broker_that_falls_silent_is_fenced_and_its_partitions_find_a_leader(t
             await eventually(
                 lambda: all(p.leader == 2 for p in port.image.topics[topic.topic_id].partitions), "another leader"
             )
+
+    run(scenario)
+
+
+def test_a_broker_whose_metadata_stands_still_is_fenced_until_it_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(controller, "STANDSTILL_MS", 300.0)
+
+    async def scenario() -> None:
+        async with QuorumCluster(tmp_path) as cluster:
+            await cluster.start()
+            port = cluster.metadata(await cluster.active())
+            frozen = Broker(port, 1)
+            await frozen.register()
+            await frozen.until_leased()
+            frozen.applied_at_most = port.image.offset
+            await port.propose(create_topic("t", 1))
+            async with asyncio.timeout(10):
+                while not port.image.brokers[1].fenced:
+                    await frozen.beat()
+                    await asyncio.sleep(0.05)
+                for _ in range(20):
+                    assert (await frozen.beat()).lease_ms == 0
+                    await asyncio.sleep(0.01)
+            assert port.image.brokers[1].fenced
+            assert "applies no metadata beyond offset" in caplog.text
+            frozen.applied_at_most = None
+            await frozen.until_leased()
+
+    run(scenario)
+
+
+def test_a_fresh_voter_says_that_the_first_start_needs_every_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with QuorumCluster(tmp_path) as cluster:
+            await cluster.start(1)
+            await cluster.start(2)
+            await eventually(lambda: "controller 3" in cluster.metadata(1).waiting_for(), "it waits for the third one")
+            assert "first start of a quorum needs every voter once" in cluster.metadata(1).waiting_for()
+            await cluster.start(3)
+            await eventually(lambda: bool(cluster.active_ids()), "they elect one of them")
+            assert "first start" not in cluster.metadata(1).waiting_for()
+
+    run(scenario)
+
+
+def test_the_voter_with_the_data_describes_the_quorum_rather_than_one_that_was_emptied(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with QuorumCluster(tmp_path) as cluster:
+            await cluster.start()
+            await cluster.metadata(await cluster.active()).propose(register_command(7))
+            for node_id in (1, 2, 3):
+                await cluster.metadata(node_id).barrier()
+            for node_id in (1, 2, 3):
+                await cluster.kill(node_id)
+            shutil.rmtree(tmp_path / "node-1")
+            await cluster.start(1)
+            await cluster.start(3)  # 2 is away: 1 cannot join, and nobody leads
+            emptied, whole = cluster.metadata(1), cluster.metadata(3)
+            await eventually(lambda: emptied._node.voter_state == JOINING, "it finds out that there is a quorum")
+            for asked in (emptied, whole):
+                info = await asked.describe_quorum()
+                assert (info.leader_id, info.answered_by, info.cluster_id) == (-1, 3, CLUSTER_ID)
+                assert {voter.node_id: voter.state for voter in info.voters}[1] == "joining"
+                assert {voter.node_id: voter.last_contact_ms for voter in info.voters} == {1: -1, 2: -1, 3: 0}
+            assert emptied.quorum_info().cluster_id == CLUSTER_ID
 
     run(scenario)
 

@@ -75,6 +75,33 @@ def test_a_broker_is_unfenced_when_it_has_applied_its_registration_and_no_later_
     assert plan.to_unfence(fenced, {1: report(applied=5)}, [1]) == [(1, 5)]
 
 
+def test_a_broker_that_lives_and_applies_nothing_is_fenced_and_stays_so_until_it_has_caught_up() -> None:
+    up, frozen = image(broker(1), offset=60), report()
+    frozen.applied(50, 50, 0)
+    frozen.applied(50, 60, 1_000)  # there is something new, and it does not apply it
+    frozen.applied(50, 61, 9_000)
+    reports = {1: frozen}
+    assert plan.standing_still(up, reports, 10_999, patience_ms=10_000) == []
+    assert plan.standing_still(up, reports, 11_000, patience_ms=10_000) == [(1, 5)]
+    fenced = image(broker(1, fenced=True), offset=62)
+    assert plan.standing_still(fenced, reports, 99_000, patience_ms=10_000) == []
+    frozen.catch_up_to = 61
+    assert plan.to_unfence(fenced, reports, [1]) == []
+    frozen.applied(61, 62, 12_000)
+    assert plan.to_unfence(fenced, reports, [1]) == [(1, 5)]
+
+
+def test_a_broker_that_is_behind_and_moves_on_is_left_alone() -> None:
+    up, slow = image(broker(1), offset=1_000), report(applied=50)
+    for second in range(60):
+        slow.applied(50 + second, 1_000, second * 1_000)
+        assert plan.standing_still(up, {1: slow}, second * 1_000 + 900, patience_ms=1_000) == []
+    assert plan.standing_still(up, {1: slow}, 60_000, patience_ms=1_000) == [(1, 5)]
+    assert plan.standing_still(image(broker(1, epoch=9)), {1: slow}, 60_000, patience_ms=1_000) == []
+    slow.applied(1_000, 1_000, 60_000)
+    assert plan.standing_still(up, {1: slow}, 999_000, patience_ms=1_000) == []
+
+
 def test_a_broker_stays_fenced_while_it_is_unsettled_leaving_or_another_process() -> None:
     fenced = image(broker(1, fenced=True))
     assert plan.to_unfence(fenced, {1: report()}, []) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 
 from raftlog.errors import BrokerIdNotRegistered, InconsistentClusterId, NotController, StaleBrokerEpoch
@@ -133,6 +134,37 @@ def test_what_counts_is_the_image_when_the_majority_has_answered() -> None:
         rig.reads.rounds[0].set_result(51)
         await turn()
         assert removed.result().error.code == BrokerIdNotRegistered.code
+
+    asyncio.run(scenario())
+
+
+def test_a_round_that_fails_after_the_end_of_the_term_leaves_nothing_unretrieved() -> None:
+    async def scenario() -> None:
+        said: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+        rig = Rig()
+        rig.beat(1)
+        rig.desk.close()
+        rig.reads.rounds[0].set_exception(NotController("deposed"))
+        await turn()
+        rig.reads.rounds.clear()
+        gc.collect()
+        assert said == []
+
+    asyncio.run(scenario())
+
+
+def test_a_report_says_since_when_a_broker_stands_still() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.beat(1, applied=50)
+        report = rig.desk.reports[1]
+        assert report.catch_up_to == 50
+        assert report.stands_since_ms == float("inf")
+        rig.set_broker(host="other")
+        rig.now_ms = 7.0
+        rig.beat(2, applied=50)
+        assert report.stands_since_ms == 7.0
 
     asyncio.run(scenario())
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from raftlog.errors import InconsistentClusterId, InconsistentVoters
 from raftlog.v1.raft_pb2 import RaftHello
-from raftmeta.quorum.hello import duplicate, refusal
+from raftmeta.quorum.hello import duplicate, refusal, same_cluster
+from raftmeta.raft.messages import MAX_TERM
 
 
 def hello(node_id: int, peer_id: int = 0, cluster_id: str = "c", voters: tuple[int, ...] = (1, 2, 3)) -> RaftHello:
@@ -41,3 +44,27 @@ def test_a_refusal_names_what_differs_and_what_to_do(
 
 def test_a_second_process_with_an_id_is_told_so() -> None:
     assert "node.id 2" in str(duplicate(2))
+
+
+def test_what_comes_from_outside_is_measured_before_it_is_compared_or_shown() -> None:
+    many = RaftHello(cluster_id="c", node_id=2, peer_id=1, voters=list(range(100)) * 70_000)
+    huge = hello(2, 1, cluster_id="\x01" * 20_000_000)
+    late = hello(2, 1)
+    late.current_term = MAX_TERM + 1
+    for theirs, words in ((many, "7000000 voters"), (huge, "cluster.id"), (late, "2147483648")):
+        begun_s = time.perf_counter()
+        refused = refusal(hello(1, 2), theirs)
+        assert time.perf_counter() - begun_s < 0.1
+        assert refused is not None
+        assert words in str(refused)
+        assert len(str(refused)) < 1_000
+    late.current_term = MAX_TERM
+    assert refusal(hello(1, 2), late) is None
+
+
+def test_a_cluster_id_that_is_not_known_yet_goes_with_any_that_can_be() -> None:
+    assert same_cluster("", "a")
+    assert same_cluster("a", "")
+    assert same_cluster("a", "a")
+    assert not same_cluster("a", "b")
+    assert not same_cluster("", "é" * 128)

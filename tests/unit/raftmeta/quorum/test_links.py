@@ -7,12 +7,13 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import grpc
 import pytest
 from grpc import aio
 
 from raftlog.errors import InconsistentVoters
 from raftlog.v1 import raft_pb2_grpc
-from raftlog.v1.raft_pb2 import AppendEntries, RaftEntry, RaftFrame, RaftHello, RaftMessage, ReadProbe
+from raftlog.v1.raft_pb2 import AppendEntries, RaftEntry, RaftFrame, RaftHello, RaftMessage, ReadProbe, TermNotice
 from raftmeta.quorum import links as links_module
 from raftmeta.quorum.config import CHANNEL_OPTIONS, SERVER_OPTIONS, Endpoint
 from raftmeta.quorum.exchange import RaftExchange
@@ -251,3 +252,117 @@ def test_rubbish_in_place_of_a_hello_harms_nobody() -> None:
         await server.stop(None)
 
     run(whole)
+
+
+class Nonsense(grpc.GenericRpcHandler):
+    """Answers with bytes that are no frame, at once or after a good hello."""
+
+    def __init__(self, *, hello: bool) -> None:
+        self.hello = hello
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def stream(requests: Any, context: Any) -> None:
+            await context.read()
+            if self.hello:
+                await context.write(RaftFrame(hello=Core(2).hello()).SerializeToString())
+            await context.write(b"\xff\xff nonsense")
+            await asyncio.sleep(60)
+
+        return grpc.stream_stream_rpc_method_handler(stream)
+
+
+@pytest.mark.parametrize("hello", [False, True])
+def test_a_peer_that_talks_nonsense_is_dialled_again(hello: bool) -> None:
+    async def whole() -> None:
+        (port,) = free_ports(1)
+        garbage = aio.server()
+        garbage.add_generic_rpc_handlers((Nonsense(hello=hello),))
+        garbage.add_insecure_port(f"127.0.0.1:{port}")
+        await garbage.start()
+        core, there = Core(1), Core(2)
+        links = RaftLinks(core, {2: Endpoint("127.0.0.1", port)}, kick, random.Random(1))
+        links.start()
+        await asyncio.sleep(0.3)
+        assert core.events[:2] == (["up 2", "down 2"] if hello else [])
+        await garbage.stop(None)
+        server = await serve(RaftExchange(there, kick), port)
+        await eventually(lambda: core.events[-1:] == ["up 2"], "a link to the real one")
+        links.send(2, probe(1))
+        await eventually(lambda: there.received == [1], "the message")
+        await links.close()
+        await server.stop(None)
+
+    run(whole)
+
+
+def test_a_link_whose_core_raises_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Core(2)
+    raised: list[int] = []
+
+    def hello_from(self: Core, peer_id: int, hello: RaftHello) -> None:
+        if self.node_id == 1 and not raised:
+            raised.append(peer_id)
+            raise ValueError("a bug")
+
+    monkeypatch.setattr(Core, "hello_from", hello_from)
+
+    async def whole() -> None:
+        (port,) = free_ports(1)
+        server = await serve(RaftExchange(there, kick), port)
+        core = Core(1)
+        links = RaftLinks(core, {2: Endpoint("127.0.0.1", port)}, kick, random.Random(1))
+        links.start()
+        await eventually(lambda: core.events[-1:] == ["up 2"], "a link")
+        assert raised == [2]
+        await links.close()
+        await server.stop(None)
+
+    run(whole)
+
+
+def test_a_call_that_somebody_cancels_is_dialled_again() -> None:
+    async def scenario(core: Core, links: RaftLinks, port: int) -> None:
+        links._links[2]._call.cancel()
+        await eventually(lambda: core.events == ["up 2", "down 2", "up 2"], "another link")
+
+    with_link(RaftExchange(Core(2), kick), scenario)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [RaftMessage()],
+        [probe(1), RaftMessage(sender_term=2**64 - 1, term_notice=TermNotice())],
+        [RaftMessage()] * 2_000_000,
+        [probe(1)] * (links_module.MAX_FRAME_MESSAGES + 1),
+    ],
+    ids=["empty", "term", "very many", "many"],
+)
+def test_a_stream_with_what_no_voter_sends_is_ended_and_nothing_of_it_believed(messages: list[RaftMessage]) -> None:
+    async def whole() -> None:
+        (port,) = free_ports(1)
+        there = Core(2)
+        server = await serve(RaftExchange(there, kick), port)
+        channel, call, _ = await open_stream(port, Core(1).hello())
+        await call.write(RaftFrame(messages=messages))
+        while (frame := await call.read()) is not aio.EOF:
+            assert not frame.messages
+        assert there.received == []
+        await eventually(lambda: there.events == ["lost 1"], "the end of the stream")
+        await channel.close()
+        await server.stop(None)
+
+    run(whole)
+
+
+def test_more_messages_than_a_frame_takes_go_in_several() -> None:
+    there = Core(2)
+
+    async def scenario(core: Core, links: RaftLinks, port: int) -> None:
+        count = 2 * links_module.MAX_FRAME_MESSAGES + 5
+        for number in range(1, count + 1):
+            links.send(2, probe(number))
+        await eventually(lambda: len(there.received) == count, "all messages")
+        assert core.events == ["up 2"]
+
+    with_link(RaftExchange(there, kick), scenario)

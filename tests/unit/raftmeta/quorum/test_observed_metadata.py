@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from raftlog.errors import BrokerUnavailable
 from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.metadata_pb2 import WatchResponse
 from raftmeta.image import MetadataImage
@@ -172,3 +173,36 @@ def test_another_cluster_is_refused_with_one_line(caplog: pytest.LogCaptureFixtu
         assert len(refusals) == 1
 
     observe(scenario, cluster_id="mine")
+
+
+@pytest.mark.parametrize("answers", [None, asyncio.CancelledError()])
+def test_a_watch_that_gives_nonsense_or_is_cancelled_is_left_for_another_one(answers: object) -> None:
+    class Call:
+        async def read(self) -> object:
+            if isinstance(answers, BaseException):
+                raise answers
+            return answers  # what gRPC gives for bytes that are no message
+
+    async def scenario(observer: ObservedMetadata, controller: FakeController) -> None:
+        with pytest.raises(BrokerUnavailable):
+            await observer._follow(Call(), 1)
+
+    observe(scenario)
+
+
+def test_waiting_to_be_ready_pauses_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(observer: ObservedMetadata, controller: FakeController) -> None:
+        asked = 0
+
+        async def barrier(timeout_s: float | None = None) -> int:
+            nonlocal asked
+            asked += 1
+            raise BrokerUnavailable("at once")
+
+        monkeypatch.setattr(observer._channel, "barrier", barrier)
+        waiting = asyncio.create_task(observer.wait_ready())
+        await asyncio.sleep(0.35)
+        waiting.cancel()
+        assert 2 <= asked <= 5
+
+    observe(scenario)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+from collections import deque
 
 import pytest
 
-from raftlog.errors import MessageTooLarge, NotController, StorageError, StorageFull
-from raftlog.v1.raft_pb2 import FRESH, VIRGIN, VOTER
+from raftlog.errors import InternalError, MessageTooLarge, NotController, StorageError, StorageFull
+from raftlog.v1.raft_pb2 import FRESH, JOINING, VIRGIN, VOTER
 from raftmeta.raft import messages
 from raftmeta.raft.node import Applied, ProposalOutcome, Unknown
 from raftmeta.raft.options import RaftOptions
 from raftmeta.raft.ports import Work, WorkDone
+from raftmeta.raft.snapshots import Snapshot, encode_snapshot
+from tests.support.metadata_disk import MemoryDisk
 from tests.support.raft_cluster import RaftCluster, raft_cluster
 
 
@@ -286,6 +289,14 @@ def test_no_space_for_a_snapshot_is_no_reason_to_stop() -> None:
         assert cluster[1].snapshot_index > 20
 
 
+def test_what_was_left_of_a_snapshot_is_removed_at_the_start() -> None:
+    with raft_cluster(1, start=False) as cluster:
+        cluster.hosts[1].disk.put("raft-snapshot-00000000000000000010.tmp", b"half of it")
+        cluster.start()
+        cluster.run(0.5)
+        assert sorted(cluster.hosts[1].disk.names()) == ["meta.properties", "wal-00000000000000000001"]
+
+
 def test_an_io_error_in_a_snapshot_stops_the_node() -> None:
     with raft_cluster(1, RaftOptions(commit_notice_s=0, snapshot_after_entries=10)) as cluster:
         cluster.run(0.5)
@@ -330,6 +341,65 @@ def test_status_and_hello() -> None:
         assert not cluster[1].in_flight
 
 
+def test_peers_hear_of_a_new_state_even_if_the_link_was_down_meanwhile() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.kill(3)
+        cluster.hosts[3].disk = MemoryDisk()
+        cluster.start(3)
+        cluster.break_link(3, 2)
+        cluster.cut.add((3, 2))
+        assert cluster.run(5, lambda: cluster[3].voter_state == VOTER)
+        cluster.run(1)
+        assert cluster[1].peers()[3].state == VOTER
+        hello = cluster[3].hello(2)
+        hello.voter_state = JOINING  # it was made before, and arrives now
+        cluster[2].hello_from(3, hello)
+        assert cluster[2].peers()[3].state == JOINING
+        cluster.links[3, 2] = deque()
+        cluster[3].link_up(2, cluster[2].hello(3))
+        cluster.run(1)
+        assert cluster[2].peers()[3].state == VOTER
+
+
+def test_a_node_that_has_started_again_still_refuses_to_replace_what_was_committed() -> None:
+    """It does not know the commit index again yet; what its log was told of it is enough to notice such a leader."""
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        for i in range(5):
+            cluster.propose(1, b"%d" % i)
+            cluster.settle()
+        cluster.run(0.3)
+        term = cluster[2].term + 1
+        cluster.kill(2)
+        cluster.isolate(2)
+        cluster.start(2)
+        follower = cluster.hosts[2]
+        assert cluster[2].commit_index == 1 < 5 <= follower.wal.known_committed < cluster[2].last_index
+        before = follower.wal.entry(4)
+        cluster[2].receive(3, messages.append_entries(term, 1, 4, before[2], [(b"\x00other", 5, term)]))
+        with pytest.raises(InternalError, match="would replace the committed entry 5"):
+            follower.step()
+        assert follower.wal.entry(5)[0] != b"\x00other"
+
+
+def test_a_snapshot_that_contradicts_what_is_committed_stops_the_node() -> None:
+    options = RaftOptions(commit_notice_s=0, snapshot_after_entries=10, log_tail_entries=5)
+    with raft_cluster(options=options) as cluster:
+        cluster.elect(1)
+        for i in range(8):
+            cluster.propose(1, b"%d" % i)
+            cluster.settle()
+        cluster.run(0.3)
+        term = cluster[2].term + 1
+        other = encode_snapshot(Snapshot(5, term, term, b"\x00other", b""))
+        cluster[2].receive(3, messages.snapshot_chunk(term, 5, 1, other, first=True, last=True))
+        with pytest.raises(InternalError, match="disagrees about the committed entry 5"):
+            for _ in range(3):
+                cluster.hosts[2].step()
+        assert cluster.hosts[2].node.fatal is not None
+
+
 def test_a_commit_index_waits_a_moment_for_an_entry_to_travel_with() -> None:
     with raft_cluster(options=RaftOptions(commit_notice_s=0.002)) as cluster:
         assert cluster.run(5, lambda: cluster.leader() is not None)
@@ -343,3 +413,18 @@ def test_a_commit_index_waits_a_moment_for_an_entry_to_travel_with() -> None:
         assert [host.state.commands for host in followers] == [[], []]
         cluster.run(0.004)
         assert [host.state.commands for host in followers] == [[b"a"], [b"a"]]
+
+
+def test_a_leader_that_is_not_heard_any_more_is_not_named() -> None:
+    with raft_cluster() as cluster:
+        assert cluster.run(5, lambda: cluster.leader() is not None)
+        leader = cluster.leader()
+        assert leader is not None
+        alone, other = (node_id for node_id in cluster.ids if node_id != leader)
+        cluster.run(0.3)
+        assert cluster[alone].leader_id == leader
+        cluster.kill(leader)
+        cluster.kill(other)
+        cluster.run(2.0)
+        assert cluster[alone].role != "leader"
+        assert cluster[alone].leader_id == -1, "no majority elects another one, and this one is gone"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +58,15 @@ def test_a_file_under_another_name_is_refused() -> None:
     disk.put("raft-snapshot-00000000000000000007", encode_snapshot(SNAPSHOT))
     with pytest.raises(CorruptRecordError, match="holds the snapshot at 300"):
         SnapshotStore(disk).read(7)
+
+
+@pytest.mark.parametrize("operation", ["sync", "rename"])
+def test_what_could_not_be_written_does_not_keep_the_space(operation: str) -> None:
+    disk = MemoryDisk()
+    disk.fail(operation, errno.ENOSPC)
+    with pytest.raises(OSError, match="ENOSPC"):
+        SnapshotStore(disk).write(300, encode_snapshot(SNAPSHOT))
+    assert disk.names() == []
 
 
 @pytest.mark.parametrize("survival", [nothing_survives, everything_survives])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import uuid
 
 import pytest
@@ -15,12 +16,13 @@ from raftlog.errors import (
     InvalidConfig,
     RaftlogError,
     StorageError,
+    StorageFull,
     UnsupportedVersion,
 )
 from raftlog.v1.raft_pb2 import FRESH, JOINING, VIRGIN, VOTER
 from raftmeta.raft.options import RaftOptions
 from raftmeta.raft.voters import PROPERTIES_NAME, JoinGuard, MetadataDirectory, VoterStateValue, parse_properties
-from raftmeta.raft.wal import ABSTAINED
+from raftmeta.raft.wal import ABSTAINED, WriteAheadLog
 from tests.support.metadata_disk import MemoryDisk, everything_survives, nothing_survives
 from tests.support.raft_cluster import raft_cluster
 
@@ -36,9 +38,16 @@ def opened(
 def formatted(state: VoterStateValue = VOTER) -> MemoryDisk:
     disk = MemoryDisk()
     directory = opened(disk)
-    directory.become(state)
+    become(directory, state)
     directory.close()
     return disk
+
+
+def become(directory: MetadataDirectory, state: VoterStateValue) -> None:
+    wal = WriteAheadLog(directory.disk, directory.directory_id)
+    wal.open()
+    wal.begin()
+    directory.become(state)
 
 
 def test_a_fresh_directory_is_formatted_once_asked_to() -> None:
@@ -46,7 +55,7 @@ def test_a_fresh_directory_is_formatted_once_asked_to() -> None:
     directory = opened(disk)
     assert directory.state == FRESH
     assert disk.names() == []
-    directory.become(JOINING)
+    become(directory, JOINING)
     directory.become(VOTER)
     directory.close()
     again = MetadataDirectory.open(disk.survivor(nothing_survives), 1, "c", [1, 2, 3])
@@ -88,7 +97,7 @@ def test_a_directory_has_one_user_at_a_time() -> None:
 def test_metadata_without_properties_is_damage(name: str) -> None:
     disk = MemoryDisk()
     disk.put(name, b"x")
-    with pytest.raises(CorruptRecordError, match="restore it from a copy"):
+    with pytest.raises(CorruptRecordError, match=r"meta\.properties is missing|damaged"):
         opened(disk)
 
 
@@ -120,8 +129,64 @@ def test_a_crash_while_formatting_leaves_fresh_or_formatted() -> None:
             disk = MemoryDisk(power_off_at)
             directory = opened(disk)
             with pytest.raises(StorageError):
-                directory.become(VOTER)
-            assert opened(disk.survivor(survival)).state in (FRESH, VOTER)
+                become(directory, VOTER)
+            left = disk.survivor(survival)
+            again = opened(left)
+            assert again.state in (FRESH, VOTER)
+            become(again, VOTER)
+            again.close()
+            assert opened(left.survivor(nothing_survives)).state == VOTER
+
+
+def test_a_formatted_directory_without_its_log_is_damage() -> None:
+    """A voter that lost its log has forgotten whom it voted for: it must not start as if nothing had happened."""
+    for state in (VOTER, JOINING):
+        disk = formatted(state)
+        for name in disk.names():
+            if name.startswith("wal-"):
+                disk.remove(name)
+        with pytest.raises(CorruptRecordError, match=r"log \(wal-\*\) is missing.*empty it, so that the node joins"):
+            opened(disk)
+        assert disk.names() == [PROPERTIES_NAME]
+        assert not disk.locked
+
+
+def test_a_log_that_holds_nothing_without_properties_is_a_format_that_was_interrupted() -> None:
+    disk = MemoryDisk()
+    wal = WriteAheadLog(disk, ID)
+    wal.begin()
+    directory = MetadataDirectory.open(disk, 1, "c", [1, 2, 3])
+    assert (directory.state, directory.directory_id) == (FRESH, ID)
+    directory.close()
+    wal.setCurrentTerm(1, 2)
+    wal.sync()
+    with pytest.raises(CorruptRecordError, match=r"wal-0+1\) but meta.properties is missing"):
+        opened(disk)
+
+
+def test_a_full_disk_is_no_broken_one() -> None:
+    disk = MemoryDisk()
+    disk.free_bytes = 0
+    directory = opened(disk)
+    with pytest.raises(StorageFull, match=r"no space is left in /metadata.*make room and restart"):
+        become(directory, VOTER)
+    disk.free_bytes = None
+    WriteAheadLog(disk, ID).begin()
+    disk.fail("write", errno.ENOSPC)
+    with pytest.raises(StorageFull, match=r"no space is left for /metadata/meta\.properties"):
+        directory.become(VOTER)
+    directory.close()
+    assert opened(disk).state == FRESH
+
+
+def test_a_damaged_file_is_described_and_not_poured_out() -> None:
+    disk = formatted()
+    for at, line in ((20, 2), (60, 4)):
+        data = bytearray(disk.read(PROPERTIES_NAME))
+        data[at] ^= 0x80
+        with pytest.raises(CorruptRecordError, match=rf"line {line} is to be .*restore the directory") as said:
+            parse_properties(bytes(data), "here")
+        assert len(str(said.value)) < 350
 
 
 # The guard
@@ -245,6 +310,7 @@ def test_a_wiped_voter_never_helps_to_elect_a_leader_without_the_data() -> None:
         assert [cluster.hosts[i].state.commands for i in cluster.ids] == [[b"precious"]] * 3
         assert cluster[3].voter_state == VOTER
         assert cluster.hosts[3].directory.state == VOTER
+        assert [cluster[i].peers()[3].state for i in (1, 2)] == [VOTER, VOTER], "nobody shows it as joining any more"
 
 
 def test_a_joining_voter_abstains_in_the_highest_term() -> None:
@@ -271,6 +337,27 @@ def test_a_wiped_voter_of_an_idle_quorum_becomes_a_voter() -> None:
             cluster.hosts[3].disk = MemoryDisk()
             cluster.start(3)
             assert cluster.run(2, lambda: cluster[3].voter_state == VOTER)
+
+
+def test_a_voter_without_its_log_does_not_start_and_helps_nobody_to_lead() -> None:
+    """What 1 and 3 have committed must survive the deletion of 3's log: 2, which lacks it, may not lead."""
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.isolate(2)
+        cluster.propose(1, b"precious")
+        cluster.settle()
+        cluster.kill(1)
+        cluster.kill(3)
+        disk = cluster.hosts[3].disk
+        for name in disk.names():
+            if name.startswith("wal-"):
+                disk.remove(name)
+        cluster.cut.clear()
+        with pytest.raises(CorruptRecordError, match="is missing"):
+            cluster.start(3)
+        assert disk.names() == [PROPERTIES_NAME]
+        cluster.run(10)
+        assert cluster.leader() is None
 
 
 def test_a_wiped_voter_gets_a_snapshot_where_the_log_is_gone() -> None:

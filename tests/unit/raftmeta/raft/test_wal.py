@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raftlog.errors import CorruptRecordError, RaftlogError, StorageError, UnsupportedVersion
 from raftmeta.raft import segments
-from raftmeta.raft.segments import FRAME_OVERHEAD_BYTES, HEADER_BYTES, Segment, split_records
+from raftmeta.raft.segments import ALLOCATION_BYTES, FRAME_OVERHEAD_BYTES, HEADER_BYTES, Segment, split_records
 from raftmeta.raft.wal import ABSTAINED, FIRST_ENTRY, RESERVE_BYTES, Entry, WriteAheadLog
 from tests.support.metadata_disk import MemoryDisk, everything_survives, nothing_survives
 
@@ -96,14 +96,56 @@ def test_the_last_frame_torn_at_any_byte_is_dropped() -> None:
     wal.sync()
     whole = disk.read(FILE)
     for cut in range(end, wal._position):
-        for torn in (whole[:cut], whole[:cut] + bytes(len(whole) - cut)):
-            found = MemoryDisk()
-            found.put(FILE, torn)
-            again = opened(found)
-            assert content(again) == before
-            again.add(b"\x00instead", 22, 8)
-            again.sync()
-            assert opened(found.survivor(nothing_survives))[:] == [*before[0], (b"\x00instead", 22, 8)]
+        found = MemoryDisk()
+        found.put(FILE, whole[:cut] + bytes(len(whole) - cut))
+        again = opened(found)
+        assert content(again) == before
+        again.add(b"\x00instead", 22, 8)
+        again.sync()
+        assert opened(found.survivor(nothing_survives))[:] == [*before[0], (b"\x00instead", 22, 8)]
+
+
+def test_what_a_crash_tore_is_told_with_its_size(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryDisk()
+    wal = filled(disk)
+    end = wal._position
+    for index in (22, 23):
+        wal.add(b"\x00entry", index, 7)
+    wal.sync()
+    data = bytearray(disk.read(FILE))
+    data[wal._position - 1] ^= 1
+    disk.put(FILE, bytes(data))
+    opened(disk)
+    assert f"dropped the {wal._position - end} bytes" in caplog.text
+    assert f"at byte {end}, with 2 entries" in caplog.text
+    caplog.clear()
+    opened(disk)
+    assert not caplog.text, "it is gone"
+
+
+@pytest.mark.parametrize("size", [0, HEADER_BYTES + 60, ALLOCATION_BYTES - 1])
+def test_a_file_that_was_cut_off_is_damage(size: int) -> None:
+    """No crash makes a file shorter than it was when it got its name, so acknowledged entries may be missing."""
+    disk = MemoryDisk()
+    filled(disk)
+    disk.put(FILE, disk.read(FILE)[:size])
+    with pytest.raises(CorruptRecordError, match="damaged"):
+        opened(disk)
+    assert len(disk.read(FILE)) == size
+
+
+def test_an_empty_log_is_made_once_and_read_back() -> None:
+    disk = MemoryDisk()
+    wal = opened(disk)
+    wal.begin()
+    wal.begin()
+    assert disk.names() == [FILE]
+    left = disk.survivor(nothing_survives)
+    again = opened(left)
+    assert content(again) == ([FIRST_ENTRY], 0, None)
+    again.setCurrentTerm(1, 2)
+    again.sync()
+    assert content(opened(left)) == ([FIRST_ENTRY], 1, 2)
 
 
 def test_the_last_frame_torn_in_the_middle_is_dropped() -> None:
@@ -119,7 +161,8 @@ def test_the_last_frame_torn_in_the_middle_is_dropped() -> None:
     assert content(opened(disk)) == before
 
 
-def test_every_bit_flip_before_the_last_frame_is_refused() -> None:
+def test_every_bit_flip_before_the_last_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "ALLOCATION_BYTES", 0)  # without the megabytes of zeros
     disk = MemoryDisk()
     wal = filled(disk, 4)
     last = wal._position
@@ -393,3 +436,18 @@ def test_arbitrary_files_are_refused_with_an_error_of_ours(data: bytes) -> None:
     disk.put(FILE, data)
     with pytest.raises(RaftlogError):
         opened(disk)
+
+
+def test_what_was_committed_is_written_along_and_read_back() -> None:
+    disk = MemoryDisk()
+    wal = filled(disk, 10, segment_bytes=400)
+    wal.note_committed(8)
+    assert not wal.dirty, "it is worth no write of its own"
+    wal.note_committed(5)
+    wal.setCurrentTerm(8, 1)
+    wal.sync()
+    again = opened(disk.survivor(nothing_survives), 400)
+    assert again.known_committed == 8
+    again.reset((b"\x00last of a snapshot", 100, 8))
+    again.sync()
+    assert again.known_committed == 8
