@@ -112,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG
     configure_logging(config.log_level, config.log_format)
+    logger.info("starting node %d, roles %s", config.node_id, ",".join(config.process_roles))
     try:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         uvloop.run(_serve(config, arguments.ready_file))

@@ -21,6 +21,7 @@ from broker.config import BrokerConfig
 from broker.heartbeats import HeartbeatOptions, Heartbeats
 from broker.housekeeping import housekeep
 from broker.lease import ServingLease
+from broker.listening import why_not
 from broker.lock_identity import lock_identity
 from broker.log.group_commit import GroupCommit
 from broker.log.manager import LogManager
@@ -160,9 +161,9 @@ class BrokerRole:
         host, port = self._config.listener
         try:
             bound = server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
+        except RuntimeError:
             raise BrokerUnavailable(
-                f"cannot listen on {host}:{port}: {error}; is another server using the port? "
+                f"cannot listen on {host}:{port}: {why_not(host, port)}; is another server using the port? "
                 "Change `listeners`, or use port 0 for a free one"
             ) from None
         advertised = self._config.advertised_listener
@@ -185,9 +186,17 @@ class BrokerRole:
             inter_node_host=inter_node[0],
             inter_node_port=inter_node[1],
         )
-        registering = register(self._metadata, registration, config.broker_session_timeout_ms)
+        awaited = ""
+
+        def on_wait(what: str) -> None:
+            nonlocal awaited
+            awaited = what
+
         self._broker_epoch = await or_failure(
-            registering, self._failure, self._metadata.waiting_for, "this broker's registration"
+            register(self._metadata, registration, config.broker_session_timeout_ms, on_wait),
+            self._failure,
+            lambda: self._metadata.waiting_for() or awaited or "the controller to commit it",
+            "this broker's registration",
         )
         logger.info("broker registered", extra={"broker_id": config.node_id, "broker_epoch": self._broker_epoch})
 

@@ -15,6 +15,8 @@ from broker.registry import PartitionRegistry
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.05
+"""While a partition flushes by time."""
+IDLE_TICK_S: Final = 0.5
 RETRY_INTERVAL_MS: Final = 1_000
 """Between attempts to open partitions that could not be opened: the disk was full, descriptors had run out."""
 
@@ -27,7 +29,8 @@ async def housekeep(
     next_retry_ms = clock.monotonic_ms()
     next_round_ms = clock.monotonic_ms() + config.log_retention_check_interval_ms
     while True:
-        await asyncio.sleep(TICK_S)
+        partitions = registry.partitions()
+        await asyncio.sleep(TICK_S if any(partition.flushes_by_time for partition in partitions) else IDLE_TICK_S)
         for partition in registry.partitions():
             partition.flush_if_due()
         if clock.monotonic_ms() >= next_retry_ms:

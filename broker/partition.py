@@ -237,6 +237,11 @@ class Partition:
             self._request_flush()
         self._advance_high_watermark()
 
+    @property
+    def flushes_by_time(self) -> bool:
+        """Whether `flush.ms` is set, so that housekeeping has to look often."""
+        return self.log.config.flush_ms is not None
+
     def flush_if_due(self) -> None:
         """Ask for a flush when `flush.ms` has passed since the last one, or one was refused; housekeeping calls it."""
         if self._closed_by is not None or self.log.log_end_offset <= self.log.flushed_end_offset:

@@ -13,6 +13,7 @@ from grpc import aio
 
 from broker.clock import Clock
 from broker.config import BrokerConfig
+from broker.listening import why_not
 from broker.services.metadata import MetadataService
 from raftlog.errors import BrokerUnavailable, RaftlogError
 from raftlog.v1 import metadata_pb2_grpc
@@ -104,9 +105,10 @@ def _listening_server(config: BrokerConfig) -> aio.Server | None:
     server = aio.server(options=SERVER_OPTIONS)
     try:
         server.add_insecure_port(endpoint.address)
-    except RuntimeError as error:
+    except RuntimeError:
+        why = why_not(endpoint.host, endpoint.port)
         raise BrokerUnavailable(
-            f"cannot listen for other nodes on {endpoint.address}: {error}; is another server using the port, or "
+            f"cannot listen for other nodes on {endpoint.address}: {why}; is another server using the port, or "
             f"this node running already? Change controller.quorum.voters on all nodes, or inter.node.listener here"
         ) from None
     return server
@@ -140,7 +142,8 @@ async def or_failure(work: Awaitable[T], failure: asyncio.Future[None], missing:
             if failure.done():
                 failure.result()
             if not waiting.done():
-                logger.warning("waiting for %s: %s", what, missing() or "nothing is known to be missing")
+                lacking = missing()
+                logger.warning("waiting for %s%s", what, f": {lacking}" if lacking else "")
                 pause_s = WORD_EVERY_S
         return await waiting
     finally:

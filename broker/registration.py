@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,9 @@ from raftmeta.port import MetadataPort
 
 logger = logging.getLogger(__name__)
 
-RETRY_S: Final = 0.1
+FIRST_RETRY_S: Final = 0.25
+LAST_RETRY_S: Final = 2.0
+"""Every attempt is an entry in the metadata log."""
 PATIENCE_SESSIONS: Final = 2
 """A controller that is elected meanwhile gives the earlier process a session of its own."""
 PATIENCE_MARGIN_S: Final = 2.0
@@ -55,8 +58,13 @@ class Registration:
         )
 
 
-async def register(metadata: MetadataPort, registration: Registration, session_timeout_ms: int) -> int:
-    """Register and return the broker epoch.
+async def register(
+    metadata: MetadataPort,
+    registration: Registration,
+    session_timeout_ms: int,
+    on_wait: Callable[[str], None] = lambda awaited: None,
+) -> int:
+    """Register and return the broker epoch; `on_wait` is told what is waited for.
 
     Raises:
         DuplicateBrokerRegistration: another process with this id stays alive; names its address.
@@ -65,7 +73,7 @@ async def register(metadata: MetadataPort, registration: Registration, session_t
     loop = asyncio.get_running_loop()
     incarnation_id = uuid.uuid4().bytes
     deadline_s = loop.time() + PATIENCE_SESSIONS * session_timeout_ms / 1000 + PATIENCE_MARGIN_S
-    told = False
+    pause_s = 0.0
     while True:
         try:
             result = await metadata.propose(registration.command(incarnation_id))
@@ -77,13 +85,14 @@ async def register(metadata: MetadataPort, registration: Registration, session_t
                     f"another process runs as broker {registration.broker_id} at {where} and stays alive; "
                     "stop it, or give this node a node.id and directories of its own"
                 ) from error
-            if not told:
-                told = True
+            if not pause_s:
+                on_wait(f"the process that is registered as broker {registration.broker_id} at {where} to lapse")
                 logger.warning(
                     "broker %d is registered already, at %s; waiting for that process to lapse",
                     registration.broker_id,
                     where,
                 )
-            await asyncio.sleep(RETRY_S)
+            pause_s = min(max(FIRST_RETRY_S, 2 * pause_s), LAST_RETRY_S)
+            await asyncio.sleep(max(0.0, min(pause_s, deadline_s - loop.time())))
         else:
             return result.broker_epoch

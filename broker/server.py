@@ -38,6 +38,7 @@ class NodeServer:
         self._clock = clock or SystemClock()
         self._stack = AsyncExitStack()
         self._failure: asyncio.Future[None] | None = None
+        self._ready = False
         self.bootstrap = ""
         self.inter_node = ""
 
@@ -79,7 +80,7 @@ class NodeServer:
         stack.callback(metadata_disk.shutdown)
         loop_lag = LoopLagMonitor(clock)
         loop_lag.start()
-        stack.push_async_callback(loop_lag.stop)
+        stack.push_async_callback(lambda: loop_lag.stop(report=self._ready))
 
         metadata = await open_metadata(config, metadata_disk, clock, self._fail, stack)
         if config.inter_node_listener is not None:
@@ -95,13 +96,10 @@ class NodeServer:
             role = BrokerRole(config, clock, metadata, disk, reads, failure, self._fail)
             await role.start(stack)
             self.bootstrap, partitions = role.bootstrap, len(role)
-        logger.info(
-            "node ready",
-            extra={
-                "node_id": config.node_id,
-                "roles": ",".join(config.process_roles),
-                "bootstrap": self.bootstrap,
-                "inter_node": self.inter_node,
-                "partitions": partitions,
-            },
-        )
+        self._ready = True
+        fields: dict[str, object] = {"node_id": config.node_id, "roles": ",".join(config.process_roles)}
+        if config.is_broker:
+            fields |= {"bootstrap": self.bootstrap, "partitions": partitions}
+        if self.inter_node:
+            fields["inter_node"] = self.inter_node
+        logger.info("node ready", extra=fields)

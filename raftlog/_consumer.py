@@ -10,12 +10,12 @@ from typing import Any
 from raftlog._client.background import abandon_after_fork, loop_thread
 from raftlog._client.connections import parse_bootstrap
 from raftlog._client.consumer import ConsumerEngine
-from raftlog._client.offsets import EARLIEST, LATEST
+from raftlog._client.offsets import EARLIEST, LATEST, STRAGGLER_GRACE_S
 from raftlog._client.options import ConsumerOptions
 from raftlog._consumer_arguments import ALL_ROWS, Unread, as_names, check_offset, check_times, refuse_group, table_of
 from raftlog._core.fetched import Rows
 from raftlog._delivery import Deadline
-from raftlog.errors import InvalidRequestError
+from raftlog.errors import InvalidRequestError, RaftlogError
 from raftlog.types import OffsetAndTimestamp, Record, TopicPartition
 
 
@@ -76,8 +76,9 @@ class Consumer:
     def subscribe(self, topics: str | Iterable[str] | None = None, pattern: str | None = None) -> None:
         """Read all partitions of these topics, or of every topic whose whole name matches `pattern`.
 
-        Returns when the starting positions are known, so what is sent afterwards is read, at `latest` too; or after
-        `default.api.timeout.ms`, with a warning that names the partitions whose position is looked for further on.
+        Returns when the starting positions are known, so what is sent afterwards is read, at `latest` too. Partitions
+        without a leader delay the others by 2 seconds at most, and all together by `default.api.timeout.ms`: then a
+        warning names them, and their positions are looked for further on.
         Topics and partitions that appear later are followed, from their start. Replaces what was subscribed or
         assigned before.
 
@@ -313,3 +314,25 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def try_offsets(
+    consumer: Consumer,
+    partitions: Iterable[TopicPartition],
+    which: int,
+    grace_s: float = STRAGGLER_GRACE_S,
+    patience_s: float | None = None,
+) -> dict[TopicPartition, int | RaftlogError]:
+    """Return the first or last offset (EARLIEST, LATEST) of the partitions that answer, and why the others do not.
+
+    Arguments and errors are those of `OffsetLookup.find_some`.
+    """
+    engine = consumer._engine
+    engine.check_open()
+    wanted = dict.fromkeys(partitions, which)
+    found = consumer._thread.run(engine.lookup.find_some(wanted, engine.options.isolation_level, grace_s, patience_s))
+    return {
+        part: answer if isinstance(answer, RaftlogError) else answer.offset
+        for part, answer in found.items()
+        if answer is not None
+    }

@@ -186,6 +186,17 @@ class BaseBatchDelivery:
         ]
 
 
+def awaited(delivery: BaseBatchDelivery) -> str:
+    """Name the partitions that have not acknowledged yet, and what their leaders, or whoever looked for them, said."""
+    reasons: dict[str, str] = {}
+    for batch in delivery._leaves():
+        if not batch.done:
+            engine: ProducerBuffer = batch.owner
+            reason = batch.queue.last_error or engine.last_trouble()
+            reasons[str(batch.queue)] = str(reason or "no answer yet")
+    return "; ".join(why if why.startswith(name) else f"{name}: {why}" for name, why in sorted(reasons.items()))
+
+
 class BatchDelivery(BaseBatchDelivery):
     """The answer to one `send_batch` of the synchronous producer."""
 

@@ -79,7 +79,10 @@ class QuorumObserverDescription(NamedTuple):
 
 
 class QuorumDescription(NamedTuple):
-    """The metadata quorum as its leader sees it; `leader_id` is -1 when nobody leads. Indexes are of its log."""
+    """The metadata quorum as `answered_by` sees it: its leader, or when nobody leads (`leader_id` -1) another node.
+
+    Indexes are of that node's log.
+    """
 
     cluster_id: str
     leader_id: int
@@ -90,6 +93,7 @@ class QuorumDescription(NamedTuple):
     snapshot_index: int
     snapshot_bytes: int
     snapshot_at_ms: int
+    answered_by: int
     voters: list[QuorumVoterDescription]
     observers: list[QuorumObserverDescription]
 

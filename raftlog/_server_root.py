@@ -42,10 +42,13 @@ def dependent_server_command(*arguments: str) -> list[str]:
 def server_environment() -> dict[str, str]:
     """Return this process' environment with the server root first on the path of Python.
 
-    Without RAFTLOG_BOOTSTRAP: that is a setting of clients, and a server refuses settings that it does not know.
+    Without RAFTLOG_BOOTSTRAP: that is a setting of clients, and a server refuses settings that it does not know. And
+    without gRPC's own lines, unless GRPC_VERBOSITY asks for more than errors: the server has words of its own.
     """
     environment = dict(os.environ)
     environment.pop("RAFTLOG_BOOTSTRAP", None)
+    if environment.get("GRPC_VERBOSITY", "ERROR") == "ERROR":  # which gRPC sets itself when it is imported
+        environment["GRPC_VERBOSITY"] = "NONE"
     earlier = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(server_root()), *([earlier] if earlier else [])])
     return environment

@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--voters", type=int, choices=(1, 3, 5), help="by default the seed decides")
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="virtual seconds with faults")
     parser.add_argument("--trace", action="store_true", help="print what happens")
-    parser.add_argument("--mutation", choices=sorted(MUTATIONS), metavar="NAME", help="plant this bug")
+    names = ", ".join(f'"{name}"' for name in sorted(MUTATIONS))
+    parser.add_argument("--mutation", choices=sorted(MUTATIONS), metavar="NAME", help=f"plant this bug: {names}")
     parser.add_argument("--mutations", action="store_true", help="plant each bug in turn and print what caught it")
     chosen = parser.parse_args(arguments)
     if chosen.mutations:
@@ -72,7 +73,10 @@ def _print_mutations() -> int:
             if caught is None:
                 print(f"{name:<{width}}  {'-':>9}  NOT CAUGHT", flush=True)
             else:
-                print(f"{name:<{width}}  {caught.schedules:>9}  {caught.violation.splitlines()[0][:140]}", flush=True)
+                print(
+                    f"{name:<{width}}  {caught.schedules or '-':>9}  {caught.violation.splitlines()[0][:140]}",
+                    flush=True,
+                )
     return 1 if missed else 0
 
 

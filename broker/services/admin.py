@@ -16,6 +16,7 @@ from grpc import aio
 from broker.config import BrokerConfig
 from broker.services.cluster import describe_cluster, election_commands
 from broker.services.configs import describe_broker, describe_cluster_default, describe_topic
+from broker.services.deadlines import in_time
 from broker.services.log_dirs import LogsView, describe_log_dirs
 from broker.services.metadata import image_from
 from raftlog.errors import (
@@ -86,28 +87,28 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.CreateTopicResponse:
         """Create a topic; 0 partitions or replicas stand for the broker's defaults."""
         response = admin_pb2.CreateTopicResponse()
-        return await self._answer(response, self._create_topic(request, response))
+        return await self._answer_in_time(context, response, self._create_topic(request, response))
 
     async def DeleteTopic(
         self, request: admin_pb2.DeleteTopicRequest, context: _Context
     ) -> admin_pb2.DeleteTopicResponse:
         """Delete a topic and its records."""
         command = MetadataCommand(delete_topic=DeleteTopicCommand(name=request.name))
-        return await self._answer_commit(admin_pb2.DeleteTopicResponse(), command)
+        return await self._answer_commit(context, admin_pb2.DeleteTopicResponse(), command)
 
     async def CreatePartitions(
         self, request: admin_pb2.CreatePartitionsRequest, context: _Context
     ) -> admin_pb2.CreatePartitionsResponse:
         """Raise a topic's number of partitions."""
         response = admin_pb2.CreatePartitionsResponse()
-        return await self._answer(response, self._create_partitions(request, response))
+        return await self._answer_in_time(context, response, self._create_partitions(request, response))
 
     async def DescribeConfigs(
         self, request: admin_pb2.DescribeConfigsRequest, context: _Context
     ) -> admin_pb2.DescribeConfigsResponse:
         """Return every config of a topic or broker: the value in effect, where it comes from, what it means."""
         response = admin_pb2.DescribeConfigsResponse()
-        return await self._answer(response, self._describe_configs(request, response))
+        return await self._answer_in_time(context, response, self._describe_configs(request, response))
 
     async def AlterConfigs(
         self, request: admin_pb2.AlterConfigsRequest, context: _Context
@@ -121,7 +122,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 validate_only=request.validate_only,
             )
         )
-        return await self._answer_commit(admin_pb2.AlterConfigsResponse(), command)
+        return await self._answer_commit(context, admin_pb2.AlterConfigsResponse(), command)
 
     async def DescribeLogDirs(
         self, request: admin_pb2.DescribeLogDirsRequest, context: _Context
@@ -135,36 +136,40 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.DescribeClusterResponse:
         """Return who is in the cluster; `linearizable`: no change is missed that was acknowledged before this call."""
         response = admin_pb2.DescribeClusterResponse()
-        return await self._answer(response, self._describe_cluster(request, response))
+        return await self._answer_in_time(context, response, self._describe_cluster(request, response))
 
     async def DescribeQuorum(
         self, request: admin_pb2.AdminDescribeQuorumRequest, context: _Context
     ) -> admin_pb2.AdminDescribeQuorumResponse:
         """Return the metadata quorum as its leader sees it."""
         response = admin_pb2.AdminDescribeQuorumResponse()
-        return await self._answer(response, self._describe_quorum(response))
+        return await self._answer_in_time(context, response, self._describe_quorum(response))
 
     async def ElectLeaders(
         self, request: admin_pb2.ElectLeadersRequest, context: _Context
     ) -> admin_pb2.ElectLeadersResponse:
         """Have partitions led by their first replica, or, `unclean`, by one that may miss records."""
         response = admin_pb2.ElectLeadersResponse()
-        return await self._answer(response, self._elect_leaders(request, response))
+        return await self._answer_in_time(context, response, self._elect_leaders(request, response))
 
     async def UnregisterBroker(
         self, request: admin_pb2.AdminUnregisterBrokerRequest, context: _Context
     ) -> admin_pb2.AdminUnregisterBrokerResponse:
         """Forget a broker that is gone for good."""
         command = MetadataCommand(unregister_broker=UnregisterBrokerCommand(broker_id=request.broker_id))
-        return await self._answer_commit(admin_pb2.AdminUnregisterBrokerResponse(), command)
+        return await self._answer_commit(context, admin_pb2.AdminUnregisterBrokerResponse(), command)
 
-    async def _answer_commit(self, response: _C, command: MetadataCommand) -> _C:
-        return await self._answer(response, self._commit_into(response, command))
+    async def _answer_commit(self, context: _Context, response: _C, command: MetadataCommand) -> _C:
+        return await self._answer_in_time(context, response, self._commit_into(response, command))
 
     async def _commit_into(self, response: _Commit, command: MetadataCommand) -> CommandResult:
         result = await self._commit(command)
         response.metadata_offset = max(response.metadata_offset, result.offset)
         return result
+
+    async def _answer_in_time(self, context: _Context, response: _R, work: Awaitable[object]) -> _R:
+        """As `_answer`, before the caller stops listening: it shall hear what keeps the quorum from answering."""
+        return await self._answer(response, in_time(work, context.time_remaining(), self._metadata.waiting_for))
 
     async def _answer(self, response: _R, work: Awaitable[object]) -> _R:
         """Do the work; what it raises becomes the response's error."""

@@ -29,6 +29,7 @@ from raftlog.errors import (
     FencedError,
     InvalidRequestError,
     LeaderNotAvailable,
+    RaftlogError,
     RequestTimedOut,
     RetriableError,
     ShuttingDown,
@@ -41,6 +42,7 @@ from raftlog.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, records
 T = TypeVar("T")
 
 _ADDRESS_TIMEOUT_S: Final = 5.0
+_DEADLINE_MARGIN_S: Final = 0.1
 _METADATA_MAX_AGE_MS: Final = 300_000
 _FIRST_CONTACT_S: Final = 5.0
 """Addresses that have never answered are more likely wrong than late: no need to wait `default.api.timeout.ms`."""
@@ -67,7 +69,7 @@ class AdminEngine:
         self._answered = False
         self._last_address = ""
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]], timeout: float | None) -> T:
+    async def _retried(self, attempt: Callable[[float], Awaitable[T]], timeout: float | None) -> T:
         if self.closed:
             raise ClosedError("the admin client is closed, or was made in another process")
         loop = asyncio.get_running_loop()
@@ -76,12 +78,17 @@ class AdminEngine:
             limit_s = min(limit_s, _FIRST_CONTACT_S)
         deadline = loop.time() + limit_s
         failures = 0
+        last: RaftlogError = RequestTimedOut(f"no answer within {limit_s:g} s")
         while True:
             try:
-                result = await attempt()
+                async with asyncio.timeout_at(deadline + _DEADLINE_MARGIN_S):
+                    result = await attempt(deadline)
                 self._answered = True
                 return result
+            except TimeoutError:
+                raise last from None
             except RetriableError as error:
+                last = error
                 failures += 1
                 pause_s = self._options.pauses.after_ms(error, failures) / 1000
                 final = isinstance(error, UnknownTopicOrPartition) and failures > 3
@@ -90,41 +97,56 @@ class AdminEngine:
                 await asyncio.sleep(pause_s)
 
     async def _anyone(self, method: str, request: Any, timeout: float | None) -> Any:
-        """Call a method of the Admin service on the first broker that answers."""
+        """Call a method of the Admin service on the first broker that can answer; none may take beyond the deadline."""
+        cause: RaftlogError | None = None  # what a broker said that was reached: it tells more than a time that is up
 
-        async def attempt() -> Any:
+        async def attempt(deadline: float) -> Any:
+            nonlocal cause
             known = [broker.address for broker in self._metadata.view.brokers.values() if not broker.fenced]
             addresses = list(dict.fromkeys([*known, *self._metadata.bootstrap]))
             addresses.sort(key=lambda address: address != self._last_address)  # stable
             reasons = []
             for address in addresses:
                 try:
-                    response = await self._call(address, method, request)
+                    response = await self._response(address, method, request, deadline)
                 except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:
                     reasons.append(str(error))
-                else:
-                    self._last_address = address
-                    return response
-            raise BrokerUnavailable(
+                    continue
+                try:
+                    self._check(response)
+                except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:  # another one may know better
+                    cause = type(error)(f"{address}: {error}")
+                    continue
+                self._last_address = address
+                return response
+            raise cause or BrokerUnavailable(
                 f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses and "
                 f"ports are right and that no firewall is between ({'; '.join(reasons)})"
             )
 
         return await self._retried(attempt, timeout)
 
-    async def _call(self, address: str, method: str, request: Any) -> Any:
+    async def _call(self, address: str, method: str, request: Any, deadline: float) -> Any:
+        response = await self._response(address, method, request, deadline)
+        self._check(response)
+        return response
+
+    async def _response(self, address: str, method: str, request: Any, deadline: float) -> Any:
+        """Return what a broker answers, whatever it says."""
+        left_s = max(_DEADLINE_MARGIN_S, deadline - asyncio.get_running_loop().time())
         stub = admin_pb2_grpc.AdminStub(self._connections.channel(address))
         try:
-            response = await getattr(stub, method)(
-                request, timeout=min(_ADDRESS_TIMEOUT_S, self._options.request_timeout_ms / 1000)
+            return await getattr(stub, method)(
+                request, timeout=min(_ADDRESS_TIMEOUT_S, self._options.request_timeout_ms / 1000, left_s)
             )
         except grpc.RpcError as error:
             raise from_grpc(error, address) from None
+
+    def _check(self, response: Any) -> None:
         if response.HasField("error") and response.error.code:
             raise from_wire(response.error)
         changed_at = getattr(response, "metadata_offset", 0)
         self._metadata.min_offset = max(self._metadata.min_offset, changed_at)
-        return response
 
     # Topics
 
@@ -161,7 +183,7 @@ class AdminEngine:
     async def list_topics(self, internal: bool, timeout: float | None) -> list[str]:
         """Return the names of all topics."""
 
-        async def attempt() -> list[str]:
+        async def attempt(deadline: float) -> list[str]:
             self._metadata.all_topics = True
             try:
                 await self._metadata.refresh()
@@ -251,34 +273,34 @@ class AdminEngine:
         """Call the broker itself where its own settings are asked for."""
         if not isinstance(broker, int):
             return await self._anyone(method, request, timeout)
-        return await self._retried(lambda: self._ask_broker(broker, method, request), timeout)
+        return await self._retried(lambda deadline: self._ask_broker(broker, method, request, deadline), timeout)
 
-    async def _ask_broker(self, broker: int, method: str, request: Any) -> Any:
+    async def _ask_broker(self, broker: int, method: str, request: Any, deadline: float) -> Any:
         await self._metadata.refresh()
         found = self._metadata.view.brokers.get(broker)
         if found is None:
             known = ", ".join(str(broker_id) for broker_id in sorted(self._metadata.view.brokers))
             raise InvalidRequestError(f"there is no broker {broker}; the cluster has {known}")
-        return await self._call(found.address, method, request)
+        return await self._call(found.address, method, request, deadline)
 
     # Logs
 
     async def describe_log_dirs(self, broker: int | None, timeout: float | None) -> list[LogDirDescription]:
         """Return the log directories of one broker, or of all."""
 
-        async def attempt() -> list[LogDirDescription]:
+        async def attempt(deadline: float) -> list[LogDirDescription]:
             await self._metadata.refresh()
             wanted = [found for found in self._metadata.view.brokers.values() if broker in (None, found.broker_id)]
             if not wanted:
-                await self._ask_broker(broker or 0, "", None)  # raises
-            answers = await asyncio.gather(*(self._log_dirs(found) for found in sorted(wanted)))
+                await self._ask_broker(broker or 0, "", None, deadline)  # raises
+            answers = await asyncio.gather(*(self._log_dirs(found, deadline) for found in sorted(wanted)))
             return [log_dir for answer in answers for log_dir in answer]
 
         return await self._retried(attempt, timeout)
 
-    async def _log_dirs(self, broker: BrokerView) -> list[LogDirDescription]:
+    async def _log_dirs(self, broker: BrokerView, deadline: float) -> list[LogDirDescription]:
         response: admin_pb2.DescribeLogDirsResponse = await self._call(
-            broker.address, "DescribeLogDirs", admin_pb2.DescribeLogDirsRequest()
+            broker.address, "DescribeLogDirs", admin_pb2.DescribeLogDirsRequest(), deadline
         )
         return [
             LogDirDescription(
@@ -309,7 +331,7 @@ class AdminEngine:
         """Delete what lies below the offsets (-1: everything committed); return the new log starts."""
         done: dict[TopicPartition, int] = {}
 
-        async def attempt() -> dict[TopicPartition, int]:
+        async def attempt(deadline: float) -> dict[TopicPartition, int]:
             for part, offset in before.items():
                 if TopicPartition(*part) not in done:
                     done[TopicPartition(*part)] = await self._delete_before(TopicPartition(*part), offset)

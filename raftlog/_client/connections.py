@@ -75,7 +75,8 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
             return AuthorizationError(f"{address}: {details}")
         case grpc.StatusCode.UNIMPLEMENTED:
             return UnsupportedVersion(
-                f"{address} does not know this call; is it a raftlog broker of this version? {details}"
+                f"{address} does not know this call: it may be a node's inter.node.listener, while clients connect to "
+                f"its listeners, or a server of another version or kind ({details})"
             )
         case _:
             return InternalError(f"{address}: {code.name}: {details}")

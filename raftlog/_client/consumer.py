@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Iterable
 from typing import Final
 
 from raftlog._client.connections import from_grpc
 from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S
-from raftlog._client.offsets import EARLIEST, LATEST, OffsetLookup, may_pass
+from raftlog._client.offsets import EARLIEST, LATEST, STRAGGLER_GRACE_S, OffsetLookup, may_pass
 from raftlog._client.options import ConsumerOptions
 from raftlog._client.partition_reader import PartitionReader
 from raftlog._core.cluster import TopicView
@@ -18,6 +19,7 @@ from raftlog._core.positions import PartitionState
 from raftlog.errors import (
     OffsetOutOfRange,
     RaftlogError,
+    RequestTimedOut,
     RetriableError,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -197,22 +199,31 @@ class ConsumerEngine(PartitionReader):
     async def placed(self, deadline: float | None = None) -> None:
         """Subscribe, and wait until every partition has a position or an error.
 
-        At the deadline (loop time; by default in `default.api.timeout.ms`) it goes on with what is placed; what is
-        not is asked for again and again in the background, and read once it has answered.
+        It goes on with what is placed STRAGGLER_GRACE_S after the first one is, and at the deadline (loop time; by
+        default in `default.api.timeout.ms`) in any case. What is not placed then is asked for again and again in the
+        background, and read once it has answered.
         """
         self._sync()
-        try:
-            async with asyncio.timeout_at(self._api_deadline() if deadline is None else deadline):
-                while self._unplaced():
-                    self.check_open()
-                    self._looked.clear()
+        until = self._api_deadline() if deadline is None else deadline
+        grace_over = math.inf
+        while left := self._unplaced():
+            self.check_open()
+            if len(left) < len(self.positions.states) and grace_over == math.inf:
+                grace_over = self.loop.time() + STRAGGLER_GRACE_S
+            self._looked.clear()
+            try:
+                async with asyncio.timeout_at(min(until, grace_over)):
                     await self._looked.wait()
-        except TimeoutError:
-            left = self._unplaced()
+            except TimeoutError:
+                break
+        if left := self._unplaced():
             logger.warning(
                 "no start found yet for %d partitions, going on without them: %s",
                 len(left),
-                "; ".join(f"{state.topic_partition}: {state.refusal}" for state in left[:_NAMED]),
+                "; ".join(
+                    self._named(state, state.refusal or RequestTimedOut("its leader has not answered yet"))
+                    for state in left[:_NAMED]
+                ),
             )
 
     def _synced(self) -> None:

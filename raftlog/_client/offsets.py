@@ -16,6 +16,7 @@ from raftlog.errors import (
     FencedError,
     LeaderNotAvailable,
     RaftlogError,
+    RequestTimedOut,
     RetriableError,
     UnknownTopicOrPartition,
     from_wire,
@@ -26,6 +27,9 @@ from raftlog.v1 import common_pb2, log_pb2, log_pb2_grpc
 LATEST: Final = -1
 EARLIEST: Final = -2
 LARGEST_TIMESTAMP: Final = -3
+STRAGGLER_GRACE_S: Final = 2.0
+"""How long partitions that do not say where they begin or end may hold those back that do: most changes of leaders take
+less, and what takes longer is read when it is back."""
 
 
 class LookupOptions(Protocol):
@@ -88,6 +92,65 @@ class OffsetLookup:
             except RetriableError:
                 if loop.time() >= deadline:
                     raise
+
+    async def find_some(
+        self,
+        timestamps_ms: Mapping[TopicPartition, int],
+        isolation: common_pb2.IsolationLevel.ValueType,
+        grace_s: float = STRAGGLER_GRACE_S,
+        patience_s: float | None = None,
+    ) -> dict[TopicPartition, Answer]:
+        """Return what `find` does for partitions that answer, and for each of the others why it does not.
+
+        Once one has answered, the others are waited for `grace_s` at most.
+
+        Raises:
+            RaftlogError: a partition refuses for good, or none has answered within `patience_s` (by default
+                `default.api.timeout.ms`).
+        """
+        loop = asyncio.get_running_loop()
+        patience_s = self._options.default_api_timeout_ms / 1000 if patience_s is None else patience_s
+        until = loop.time() + patience_s
+        for topic in {topic_partition.topic for topic_partition in timestamps_ms}:
+            await self._metadata.topic(topic, patience_s * 1000)
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        failures = 0
+        while True:
+            by_node, refused = self.by_leader(part for part in timestamps_ms if part not in found)
+            errors = dict(refused)
+            asking = {
+                loop.create_task(self.ask(node_id, {part: timestamps_ms[part] for part in parts}, isolation)): parts
+                for node_id, parts in by_node.items()
+            }
+            try:
+                while asking:
+                    done, _ = await asyncio.wait(
+                        asking, timeout=max(0.0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
+                    )
+                    for task in done:
+                        del asking[task]
+                        for part, answer in task.result().items():
+                            if isinstance(answer, RaftlogError):
+                                errors[part] = answer
+                            else:
+                                found[part] = answer
+                    if found:
+                        until = min(until, loop.time() + grace_s)
+                    if not done:
+                        break
+            finally:
+                for task, parts in asking.items():
+                    task.cancel()
+                    errors |= {part: RequestTimedOut(f"{part}: its leader has not answered yet") for part in parts}
+            final = next((error for error in errors.values() if not may_pass(error)), None)
+            late = loop.time() >= until
+            if final is not None or (late and not found):
+                raise final or next(iter(errors.values()))
+            if late or not errors:
+                return {**found, **errors}
+            failures += 1
+            pause_s = self._options.pauses.after_ms(next(iter(errors.values())), failures) / 1000
+            await asyncio.sleep(max(0.0, min(pause_s, until - loop.time())))
 
     async def _ask_again(
         self,

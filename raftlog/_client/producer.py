@@ -72,6 +72,10 @@ class ProducerEngine(ProducerBuffer):
         self._linger_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
 
+    def last_trouble(self) -> RaftlogError | None:
+        """Return why the cluster could not be asked for leaders, None when it could."""
+        return self.metadata.last_error
+
     async def load_topic(self, topic: str) -> TopicQueues:
         """Return the queues of a topic, asking the cluster when it is not known.
 

@@ -78,6 +78,10 @@ class ProducerBuffer:
         """Whether the caller runs in the event loop's thread."""
         return threading.get_ident() == self._loop_thread_id
 
+    def last_trouble(self) -> RaftlogError | None:
+        """Return why the cluster could not be asked for leaders, None when it could."""
+        return None
+
     def check_open(self) -> None:
         """Refuse when closed, or carried over into another process.
 

@@ -84,6 +84,8 @@ def print_quorum(found: QuorumDescription, output: Output) -> None:
         print_json({**found._asdict(), "voters": [v._asdict() for v in found.voters], "observers": observers})
         return
     leader = f"leader {found.leader_id}" if found.leader_id >= 0 else "no leader"
+    if found.leader_id < 0 and found.answered_by > 0:
+        leader += f" (as node {found.answered_by} sees it)"
     print(f"cluster {found.cluster_id}, {leader} in epoch {found.leader_epoch}")
     print(f"log {found.log_start_index} to {found.log_end_index}, committed up to {found.commit_index}")
     if found.snapshot_index > 0:

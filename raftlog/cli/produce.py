@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import raftlog
+from raftlog._delivery import awaited
 from raftlog.cli.clients import connect_producer
 from raftlog.cli.inputs import Columns, Format, Part, format_of, read
 from raftlog.cli.output import (
@@ -32,6 +33,8 @@ from raftlog.cli.output import (
 from raftlog.errors import InvalidRequestError, RaftlogError
 
 _MAX_UNCHECKED_SENDS = 64
+_QUIET_S = 3.0
+"""How long a command waits without a word."""
 
 
 class ProduceFailed(RaftlogError):
@@ -145,6 +148,7 @@ class _Sender:
         self._topic = topic
         self._unchecked: deque[tuple[raftlog.BatchDelivery, Part]] = deque()
         self._acknowledged = 0
+        self._told = False
 
     def watched(self, parts: Iterator[Part]) -> Iterator[Part]:
         """Yield the parts; input that cannot be read becomes an error that says how much was sent before.
@@ -189,14 +193,15 @@ class _Sender:
         Raises:
             ProduceFailed: a delivery failed.
         """
-        self._producer.flush()
+        with suppress(TimeoutError):
+            self._producer.flush(timeout=0)  # nothing lingers any more; outcomes are waited for one by one
         while self._unchecked:
             self._check_oldest()
 
     def _check_oldest(self) -> None:
         delivery, part = self._unchecked.popleft()
         try:
-            delivery.result()
+            self._wait(delivery)
         except RaftlogError as error:
             self._producer.flush()
             for later, _ in self._unchecked:
@@ -205,6 +210,15 @@ class _Sender:
             self._unchecked.clear()
             raise self._failed(f"{_places(part)}: {error}", at_least=True) from None
         self._acknowledged += part.records.num_rows
+
+    def _wait(self, delivery: raftlog.BatchDelivery) -> None:
+        try:
+            delivery.result(_QUIET_S)
+        except TimeoutError:
+            if not self._told:
+                self._told = True
+                print_note(f"waiting for acknowledgements of {awaited(delivery)}")
+            delivery.result()
 
     def _failed(self, problem: str, *, at_least: bool = False) -> ProduceFailed:
         # Of a part that failed, pieces for other partitions may have arrived.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -70,6 +71,9 @@ def up(
                     ended.add(node_id)
                     print_note(cluster.log_tail(node_id))
                     print_error(f"server {node_id} has ended {cluster.ending(node_id)}; above is the end of its log")
+                    if len(ended) < nodes:
+                        again = f"raftlog server --config {shlex.quote(str(cluster.config_file(node_id)))}"
+                        print_note(f"to start it again, in another terminal: {again}")
             if len(ended) == nodes:
                 raise typer.Exit(1)
             if ended and len(ended) > told:

@@ -144,6 +144,10 @@ class Cluster:
         """Return the directory with a server's data (its `log.dirs`)."""
         return self._server(node_id).data_directory
 
+    def config_file(self, node_id: int) -> Path:
+        """Return a server's configuration file, as it was started with last."""
+        return self._server(node_id).config_file
+
     def log_tail(self, node_id: int) -> str:
         """Return the last lines that a server logged since it was started last."""
         return self._server(node_id).log_tail()
@@ -197,7 +201,11 @@ class Cluster:
         self._server(node_id).stop(_STOP_TIMEOUT_S)
 
     def kill(self, node_id: int) -> None:
-        """Kill a server (SIGKILL)."""
+        """Kill a server (SIGKILL).
+
+        Raises:
+            ServerFailed: it does not run.
+        """
         self._server(node_id).kill()
 
     def pause(self, node_id: int) -> None:

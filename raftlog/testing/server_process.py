@@ -55,6 +55,7 @@ class ServerProcess:
         self.directory = directory
         self.data_directory = directory / "data"
         self.log_file = directory / "server.log"
+        self.config_file = directory / "server.toml"
         self._config = dict(config)
         self._port = port
         self._serves_clients = serves_clients
@@ -160,11 +161,10 @@ class ServerProcess:
 
     def _launch(self) -> None:
         self.data_directory.mkdir(parents=True, exist_ok=True)
-        config_file = self.directory / "server.toml"
         self._ready_file.unlink(missing_ok=True)
-        config_file.write_text(self._toml())
+        self.config_file.write_text(self._toml())
         self._log_begins_at = self.log_file.stat().st_size if self.log_file.exists() else 0
-        command = dependent_server_command("--config", str(config_file), "--ready-file", str(self._ready_file))
+        command = dependent_server_command("--config", str(self.config_file), "--ready-file", str(self._ready_file))
         self._process = _starter.submit(self._spawn, command).result()
         self._paused = False
         self._launched_at_s = time.monotonic()
@@ -179,7 +179,10 @@ class ServerProcess:
                 raise ServerFailed(self._describe(f"is not ready after {waited_s:.0f} s"))
             time.sleep(_READY_POLL_S)
         if self._serves_clients:
-            self._port = int(json.loads(self._ready_file.read_bytes())["bootstrap"].rpartition(":")[2])
+            picked = int(json.loads(self._ready_file.read_bytes())["bootstrap"].rpartition(":")[2])
+            if picked != self._port:  # whoever starts it again, with this file, is to find it at this port
+                self._port = picked
+                self.config_file.write_text(self._toml())
 
     def kill(self) -> None:
         """End the process with SIGKILL; nothing that it had in memory survives."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,6 +42,15 @@ def address_of(process: subprocess.Popen[str]) -> str:
     return words[words.index("at") + 1].rstrip(",")
 
 
+def wait_until_fenced(address: str, broker_id: int, *, fenced: bool) -> None:
+    deadline_s = time.monotonic() + 20
+    found = not fenced
+    while found != fenced and time.monotonic() < deadline_s:
+        brokers = parsed("cluster", "describe", "-b", address)["brokers"]
+        found = next(broker["fenced"] for broker in brokers if broker["broker_id"] == broker_id)
+    assert found == fenced
+
+
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(nodes=3, directory=tmp_path_factory.mktemp("three")) as cluster:
@@ -62,6 +72,14 @@ def test_up_goes_on_when_one_of_three_dies_and_is_the_same_cluster_the_next_time
             said += process.stderr.readline()
         assert "error: server 2 has ended by SIGKILL" in said
         assert "2 of 3 servers run on" in said
+        [again] = [line for line in said.splitlines() if line.startswith("to start it again")]
+        command = shlex.split(again.partition(": ")[2])
+        assert command[1:] == ["server", "--config", str(tmp_path / "node-2" / "server.toml")]
+        wait_until_fenced(address, 2, fenced=True)
+        with subprocess.Popen([sys.executable, "-P", "-m", *command], stderr=subprocess.DEVNULL) as server:
+            wait_until_fenced(address, 2, fenced=False)
+            server.terminate()
+            assert server.wait(20) == 0
         assert raftlog("topic", "create", "u", "-b", address).returncode == 0
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0

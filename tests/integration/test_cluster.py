@@ -141,3 +141,26 @@ def test_a_cluster_that_cannot_be_is_refused() -> None:
             cluster.kill(2)
         with pytest.raises(InvalidConfig, match="can_be_partitioned=True"):
             cluster.partition([1], [1])
+
+
+def test_a_start_tells_what_it_is_and_a_failed_one_nothing_but_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")  # as it is in every process that has imported grpc
+    with Cluster(2, controllers=1, dedicated_controllers=True) as cluster:
+        controller, broker = cluster.log_tail(1), cluster.log_tail(2)
+    assert "starting node 1, roles controller\n" in controller
+    assert "node ready [node_id=1 roles=controller inter_node=" in controller
+    assert "starting node 2, roles broker\n" in broker
+    assert "waiting for" not in controller + broker
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerFailed) as caught:
+            Cluster(directory=tmp_path, port=port).start_all()
+    said = str(caught.value)
+    assert (
+        f"error: cannot listen on 127.0.0.1:{port}: address already in use; is another server using the port?" in said
+    )
+    assert "event loop lag" not in said
+    assert "GRPC_VERBOSITY" not in said
+    assert "add_port" not in said

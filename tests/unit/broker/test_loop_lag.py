@@ -24,10 +24,23 @@ def test_blocking_the_loop_is_noticed() -> None:
     async def scenario() -> None:
         lag = LoopLagMonitor(SystemClock())
         lag.start()
-        await asyncio.sleep(0.03)
-        time.sleep(0.15)  # noqa: ASYNC251 # the fault that is to be noticed
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.05)
+        time.sleep(0.25)  # noqa: ASYNC251 # the fault that is to be noticed
+        await asyncio.sleep(0.05)
         await lag.stop()
         assert lag.largest_ms >= 100
 
     asyncio.run(scenario())
+
+
+def test_only_a_server_that_was_ready_reports(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(report: bool) -> None:
+        lag = LoopLagMonitor(SystemClock())
+        lag.start()
+        await lag.stop(report=report)
+
+    with caplog.at_level("INFO"):
+        asyncio.run(scenario(False))
+        assert caplog.messages == []
+        asyncio.run(scenario(True))
+        assert caplog.messages == ["event loop lag"]

@@ -61,3 +61,17 @@ def test_a_failure_ends_the_wait_and_the_work() -> None:
         assert cancelled.is_set()
 
     asyncio.run(scenario())
+
+
+def test_where_nothing_is_missing_nothing_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(quorum_role, "FIRST_WORD_S", 0.01)
+
+    async def scenario() -> None:
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await or_failure(asyncio.sleep(0.05), failure, str, "the quorum")
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert [record.getMessage() for record in caplog.records] == ["waiting for the quorum"]

@@ -70,3 +70,18 @@ def test_a_refusal_for_good_is_not_repeated() -> None:
             await register(metadata, described(), 1_500)
 
     asyncio.run(scenario())
+
+
+def test_a_process_in_the_way_is_asked_about_ever_more_rarely_and_told_of() -> None:
+    async def scenario() -> None:
+        metadata = MemoryMetadata()
+        await metadata.add_broker(4, port=7777)
+        metadata.refuse_with = [DuplicateBrokerRegistration("alive")] * 100
+        awaited: list[str] = []
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):
+                await register(metadata, described(), 1_500, awaited.append)
+        assert awaited == ["the process that is registered as broker 4 at 127.0.0.1:7777 to lapse"]
+        assert 100 - len(metadata.refuse_with) == 3, "at 0, 0.25 and 0.75 s: every attempt is an entry in the log"
+
+    asyncio.run(scenario())

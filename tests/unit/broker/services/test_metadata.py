@@ -14,8 +14,10 @@ import grpc
 import pytest
 from grpc import aio
 
+from broker.services import metadata as metadata_module
 from broker.services.metadata import MetadataService
 from raftlog.v1 import common_pb2, metadata_pb2, metadata_pb2_grpc
+from raftlog.v1.records_pb2 import MetadataRecord
 from raftmeta.history import ChangeHistory
 from raftmeta.image import MetadataImage
 from raftmeta.quorum import image_feed
@@ -235,6 +237,25 @@ def test_a_change_too_large_for_one_response_comes_as_an_image() -> None:
         assert all(len(response.records) <= 10 for response in observer.responses)
 
     run(work, max_response_records=10)
+
+
+def test_responses_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_module, "MAX_RESPONSE_BYTES", 1_000)
+
+    async def work(metadata: MemoryMetadata, stub: Stub) -> None:
+        known = metadata.image
+        await metadata.propose(create_topic("large", 50, partitions=60))
+        for observer in (Observer(stub), Observer(stub, known.offset, known)):
+            await observer.until(metadata.image.offset)
+            assert observer.image == metadata.image
+            assert len(observer.responses) > 2
+            assert all(sum(map(len, map(bytes_of, each.records))) <= 1_000 for each in observer.responses)
+
+    run(work)
+
+
+def bytes_of(record: MetadataRecord) -> bytes:
+    return record.SerializeToString()
 
 
 def test_a_watcher_that_falls_behind_the_history_starts_over_with_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,16 @@ import pyarrow as pa
 import pytest
 
 from raftlog import Consumer, TopicPartition
-from raftlog.errors import CorruptRecordError, InvalidRequestError, RaftlogError, StorageError
+from raftlog._client.offsets import LATEST
+from raftlog._consumer import try_offsets
+from raftlog.errors import (
+    CorruptRecordError,
+    InvalidRequestError,
+    LeaderNotAvailable,
+    RaftlogError,
+    RequestTimedOut,
+    StorageError,
+)
 from raftlog.format import Columns, encode_batch
 from tests.support.fake_broker import FakeCluster
 
@@ -144,3 +153,26 @@ def test_retries_of_several_partitions_share_one_timer(cluster: FakeCluster) -> 
         engine._synced = lambda: (looks.append(1), look())[-1]  # type: ignore[method-assign,func-returns-value] # a spy
         consumer.poll(1.0)
         assert len(looks) < 8 * 25 * 4, "eight partitions, each about 25 times, look before and after"
+
+
+@pytest.mark.parametrize("how", ["subscribe", "assign"])
+def test_a_partition_without_a_leader_holds_the_others_up_for_a_moment_only(cluster: FakeCluster, how: str) -> None:
+    cluster.topics["t"].partitions[1].leader = -1
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **FAST) as consumer:
+        assert begin(consumer, how) < 4, "and not default.api.timeout.ms, which is a minute"
+        assert read(consumer, 10, 5) == (Counter({0: 5}), [])
+        cluster.topics["t"].partitions[1].leader = 2
+        assert read(consumer, 10, 5) == (Counter({1: 5}), []), "it was asked for again in the background"
+
+
+def test_offsets_come_of_those_that_answer_and_a_reason_of_the_others(cluster: FakeCluster) -> None:
+    cluster.topics["t"].partitions[1].leader = -1
+    with Consumer(cluster.bootstrap, **FAST) as consumer:
+        found = try_offsets(consumer, [HEALTHY, BROKEN], LATEST, grace_s=0.1)
+        assert found[HEALTHY] == 5
+        assert isinstance(found[BROKEN], LeaderNotAvailable)
+        cluster.topics["t"].partitions[1].leader = 2
+        cluster.faults.offsets_delay_s[2] = 60
+        assert isinstance(try_offsets(consumer, [HEALTHY, BROKEN], LATEST, grace_s=0.1)[BROKEN], RequestTimedOut)
+        with pytest.raises(RequestTimedOut, match="t-1"):
+            try_offsets(consumer, [BROKEN], LATEST, patience_s=0.1)

@@ -1,0 +1,129 @@
+"""What people see on the command line while servers of a cluster are dead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from raftlog import Admin, Consumer, Producer
+from raftlog.errors import RequestTimedOut
+from raftlog.testing import Cluster
+
+PARTITIONS = 6
+
+
+def raftlog(*arguments: str, stdin: str = "") -> tuple[subprocess.CompletedProcess[str], float]:
+    started = time.monotonic()
+    command = [sys.executable, "-P", "-m", "raftlog", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, input=stdin)
+    return done, time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three servers, six partitions with a record each."""
+    with Cluster(nodes=3, directory=tmp_path_factory.mktemp("three")) as cluster:
+        with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
+            admin.create_topic("ev", partitions=PARTITIONS)
+            for partition in range(PARTITIONS):
+                producer.send("ev", f"record of {partition}".encode(), partition=partition).result(10)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def lost(cluster: Cluster) -> list[int]:
+    """The partitions that server 2 led, which is dead."""
+    with Admin(cluster.bootstrap) as admin:
+        led = [part.partition for part in admin.describe_topic("ev").partitions if part.leader == 2]
+    assert 0 < len(led) < PARTITIONS
+    cluster.kill(2)
+    cluster.wait_for(
+        lambda admin: all(part.leader != 2 for part in admin.describe_topic("ev").partitions), what="2 leads nothing"
+    )
+    return led
+
+
+def test_partitions_without_a_leader_do_not_hold_up_the_others(cluster: Cluster, lost: list[int]) -> None:
+    healthy = sorted(f"record of {partition}" for partition in range(PARTITIONS) if partition not in lost)
+    at = ("-b", cluster.bootstrap)
+    done, seconds = raftlog("consume", "ev", "--from-beginning", "--no-follow", *at)
+    assert sorted(done.stdout.splitlines()) == healthy
+    assert done.returncode == 1
+    assert seconds < 9
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: cannot read {len(lost)} partition")
+    assert all(f"ev-{partition} has no leader" in last for partition in lost)
+
+    done, _ = raftlog("consume", "ev", "--from-beginning", "--max", str(len(healthy)), *at)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, healthy)
+    assert "reading the other partitions and trying again" in done.stderr
+
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        started = time.monotonic()
+        consumer.subscribe("ev")
+        found: list[str] = []
+        while len(found) < len(healthy) and time.monotonic() - started < 10:
+            found += [str(record.value, "utf-8") for record in consumer.poll(0.5) if record.value is not None]
+        assert sorted(found) == healthy
+
+
+def test_a_partition_that_comes_back_is_read_by_who_waits_for_it(cluster: Cluster, lost: list[int]) -> None:
+    command = [sys.executable, "-P", "-m", "raftlog", "consume", "ev", "--from-beginning", "-b", cluster.bootstrap]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = {process.stdout.readline().strip() for _ in range(PARTITIONS - len(lost))}
+        cluster.start(2)
+        found |= {process.stdout.readline().strip() for _ in lost}
+        process.terminate()
+    assert found == {f"record of {partition}" for partition in range(PARTITIONS)}
+
+
+def test_without_a_majority_clients_hear_what_is_missing(cluster: Cluster) -> None:
+    port = {node_id: int(address.rpartition(":")[2]) for node_id, address in enumerate(cluster.bootstrap.split(","), 1)}
+    alone = f"127.0.0.1:{port[1]}"
+    cluster.kill(2)
+    cluster.kill(3)
+    for command in (["topic", "create", "new"], ["cluster", "describe", "--linearizable"]):
+        done, seconds = raftlog(*command, "-b", alone)
+        assert done.returncode == 1
+        assert "the metadata quorum has no leader" in done.stderr
+        assert "controller 2 at" in done.stderr
+        assert "controller 3 at" in done.stderr
+        assert "Deadline Exceeded" not in done.stderr
+        assert "no broker answers" not in done.stderr
+        assert seconds < 7
+    done, _ = raftlog("cluster", "quorum", "-b", alone)
+    assert "no leader (as node 1 sees it) in epoch" in done.stdout
+    started = time.monotonic()
+    with Admin(alone, default_api_timeout_ms=2_000) as admin, pytest.raises(RequestTimedOut, match="has no leader"):
+        admin.create_topic("new")
+    assert time.monotonic() - started < 2.5
+    with Admin(alone) as admin:
+        led = [part.partition for part in admin.describe_topic("ev").partitions if part.leader == 1]
+    settings = (
+        "--config",
+        "delivery.timeout.ms=5000",
+        "--config",
+        "request.timeout.ms=1000",
+        "--config",
+        "linger.ms=0",
+    )
+    line = f'{{"value": "v", "partition": {led[0]}}}'
+    done, _ = raftlog("produce", "ev", "-f", "json", *settings, "-b", alone, stdin=line)
+    assert done.returncode == 1
+    assert "waiting for acknowledgements of ev-" in done.stderr.splitlines()[0]
+
+
+def test_a_listener_for_nodes_says_that_it_is_none_for_clients(cluster: Cluster) -> None:
+    inter_node = next(
+        line.partition(" = ")[2].strip('"')
+        for line in cluster.config_file(1).read_text().splitlines()
+        if line.startswith('"inter.node.listener"')
+    )
+    done, _ = raftlog("cluster", "quorum", "-b", inter_node)
+    assert done.returncode == 1
+    assert "may be a node's inter.node.listener, while clients connect to its listeners" in done.stderr

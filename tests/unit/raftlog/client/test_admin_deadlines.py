@@ -1,0 +1,62 @@
+"""The admin client keeps its timeout, and passes on what a broker says that was reached."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raftlog import Admin
+from raftlog._client import admin as engine
+from raftlog.errors import BrokerUnavailable, RequestTimedOut, to_wire
+from raftlog.v1 import admin_pb2
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("timeout_ms", [300, 1_200])
+def test_the_timeout_is_kept_when_nobody_answers(silent: str, timeout_ms: int) -> None:
+    with Admin(silent, default_api_timeout_ms=timeout_ms) as admin:
+        for call in (admin.describe_cluster, admin.list_topics):
+            started = time.monotonic()
+            with pytest.raises((BrokerUnavailable, RequestTimedOut)):
+                call()
+            assert time.monotonic() - started < timeout_ms / 1000 + 0.4
+
+
+def test_what_a_broker_says_wins_over_those_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def respond(self: Any, address: str, method: str, request: Any, deadline: float) -> Any:
+        if address.endswith(":1"):
+            raise BrokerUnavailable("no connection")
+        return admin_pb2.DescribeClusterResponse(error=to_wire(RequestTimedOut("controllers 2, 4 are missing")))
+
+    monkeypatch.setattr(engine.AdminEngine, "_response", respond)
+    said = pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:2: controllers 2, 4 are missing")
+    with Admin("127.0.0.1:1,127.0.0.1:2", default_api_timeout_ms=300) as admin, said:
+        admin.describe_cluster(linearizable=True)
+
+
+def test_a_broker_that_cannot_say_is_followed_by_the_next_and_that_one_is_asked_first_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    async def respond(self: Any, address: str, method: str, request: Any, deadline: float) -> Any:
+        asked.append(address[-1])
+        if address.endswith(":1"):
+            return admin_pb2.DescribeClusterResponse(error=to_wire(RequestTimedOut("cut off")))
+        return admin_pb2.DescribeClusterResponse(cluster_id="c")
+
+    monkeypatch.setattr(engine.AdminEngine, "_response", respond)
+    with Admin("127.0.0.1:1,127.0.0.1:2") as admin:
+        assert admin.describe_cluster(linearizable=True).cluster_id == "c"
+        assert admin.describe_cluster(linearizable=True).cluster_id == "c"
+    assert asked == ["1", "2", "2"]
