@@ -328,12 +328,12 @@ def test_a_producer_taken_over_a_fork_says_so(cluster: Cluster, topic: str) -> N
             except Exception as error:
                 print(type(error).__name__, "does not survive a fork" in str(error), flush=True)
             os._exit(0)
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
         producer.close()
-        print("parent fine")
+        print("parent fine, child", status)
         """,
     )
-    assert done.stdout == "ClosedError True\nInvalidRequestError True\nparent fine\n", done.stderr
+    assert done.stdout == "ClosedError True\nInvalidRequestError True\nparent fine, child 0\n", done.stderr
 
 
 def test_what_is_sent_without_acknowledgement_is_not_cut_off_by_closing(cluster: Cluster, topic: str) -> None:

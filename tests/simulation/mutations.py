@@ -169,7 +169,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # Sessions and leases
     "lease without a majority round": Mutation(
-        "a deposed controller goes on handing out leases", parts={"leases_without_majority": True}
+        "a deposed controller goes on handing out leases",
+        parts={"leases_without_majority": True},
+        story="test_a_deposed_leader_does_not_hand_out_a_lease",
     ),
     "lease counted from the answer": Mutation(
         "an answer that lay in a socket makes a lease as long as a fresh one",
