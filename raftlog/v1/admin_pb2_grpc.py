@@ -84,6 +84,16 @@ class AdminStub:
                 request_serializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerRequest.SerializeToString,
                 response_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerResponse.FromString,
                 _registered_method=True)
+        self.DescribeReplicas = channel.unary_unary(
+                '/raftlog.v1.Admin/DescribeReplicas',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeReplicasRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeReplicasResponse.FromString,
+                _registered_method=True)
+        self.AlterReassignments = channel.unary_unary(
+                '/raftlog.v1.Admin/AlterReassignments',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -149,6 +159,19 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeReplicas(self, request, context):
+        """What a leader knows of its replicas; each broker answers for the partitions that it leads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterReassignments(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -201,6 +224,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.UnregisterBroker,
                     request_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerRequest.FromString,
                     response_serializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerResponse.SerializeToString,
+            ),
+            'DescribeReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeReplicas,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeReplicasRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeReplicasResponse.SerializeToString,
+            ),
+            'AlterReassignments': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterReassignments,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -473,6 +506,60 @@ class Admin:
             '/raftlog.v1.Admin/UnregisterBroker',
             raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerRequest.SerializeToString,
             raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/DescribeReplicas',
+            raftlog_dot_v1_dot_admin__pb2.DescribeReplicasRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.DescribeReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterReassignments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/AlterReassignments',
+            raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

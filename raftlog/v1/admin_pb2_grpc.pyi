@@ -41,6 +41,9 @@ class AdminStub:
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminDescribeQuorumRequest, _admin_pb2.AdminDescribeQuorumResponse]
     ElectLeaders: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]
     UnregisterBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminUnregisterBrokerRequest, _admin_pb2.AdminUnregisterBrokerResponse]
+    DescribeReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeReplicasRequest, _admin_pb2.DescribeReplicasResponse]
+    """What a leader knows of its replicas; each broker answers for the partitions that it leads."""
+    AlterReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterReassignmentsRequest, _admin_pb2.AdminAlterReassignmentsResponse]
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -55,6 +58,9 @@ class AdminAsyncStub(AdminStub):
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminDescribeQuorumRequest, _admin_pb2.AdminDescribeQuorumResponse]  # type: ignore[assignment]
     ElectLeaders: _aio.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]  # type: ignore[assignment]
     UnregisterBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminUnregisterBrokerRequest, _admin_pb2.AdminUnregisterBrokerResponse]  # type: ignore[assignment]
+    DescribeReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeReplicasRequest, _admin_pb2.DescribeReplicasResponse]  # type: ignore[assignment]
+    """What a leader knows of its replicas; each broker answers for the partitions that it leads."""
+    AlterReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterReassignmentsRequest, _admin_pb2.AdminAlterReassignmentsResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -126,5 +132,20 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AdminUnregisterBrokerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AdminUnregisterBrokerResponse, _abc.Awaitable[_admin_pb2.AdminUnregisterBrokerResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeReplicas(
+        self,
+        request: _admin_pb2.DescribeReplicasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeReplicasResponse, _abc.Awaitable[_admin_pb2.DescribeReplicasResponse]]:
+        """What a leader knows of its replicas; each broker answers for the partitions that it leads."""
+
+    @_abc_1.abstractmethod
+    def AlterReassignments(
+        self,
+        request: _admin_pb2.AdminAlterReassignmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminAlterReassignmentsResponse, _abc.Awaitable[_admin_pb2.AdminAlterReassignmentsResponse]]: ...
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

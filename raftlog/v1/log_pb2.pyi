@@ -211,12 +211,15 @@ class OpenFetchSession(_message.Message):
     MAX_FRAME_BYTES_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     CREDIT_BYTES_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
     isolation_level: _common_pb2.IsolationLevel.ValueType
     max_frame_bytes: _builtins.int
     """upper bound of one frame's records unless a single batch is larger; 0: the broker's"""
     client_id: _builtins.str
     credit_bytes: _builtins.int
     """the first credit"""
+    rack: _builtins.str
+    """where the client stands: it may be sent to a replica there (KIP-392); empty: never"""
     def __init__(
         self,
         *,
@@ -224,10 +227,11 @@ class OpenFetchSession(_message.Message):
         max_frame_bytes: _builtins.int = ...,
         client_id: _builtins.str = ...,
         credit_bytes: _builtins.int = ...,
+        rack: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "credit_bytes", b"credit_bytes", "isolation_level", b"isolation_level", "max_frame_bytes", b"max_frame_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "credit_bytes", b"credit_bytes", "isolation_level", b"isolation_level", "max_frame_bytes", b"max_frame_bytes", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,6 +267,7 @@ class FetchPartition(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     LAST_FETCHED_EPOCH_FIELD_NUMBER: _builtins.int
+    FROM_FOLLOWER_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     """chosen by the client, never used twice in a session; comes back in every frame"""
     topic_id: _builtins.bytes
@@ -272,6 +277,8 @@ class FetchPartition(_message.Message):
     """the epoch that the sender believes in; -1: it does not know"""
     last_fetched_epoch: _builtins.int
     """epoch of the record before `offset`; -1: none. Detects truncation (KIP-320)"""
+    from_follower: _builtins.bool
+    """the leader has named this broker as the preferred read replica"""
     def __init__(
         self,
         *,
@@ -281,10 +288,11 @@ class FetchPartition(_message.Message):
         offset: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
         last_fetched_epoch: _builtins.int = ...,
+        from_follower: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "offset", b"offset", "partition", b"partition", "subscription_id", b"subscription_id", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_follower", b"from_follower", "last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "offset", b"offset", "partition", b"partition", "subscription_id", b"subscription_id", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -360,6 +368,7 @@ class FetchFrame(_message.Message):
     LAST_STABLE_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    PREFERRED_READ_REPLICA_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     high_watermark: _builtins.int
     last_stable_offset: _builtins.int
@@ -368,6 +377,8 @@ class FetchFrame(_message.Message):
     """Whole record batches, as they rest on disk. The first one may begin before the wanted offset: the client drops
     what lies before. Empty: the marks above have moved, or the subscription has reached the end of the log.
     """
+    preferred_read_replica: _builtins.int
+    """Set: the broker has dropped this subscription, because this replica is nearer to the client and in sync."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """set: the broker has dropped this subscription"""
@@ -381,12 +392,15 @@ class FetchFrame(_message.Message):
         last_stable_offset: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
         records: _builtins.bytes = ...,
+        preferred_read_replica: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "error", b"error", "preferred_read_replica", b"preferred_read_replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "records", b"records", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "preferred_read_replica", b"preferred_read_replica", "records", b"records", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__preferred_read_replica: _TypeAlias = _typing.Literal["preferred_read_replica"]  # noqa: Y015
+    _WhichOneofArgType__preferred_read_replica: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__preferred_read_replica) -> _WhichOneofReturnType__preferred_read_replica | None: ...
 
 Global___FetchFrame: _TypeAlias = FetchFrame  # noqa: Y015
 

@@ -136,6 +136,7 @@ class BrokerRecord(_message.Message):
     INTER_NODE_PORT_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     UNCLEAN_FIELD_NUMBER: _builtins.int
+    LOCK_IDENTITY_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     incarnation_id: _builtins.bytes
     """16 bytes, new at every start of the process"""
@@ -146,11 +147,13 @@ class BrokerRecord(_message.Message):
     fenced: _builtins.bool
     in_controlled_shutdown: _builtins.bool
     directory_id: _builtins.bytes
-    """16 bytes, of the first log directory: the same id means that its lock is held"""
+    """16 bytes, of the first log directory: another one does not hold what this one held"""
     inter_node_host: _builtins.str
     inter_node_port: _builtins.int
     unclean: _builtins.bool
     """its last stop was not clean: until it is unfenced it has to leave every ISR that others are in"""
+    lock_identity: _builtins.bytes
+    """16 bytes: another process with the same one holds the lock that this one held"""
     @_builtins.property
     def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureRange]: ...
     def __init__(
@@ -169,10 +172,11 @@ class BrokerRecord(_message.Message):
         inter_node_port: _builtins.int = ...,
         features: _abc.Iterable[Global___FeatureRange] | None = ...,
         unclean: _builtins.bool = ...,
+        lock_identity: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "lock_identity", b"lock_identity", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,6 +327,7 @@ class PartitionRecord(_message.Message):
     REVOKED_LEADER_FIELD_NUMBER: _builtins.int
     REVOKED_AT_OFFSET_FIELD_NUMBER: _builtins.int
     UNCLEAN_ELECTION_FIELD_NUMBER: _builtins.int
+    OFFLINE_REPLICAS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     partition: _builtins.int
     leader: _builtins.int
@@ -347,6 +352,8 @@ class PartitionRecord(_message.Message):
     def eligible_leader_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """KIP-966: out of the ISR, yet known to hold every committed record"""
 
+    @_builtins.property
+    def offline_replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OfflineReplica]: ...
     def __init__(
         self,
         *,
@@ -363,16 +370,43 @@ class PartitionRecord(_message.Message):
         revoked_leader: _builtins.int | None = ...,
         revoked_at_offset: _builtins.int = ...,
         unclean_election: _builtins.bool = ...,
+        offline_replicas: _abc.Iterable[Global___OfflineReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "revoked_leader", b"revoked_leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "adding_replicas", b"adding_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "revoked_at_offset", b"revoked_at_offset", "revoked_leader", b"revoked_leader", "topic_id", b"topic_id", "unclean_election", b"unclean_election"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "adding_replicas", b"adding_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "revoked_at_offset", b"revoked_at_offset", "revoked_leader", b"revoked_leader", "topic_id", b"topic_id", "unclean_election", b"unclean_election"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__revoked_leader: _TypeAlias = _typing.Literal["revoked_leader"]  # noqa: Y015
     _WhichOneofArgType__revoked_leader: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__revoked_leader) -> _WhichOneofReturnType__revoked_leader | None: ...
 
 Global___PartitionRecord: _TypeAlias = PartitionRecord  # noqa: Y015
+
+@_typing.final
+class OfflineReplica(_message.Message):
+    """A replica whose broker runs but has no working log for it, as that broker says. Over when the broker has registered
+    anew, or is taken into the ISR.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    broker_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfflineReplica: _TypeAlias = OfflineReplica  # noqa: Y015
 
 @_typing.final
 class ConfigRecord(_message.Message):
@@ -556,6 +590,7 @@ class MetadataCommand(_message.Message):
     ALLOCATE_PRODUCER_IDS_FIELD_NUMBER: _builtins.int
     UPDATE_FEATURE_FIELD_NUMBER: _builtins.int
     STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    OFFLINE_REPLICAS_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     SETTLED_BELOW_FIELD_NUMBER: _builtins.int
@@ -605,6 +640,8 @@ class MetadataCommand(_message.Message):
     def update_feature(self) -> Global___UpdateFeatureCommand: ...
     @_builtins.property
     def state_digest(self) -> Global___StateDigestCommand: ...
+    @_builtins.property
+    def offline_replicas(self) -> Global___OfflineReplicasCommand: ...
     def __init__(
         self,
         *,
@@ -627,15 +664,16 @@ class MetadataCommand(_message.Message):
         allocate_producer_ids: Global___AllocateProducerIdsCommand | None = ...,
         update_feature: Global___UpdateFeatureCommand | None = ...,
         state_digest: Global___StateDigestCommand | None = ...,
+        offline_replicas: Global___OfflineReplicasCommand | None = ...,
         client_id: _builtins.bytes = ...,
         sequence: _builtins.int = ...,
         settled_below: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest", "offline_replicas"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -720,6 +758,7 @@ class RegisterBrokerCommand(_message.Message):
     INTER_NODE_PORT_FIELD_NUMBER: _builtins.int
     PREVIOUS_BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    LOCK_IDENTITY_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     incarnation_id: _builtins.bytes
     host: _builtins.str
@@ -730,6 +769,7 @@ class RegisterBrokerCommand(_message.Message):
     inter_node_port: _builtins.int
     previous_broker_epoch: _builtins.int
     """from the clean-shutdown mark; absent: the last stop was not clean"""
+    lock_identity: _builtins.bytes
     @_builtins.property
     def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureRange]: ...
     def __init__(
@@ -745,10 +785,11 @@ class RegisterBrokerCommand(_message.Message):
         inter_node_port: _builtins.int = ...,
         previous_broker_epoch: _builtins.int | None = ...,
         features: _abc.Iterable[Global___FeatureRange] | None = ...,
+        lock_identity: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch", "previous_broker_epoch", b"previous_broker_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "host", b"host", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "host", b"host", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "lock_identity", b"lock_identity", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__previous_broker_epoch: _TypeAlias = _typing.Literal["previous_broker_epoch"]  # noqa: Y015
     _WhichOneofArgType__previous_broker_epoch: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch"]  # noqa: Y015
@@ -1001,6 +1042,36 @@ class IsrMember(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IsrMember: _TypeAlias = IsrMember  # noqa: Y015
+
+@_typing.final
+class OfflineReplicasCommand(_message.Message):
+    """A broker has no working log for these replicas (damaged, its directory offline): it leaves their ISR, neither leads
+    nor is elected, and has let go of what it led.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    broker_epoch: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]: ...
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+        partitions: _abc.Iterable[Global___PartitionRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfflineReplicasCommand: _TypeAlias = OfflineReplicasCommand  # noqa: Y015
 
 @_typing.final
 class AlterReassignmentsCommand(_message.Message):
