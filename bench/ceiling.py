@@ -1,9 +1,11 @@
-"""The ceiling: the least that a broker on this stack can do for a produced batch, and nothing else.
+"""The ceiling: the least that brokers on this stack can do for a produced batch, and nothing else.
 
 A gRPC stream of raw bytes; the server checks a CRC, appends to a file, syncs in groups when told to, and answers with a
-counter. No protobuf, no Arrow, no topics. What raftlog reaches is judged as a share of this, in the same run.
+counter. With followers, it also pushes the bytes to each, and answers when all of them hold them. No protobuf, no
+Arrow, no topics, no epochs. What raftlog reaches is judged as a share of this, in the same run.
 
-    python -m bench.ceiling DIRECTORY PORT-FILE FSYNC(0|1)
+    python -m bench.ceiling DIRECTORY READY-FILE FSYNC(0|1)                   a leader; READY-FILE gets its port
+    python -m bench.ceiling DIRECTORY READY-FILE FSYNC(0|1) LEADER-ADDRESS    a follower
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import os
 import struct
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,9 @@ from grpc import aio
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 METHOD = "/ceiling/Produce"
+_REPLICATE = "/ceiling/Replicate"
 _FRONT = struct.Struct("<I")
+_COUNT = struct.Struct("<Q")
 
 
 def message(size: int) -> bytes:
@@ -36,70 +40,137 @@ def message(size: int) -> bytes:
 
 
 class _AppendOnlyFile:
-    def __init__(self, path: Path, fsync: bool) -> None:
+    """A file of messages; `on_held` is told how many are held: appended, or synced where that is asked for."""
+
+    def __init__(self, path: Path, fsync: bool, on_held: Callable[[int], None]) -> None:
         self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_APPEND)
         self._fsync = fsync
-        self._appended = self._synced = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._syncing = False
+        self._on_held = on_held
+        self.appended = 0
+        self._synced = 0
+        self._syncing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1)
 
-    def append(self, data: bytes) -> asyncio.Future[None] | None:
+    def append(self, data: bytes) -> None:
+        (expected,) = _FRONT.unpack_from(data)
+        assert google_crc32c.value(pa.py_buffer(data).slice(_FRONT.size)) == expected
         os.write(self._file, data)
-        self._appended += 1
+        self.appended += 1
         if not self._fsync:
-            return None
-        loop = asyncio.get_running_loop()
-        held: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((self._appended, held))
-        if not self._syncing:
-            self._syncing = True
-            self._task = loop.create_task(self._sync())
-        return held
+            self._on_held(self.appended)
+        elif self._syncing is None:
+            self._syncing = asyncio.get_running_loop().create_task(self._sync())
 
     async def _sync(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            target = self._appended
+        while self._synced < self.appended:
+            target = self.appended
             await loop.run_in_executor(self._thread, os.fdatasync, self._file)
-            while self._waiting and self._waiting[0][0] <= target:
-                self._waiting.popleft()[1].set_result(None)
-        self._syncing = False
+            self._synced = target
+            self._on_held(target)
+        self._syncing = None
 
 
-async def _serve(directory: Path, port_file: Path, fsync: bool) -> None:
-    log = _AppendOnlyFile(directory / "ceiling.log", fsync)
+class _Leader:
+    def __init__(self, directory: Path, fsync: bool) -> None:
+        self._held = {-1: 0}
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._followers: dict[int, asyncio.Queue[bytes]] = {}
+        self._log = _AppendOnlyFile(directory / "ceiling.log", fsync, lambda count: self._advance(-1, count))
 
-    async def produce(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+    def _advance(self, replica: int, count: int) -> None:
+        self._held[replica] = count
+        everywhere = min(self._held.values())
+        while self._waiting and self._waiting[0][0] <= everywhere:
+            self._waiting.popleft()[1].set_result(None)
+
+    async def produce(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         owed: asyncio.Queue[asyncio.Future[None] | None] = asyncio.Queue()
-        done = object()
 
         async def read() -> None:
             async for data in requests:
-                (expected,) = _FRONT.unpack_from(data)
-                assert google_crc32c.value(pa.py_buffer(data).slice(_FRONT.size)) == expected
-                owed.put_nowait(log.append(data))
-            owed.put_nowait(done)  # type: ignore[arg-type] # the mark of the end
+                held = asyncio.get_running_loop().create_future()
+                self._waiting.append((self._log.appended + 1, held))
+                owed.put_nowait(held)
+                for queue in self._followers.values():
+                    queue.put_nowait(data)
+                self._log.append(data)
+            owed.put_nowait(None)
 
         reader = asyncio.create_task(read())
         count = 0
-        while (held := await owed.get()) is not done:
-            if held is not None:
-                await held
+        while (held := await owed.get()) is not None:
+            await held
             count += 1
-            yield struct.pack("<Q", count)
+            yield _COUNT.pack(count)
         await reader
 
+    async def replicate(self, acks: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+        replica = len(self._followers)
+        first = self._log.appended
+        self._held[replica] = first
+        queue = self._followers[replica] = asyncio.Queue()
+
+        async def read() -> None:
+            async for ack in acks:
+                self._advance(replica, first + _COUNT.unpack(ack)[0])
+
+        reader = asyncio.create_task(read())
+        try:
+            yield b""  # so that the follower knows that it is one
+            while True:
+                yield await queue.get()
+        finally:
+            reader.cancel()
+
+
+async def _lead(directory: Path, ready_file: Path, fsync: bool) -> None:
+    leader = _Leader(directory, fsync)
     server = aio.server(options=UNLIMITED)
-    handler: Any = grpc.stream_stream_rpc_method_handler(produce)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("ceiling", {"Produce": handler}),))
+    handlers: dict[str, Any] = {
+        METHOD.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(leader.produce),
+        _REPLICATE.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(leader.replicate),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("ceiling", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    aside = port_file.with_suffix(".tmp")
-    aside.write_text(str(port))
-    aside.replace(port_file)
+    _say(ready_file, str(port))
     await server.wait_for_termination()
 
 
+async def _follow(directory: Path, ready_file: Path, fsync: bool, leader: str) -> None:
+    held = 0
+    due = asyncio.Event()
+
+    def on_held(count: int) -> None:
+        nonlocal held
+        held = count
+        due.set()
+
+    log = _AppendOnlyFile(directory / "ceiling.log", fsync, on_held)
+    async with aio.insecure_channel(leader, options=UNLIMITED) as channel:
+        call: Any = channel.stream_stream(_REPLICATE)()
+
+        async def acknowledge() -> None:
+            while True:
+                await due.wait()
+                due.clear()
+                await call.write(_COUNT.pack(held))
+
+        acknowledging = asyncio.create_task(acknowledge())
+        await call.read()
+        _say(ready_file, "following")
+        while (data := await call.read()) is not aio.EOF:
+            log.append(data)
+        acknowledging.cancel()
+
+
+def _say(ready_file: Path, text: str) -> None:
+    aside = ready_file.with_suffix(".tmp")
+    aside.write_text(text)
+    aside.replace(ready_file)
+
+
 if __name__ == "__main__":
-    uvloop.run(_serve(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1"))
+    arguments = (Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1")
+    uvloop.run(_follow(*arguments, sys.argv[4]) if len(sys.argv) > 4 else _lead(*arguments))

@@ -46,29 +46,38 @@ SHAPES = (Shape("64 KiB batches", 1 << 16, 4_000, 16), Shape("1 MiB batches", 1 
 ONE_IN_FLIGHT = Shape("one 1 KB record in flight", 1_000, 2_000, 1)
 
 
-def _batch_of(size: int) -> bytes:
+def batch_of(size: int) -> bytes:
     """Return a batch of about `size` bytes, of records of 1 000 bytes."""
     values = [os.urandom(1_000) for _ in range(max(1, (size - 300) // 1_004))]
     return encode_batch(Columns(pa.array(values, pa.binary())), 1_700_000_000_000)
 
 
 @contextlib.contextmanager
-def _ceiling_server(fsync: bool) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="raftlog-ceiling-") as directory:
-        port_file = Path(directory) / "port"
-        server = subprocess.Popen(
-            [sys.executable, "-m", "bench.ceiling", directory, str(port_file), "1" if fsync else "0"]
-        )
-        try:
-            while not port_file.exists():
+def ceiling_servers(*, fsync: bool, followers: int = 0) -> Iterator[str]:
+    """Run a leader of the ceiling with its followers, each a process, and yield its address."""
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raftlog-ceiling-")))
+
+        def start(name: str, *leader: str) -> str:
+            (directory / name).mkdir()
+            ready_file = directory / f"{name}.ready"
+            command = [sys.executable, "-m", "bench.ceiling", str(directory / name), str(ready_file), str(int(fsync))]
+            server = subprocess.Popen([*command, *leader])
+            stack.callback(server.wait)
+            stack.callback(server.kill)
+            while not ready_file.exists():
+                assert server.poll() is None, f"the ceiling's {name} ended with exit code {server.returncode}"
                 time.sleep(0.02)
-            yield f"127.0.0.1:{port_file.read_text()}"
-        finally:
-            server.kill()
-            server.wait()
+            return ready_file.read_text()
+
+        address = f"127.0.0.1:{start('leader')}"
+        for number in range(followers):
+            start(f"follower-{number}", address)
+        yield address
 
 
-async def _ceiling_run(channel: aio.Channel, shape: Shape) -> Run:
+async def ceiling_run(channel: aio.Channel, shape: Shape) -> Run:
+    """Send one shape to the ceiling."""
     data = ceiling.message(shape.size)
     return await keep_in_flight(
         channel.stream_stream(ceiling.METHOD)(),
@@ -80,10 +89,11 @@ async def _ceiling_run(channel: aio.Channel, shape: Shape) -> Run:
     )
 
 
-async def _broker_run(channel: aio.Channel, topic: str, shape: Shape) -> Run:
+async def broker_run(channel: aio.Channel, topic: str, shape: Shape) -> Run:
+    """Send one shape to a partition's leader, with acks=all."""
     got = await metadata_pb2_grpc.MetadataStub(channel).Get(metadata_pb2.MetadataRequest(topics=[topic]))
     topic_id = got.topics[0].topic_id
-    batch = _batch_of(shape.size)
+    batch = batch_of(shape.size)
     call = channel.stream_stream(
         "/raftlog.v1.Log/Produce",
         request_serializer=wire.encode_produce,
@@ -108,8 +118,8 @@ async def _compare(report: Report, label: str, top: str, bootstrap: str, topic: 
         for shape in SHAPES:
             most, ours = [], []
             for _ in range(ROUNDS):
-                most.append((await _ceiling_run(bare, shape)).mb_per_second)
-                ours.append((await _broker_run(channel, topic, shape)).mb_per_second)
+                most.append((await ceiling_run(bare, shape)).mb_per_second)
+                ours.append((await broker_run(channel, topic, shape)).mb_per_second)
             ratio = median(mine / top for mine, top in zip(ours, most, strict=True))
             report.add(
                 "produce",
@@ -118,8 +128,8 @@ async def _compare(report: Report, label: str, top: str, bootstrap: str, topic: 
                 f">= {SHARE:.0%}",
                 ratio >= SHARE,
             )
-        most_ms = (await _ceiling_run(bare, ONE_IN_FLIGHT)).percentile_ms(0.5)
-        run = await _broker_run(channel, topic, ONE_IN_FLIGHT)
+        most_ms = (await ceiling_run(bare, ONE_IN_FLIGHT)).percentile_ms(0.5)
+        run = await broker_run(channel, topic, ONE_IN_FLIGHT)
         report.add(
             "produce",
             f"RF=1 {label}, {ONE_IN_FLIGHT.name}",
@@ -137,6 +147,6 @@ def run(report: Report) -> None:
             admin.create_topic("unsafe", configs=UNSAFE)
             admin.create_topic("safe")
         for label, fsync, topic in (("no fsync", False, "unsafe"), ("with fsync", True, "safe")):
-            with _ceiling_server(fsync) as top:
+            with ceiling_servers(fsync=fsync) as top:
                 asyncio.run(_compare(report, label, top, cluster.bootstrap, topic))
     report.add("produce", "took", f"{time.perf_counter() - started:.0f} s")
