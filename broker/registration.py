@@ -26,15 +26,17 @@ PATIENCE_MARGIN_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a broker says of itself. `lock_identity`: see that module; `inter_node` may be empty.
+    """What a broker says of itself. `directory_id`: of its first log directory. `lock_identity`: see that module.
 
     `previous_broker_epoch`: from the mark of a clean shutdown; None says that the last stop was not clean.
+    The inter-node address may be empty.
     """
 
     broker_id: int
     host: str
     port: int
     rack: str
+    directory_id: bytes
     lock_identity: bytes
     previous_broker_epoch: int | None
     inter_node_host: str = ""
@@ -49,7 +51,8 @@ class Registration:
                 host=self.host,
                 port=self.port,
                 rack=self.rack,
-                directory_id=self.lock_identity,
+                directory_id=self.directory_id,
+                lock_identity=self.lock_identity,
                 inter_node_host=self.inter_node_host,
                 inter_node_port=self.inter_node_port,
                 previous_broker_epoch=self.previous_broker_epoch,

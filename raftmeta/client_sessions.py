@@ -53,12 +53,18 @@ class _Session:
 
     def settle(self, below: int) -> int:
         """Forget the outcomes of sequences below `below`; returns what they counted for."""
-        if below - self.settled_below <= len(self.outcomes):
-            old = [sequence for sequence in range(self.settled_below, below) if sequence in self.outcomes]
+        outcomes = self.outcomes
+        freed_bytes = 0
+        if below - self.settled_below <= len(outcomes):
+            for sequence in range(self.settled_below, below):
+                kept = outcomes.pop(sequence, None)
+                if kept is not None:
+                    freed_bytes += _cost(kept)
         else:
-            old = [sequence for sequence in self.outcomes if sequence < below]
+            for sequence in [each for each in outcomes if each < below]:
+                freed_bytes += _cost(outcomes.pop(sequence))
         self.settled_below = below
-        return sum([_cost(self.outcomes.pop(sequence)) for sequence in old])
+        return freed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +192,8 @@ class ClientSessions:
 def _cost(kept: _Kept) -> int:
     if isinstance(kept, CommandOutcome):
         return ERROR_BYTES
+    if not kept.partitions:
+        return OUTCOME_BYTES
     return OUTCOME_BYTES + sum(partition.ByteSize() for partition in kept.partitions)
 
 

@@ -8,6 +8,10 @@
     none         otherwise                     the first replica that is up and in the ISR; else one that is up and
                                                eligible (KIP-966); else, where that is allowed, any that is up (unclean)
 
+A replica whose broker has said that it has no working log for it (`PartitionImage.offline_replicas`) is never elected,
+leaves the ISR where that leaves somebody, and is not eligible. A leader says so only when it has stopped serving, so
+it is replaced at once (`take_offline`).
+
 Every change raises the partition epoch by one, and one of the leader the leader epoch. Settling twice changes nothing
 more. Only images and arguments count here: every controller comes to the same result.
 """
@@ -19,7 +23,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from raftlog.v1.records_pb2 import ElectLeadersCommand, PartitionRef
-from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage
+from raftmeta.image import NO_LEADER, BrokerImage, MetadataImage, PartitionImage, TopicImage
 
 SETTLE = ElectLeadersCommand.SETTLE
 PREFERRED = ElectLeadersCommand.PREFERRED
@@ -42,7 +46,7 @@ def settle(
     that a revoked leader has let go. PREFERRED also takes the leadership from a live leader for the preferred replica,
     UNCLEAN allows what unclean.leader.election.enable does.
     """
-    shrunk = _complete_reassignment(image, partition, offset)
+    shrunk = _complete_reassignment(image, _without_void_marks(image, partition), offset)
     leader, revoked, revoked_at = shrunk.leader, shrunk.revoked_leader, shrunk.revoked_at_offset
     if leader != NO_LEADER and not _up(image, leader):
         leader = NO_LEADER
@@ -86,6 +90,28 @@ def revoke(image: MetadataImage, topic: TopicImage, partition: PartitionImage, *
     return with_new_epochs(partition, revoked)
 
 
+def take_offline(
+    image: MetadataImage, topic: TopicImage, partition: PartitionImage, broker: BrokerImage, *, offset: int
+) -> PartitionImage:
+    """Return the partition once `broker` has said that it has no working log for it; the same object when it knows.
+
+    A leader that says so has let go already: who follows is elected in the same step. The only member of the ISR stays
+    in it, and nobody else can be elected, unless uncleanly, before another process of that broker has the log again.
+    """
+    if broker.broker_id not in partition.replicas:
+        return partition
+    others = (each for each in partition.offline_replicas if each[0] != broker.broker_id)
+    revoked = partition.revoked_leader == broker.broker_id
+    altered = replace(
+        partition,
+        offline_replicas=tuple(sorted((*others, (broker.broker_id, broker.broker_epoch)))),
+        leader=NO_LEADER if partition.leader == broker.broker_id else partition.leader,
+        revoked_leader=None if revoked else partition.revoked_leader,
+        revoked_at_offset=0 if revoked else partition.revoked_at_offset,
+    )
+    return with_new_epochs(partition, settle(image, topic, altered, offset=offset))
+
+
 def with_new_epochs(before: PartitionImage, after: PartitionImage) -> PartitionImage:
     """Return `after` with the epochs that the change asks for; `before` itself when nothing changed."""
     if after == before:
@@ -119,12 +145,12 @@ def eligible_replicas(
 
     An ISR smaller than min.insync.replicas commits nothing, so who was in sync when it shrank stays as good as its
     members (KIP-966). Brokers back from an unclean stop may lack what they acknowledged, and are not eligible
-    (KAFKA-15586).
+    (KAFKA-15586), nor are those without a working log.
     """
     if len(isr) >= min(image.min_insync_replicas(topic), len(before.replicas)):
         return ()
     were = {*before.eligible_leader_replicas, *before.isr}.difference(isr)
-    return tuple(replica for replica in before.replicas if replica in were and not _unclean(image, replica))
+    return tuple(replica for replica in before.replicas if replica in were and not _lacking(image, before, replica))
 
 
 def with_replicas(
@@ -139,7 +165,7 @@ def with_replicas(
     leader, revoked, revoked_at = partition.leader, partition.revoked_leader, partition.revoked_at_offset
     if leader != NO_LEADER and leader not in replicas:
         if _up(image, leader):
-            if not any(_active(image, member) for member in isr):
+            if not any(_electable(image, partition, member) for member in isr):
                 return None
             revoked, revoked_at = leader, offset
         leader = NO_LEADER
@@ -153,6 +179,7 @@ def with_replicas(
         adding_replicas=(),
         removing_replicas=(),
         eligible_leader_replicas=tuple(r for r in partition.eligible_leader_replicas if r in replicas),
+        offline_replicas=tuple(each for each in partition.offline_replicas if each[0] in replicas),
         revoked_leader=revoked,
         revoked_at_offset=revoked_at,
     )
@@ -183,6 +210,7 @@ def unsettled(image: MetadataImage, topic_ids: Iterable[bytes] | None = None) ->
                 and not partition.eligible_leader_replicas
                 and not partition.adding_replicas
                 and not partition.removing_replicas
+                and not partition.offline_replicas
             ):
                 continue
             if topic is not None and settle(image, topic, partition, offset=image.offset + 1) is not partition:
@@ -225,13 +253,29 @@ def _unclean(image: MetadataImage, broker_id: int) -> bool:
     return broker is None or broker.unclean
 
 
+def _electable(image: MetadataImage, partition: PartitionImage, broker_id: int) -> bool:
+    return _active(image, broker_id) and not image.is_offline(partition, broker_id)
+
+
+def _lacking(image: MetadataImage, partition: PartitionImage, broker_id: int) -> bool:
+    """Whether a replica may lack what it acknowledged, or has no working log at all."""
+    return _unclean(image, broker_id) or image.is_offline(partition, broker_id)
+
+
+def _without_void_marks(image: MetadataImage, partition: PartitionImage) -> PartitionImage:
+    if not partition.offline_replicas:
+        return partition
+    held = tuple(each for each in partition.offline_replicas if image.is_offline(partition, each[0]))
+    return partition if held == partition.offline_replicas else replace(partition, offline_replicas=held)
+
+
 def _successors(image: MetadataImage, partition: PartitionImage) -> list[int]:
-    return [member for member in partition.isr if member != partition.leader and _active(image, member)]
+    return [member for member in partition.isr if member != partition.leader and _electable(image, partition, member)]
 
 
 def _prefers_another(image: MetadataImage, partition: PartitionImage) -> bool:
     preferred = partition.replicas[0]
-    return partition.leader != preferred and preferred in partition.isr and _active(image, preferred)
+    return partition.leader != preferred and preferred in partition.isr and _electable(image, partition, preferred)
 
 
 def _should_let_go(image: MetadataImage, partition: PartitionImage, election: ElectionType) -> bool:
@@ -245,23 +289,23 @@ def _in_sync(image: MetadataImage, partition: PartitionImage, leader: int) -> tu
 
     Fenced brokers leave, and those that are about to stop, so that no write waits for them. When that leaves nobody,
     the ISR stays: nothing is committed without a leader, so its members go on holding all that was. Only those that
-    lost their tail in an unclean stop then leave, for others that did not.
+    lost their tail in an unclean stop, or have no working log, then leave, for others that did not.
     """
     isr = partition.isr
-    staying = tuple(member for member in isr if member == leader or _active(image, member))
-    staying = staying or tuple(member for member in isr if _up(image, member))
-    staying = staying or tuple(member for member in isr if not _unclean(image, member))
+    staying = tuple(member for member in isr if member == leader or _electable(image, partition, member))
+    staying = staying or tuple(m for m in isr if _up(image, m) and not image.is_offline(partition, m))
+    staying = staying or tuple(member for member in isr if not _lacking(image, partition, member))
     if not staying:
-        eligible = [replica for replica in partition.eligible_leader_replicas if not _unclean(image, replica)]
+        eligible = [r for r in partition.eligible_leader_replicas if not _lacking(image, partition, r)]
         staying = tuple(eligible[:1])
-    return staying or isr
+    return staying or tuple(member for member in isr if not image.is_offline(partition, member)) or isr
 
 
 def _elect(
     image: MetadataImage, partition: PartitionImage, isr: tuple[int, ...], *, allow_unclean: bool
 ) -> tuple[int, tuple[int, ...]]:
     """Return the leader to be and the ISR with it. Replicas stand in order of preference."""
-    candidates = [replica for replica in partition.replicas if _active(image, replica)]
+    candidates = [replica for replica in partition.replicas if _electable(image, partition, replica)]
     for candidate in candidates:
         if candidate in isr:
             return candidate, isr

@@ -36,6 +36,8 @@ class BrokerImage:
 
     `unclean`: it registered after a stop that was not clean, and may lack what it had acknowledged. Until it is
     unfenced it has to leave every ISR that others are in (`raftmeta.elections`). Invariant: unclean implies fenced.
+    `directory_id`: of its first log directory; empty when it does not say. `lock_identity`: of the lock that its
+    process holds; another process that names the same one has taken the lock over, so this one is dead.
     """
 
     broker_id: int
@@ -48,6 +50,7 @@ class BrokerImage:
     in_controlled_shutdown: bool = False
     unclean: bool = False
     directory_id: bytes = b""
+    lock_identity: bytes = b""
     inter_node_host: str = ""
     inter_node_port: int = 0
     features: tuple[FeatureSupport, ...] = ()
@@ -67,8 +70,13 @@ class PartitionImage:
     been committed since and they hold every committed record (KIP-966). `revoked_leader` was told to let go at
     `revoked_at_offset`; until it has, nobody leads.
 
+    `offline_replicas`: (broker id, broker epoch) of replicas whose broker has said that it has no working log for them.
+    It holds for that epoch only: ask `MetadataImage.is_offline`.
+
     Invariants: isr is a subset of replicas, not empty; leader is in isr or NO_LEADER; eligible_leader_replicas are
-    replicas outside the isr; revoked_leader is None while somebody leads.
+    replicas outside the isr; revoked_leader is None while somebody leads; offline_replicas are replicas, each once,
+    in the order of their ids; while they hold, none of them leads or is eligible, nor is any in the isr beside one
+    that works.
     """
 
     partition: int
@@ -82,6 +90,7 @@ class PartitionImage:
     eligible_leader_replicas: tuple[int, ...] = ()
     revoked_leader: int | None = None
     revoked_at_offset: int = 0
+    offline_replicas: tuple[tuple[int, int], ...] = ()
 
 
 _NO_CONFIGS: Mapping[str, str] = {}
@@ -156,6 +165,13 @@ class MetadataImage:
         if topic is None or not 0 <= partition < len(topic.partitions):
             return None
         return topic.partitions[partition]
+
+    def is_offline(self, partition: PartitionImage, broker_id: int) -> bool:
+        """Whether the present process of that broker has said that it has no working log for the partition."""
+        if not partition.offline_replicas:
+            return False
+        broker = self.brokers.get(broker_id)
+        return broker is not None and (broker_id, broker.broker_epoch) in partition.offline_replicas
 
     def resource_configs(self, resource_type: ConfigResource.Type.ValueType, name: str) -> Mapping[str, str]:
         """Return what is set on one resource, in canonical spelling; empty when nothing is."""
@@ -265,6 +281,7 @@ def broker_record(broker: BrokerImage) -> MetadataRecord:
             in_controlled_shutdown=broker.in_controlled_shutdown,
             unclean=broker.unclean,
             directory_id=broker.directory_id,
+            lock_identity=broker.lock_identity,
             inter_node_host=broker.inter_node_host,
             inter_node_port=broker.inter_node_port,
             features=(
@@ -304,6 +321,8 @@ def partition_record(topic_id: bytes, partition: PartitionImage, *, unclean_elec
         wire.revoked_leader = partition.revoked_leader
     if partition.revoked_at_offset:
         wire.revoked_at_offset = partition.revoked_at_offset
+    for broker_id, broker_epoch in partition.offline_replicas:
+        wire.offline_replicas.add(broker_id=broker_id, broker_epoch=broker_epoch)
     if unclean_election:
         wire.unclean_election = True
     return record

@@ -272,6 +272,7 @@ def broker_from_record(record: records_pb2.BrokerRecord) -> BrokerImage:
         in_controlled_shutdown=record.in_controlled_shutdown,
         unclean=record.unclean,
         directory_id=record.directory_id,
+        lock_identity=record.lock_identity,
         inter_node_host=record.inter_node_host,
         inter_node_port=record.inter_node_port,
         features=tuple(FeatureSupport(known.name, known.min_level, known.max_level) for known in record.features),
@@ -294,4 +295,7 @@ def partition_from_record(record: records_pb2.PartitionRecord) -> PartitionImage
         tuple(record.eligible_leader_replicas),
         record.revoked_leader if record.HasField("revoked_leader") else None,
         record.revoked_at_offset,
+        tuple((each.broker_id, each.broker_epoch) for each in record.offline_replicas)
+        if record.offline_replicas
+        else (),
     )

@@ -1,15 +1,16 @@
-"""The configs of a topic, and the broker's defaults for them.
+"""The configs of a topic, the broker's defaults for them, and what else a broker takes while it runs.
 
-Every topic key has a broker key that says what a topic gets when it sets nothing itself. Both may be altered while
-the cluster runs. Rising priority: built-in default, the broker's file, the cluster's dynamic default (broker resource
-""), the broker's dynamic config, the topic's own.
+A topic key has a broker key that says what a topic gets when it sets nothing itself, except for those that only make
+sense for one topic. All may be altered while the cluster runs. Rising priority: built-in default, the broker's file,
+the cluster's dynamic default (broker resource ""), the broker's dynamic config, the topic's own.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from raftlog.config import MAX_INT64, ConfigDef, ConfigKey
+from raftlog.config import MAX_INT64, ConfigDef, ConfigKey, Value
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
@@ -178,11 +179,54 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
     ),
 )
 
+THROTTLED_REPLICAS_OF_LEADER = "leader.replication.throttled.replicas"
+THROTTLED_REPLICAS_OF_FOLLOWER = "follower.replication.throttled.replicas"
+LEADER_THROTTLE_RATE = "leader.replication.throttled.rate"
+FOLLOWER_THROTTLE_RATE = "follower.replication.throttled.rate"
+EVERY_REPLICA = "*"
+
+
+def is_throttled(throttled_replicas: str, partition: int, broker_id: int) -> bool:
+    """Whether a value of the `...replication.throttled.replicas` keys names this replica (KIP-73)."""
+    return throttled_replicas == EVERY_REPLICA or f"{partition}:{broker_id}" in throttled_replicas.split(",")
+
+
+_REPLICA = re.compile(r"(0|[1-9][0-9]{0,9}):(0|[1-9][0-9]{0,9})", re.ASCII)
+
+
+def _check_throttled_replicas(value: Value) -> str | None:
+    assert isinstance(value, tuple)
+    if value == (EVERY_REPLICA,):
+        return None
+    wrong = [item for item in value if _REPLICA.fullmatch(item) is None]
+    if not wrong:
+        return None
+    return f"{wrong[0][:40]!r} is no replica; expected partition:broker,... such as 0:1,0:2, or * for all of them"
+
+
+def _throttled_replicas(name: str, whose: str, rate: str) -> ConfigKey:
+    return ConfigKey(
+        name=name,
+        kind="list",
+        default=(),
+        doc=f"Replicas whose catching up {whose} holds back to {rate}, as partition:broker,...; *: all. "
+        "Replicas that are in sync are never held back.",
+        check=_check_throttled_replicas,
+    )
+
+
+_TOPIC_ONLY_KEYS: tuple[ConfigKey, ...] = (
+    _throttled_replicas(THROTTLED_REPLICAS_OF_FOLLOWER, "the broker that receives", FOLLOWER_THROTTLE_RATE),
+    _throttled_replicas(THROTTLED_REPLICAS_OF_LEADER, "the broker that sends", LEADER_THROTTLE_RATE),
+)
+
 BROKER_KEY_BY_TOPIC_KEY: dict[str, str] = {key.name: name or key.name for key, name in _TOPIC_KEYS}
 TOPIC_KEY_BY_BROKER_KEY: dict[str, str] = {name: key for key, name in BROKER_KEY_BY_TOPIC_KEY.items()}
 assert len(TOPIC_KEY_BY_BROKER_KEY) == len(BROKER_KEY_BY_TOPIC_KEY)
 
-TOPIC_CONFIGS = ConfigDef("topic config", (replace(key, dynamic=True) for key, _ in _TOPIC_KEYS))
+TOPIC_CONFIGS = ConfigDef(
+    "topic config", (replace(key, dynamic=True) for key in (*(key for key, _ in _TOPIC_KEYS), *_TOPIC_ONLY_KEYS))
+)
 
 TOPIC_DEFAULT_KEYS: tuple[ConfigKey, ...] = tuple(
     replace(
@@ -195,4 +239,21 @@ TOPIC_DEFAULT_KEYS: tuple[ConfigKey, ...] = tuple(
 )
 """The broker's side of the table: part of a broker's file as well."""
 
-DYNAMIC_BROKER_CONFIGS = ConfigDef("dynamic broker config", TOPIC_DEFAULT_KEYS)
+REPLICATION_THROTTLE_KEYS: tuple[ConfigKey, ...] = tuple(
+    ConfigKey(
+        name=name,
+        kind="bytes",
+        default=MAX_INT64,
+        minimum=1,
+        dynamic=True,
+        doc=f"Bytes a second that this broker {does} altogether for the throttled replicas that are catching up; which "
+        f"these are says the topic config {replicas}.",
+    )
+    for name, does, replicas in (
+        (LEADER_THROTTLE_RATE, "sends", THROTTLED_REPLICAS_OF_LEADER),
+        (FOLLOWER_THROTTLE_RATE, "receives", THROTTLED_REPLICAS_OF_FOLLOWER),
+    )
+)
+"""Part of a broker's file as well."""
+
+DYNAMIC_BROKER_CONFIGS = ConfigDef("dynamic broker config", (*TOPIC_DEFAULT_KEYS, *REPLICATION_THROTTLE_KEYS))

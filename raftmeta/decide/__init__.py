@@ -26,7 +26,13 @@ from raftmeta.decide.brokers import (
 )
 from raftmeta.decide.cluster import PRODUCER_IDS_PER_BLOCK, allocate_producer_ids, claim_controller, update_feature
 from raftmeta.decide.configs import alter_configs
-from raftmeta.decide.leadership import MAX_PARTITIONS_PER_COMMAND, alter_partition, elect_leaders, revoke_leaders
+from raftmeta.decide.leadership import (
+    MAX_PARTITIONS_PER_COMMAND,
+    alter_partition,
+    elect_leaders,
+    offline_replicas,
+    revoke_leaders,
+)
 from raftmeta.decide.outcome import Accepted, CommandResult, Decision, outcome_from_wire, outcome_to_wire
 from raftmeta.decide.reassignment import alter_reassignments
 from raftmeta.decide.topics import (
@@ -81,6 +87,8 @@ def _decide(image: MetadataImage, command: MetadataCommand, offset: int) -> Acce
     match kind:
         case "alter_partition":
             return alter_partition(image, command.alter_partition, offset)
+        case "offline_replicas":
+            return offline_replicas(image, command.offline_replicas, offset)
         case "elect_leaders":
             return elect_leaders(image, command.elect_leaders, offset)
         case "revoke_leaders":

@@ -56,6 +56,7 @@ def register_broker(image: MetadataImage, command: records_pb2.RegisterBrokerCom
         in_controlled_shutdown=known.in_controlled_shutdown if known is not None and again else False,
         unclean=known.unclean if known is not None and again else _was_unclean(known, command),
         directory_id=command.directory_id,
+        lock_identity=command.lock_identity,
         inter_node_host=command.inter_node_host,
         inter_node_port=command.inter_node_port,
         features=features,
@@ -70,8 +71,9 @@ def _check_registration(image: MetadataImage, command: records_pb2.RegisterBroke
         raise InvalidRequestError(f"broker id {command.broker_id} is negative")
     if len(command.incarnation_id) != _UUID_BYTES:
         raise InvalidRequestError(f"an incarnation id has 16 bytes, this one has {len(command.incarnation_id)}")
-    if len(command.directory_id) not in (0, _UUID_BYTES):
-        raise InvalidRequestError(f"a directory id has 16 bytes, this one has {len(command.directory_id)}")
+    for what, given in (("directory id", command.directory_id), ("lock identity", command.lock_identity)):
+        if len(given) not in (0, _UUID_BYTES):
+            raise InvalidRequestError(f"a {what} has 16 bytes, this one has {len(given)}")
     for what, text in (
         ("host", command.host),
         ("inter-node host", command.inter_node_host),
@@ -106,8 +108,8 @@ def _check_registration(image: MetadataImage, command: records_pb2.RegisterBroke
 
 
 def _check_predecessor(known: BrokerImage, command: records_pb2.RegisterBrokerCommand) -> None:
-    same_directory = bool(command.directory_id) and command.directory_id == known.directory_id
-    if not known.fenced and not same_directory:
+    same_lock = bool(command.lock_identity) and command.lock_identity == known.lock_identity
+    if not known.fenced and not same_lock:
         raise DuplicateBrokerRegistration(
             f"broker {known.broker_id} is running already, at {known.host}:{known.port}; give this one another "
             "node.id, or wait for the session of the other one to end if that has died"
@@ -192,6 +194,6 @@ def unregister_broker(image: MetadataImage, command: records_pb2.UnregisterBroke
     if replicas:
         raise InvalidRequestError(
             f"broker {broker.broker_id} still holds replicas of {replicas} partitions; "
-            "bring it back, or delete their topics, first, or delete their topics, first"
+            "bring it back, move them with a reassignment, or delete their topics, first"
         )
     return (remove_broker_record(broker.broker_id),), CommandResult(offset)

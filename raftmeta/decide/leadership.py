@@ -30,6 +30,7 @@ from raftmeta.elections import (
     is_unclean,
     revoke,
     settle,
+    take_offline,
     with_new_epochs,
 )
 from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage, partition_record
@@ -72,7 +73,13 @@ def alter_partition(image: MetadataImage, command: records_pb2.AlterPartitionCom
     isr = tuple(replica for replica in partition.replicas if replica in members)
     if set(partition.isr) == members:
         isr = partition.isr
-    altered = replace(partition, isr=isr, eligible_leader_replicas=eligible_replicas(image, topic, partition, isr))
+    altered = replace(
+        partition,
+        isr=isr,
+        eligible_leader_replicas=eligible_replicas(image, topic, partition, isr),
+        # Who has caught up has a working log again.
+        offline_replicas=tuple(each for each in partition.offline_replicas if each[0] not in members),
+    )
     # A move may be complete now, or a leader that is shutting down have a successor.
     altered = with_new_epochs(partition, settle(image, topic, altered, offset=offset))
     record = partition_record(topic.topic_id, altered)
@@ -119,6 +126,20 @@ def _check_members(
             )
         if broker.in_controlled_shutdown and member.broker_id not in partition.isr:
             raise IneligibleReplica(f"{where}: broker {member.broker_id} is shutting down and cannot join the ISR")
+
+
+def offline_replicas(image: MetadataImage, command: records_pb2.OfflineReplicasCommand, offset: int) -> Accepted:
+    """Take note that a broker has no working log for some of its replicas (`elections.take_offline`).
+
+    Fenced or not: it says so before it is let in. Partitions that are gone, or that it holds no replica of, are passed
+    over. Lasts until the broker registers anew, or has caught up and is taken into the ISR.
+    """
+    broker = find_broker(image, command.broker_id, command.broker_epoch)
+
+    def without(topic: TopicImage, partition: PartitionImage) -> PartitionImage:
+        return take_offline(image, topic, partition, broker, offset=offset)
+
+    return _change_partitions(image, command.partitions, without, offset)
 
 
 # Leaders

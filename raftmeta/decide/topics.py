@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from raftlog.errors import (
     InvalidPartitions,
+    InvalidReplicaAssignment,
     InvalidRequestError,
     InvalidTopic,
     TopicAlreadyExists,
@@ -52,7 +53,10 @@ def create_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, 
             f"ask for 1 to {MAX_PARTITIONS_PER_TOPIC}"
         )
     configs = TOPIC_CONFIGS.canonical(command.configs)
-    placements = place_partitions(image, command.partitions, command.replication_factor)
+    if command.assignments:
+        placements = _assigned(image, command)
+    else:
+        placements = place_partitions(image, command.partitions, command.replication_factor)
     if command.validate_only:
         return (), CommandResult(image.offset, topic_id=command.topic_id)
     resource = ResourceKey(ConfigResource.TOPIC, command.name)
@@ -62,6 +66,26 @@ def create_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, 
         *_new_partitions(command.topic_id, 0, placements),
     ]
     return tuple(records), CommandResult(offset, topic_id=command.topic_id)
+
+
+def _assigned(image: MetadataImage, command: records_pb2.CreateTopicCommand) -> Iterator[tuple[int, ...]]:
+    """Return the replicas that somebody chose for each partition. Raises InvalidReplicaAssignment."""
+    chosen = [tuple(each.replicas) for each in command.assignments]
+    if len(chosen) != command.partitions or any(len(each) != command.replication_factor for each in chosen):
+        raise InvalidReplicaAssignment(
+            f"topic {command.name!r}: {command.partitions} partitions need as many assignments of "
+            f"{command.replication_factor} replicas each"
+        )
+    for partition, replicas in enumerate(chosen):
+        if not replicas or len(set(replicas)) < len(replicas):
+            raise InvalidReplicaAssignment(
+                f"{command.name}-{partition}: {list(replicas)} names no broker, or one of them twice"
+            )
+        for replica in replicas:
+            broker = image.brokers.get(replica)
+            if broker is None or not broker.active:
+                raise InvalidReplicaAssignment(f"{command.name}-{partition}: broker {replica} is not there, or not up")
+    return iter(chosen)
 
 
 def _new_partitions(topic_id: bytes, first: int, placements: Iterator[tuple[int, ...]]) -> Iterator[MetadataRecord]:

@@ -233,7 +233,7 @@ class ControllerChannel:
         Raises:
             BrokerUnavailable: there is nobody to try at the moment.
         """
-        target = self._pick(local=True)
+        target = self._pick()
         if target is None:
             raise BrokerUnavailable("no active controller is known at the moment")
         if self._local is not None and target == self._node_id:
@@ -258,9 +258,7 @@ class ControllerChannel:
 
     # Asking
 
-    async def _ask(
-        self, what: str, attempt: Callable[[int], Awaitable[_T]], timeout_s: float | None, *, local: bool = True
-    ) -> _T:
+    async def _ask(self, what: str, attempt: Callable[[int], Awaitable[_T]], timeout_s: float | None) -> _T:
         """Ask one controller after the other until one answers."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
@@ -269,7 +267,7 @@ class ControllerChannel:
                 while True:
                     if self._closed:
                         raise ShuttingDown("this node is stopping")
-                    target = self._pick(local=local)
+                    target = self._pick()
                     if target is not None:
                         hint = self._hinted
                         try:
@@ -329,8 +327,8 @@ class ControllerChannel:
 
     # Who is asked
 
-    def _pick(self, *, local: bool) -> int | None:
-        if local and self._local is not None and self._local.serving:
+    def _pick(self) -> int | None:
+        if self._local is not None and self._local.serving:
             return self._node_id
         if self._hinted is not None and (self._local is None or self._hinted != self._node_id):
             return self._hinted

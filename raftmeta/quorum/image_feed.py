@@ -88,11 +88,6 @@ class ImageFeed:
         heapq.heappush(self._waiters, (offset, next(self._order), waiter))
         await waiter
 
-    @property
-    def awaited_offset(self) -> int:
-        """The highest offset that somebody waits for, or -1."""
-        return max((offset for offset, _, waiter in self._waiters if not waiter.done()), default=-1)
-
     def close(self, reason: RaftlogError) -> None:
         """Answer everyone who waits with `reason`."""
         self._closed_by = reason

@@ -28,7 +28,7 @@ from raftmeta.decide import CommandResult
 from raftmeta.image import MetadataImage
 from raftmeta.port import Change, HeartbeatStream, Listener, Unsubscribe
 from raftmeta.quorum.channel import ControllerChannel
-from raftmeta.quorum.config import CHANNEL_OPTIONS, Clock, ObserverConfig
+from raftmeta.quorum.config import CHANNEL_OPTIONS, ObserverConfig
 from raftmeta.quorum.image_feed import ImageFeed
 from raftmeta.replay import image_from_records, replay_all
 
@@ -327,7 +327,7 @@ class ObservedMetadata:
 
 
 async def open_observed(
-    config: ObserverConfig, executor: Executor, clock: Clock, *, rng: random.Random | None = None
+    config: ObserverConfig, executor: Executor, *, rng: random.Random | None = None
 ) -> ObservedMetadata:
     """Return the observer; `start` it, then wait until it is ready."""
     return ObservedMetadata(config, executor, rng or random.Random())

@@ -18,7 +18,7 @@ from raftlog.errors import (
     StorageFull,
     UnknownOutcome,
 )
-from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand
+from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand, UpdateFeatureCommand
 from raftmeta.decide import CommandResult
 from raftmeta.decide.outcome import shown
 from raftmeta.features import SUPPORTED, supports
@@ -59,8 +59,10 @@ class Proposals:
             NotController, UnknownOutcome, FencedController: the leadership is lost, before or meanwhile.
             RaftlogError: refused.
         """
-        check_feature(command)
-        if _partitions_made(command) <= HEAVY_PARTITIONS:
+        kind = command.WhichOneof("command")
+        if kind == "update_feature":
+            check_feature(command.update_feature)
+        if _partitions_made(kind, command) <= HEAVY_PARTITIONS:
             return await self._commit(command)
         async with self._heavy:
             return await self._commit(command)
@@ -101,7 +103,7 @@ class Proposals:
                 task.cancel()
 
 
-def check_feature(command: MetadataCommand) -> None:
+def check_feature(asked: UpdateFeatureCommand) -> None:
     """Check that this controller could go on with the feature level that a command asks for.
 
     A committed level ends every node that does not know it (`state.py`), and no state machine may look at what its own
@@ -112,18 +114,15 @@ def check_feature(command: MetadataCommand) -> None:
     Raises:
         FeatureUpdateFailed: this version does not know the level.
     """
-    asked = command.update_feature
-    if command.WhichOneof("command") != "update_feature" or asked.level <= 0:
-        return
-    if not supports(SUPPORTED.values(), asked.name, asked.level):
+    if asked.level > 0 and not supports(SUPPORTED.values(), asked.name, asked.level):
         raise FeatureUpdateFailed(
             f"the active controller does not know {shown(asked.name)} at level {asked.level}; run a newer version "
             "on all controllers first"
         )
 
 
-def _partitions_made(command: MetadataCommand) -> int:
-    match command.WhichOneof("command"):
+def _partitions_made(kind: str | None, command: MetadataCommand) -> int:
+    match kind:
         case "create_topic":
             return command.create_topic.partitions
         case "create_partitions":

@@ -50,6 +50,7 @@ ALLOWED_KINDS: Final = frozenset(
         "unregister_broker",
         "elect_leaders",
         "alter_partition",
+        "offline_replicas",
         "alter_reassignments",
         "allocate_producer_ids",
         "update_feature",

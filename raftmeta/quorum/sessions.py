@@ -116,12 +116,14 @@ class BrokerSessions:
         )
 
     def is_live(self, broker_id: int, broker_epoch: int, now_ms: float) -> bool:
-        """Return whether a broker, fenced or not, has sent a heartbeat within the last session: it may be unfenced."""
+        """Return whether a broker, fenced or not, has sent a heartbeat within the last session, on a stream that has
+        not broken since: it may be unfenced."""
         session = self._sessions.get(broker_id)
         return (
             session is not None
             and session.broker_epoch == broker_epoch
             and not session.fencing
+            and not session.stream_lost
             and session.last_heartbeat_ms is not None
             and now_ms < session.last_heartbeat_ms + self.session_timeout_ms
         )

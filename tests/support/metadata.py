@@ -39,10 +39,11 @@ def register(
     epoch: int = EPOCH,
     *,
     directory: int | None = None,
+    lock: int | None = None,
     previous_epoch: int | None = None,
     features: Mapping[str, tuple[int, int]] | None = None,
 ) -> MetadataCommand:
-    """Register a broker; unless told otherwise each has one directory for ever, and never stopped cleanly."""
+    """Register a broker; unless told otherwise each keeps its directory and lock for ever, and never stops cleanly."""
     return MetadataCommand(
         controller_epoch=epoch,
         register_broker=records_pb2.RegisterBrokerCommand(
@@ -52,6 +53,7 @@ def register(
             port=port,
             rack=rack,
             directory_id=uuid_of(1000 + max(broker_id, 0) if directory is None else directory),
+            lock_identity=uuid_of(3000 + max(broker_id, 0) if lock is None else lock),
             previous_broker_epoch=previous_epoch,
             features=(
                 records_pb2.FeatureRange(name=name, min_level=low, max_level=high)
@@ -127,6 +129,20 @@ def alter_partition(
             new_isr=(
                 records_pb2.IsrMember(broker_id=member, broker_epoch=broker_epoch(image, member)) for member in new_isr
             ),
+        ),
+    )
+
+
+def offline_replicas(
+    image: MetadataImage, broker_id: int, partitions: Sequence[PartitionRef] | None = None
+) -> MetadataCommand:
+    """Report, as the broker would that has seen `image`, that it has no working log for partitions (1-0)."""
+    return MetadataCommand(
+        controller_epoch=image.controller_epoch,
+        offline_replicas=records_pb2.OfflineReplicasCommand(
+            broker_id=broker_id,
+            broker_epoch=broker_epoch(image, broker_id),
+            partitions=refs((1, 0)) if partitions is None else partitions,
         ),
     )
 

@@ -105,6 +105,10 @@ def _alter_partition(topic: int, partition: int, members: list[int]) -> Step:
     return command
 
 
+def _offline_replicas(broker_id: int, topic: int, partition: int) -> Step:
+    return lambda image: make.offline_replicas(image, broker_id, make.refs((topic, partition)))
+
+
 def _settle(image: MetadataImage) -> MetadataCommand:
     return make.elect(list(islice(unsettled(image), 500)))
 
@@ -143,6 +147,7 @@ _reassign = st.builds(
     _partitions,
     st.lists(_brokers, max_size=3, unique=True),
 )
+_offline = st.builds(_offline_replicas, _brokers, _topics, _partitions)
 _restarted = st.builds(_restart, _brokers, st.booleans(), st.sampled_from([True, True, True, False]))
 
 _what_clusters_do: list[st.SearchStrategy[Step]] = [
@@ -152,6 +157,7 @@ _what_clusters_do: list[st.SearchStrategy[Step]] = [
     *[_alter] * 5,
     *[_restarted] * 3,
     *[_reassign] * 2,
+    *[_offline] * 2,
     *[st.just(_hand_over)] * 2,
     _by_broker(make.begin_shutdown),
     _sensible_create,

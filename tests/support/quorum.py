@@ -18,7 +18,9 @@ from grpc import aio
 from broker.services.metadata import MetadataService
 from raftlog.errors import RaftlogError
 from raftlog.v1 import metadata_pb2_grpc, records_pb2
+from raftlog.v1.controller_pb2 import HeartbeatRequest, HeartbeatResponse
 from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.port import HeartbeatStream, MetadataPort
 from raftmeta.quorum.config import SERVER_OPTIONS, ControllerOptions, Endpoint, ObserverConfig, QuorumConfig
 from raftmeta.quorum.observed_metadata import ObservedMetadata, open_observed
 from raftmeta.quorum.voter_metadata import QuorumMetadata, open_quorum
@@ -149,7 +151,7 @@ class QuorumCluster:
     async def observe(self, node_id: int = 9) -> ObservedMetadata:
         """Start an observer."""
         config = ObserverConfig(node_id, self.endpoints, CLUSTER_ID, request_timeout_ms=10_000)
-        observer = await open_observed(config, self.executor, SystemClock(), rng=random.Random(node_id))
+        observer = await open_observed(config, self.executor, rng=random.Random(node_id))
         self.observers.append(observer)
         await observer.start()
         return observer
@@ -198,8 +200,74 @@ def register_command(broker_id: int = 1, incarnation: int = 1) -> MetadataComman
             host="127.0.0.1",
             port=9092,
             directory_id=uuid_of(1_000 + broker_id),
+            lock_identity=uuid_of(3_000 + broker_id),
         )
     )
+
+
+def create_topic_command(name: str, topic_id: int, replication_factor: int = 1) -> MetadataCommand:
+    """Create a topic of two partitions."""
+    return MetadataCommand(
+        create_topic=records_pb2.CreateTopicCommand(
+            name=name, topic_id=uuid_of(topic_id), partitions=2, replication_factor=replication_factor
+        )
+    )
+
+
+class HandBroker:
+    """Heartbeats of one broker, by hand."""
+
+    def __init__(self, port: MetadataPort, broker_id: int) -> None:
+        self.port = port
+        self.broker_id = broker_id
+        self.broker_epoch = -1
+        self.sequence = 0
+        self.stream: HeartbeatStream | None = None
+        self.applied_at_most: int | None = None
+
+    async def register(self, incarnation: int = 1) -> None:
+        """Register, as a process of its own for each incarnation."""
+        result = await self.port.propose(register_command(self.broker_id, incarnation))
+        self.broker_epoch = result.broker_epoch
+
+    async def beat(self, *, wants_shutdown: bool = False, released: bool = False) -> HeartbeatResponse:
+        """Send one heartbeat and return its answer; a broken stream is replaced."""
+        while True:
+            try:
+                if self.stream is None:
+                    self.stream = await self.port.open_heartbeats()
+                self.sequence += 1
+                await self.stream.send(
+                    HeartbeatRequest(
+                        broker_id=self.broker_id,
+                        broker_epoch=self.broker_epoch,
+                        sequence=self.sequence,
+                        applied_offset=min(self.port.image.offset, self.applied_at_most or self.port.image.offset),
+                        cluster_id=CLUSTER_ID,
+                        wants_shutdown=wants_shutdown,
+                        lease_released=released,
+                    )
+                )
+                while (answer := await self.stream.receive()).sequence != self.sequence:
+                    pass
+            except RaftlogError as error:
+                if self.stream is not None:
+                    await self.stream.close()
+                self.stream = None
+                if not error.retriable:
+                    raise
+                await asyncio.sleep(0.02)
+            else:
+                return answer
+
+    async def until_leased(self) -> HeartbeatResponse:
+        """Send heartbeats until one is answered with a lease."""
+        async with asyncio.timeout(10):
+            while True:
+                answer = await self.beat()
+                if answer.lease_ms > 0:
+                    return answer
+                await asyncio.sleep(0.02)
 
 
 def run(scenario: Callable[[], Awaitable[_T]], timeout_s: float = 60.0) -> _T:

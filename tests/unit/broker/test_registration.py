@@ -11,6 +11,7 @@ from broker.registration import Registration, register
 from raftlog.errors import DuplicateBrokerRegistration, InvalidRequestError
 from tests.support.memory_metadata import MemoryMetadata
 
+DIRECTORY = b"the first logdir"
 LOCK = b"the lock of this"
 
 
@@ -20,6 +21,7 @@ def described(previous_broker_epoch: int | None = None, lock_identity: bytes = L
         host="127.0.0.1",
         port=9095,
         rack="r",
+        directory_id=DIRECTORY,
         lock_identity=lock_identity,
         previous_broker_epoch=previous_broker_epoch,
     )
@@ -31,12 +33,24 @@ def test_a_registered_broker_begins_fenced_and_unclean_unless_its_last_epoch_say
         epoch = await register(metadata, described(), 1_500)
         broker = metadata.image.brokers[4]
         assert (broker.broker_epoch, broker.fenced, broker.port, broker.rack) == (epoch, True, 9095, "r")
-        assert broker.directory_id == LOCK
+        assert (broker.directory_id, broker.lock_identity) == (DIRECTORY, LOCK)
         again = await register(metadata, described(previous_broker_epoch=epoch), 1_500)
         assert again > epoch
         assert not metadata.image.brokers[4].unclean
         await register(metadata, described(previous_broker_epoch=epoch), 1_500)
         assert metadata.image.brokers[4].unclean, "the mark was of an earlier life"
+
+    asyncio.run(scenario())
+
+
+def test_a_clean_stop_stays_clean_when_the_machine_is_booted_meanwhile() -> None:
+    """The lock is of the running kernel, and another one after a boot; the directory is the same."""
+
+    async def scenario() -> None:
+        metadata = MemoryMetadata()
+        epoch = await register(metadata, described(), 1_500)
+        await register(metadata, described(previous_broker_epoch=epoch, lock_identity=bytes(16)), 1_500)
+        assert not metadata.image.brokers[4].unclean
 
     asyncio.run(scenario())
 

@@ -67,21 +67,22 @@ def test_a_new_address_of_the_same_process_keeps_its_state() -> None:
 
 
 def test_another_process_with_the_id_of_a_live_one_is_refused() -> None:
-    error = refusal(ONE_BROKER, register(1, incarnation=2, directory=7))
+    error = refusal(ONE_BROKER, register(1, incarnation=2, lock=7))
     assert isinstance(error, DuplicateBrokerRegistration)
     assert "broker 1 is running already, at 127.0.0.1:9092" in str(error)
-    assert accept(down(ONE_BROKER, 1), register(1, incarnation=2, directory=7))
+    assert accept(down(ONE_BROKER, 1), register(1, incarnation=2, lock=7))
 
 
-def test_a_process_with_the_lock_of_the_same_directory_is_the_successor() -> None:
+@pytest.mark.parametrize("directory", [None, 7])
+def test_a_process_with_the_same_lock_is_the_successor(directory: int | None) -> None:
     """Whoever had that lock is dead: no session has to end first."""
-    image, _ = accept(ONE_BROKER, register(1, incarnation=2))
+    image, _ = accept(ONE_BROKER, register(1, incarnation=2, directory=directory))
     assert image.brokers[1].fenced
 
 
-def test_without_a_directory_there_is_no_proof() -> None:
-    command = register(2, directory=0)
-    command.register_broker.directory_id = b""
+def test_without_a_lock_there_is_no_proof() -> None:
+    command = register(2)
+    command.register_broker.lock_identity = b""
     image = up(accept(ONE_BROKER, command)[0], 2)
     command = MetadataCommand.FromString(command.SerializeToString())
     command.register_broker.incarnation_id = bytes(16)
@@ -98,6 +99,13 @@ def test_a_stop_is_clean_with_the_mark_of_the_last_epoch_on_the_same_disk(
     previous = None if previous_epoch is None else broker_epoch(image, 1) + previous_epoch
     image, _ = accept(image, register(1, incarnation=2, previous_epoch=previous, directory=directory))
     assert image.brokers[1].unclean == unclean
+
+
+def test_a_clean_stop_stays_clean_when_the_machine_is_booted_meanwhile() -> None:
+    """The clean mark and the directory are the same, the lock is of another kernel."""
+    image = down(ONE_BROKER, 1)
+    image, _ = accept(image, register(1, incarnation=2, previous_epoch=broker_epoch(image, 1), lock=7))
+    assert not image.brokers[1].unclean
 
 
 def test_a_clean_stop_does_not_undo_an_unclean_one() -> None:
@@ -120,7 +128,7 @@ def test_a_bad_registration_is_refused(command: MetadataCommand, words: str) -> 
     assert words in str(refusal(ONE_BROKER, command))
 
 
-@pytest.mark.parametrize("field", ["incarnation_id", "directory_id"])
+@pytest.mark.parametrize("field", ["incarnation_id", "directory_id", "lock_identity"])
 def test_ids_have_sixteen_bytes(field: str) -> None:
     command = register()
     setattr(command.register_broker, field, b"short")

@@ -73,6 +73,16 @@ def script() -> Iterator[str]:
     yield told("Broker 1 is to be restarted, and asks to shut down.", make.begin_shutdown(1, epoch(1)))
     yield told("Its leadership is taken from it; until it has let go nobody leads.", settle())
     yield told("It has applied that, and the next one takes over.", settle(handed_over=True))
+    yield told("Broker 1 starts again after its clean stop.", make.register(1, 3, previous_epoch=epoch(1)))
+    yield told("It is let in.", make.unfence(1, epoch(1)))
+    yield told("It has caught up, says the leader.", make.alter_partition(image, [1, 2]))
+    yield told("The disk under broker 2 fails: it serves no more, and says so.", make.offline_replicas(image, 2))
+    yield told("The disk under broker 1 fails as well; it is the last one in sync.", make.offline_replicas(image, 1))
+    yield told("Broker 1 is stopped, gets its disk back, and starts.", make.register(1, 4, previous_epoch=epoch(1)))
+    yield told("What it said before is void.", settle())
+    yield told("It is let in.", make.unfence(1, epoch(1)))
+    yield told("It leads.", settle())
+    yield told("Broker 2 has a new disk, and has caught up, says the leader.", make.alter_partition(image, [1, 2]))
 
 
 def shown(record: MetadataRecord) -> str:
@@ -93,6 +103,8 @@ def shown(record: MetadataRecord) -> str:
             line = f"partition {part.partition}: {leader} in epoch {part.leader_epoch}, in sync {list(part.isr)}"
             if part.eligible_leader_replicas:
                 line += f", eligible {list(part.eligible_leader_replicas)}"
+            if part.offline_replicas:
+                line += f", without a log {[each.broker_id for each in part.offline_replicas]}"
             if part.HasField("revoked_leader"):
                 line += f", {part.revoked_leader} lets go once it has applied {part.revoked_at_offset}"
             return f"{line}; version {part.partition_epoch}"

@@ -69,11 +69,21 @@ def check_partition(image: MetadataImage, partition: PartitionImage) -> None:
     if partition.removing_replicas:
         assert partition.replicas[-len(partition.removing_replicas) :] == partition.removing_replicas
         assert len(replicas) > len(partition.removing_replicas)
+    check_offline(image, partition)
     if partition.revoked_leader is None:
         assert partition.revoked_at_offset == 0
     else:
         assert partition.leader == NO_LEADER
         assert 0 < partition.revoked_at_offset <= image.offset
+
+
+def check_offline(image: MetadataImage, partition: PartitionImage) -> None:
+    marked = [broker_id for broker_id, _ in partition.offline_replicas]
+    assert marked == sorted(set(marked) & set(partition.replicas))
+    offline = {broker_id for broker_id in marked if image.is_offline(partition, broker_id)}
+    assert partition.leader not in offline
+    assert not offline & set(partition.eligible_leader_replicas)
+    assert not offline & set(partition.isr) or offline >= set(partition.isr)
 
 
 @settings(max_examples=200)
@@ -131,18 +141,23 @@ def test_epochs_only_grow_and_tell_of_every_change(life: Life) -> None:
 @settings(max_examples=300)
 @given(lives)
 def test_nobody_leads_while_somebody_else_may_still(life: Life) -> None:
-    """A leader that is up is never replaced directly, and a revoked one only once it has let go."""
+    """A leader that is up is never replaced directly, and a revoked one only once it has let go.
+
+    Or says itself, in its present life, that it has no working log: then it has let go.
+    """
     for event in live(life):
         command = event.command
         handed_over = command.WhichOneof("command") == "elect_leaders" and command.elect_leaders.handed_over_as_of > 0
+        reported = command.WhichOneof("command") == "offline_replicas"
         for _, before, after, _ in changes(event):
             leader = event.before.brokers.get(before.leader)
-            if after.leader != before.leader and leader is not None and not leader.fenced:
+            itself = reported and command.offline_replicas.broker_id in (before.leader, before.revoked_leader)
+            if after.leader != before.leader and leader is not None and not leader.fenced and not itself:
                 assert after.leader == NO_LEADER
                 assert after.revoked_leader == before.leader
                 assert after.revoked_at_offset == event.offset
             if after.leader != NO_LEADER and before.leader == NO_LEADER:
-                assert handed_over or not still_holds(event.before, before)
+                assert handed_over or itself or not still_holds(event.before, before)
                 elected = event.before.brokers[after.leader]
                 assert elected.active, "elected although it is fenced or shutting down"
 
@@ -170,8 +185,8 @@ def test_settling_comes_to_rest_and_finds_all_there_is_to_do(life: Life) -> None
 def test_whoever_leads_has_every_committed_record(life: Life) -> None:
     """Against the worst of worlds (KIP-966): leaders commit whenever they may, and unclean stops lose the tail.
 
-    `full` is who has every committed record. A leader outside it was elected uncleanly and said to be so, where that
-    was allowed; or nobody was left who has them.
+    Replicas without a working log hold nothing. `full` is who has every committed record. A leader outside it was
+    elected uncleanly and said to be so, where that was allowed; or nobody was left who has them.
     """
     full: dict[tuple[bytes, int], set[int]] = {}
     for event in live(life):
@@ -180,6 +195,9 @@ def test_whoever_leads_has_every_committed_record(life: Life) -> None:
                 for holders in full.values():
                     holders.discard(lost.broker.broker_id)
         asked = event.command
+        if asked.WhichOneof("command") == "offline_replicas" and event.decision.records:
+            for ref in asked.offline_replicas.partitions:
+                full.get((ref.topic_id, ref.partition), set()).discard(asked.offline_replicas.broker_id)
         for topic, before, after, record in changes(event):
             holders = full[topic.topic_id, after.partition]
             if asked.WhichOneof("command") == "alter_partition":

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.errors import InvalidReplicationFactor
+from raftlog.errors import InvalidReplicaAssignment, InvalidReplicationFactor
+from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.image import MetadataImage
 from raftmeta.placement import place_partitions
-from tests.support.metadata import claim, create_topic, image_after, register
+from tests.support.metadata import accept, claim, create_topic, down, image_after, refusal, register, uuid_of
 
 
 def cluster(racks: list[str]) -> MetadataImage:
@@ -51,3 +53,38 @@ def test_fenced_brokers_and_those_that_are_shutting_down_get_nothing() -> None:
     assert list(place_partitions(image, 2, 1)) == [(1,), (1,)]
     with pytest.raises(InvalidReplicationFactor, match="there are 1 brokers that are up of 3 registered"):
         place_partitions(image, 1, 2)
+
+
+def assigned(*replicas: Sequence[int], partitions: int | None = None, factor: int | None = None) -> MetadataCommand:
+    command = create_topic("t", 1, len(replicas) if partitions is None else partitions)
+    command.create_topic.replication_factor = len(replicas[0]) if factor is None else factor
+    for each in replicas:
+        command.create_topic.assignments.add(replicas=each)
+    return command
+
+
+def test_replicas_that_somebody_has_chosen_are_taken_as_they_are() -> None:
+    image, _ = accept(cluster([""] * 4), assigned([3, 1], [3, 2]))
+    topic = image.topics[uuid_of(1)]
+    assert [(part.replicas, part.isr, part.leader) for part in topic.partitions] == [
+        ((3, 1), (3, 1), 3),
+        ((3, 2), (3, 2), 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (assigned([1, 1]), "names no broker, or one of them twice"),
+        (assigned([]), "names no broker"),
+        (assigned([1, 9]), "broker 9 is not there, or not up"),
+        (assigned([1, 3]), "broker 3 is not there, or not up"),
+        (assigned([1, 2], [1]), "2 partitions need as many assignments of 2 replicas each"),
+        (assigned([1, 2], partitions=2), "2 partitions need"),
+        (assigned([1, 2], factor=1), "of 1 replicas each"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused(command: MetadataCommand, words: str) -> None:
+    error = refusal(down(cluster([""] * 4), 3), command)
+    assert isinstance(error, InvalidReplicaAssignment)
+    assert words in str(error)

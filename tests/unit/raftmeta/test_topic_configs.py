@@ -10,14 +10,43 @@ from raftmeta.topic_configs import (
     DYNAMIC_BROKER_CONFIGS,
     TOPIC_CONFIGS,
     TOPIC_KEY_BY_BROKER_KEY,
+    is_throttled,
 )
+
+ONLY_OF_ONE_TOPIC = {"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
+ONLY_OF_A_BROKER = {"leader.replication.throttled.rate", "follower.replication.throttled.rate"}
 
 
 def test_every_topic_key_has_a_broker_key_with_the_same_default() -> None:
-    assert BROKER_KEY_BY_TOPIC_KEY.keys() == {key.name for key in TOPIC_CONFIGS}
-    assert TOPIC_KEY_BY_BROKER_KEY.keys() == {key.name for key in DYNAMIC_BROKER_CONFIGS}
-    for key in TOPIC_CONFIGS:
-        assert DYNAMIC_BROKER_CONFIGS.key(BROKER_KEY_BY_TOPIC_KEY[key.name]).default == key.default
+    assert BROKER_KEY_BY_TOPIC_KEY.keys() | ONLY_OF_ONE_TOPIC == {key.name for key in TOPIC_CONFIGS}
+    assert TOPIC_KEY_BY_BROKER_KEY.keys() | ONLY_OF_A_BROKER == {key.name for key in DYNAMIC_BROKER_CONFIGS}
+    for topic_key, broker_key in BROKER_KEY_BY_TOPIC_KEY.items():
+        assert DYNAMIC_BROKER_CONFIGS.key(broker_key).default == TOPIC_CONFIGS.key(topic_key).default
+
+
+@pytest.mark.parametrize("key", sorted(ONLY_OF_ONE_TOPIC))
+def test_throttled_replicas_are_none_all_or_named(key: str) -> None:
+    """KIP-73."""
+    assert TOPIC_CONFIGS.canonical({key: ""}) == {key: ""}
+    assert TOPIC_CONFIGS.canonical({key: " * "}) == {key: "*"}
+    assert TOPIC_CONFIGS.canonical({key: "0:1, 12:30"}) == {key: "0:1,12:30"}
+    for wrong in ("1", "0:1,", "0:1;0:2", "*,0:1", "a:1", "-1:2", "0:-1", "01:2", "0:1:2", "٣:1", "9" * 12 + ":1"):
+        with pytest.raises(InvalidConfig, match=key.replace(".", r"\.")):
+            TOPIC_CONFIGS.parse({key: wrong})
+
+
+def test_a_throttled_replica_is_found_in_the_value() -> None:
+    assert is_throttled("*", 7, 3)
+    assert is_throttled("0:1,12:30", 12, 30)
+    assert not is_throttled("0:1,12:30", 2, 30)
+    assert not is_throttled("", 0, 1)
+
+
+def test_a_throttle_is_a_rate_above_nothing() -> None:
+    for key in ONLY_OF_A_BROKER:
+        assert DYNAMIC_BROKER_CONFIGS.canonical({key: "1MiB"}) == {key: str(1 << 20)}
+        with pytest.raises(InvalidConfig):
+            DYNAMIC_BROKER_CONFIGS.parse({key: "0"})
 
 
 def test_defaults_that_carry_a_promise() -> None:

@@ -19,7 +19,7 @@ from raftmeta.quorum import observed_metadata
 from raftmeta.quorum.config import Endpoint, ObserverConfig
 from raftmeta.quorum.observed_metadata import ObservedMetadata, open_observed
 from tests.support.metadata import claim, image_after, register
-from tests.support.quorum import SystemClock, eventually, free_ports, run
+from tests.support.quorum import eventually, free_ports, run
 
 
 class FakeController(metadata_pb2_grpc.MetadataServicer):
@@ -62,7 +62,7 @@ def observe(scenario: Callable[[ObservedMetadata, FakeController], Awaitable[Non
         await server.start()
         with ThreadPoolExecutor(1) as executor:
             config = ObserverConfig(9, {1: Endpoint("127.0.0.1", port)}, cluster_id)
-            observer = await open_observed(config, executor, SystemClock())
+            observer = await open_observed(config, executor)
             await observer.start()
             await scenario(observer, controller)
             await observer.close()

@@ -153,6 +153,21 @@ def test_who_may_be_unfenced() -> None:
     assert not sessions.is_live(1, 10, 1 + SESSION_MS)
 
 
+def test_who_was_fenced_after_its_stream_broke_is_not_unfenced_for_the_rest_of_a_session() -> None:
+    """A lease is shorter than a session: between the two ends it would be fenced and unfenced without an end."""
+    sessions = active(broker(1))
+    sessions.heartbeat(1, 10, 1_000)
+    sessions.stream_lost(1, 1_010)
+    deadline_ms = sessions.next_deadline_ms()
+    assert deadline_ms is not None
+    assert sessions.expired(deadline_ms, image(broker(1))) == [(1, 10)]
+    sessions.observe(deadline_ms, image(broker(1, fenced=True), offset=11))
+    assert deadline_ms < 1_000 + SESSION_MS
+    assert not sessions.is_live(1, 10, deadline_ms)
+    sessions.heartbeat(1, 10, deadline_ms)
+    assert sessions.is_live(1, 10, deadline_ms), "it is back, on another stream"
+
+
 def test_a_controller_that_stood_still_reads_what_waits_before_it_fences_anyone() -> None:
     sessions = active(broker(1), broker(2))
     both = image(broker(1), broker(2))
