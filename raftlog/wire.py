@@ -1,9 +1,10 @@
-"""The two hot messages of the wire contract, read and written without copying record batches.
+"""The hot messages of the wire contract, read and written without copying record batches.
 
 The protobuf runtime copies a `bytes` field twice on each side, and every copy of a large batch touches fresh memory.
-Here protobuf still reads and writes everything but the payload: `ProducePartition.records` and `FetchFrame.records`
-are cut out of the message as views, or put into it with one join. The bytes on the wire are plain protobuf, so a
-client that uses nothing but generated code works just as well (tests hold both ways against the runtime).
+Here protobuf still reads and writes everything but the payload: `ProducePartition.records`, `FetchFrame.records` and
+`ReplicaFrame.records` are cut out of the message as views, or put into it with one join. The bytes on the wire are
+plain protobuf, so a client that uses nothing but generated code works just as well (tests hold both ways against the
+runtime).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from raftlog.errors import InvalidRequestError
 from raftlog.format.header import Buffer
-from raftlog.v1 import log_pb2
+from raftlog.v1 import log_pb2, replication_pb2
 
 MAX_PARTS: Final = 10_000
 """Partitions in one message; a bound on what a small message can make a reader build."""
@@ -29,6 +30,8 @@ _PARTITIONS: Final = log_pb2.ProduceRequest.PARTITIONS_FIELD_NUMBER
 _PRODUCE_RECORDS: Final = log_pb2.ProducePartition.RECORDS_FIELD_NUMBER
 _FRAMES: Final = log_pb2.FetchResponse.FRAMES_FIELD_NUMBER
 _FETCH_RECORDS: Final = log_pb2.FetchFrame.RECORDS_FIELD_NUMBER
+_REPLICA_FRAMES: Final = replication_pb2.ReplicateResponse.FRAMES_FIELD_NUMBER
+_REPLICA_RECORDS: Final = replication_pb2.ReplicaFrame.RECORDS_FIELD_NUMBER
 
 
 class ProducePart(NamedTuple):
@@ -49,6 +52,13 @@ class Frame(NamedTuple):
     """A `FetchFrame`: `head` is everything but the payload."""
 
     head: log_pb2.FetchFrame
+    records: Buffer
+
+
+class ReplicaFrame(NamedTuple):
+    """A `replication_pb2.ReplicaFrame`: `head` is everything but the payload."""
+
+    head: replication_pb2.ReplicaFrame
     records: Buffer
 
 
@@ -174,3 +184,22 @@ def decode_fetch(data: bytes) -> list[Frame]:
         return [Frame(log_pb2.FetchFrame.FromString(part), records) for part, records in parts]
     except DecodeError as error:
         raise InvalidRequestError(f"the message is not a FetchResponse: {error}") from None
+
+
+def encode_replicate(frames: Sequence[ReplicaFrame]) -> bytes:
+    """Return the bytes of a `ReplicateResponse`."""
+    parts = [(frame.head.SerializeToString(), frame.records) for frame in frames]
+    return _join(b"", _REPLICA_FRAMES, _REPLICA_RECORDS, parts)
+
+
+def decode_replicate(data: bytes) -> list[ReplicaFrame]:
+    """Return the frames of a `ReplicateResponse`; their payloads are views of `data`.
+
+    Raises:
+        InvalidRequestError: not such a message.
+    """
+    _, parts = _parts(data, _REPLICA_FRAMES, _REPLICA_RECORDS)
+    try:
+        return [ReplicaFrame(replication_pb2.ReplicaFrame.FromString(part), records) for part, records in parts]
+    except DecodeError as error:
+        raise InvalidRequestError(f"the message is not a ReplicateResponse: {error}") from None

@@ -7,16 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.errors import InvalidRequestError
-from raftlog.v1 import common_pb2, log_pb2
+from raftlog.v1 import common_pb2, log_pb2, replication_pb2
 from raftlog.wire import (
     MAX_PARTS,
     Frame,
     Produce,
     ProducePart,
+    ReplicaFrame,
     decode_fetch,
     decode_produce,
+    decode_replicate,
     encode_fetch,
     encode_produce,
+    encode_replicate,
 )
 
 int32 = st.integers(-1, 2**31 - 1)
@@ -53,6 +56,19 @@ frames = st.builds(
     payloads,
 )
 
+replica_frames = st.builds(
+    ReplicaFrame,
+    st.builds(
+        replication_pb2.ReplicaFrame,
+        subscription_id=st.integers(0, 2**32 - 1),
+        error=st.one_of(st.none(), st.builds(common_pb2.Error, message=st.text(max_size=9))),
+        diverging=st.one_of(st.none(), st.builds(replication_pb2.DivergingEpoch, leader_epoch=int32)),
+        high_watermark=st.integers(-1, 2**62),
+        catch_up=st.booleans(),
+    ),
+    payloads,
+)
+
 
 def whole_request(request: Produce) -> log_pb2.ProduceRequest:
     message = log_pb2.ProduceRequest()
@@ -85,11 +101,27 @@ def test_fetch_responses_agree_with_the_runtime(drawn: list[Frame]) -> None:
     assert [(frame.head, bytes(frame.records)) for frame in back] == [(f.head, bytes(f.records)) for f in drawn]
 
 
+@given(st.lists(replica_frames, max_size=4))
+def test_replicate_responses_agree_with_the_runtime(drawn: list[ReplicaFrame]) -> None:
+    message = replication_pb2.ReplicateResponse()
+    for frame in drawn:
+        added = message.frames.add()
+        added.CopyFrom(frame.head)
+        added.records = bytes(frame.records)
+    assert replication_pb2.ReplicateResponse.FromString(encode_replicate(drawn)) == message
+    back = decode_replicate(message.SerializeToString())
+    assert [(frame.head, bytes(frame.records)) for frame in back] == [(f.head, bytes(f.records)) for f in drawn]
+
+
 def test_payloads_are_views_of_the_message() -> None:
     data = encode_fetch([Frame(log_pb2.FetchFrame(subscription_id=1), b"y" * 1000)])
     (frame,) = decode_fetch(data)
     assert isinstance(frame.records, memoryview)
     assert frame.records.obj is data
+    data = encode_replicate([ReplicaFrame(replication_pb2.ReplicaFrame(subscription_id=1), b"y" * 1000)])
+    (replica_frame,) = decode_replicate(data)
+    assert isinstance(replica_frame.records, memoryview)
+    assert replica_frame.records.obj is data
 
 
 @given(requests, st.data())
@@ -124,8 +156,9 @@ def test_unknown_fields_are_skipped() -> None:
 
 @pytest.mark.parametrize("data", [b"\xff" * 11, b"\x0a\xff\xff\xff\xff\x0f", b"\x0b"])
 def test_garbage_is_refused_with_a_reason(data: bytes) -> None:
-    with pytest.raises(InvalidRequestError, match="not protobuf"):
-        decode_fetch(data)
+    for decode in (decode_fetch, decode_replicate):
+        with pytest.raises(InvalidRequestError, match="not protobuf"):
+            decode(data)
 
 
 def test_a_message_of_very_many_tiny_parts_is_refused_before_they_are_built() -> None:

@@ -1,0 +1,69 @@
+"""One partition that this broker follows, as the session with its leader keeps it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from raftlog.errors import RaftlogError
+from replication.ports import Done, FollowedPartition
+
+
+class State(Enum):
+    """Of one partition; `replication.follower_session` has the transitions."""
+
+    WAITING = "waiting"
+    OPENING = "opening"
+    FOLLOWING = "following"
+    TRUNCATING = "truncating"
+    BACKING_OFF = "backing off"
+
+
+class Followed:
+    """One partition, followed in one epoch of its leader. `id` is that of its subscription, 0: it has none.
+
+    Invariant, unless it is over: it has a subscription exactly while it is opening or following.
+    """
+
+    __slots__ = (
+        "acked_end_offset",
+        "attempts",
+        "id",
+        "leader_epoch",
+        "name",
+        "on_held",
+        "on_truncated",
+        "opened_end_offset",
+        "over",
+        "partition",
+        "retry_at_ms",
+        "state",
+    )
+
+    def __init__(
+        self,
+        partition: FollowedPartition,
+        held: Callable[[Followed, int], None],
+        truncated: Callable[[Followed, RaftlogError | None], None],
+    ) -> None:
+        self.partition = partition
+        self.leader_epoch = partition.leader_epoch
+        self.name = f"{partition.topic_id.hex()}-{partition.partition}"
+        self.id = 0
+        self.state = State.WAITING
+        self.over = False
+        self.attempts = 0
+        self.retry_at_ms = 0.0
+        self.acked_end_offset = self.opened_end_offset = 0
+        # One object each, so that equal callbacks are seen to be equal.
+        self.on_held: Callable[[int], None] = lambda held_end_offset: held(self, held_end_offset)
+        self.on_truncated: Done = lambda error: truncated(self, error)
+
+    def check_invariants(self) -> None:
+        """Check what the class promises."""
+        has_subscription = self.state is State.OPENING or self.state is State.FOLLOWING
+        assert self.over or has_subscription == (self.id != 0), f"{self.name} is {self.state.value} with id {self.id}"
+
+    def backs_off_until(self, at_ms: float) -> bool:
+        """Whether it waits for that instant still."""
+        return not self.over and self.state is State.BACKING_OFF and self.retry_at_ms == at_ms

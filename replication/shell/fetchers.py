@@ -1,0 +1,312 @@
+"""The streams by which this broker follows others: one to each broker that leads a partition of it.
+
+The states of a link to a leader, each change of which makes one line in the log:
+
+    connecting --(the leader takes the hello)--> up
+    up         --(broken, silent, another address)--> connecting      dialled again at once
+    connecting --(refused, or nobody there)--> trouble: <why>         and dialled again, with growing pauses
+    trouble    --(the leader takes the hello)--> up
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from grpc import aio
+
+from raftlog import wire
+from raftlog.errors import BrokerUnavailable, InvalidRequestError, RaftlogError
+from raftlog.v1 import replication_pb2
+from replication.follower_session import FollowerOptions, FollowerSession, PartitionKey
+from replication.ports import FollowedPartition, Replica
+from replication.shell.alarm import Alarm, now_ms
+from replication.shell.service import METHOD, SERVICE, SIGN_OF_LIFE_MS, WELCOME
+from replication.token_bucket import TokenBucket
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S: Final = 1.0
+FIRST_RETRY_S: Final = 0.02
+LAST_RETRY_S: Final = 0.3
+REFUSED_RETRY_S: Final = 1.0
+SILENCE_S: Final = 2.0
+"""A leader that says nothing for so long is taken for gone: paused or cut off, it keeps its connections open."""
+LINGER_S: Final = 1.0
+"""How long a link without partitions stays: leaderships often come back."""
+CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
+    (
+        "grpc.max_receive_message_length",
+        -1,
+    ),  # the credit bounds it, and a batch as large as the topic allows has to pass
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.lookahead_bytes", 16 << 20),
+    ("grpc.http2.max_frame_size", 1 << 20),
+]
+
+assert SIGN_OF_LIFE_MS * 2 / 1000 < SILENCE_S
+
+AddressOf = Callable[[int], str | None]
+"""Where a broker listens for other nodes, as `host:port`; None while that is not known."""
+
+
+class ReplicaFetchers:
+    """What this broker follows, whoever leads it.
+
+    `throttle` has `follower.replication.throttled.rate`; `me` is this life of this broker.
+    """
+
+    def __init__(
+        self,
+        me: Replica,
+        cluster_id: str,
+        address_of: AddressOf,
+        *,
+        options: FollowerOptions | None = None,
+        throttle: TokenBucket | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._me = me
+        self._cluster_id = cluster_id
+        self._address_of = address_of
+        self._options = options or FollowerOptions()
+        self._throttle = throttle or TokenBucket()
+        self._rng = rng or random.Random()
+        self._links: dict[int, LeaderLink] = {}
+        self._leader_of: dict[PartitionKey, int] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def follow(self, partition: FollowedPartition, leader_id: int) -> None:
+        """Follow a partition in its present epoch; the same again changes nothing."""
+        if self._closed:
+            return
+        key = (partition.topic_id, partition.partition)
+        if self._leader_of.get(key, leader_id) != leader_id:
+            self.unfollow(*key)
+        self._leader_of[key] = leader_id
+        link = self._links.get(leader_id)
+        if link is None:
+            assert leader_id != self._me.broker_id, "nobody follows himself"
+            session_parts = (self._me, leader_id, self._cluster_id, self._throttle, self._options)
+            link = self._links[leader_id] = LeaderLink(*session_parts, self._address_of, self._rng)
+            link.start()
+        link.session.follow(partition)
+
+    def unfollow(self, topic_id: bytes, partition: int) -> None:
+        """Do not follow a partition any more; one that is not followed is fine."""
+        leader_id = self._leader_of.pop((topic_id, partition), None)
+        if leader_id is None:
+            return
+        link = self._links[leader_id]
+        link.session.unfollow(topic_id, partition)
+        if not len(link.session):
+            asyncio.get_running_loop().call_later(LINGER_S, self._retire, leader_id, link)
+
+    def _retire(self, leader_id: int, link: LeaderLink) -> None:
+        if not len(link.session) and self._links.get(leader_id) is link:
+            del self._links[leader_id]
+            task = asyncio.create_task(link.close())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def endpoints_changed(self) -> None:
+        """Look again where the leaders are; a link to another address than it should have is dialled anew."""
+        for link in self._links.values():
+            link.look_up()
+
+    def troubles(self) -> dict[int, str]:
+        """Return why there is no link to a leader, for each that has none."""
+        return {leader_id: link.trouble for leader_id, link in self._links.items() if link.trouble}
+
+    async def close(self) -> None:
+        """End all streams; nothing is followed any more."""
+        self._closed = True
+        links, self._links = list(self._links.values()), {}
+        self._leader_of.clear()
+        await asyncio.gather(*(link.close() for link in links), *self._ending)
+
+
+class LeaderLink:
+    """The stream to one leader, dialled again whenever it breaks; `session` outlives them."""
+
+    def __init__(
+        self,
+        me: Replica,
+        leader_id: int,
+        cluster_id: str,
+        throttle: TokenBucket,
+        options: FollowerOptions,
+        address_of: AddressOf,
+        rng: random.Random,
+    ) -> None:
+        self._leader_id = leader_id
+        self._address_of = address_of
+        self._rng = rng
+        self._alarm = Alarm()
+        self._look_up = asyncio.Event()
+        self._address: str | None = None
+        self._up = False
+        self._heard_ms = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.trouble = "not connected yet"
+        """Why there is no stream, in words; "" while there is one."""
+        self.session = FollowerSession(
+            me=me,
+            leader_id=leader_id,
+            cluster_id=cluster_id,
+            wake=self._alarm.ring,
+            throttle=throttle,
+            options=options,
+        )
+
+    def start(self) -> None:
+        """Begin to dial."""
+        self._task = asyncio.create_task(self._run(), name=f"replica-link-{self._leader_id}")
+
+    def look_up(self) -> None:
+        """The leader's address may be another one, or known now."""
+        if self._address_of(self._leader_id) != self._address:
+            self._look_up.set()
+
+    async def close(self) -> None:
+        """Stop dialling and end the stream."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._alarm.close()
+
+    async def _run(self) -> None:
+        delay_s = 0.0
+        while True:
+            self._up = False
+            error = await self._one_stream()
+            self.session.lost(error)
+            self._say_lost(error)
+            if self._up:
+                delay_s = 0.0  # the first retry comes at once
+            elif not error.retriable:
+                delay_s = REFUSED_RETRY_S
+            if delay_s:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s * self._rng.uniform(0.5, 1.5)):
+                        await self._look_up.wait()
+            delay_s = min(max(FIRST_RETRY_S, delay_s * 1.7), LAST_RETRY_S)
+
+    async def _one_stream(self) -> RaftlogError:
+        """Dial, and serve the stream until something breaks; return what."""
+        try:
+            self._look_up.clear()
+            self._address = self._address_of(self._leader_id)
+            if self._address is None:
+                return BrokerUnavailable(f"it is not known where broker {self._leader_id} listens for other nodes")
+            async with aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+                return await self._serve(channel)
+        except RaftlogError as error:
+            return error
+        except Exception as error:  # a bug, which must not leave a replica behind that nobody fetches
+            logger.exception("the link to broker %d failed", self._leader_id)
+            return BrokerUnavailable(f"{type(error).__name__}: {error}")
+
+    async def _serve(self, channel: aio.Channel) -> RaftlogError:
+        call: Any = channel.stream_stream(
+            f"/{SERVICE}/{METHOD}",
+            request_serializer=replication_pb2.ReplicateRequest.SerializeToString,
+            response_deserializer=wire.decode_replicate,
+        )()
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                self.session.connected(now_ms())
+                await call.write(self.session.take_request(now_ms()))
+                if WELCOME not in tuple(await call.initial_metadata()):
+                    return await _ending(call)
+            self._say_up()
+            tasks = [
+                asyncio.create_task(self._read(call), name=f"replica-link-{self._leader_id}-read"),
+                asyncio.create_task(self._write(call), name=f"replica-link-{self._leader_id}-write"),
+                asyncio.create_task(self._watch_address()),
+                asyncio.create_task(self._watch_silence()),
+            ]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:  # what was read tells more than a write that failed
+                if task.done() and not task.cancelled():
+                    task.result()
+            return BrokerUnavailable("the stream was broken off")
+        except TimeoutError:
+            return BrokerUnavailable("it does not answer")
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            return await _ending(call)
+        except asyncio.CancelledError:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr] # there is one
+                raise
+            return await _ending(call)  # gRPC says so when the call, not this task, was cancelled
+        finally:
+            call.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, call: Any) -> None:
+        session = self.session
+        while (frames := await call.read()) is not aio.EOF:
+            if frames is None:
+                raise InvalidRequestError(f"broker {self._leader_id} sends what is no ReplicateResponse")
+            self._heard_ms = now_ms()
+            session.handle(frames, self._heard_ms)
+        raise await _ending(call)
+
+    async def _write(self, call: Any) -> None:
+        session, alarm = self.session, self._alarm
+        while True:
+            alarm.clear()
+            request = session.take_request(now_ms())
+            if request is not None:
+                await call.write(request)
+            else:
+                await alarm.wait(session.next_deadline_ms(now_ms()))
+
+    async def _watch_address(self) -> None:
+        await self._look_up.wait()
+        raise BrokerUnavailable("its address has changed")
+
+    async def _watch_silence(self) -> None:
+        self._heard_ms = now_ms()
+        while (left_s := SILENCE_S - (now_ms() - self._heard_ms) / 1000) > 0:  # noqa: ASYNC110 - the instant moves
+            await asyncio.sleep(left_s)
+        raise BrokerUnavailable(f"nothing was heard of it for {SILENCE_S:g} s")
+
+    def _say_up(self) -> None:
+        self._up = True
+        self.trouble = ""
+        logger.info("following broker %d at %s", self._leader_id, self._address)
+
+    def _say_lost(self, error: RaftlogError) -> None:
+        trouble = str(error)
+        if self._up:
+            logger.info("lost the stream to broker %d: %s", self._leader_id, trouble)
+        elif not error.retriable and trouble != self.trouble:
+            logger.error("broker %d refuses this broker as a follower: %s", self._leader_id, trouble)
+        self.trouble = trouble
+
+
+async def _ending(call: Any) -> RaftlogError:
+    """Return why a call ended, or is about to."""
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            code, details = await call.code(), await call.details()
+    except TimeoutError:
+        return BrokerUnavailable("the connection broke")
+    if code is grpc.StatusCode.OK:
+        return BrokerUnavailable("it ended the stream")
+    if code is grpc.StatusCode.FAILED_PRECONDITION:
+        return InvalidRequestError(details or code.name)
+    return BrokerUnavailable(details or code.name)

@@ -1,0 +1,331 @@
+"""The follower's end of a stream: states, acks, credit, and what it does when something goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftlog.errors import (
+    BrokerUnavailable,
+    CorruptRecordError,
+    InvalidRequestError,
+    NotLeader,
+    StorageError,
+    StorageFull,
+    UnknownLeaderEpoch,
+    to_wire,
+)
+from raftlog.v1 import replication_pb2
+from raftlog.v1.replication_pb2 import DivergingEpoch, ReplicateRequest
+from raftlog.wire import ReplicaFrame
+from replication.followed import State
+from replication.follower_session import FollowerOptions, FollowerSession
+from replication.token_bucket import TokenBucket
+from tests.support.replica_parts import CLUSTER, LEADER, ME, TOPIC, Batch, Followed, MemoryLog
+
+KEY = (TOPIC, 0)
+OPTIONS = FollowerOptions(credit_bytes=1000, max_frame_bytes=500, first_retry_ms=10, last_retry_ms=80)
+
+
+class Wire:
+    """A `FollowerSession`, and a leader that a test plays itself."""
+
+    def __init__(self, *followed: Followed, throttle: TokenBucket | None = None, connected: bool = True) -> None:
+        self.now_ms = 0.0
+        self.wakes = 0
+        self.session = FollowerSession(
+            me=ME,
+            leader_id=LEADER,
+            cluster_id=CLUSTER,
+            wake=self._wake,
+            throttle=throttle or TokenBucket(),
+            options=OPTIONS,
+        )
+        for one in followed:
+            self.session.follow(one)
+        if connected:
+            self.session.connected(self.now_ms)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def request(self) -> ReplicateRequest | None:
+        return self.session.take_request(self.now_ms)
+
+    def said(self) -> ReplicateRequest:
+        request = self.request()
+        assert request is not None
+        return request
+
+    def send(self, subscription_id: int = 1, records: bytes = b"", **fields: object) -> None:
+        head = replication_pb2.ReplicaFrame(subscription_id=subscription_id, **fields)  # type: ignore[arg-type] # checked there
+        self.session.handle([ReplicaFrame(head, records)], self.now_ms)
+
+    def state(self, partition: int = 0) -> State:
+        return self.session.states()[TOPIC, partition]
+
+
+def batches(*offsets: int, epoch: int = 1, size: int = 1) -> bytes:
+    return b"".join(Batch(offset, epoch, b"x" * size).encoded() for offset in offsets)
+
+
+def test_the_first_request_has_hello_credit_and_every_partition() -> None:
+    wire = Wire(Followed(MemoryLog([1, 1])), Followed(MemoryLog(start=7), partition=3))
+    request = wire.said()
+    hello = request.hello
+    assert (hello.cluster_id, hello.broker_id, hello.broker_epoch, hello.leader_id) == (CLUSTER, *ME, LEADER)
+    assert (request.live_credit_bytes, request.catch_up_credit_bytes, hello.max_frame_bytes) == (1000, 1000, 500)
+    assert [(o.subscription_id, o.partition, o.fetch_offset, o.last_fetched_epoch) for o in request.open] == [
+        (1, 0, 2, 1),
+        (2, 3, 7, -1),
+    ]
+    assert wire.request() is None
+    assert wire.state() is State.OPENING
+
+
+def test_what_comes_is_appended_and_acked_when_it_is_held() -> None:
+    followed = Followed(MemoryLog())
+    followed.flushes_by_hand = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(records=batches(0, 1), high_watermark=0)
+    wire.send(records=batches(2), high_watermark=1)
+    assert wire.state() is State.FOLLOWING
+    assert (followed.log.end, followed.high_watermark) == (3, 1)
+    assert wire.request() is None
+    wakes = wire.wakes
+    followed.flush()
+    assert wire.wakes > wakes
+    request = wire.said()
+    assert [(ack.subscription_id, ack.held_end_offset) for ack in request.acks] == [(1, 3)]
+    assert request.live_credit_bytes == len(batches(0, 1, 2))
+
+
+def test_credit_goes_back_alone_once_it_is_a_quarter_of_the_window() -> None:
+    followed = Followed(MemoryLog())
+    followed.flushes_by_hand = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(records=batches(0, size=200))
+    assert wire.request() is None
+    wire.send(records=batches(1, size=200), catch_up=True)
+    assert wire.request() is None
+    wire.send(records=batches(2, size=50))
+    assert wire.said().live_credit_bytes == len(batches(0, size=200)) + len(batches(2, size=50))
+
+
+def test_frames_of_a_subscription_that_is_over_are_passed_over_and_their_credit_returned() -> None:
+    followed = Followed(MemoryLog())
+    wire = Wire(followed)
+    wire.said()
+    wire.session.unfollow(*KEY)
+    assert list(wire.said().close) == [1]
+    wire.send(records=batches(0, size=400))
+    assert followed.log.end == 0
+    assert wire.said().live_credit_bytes == len(batches(0, size=400))
+
+
+def test_a_frame_for_what_was_never_opened_breaks_the_protocol() -> None:
+    wire = Wire(Followed(MemoryLog()))
+    wire.said()
+    for subscription_id in (0, 2):
+        with pytest.raises(InvalidRequestError, match="never opened"):
+            wire.send(subscription_id)
+
+
+def test_diverging_truncates_and_asks_again() -> None:
+    followed = Followed(MemoryLog([1, 1, 2, 2]), epoch=3)
+    followed.waits_with_truncation = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(diverging=DivergingEpoch(leader_epoch=1, end_offset=3))
+    assert wire.state() is State.TRUNCATING
+    assert wire.request() is None
+    assert followed.truncated is not None
+    followed.truncated(None)
+    (opening,) = wire.said().open
+    assert (opening.subscription_id, opening.fetch_offset, opening.last_fetched_epoch) == (2, 2, 1)
+
+
+def test_out_of_range_starts_over_at_the_leaders_start() -> None:
+    followed = Followed(MemoryLog([1, 1]))
+    wire = Wire(followed)
+    wire.said()
+    wire.send(out_of_range=True, log_start_offset=50)
+    (opening,) = wire.said().open
+    assert (opening.fetch_offset, opening.last_fetched_epoch, opening.held_end_offset) == (50, -1, 50)
+
+
+def test_an_accepted_partition_cannot_diverge() -> None:
+    followed = Followed(MemoryLog([1, 1]))
+    wire = Wire(followed)
+    wire.said()
+    wire.send(high_watermark=1)
+    with pytest.raises(InvalidRequestError, match="has accepted"):
+        wire.send(diverging=DivergingEpoch(leader_epoch=-1))
+    assert followed.log.end == 2
+
+
+def test_a_refusal_is_asked_again_with_growing_pauses_until_it_is_accepted() -> None:
+    wire = Wire(Followed(MemoryLog()))
+    wire.said()
+    pauses = []
+    for number in range(1, 7):
+        wire.send(number, error=to_wire(UnknownLeaderEpoch("not yet")))
+        assert wire.state() is State.BACKING_OFF
+        assert wire.request() is None
+        due_ms = wire.session.next_deadline_ms(wire.now_ms)
+        assert due_ms is not None
+        pauses.append(due_ms - wire.now_ms)
+        wire.now_ms = due_ms
+        assert [opening.subscription_id for opening in wire.said().open] == [number + 1]
+        assert wire.session.next_deadline_ms(wire.now_ms) is None
+    assert pauses == [10, 20, 40, 80, 80, 80]
+    wire.send(7, records=batches(0))
+    wire.send(7, error=to_wire(NotLeader("gone")))
+    assert wire.session.next_deadline_ms(wire.now_ms) == wire.now_ms + 10
+
+
+@pytest.mark.parametrize("error", [CorruptRecordError("bits"), StorageError("disk"), StorageFull("space")])
+def test_what_cannot_be_appended_closes_the_subscription_and_is_fetched_again(error: Exception) -> None:
+    followed, other = Followed(MemoryLog()), Followed(MemoryLog(), partition=1)
+    followed.append_error = error  # type: ignore[assignment] # they are
+    wire = Wire(followed, other)
+    wire.said()
+    wire.send(records=batches(0))
+    wire.send(2, records=batches(0))
+    assert other.log.end == 1
+    request = wire.said()
+    assert list(request.close) == [1]
+    assert wire.state() is State.BACKING_OFF
+    followed.append_error = None
+    wire.now_ms += 2_000
+    assert [opening.fetch_offset for opening in wire.said().open] == [0]
+
+
+def test_a_new_epoch_is_a_new_subscription_and_the_same_one_changes_nothing() -> None:
+    followed = Followed(MemoryLog())
+    wire = Wire(followed)
+    wire.said()
+    wire.session.follow(followed)
+    assert wire.request() is None
+    followed.leader_epoch = 2
+    wire.session.follow(followed)
+    request = wire.said()
+    assert list(request.close) == [1]
+    assert [(opening.subscription_id, opening.leader_epoch) for opening in request.open] == [(2, 2)]
+    wire.send(1, records=batches(0))
+    assert followed.log.end == 0
+
+
+def test_a_flush_that_ends_after_the_epoch_has_changed_acks_nothing() -> None:
+    followed = Followed(MemoryLog())
+    followed.flushes_by_hand = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(records=batches(0))
+    followed.leader_epoch = 2
+    wire.session.follow(followed)
+    wire.said()
+    followed.flush()
+    assert wire.request() is None
+
+
+def test_a_truncation_that_ends_after_the_partition_was_let_go_does_nothing() -> None:
+    followed = Followed(MemoryLog([1, 2]), epoch=3)
+    followed.waits_with_truncation = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(diverging=DivergingEpoch(leader_epoch=1, end_offset=1))
+    wire.session.unfollow(*KEY)
+    assert followed.truncated is not None
+    followed.truncated(None)
+    assert wire.request() is None
+    assert wire.session.states() == {}
+
+
+def test_a_truncation_that_fails_is_tried_again() -> None:
+    followed = Followed(MemoryLog([1, 2]), epoch=3)
+    followed.waits_with_truncation = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(diverging=DivergingEpoch(leader_epoch=1, end_offset=1))
+    assert followed.truncated is not None
+    followed.truncated(StorageError("the disk"))
+    assert wire.state() is State.BACKING_OFF
+    wire.now_ms += 2_000
+    assert len(wire.said().open) == 1
+
+
+def test_a_stream_that_breaks_is_opened_again_from_where_the_logs_are() -> None:
+    followed, backing_off, truncating = (Followed(MemoryLog([1]), partition=n) for n in range(3))
+    truncating.waits_with_truncation = True
+    wire = Wire(followed, backing_off, truncating)
+    wire.said()
+    wire.send(1, records=batches(1))
+    wire.send(2, error=to_wire(UnknownLeaderEpoch("not yet")))
+    wire.send(3, diverging=DivergingEpoch(leader_epoch=-1, end_offset=0))
+    wire.session.lost(BrokerUnavailable("cut"))
+    assert wire.request() is None
+    assert [wire.state(n) for n in range(3)] == [State.WAITING, State.BACKING_OFF, State.TRUNCATING]
+    wire.session.connected(wire.now_ms)
+    request = wire.said()
+    assert request.HasField("hello")
+    assert [(o.subscription_id, o.partition, o.fetch_offset) for o in request.open] == [(1, 0, 2)]
+    assert request.live_credit_bytes == 1000
+    wire.now_ms += 10
+    assert [o.partition for o in wire.said().open] == [1]
+    assert truncating.truncated is not None
+    truncating.truncated(None)
+    assert [(o.partition, o.fetch_offset) for o in wire.said().open] == [(2, 0)]
+
+
+def test_nothing_is_due_while_there_is_no_stream() -> None:
+    wire = Wire(Followed(MemoryLog()))
+    wire.said()
+    wire.send(1, error=to_wire(UnknownLeaderEpoch("not yet")))
+    wire.session.lost()
+    assert wire.session.next_deadline_ms(0.0) is None
+    assert wire.request() is None
+
+
+def test_credit_for_throttled_partitions_goes_back_at_the_rate() -> None:
+    followed = Followed(MemoryLog())
+    followed.is_throttled = True
+    wire = Wire(followed, throttle=TokenBucket(1000))
+    wire.said()
+    wire.send(records=batches(0, size=484), catch_up=True)  # 500 bytes, of which 200 pass at once
+    assert wire.said().catch_up_credit_bytes == 0
+    due_ms = wire.session.next_deadline_ms(0.0)
+    assert due_ms == pytest.approx(301)
+    wire.now_ms = 302.0
+    assert wire.said().catch_up_credit_bytes == 500
+    wire.send(records=batches(1, size=484))  # live: not held back
+    assert wire.said().live_credit_bytes == 500
+
+
+def test_many_partitions_are_opened_in_several_requests() -> None:
+    wire = Wire(*(Followed(MemoryLog(), partition=n) for n in range(4_500)))
+    sizes = [len(wire.said().open) for _ in range(3)]
+    assert sizes == [2_000, 2_000, 500]
+    assert wire.request() is None
+
+
+def test_what_was_being_flushed_when_the_epoch_changed_is_acked_in_the_new_one() -> None:
+    followed = Followed(MemoryLog())
+    followed.flushes_by_hand = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(records=batches(0, 1))
+    followed.leader_epoch = 2
+    wire.session.follow(followed)
+    (opening,) = wire.said().open
+    assert (opening.fetch_offset, opening.held_end_offset) == (2, 0)
+    wire.send(2, high_watermark=0)
+    assert wire.request() is None
+    followed.flush()
+    due_ms = wire.session.next_deadline_ms(wire.now_ms)
+    assert due_ms is not None
+    wire.now_ms = due_ms
+    request = wire.said()
+    assert [(ack.subscription_id, ack.held_end_offset) for ack in request.acks] == [(2, 2)]
+    assert wire.session.next_deadline_ms(wire.now_ms) is None
