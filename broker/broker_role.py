@@ -29,6 +29,7 @@ from broker.log.os_storage import OsStorage
 from broker.quorum_role import NodeMetadata, or_failure
 from broker.registration import Registration, register
 from broker.registry import PartitionRegistry
+from broker.replication_role import ReplicationRole
 from broker.services.admin import AdminService
 from broker.services.bounds import RequestBounds
 from broker.services.log import LogService
@@ -37,6 +38,7 @@ from raftlog.errors import BrokerUnavailable, RaftlogError, ShuttingDown
 from raftlog.v1 import admin_pb2_grpc, metadata_pb2_grpc
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftmeta.image import MetadataImage
+from replication.shell.service import ReplicationService
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class BrokerRole:
         config: BrokerConfig,
         clock: Clock,
         metadata: NodeMetadata,
+        replication_service: ReplicationService,
         disk: ThreadPoolExecutor,
         reads: ThreadPoolExecutor,
         failure: asyncio.Future[None],
@@ -63,6 +66,7 @@ class BrokerRole:
         self._config = config
         self._clock = clock
         self._metadata = metadata
+        self._replication_service = replication_service
         self._disk = disk
         self._reads = reads
         self._failure = failure
@@ -75,6 +79,7 @@ class BrokerRole:
         )
         self._logs.on_dir_offline = self._registry.on_dir_offline
         self._broker_epoch: int | None = None
+        self._replication: ReplicationRole | None = None
         self._heartbeats: Heartbeats | None = None
         self._controller_epoch = 0
         self.bootstrap = ""
@@ -98,12 +103,29 @@ class BrokerRole:
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         self.bootstrap = f"{host}:{port}"
 
-        await self._register(host, port)
+        broker_epoch = await self._register(host, port)
+        replication = self._replication = ReplicationRole(
+            self._config, self._metadata, self._registry, self._replication_service, self._reads, broker_epoch
+        )
+        stack.push_async_callback(replication.close)
+        self._registry.serve(
+            broker_epoch=broker_epoch,
+            propose=self._metadata.propose,
+            fetchers=replication.fetchers,
+            replica_lag_time_max_ms=self._config.replica_lag_time_max_ms,
+        )
         stack.callback(self._metadata.subscribe(self._on_metadata))
         self._registry.start(self._metadata.image)
         stack.push_async_callback(self._registry.stop)
+        replication.open()
         self._registry.on_applied = self._kick
         await self._registry.wait_applied(self._metadata.image.offset)
+        await or_failure(
+            self._registry.report_offline_replicas(),
+            self._failure,
+            lambda: self._metadata.waiting_for() or "the controller to commit it",
+            "the report of replicas that cannot be used here",
+        )
         housekeeping = asyncio.create_task(
             housekeep(self._config, self._clock, self._logs, self._registry, self._disk), name="housekeeping"
         )
@@ -140,7 +162,15 @@ class BrokerRole:
         server.add_generic_rpc_handlers((LogService(self._registry, self._config, self._reads).handlers(),))
         metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(self._metadata), server)
         admin_pb2_grpc.add_AdminServicer_to_server(
-            AdminService(self._metadata, self._config, self._logs, self._registry.wait_applied), server
+            AdminService(
+                self._metadata,
+                self._config,
+                self._logs,
+                self._registry.wait_applied,
+                self._registry.partitions,
+                self._clock,
+            ),
+            server,
         )
         return server
 
@@ -171,16 +201,17 @@ class BrokerRole:
 
     # Part of the cluster
 
-    async def _register(self, host: str, port: int) -> None:
+    async def _register(self, host: str, port: int) -> int:
+        """Register, and return the broker epoch."""
         config = self._config
-        voter = config.controller_quorum_voters.get(config.node_id, ("", 0))
-        inter_node = config.advertised_inter_node_listener or voter
+        inter_node = config.advertised_inter_node_listener or ("", 0)
         working = [path for path in self._logs.directory_ids if path not in self._logs.offline_dirs]
         registration = Registration(
             broker_id=config.node_id,
             host=host,
             port=port,
             rack=config.rack,
+            directory_id=bytes.fromhex(self._logs.directory_ids[working[0]]),
             lock_identity=lock_identity(working[0], self._logs.directory_ids[working[0]]),
             previous_broker_epoch=self._logs.clean_broker_epoch,
             inter_node_host=inter_node[0],
@@ -192,13 +223,15 @@ class BrokerRole:
             nonlocal awaited
             awaited = what
 
-        self._broker_epoch = await or_failure(
+        broker_epoch = await or_failure(
             register(self._metadata, registration, config.broker_session_timeout_ms, on_wait),
             self._failure,
             lambda: self._metadata.waiting_for() or awaited or "the controller to commit it",
             "this broker's registration",
         )
-        logger.info("broker registered", extra={"broker_id": config.node_id, "broker_epoch": self._broker_epoch})
+        self._broker_epoch = broker_epoch
+        logger.info("broker registered", extra={"broker_id": config.node_id, "broker_epoch": broker_epoch})
+        return broker_epoch
 
     def _start_heartbeats(self, cluster_id: str) -> Heartbeats:
         config = self._config
@@ -224,6 +257,8 @@ class BrokerRole:
         if self._heartbeats is not None and image.controller_epoch > self._controller_epoch:
             self._controller_epoch = image.controller_epoch
             self._heartbeats.follow(image.controller_epoch)
+        if self._replication is not None:
+            self._replication.on_metadata(image)
         self._registry.on_metadata(image, records)
 
     def _kick(self, leaderships_changed: bool) -> None:
@@ -247,6 +282,8 @@ class BrokerRole:
         if hands_over and not await heartbeats.shut_down(CONTROLLED_SHUTDOWN_S):
             logger.warning("leaderships were not handed over: no controller has said so in time")
         self._registry.close_all(ShuttingDown("the broker is stopping; another one, or this one later, will serve"))
+        if self._replication is not None:
+            await self._replication.close()
         await server.stop(STOP_GRACE_S)
         await heartbeats.release()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.config_checks import check_values
-from broker.config_keys import BROKER_CONFIGS, parse_endpoint, parse_voters
+from broker.config_keys import BROKER_CONFIGS
+from broker.endpoints import parse_endpoint, parse_nodes, parse_voters
 from broker.log.config import LogConfig
 from raftlog.config import Value
 from raftlog.errors import InvalidConfig
@@ -21,7 +22,12 @@ ENVIRONMENT_PREFIX: Final = "RAFTLOG_"
 CLIENT_VARIABLES: Final = ("RAFTLOG_BOOTSTRAP",)
 """Settings of clients that share the prefix; the server passes them over."""
 METADATA_DIRECTORY: Final = "__cluster_metadata"
-QUORUM_KEYS: Final = ("controller.quorum.voters", "inter.node.listener", "advertised.inter.node.listener")
+QUORUM_KEYS: Final = (
+    "controller.quorum.voters",
+    "inter.node.listener",
+    "advertised.inter.node.listener",
+    "inter.node.routes",
+)
 
 Endpoint = tuple[str, int]
 
@@ -32,7 +38,8 @@ class BrokerConfig:
 
     The topics' defaults (log.retention.ms and the like) stand in `topic_defaults`, by topic key in canonical
     spelling. `values` and `static_keys` serve DescribeConfigs: all values by key, and the keys that somebody set.
-    `inter_node_listener` is None where none is opened: on a node alone, and on one that is no controller.
+    `inter_node_listener` is None where none is opened: on a node alone. `advertised_inter_node_listener` is what other
+    brokers are told; None there as well. `inter_node_routes`: where this node reaches others instead.
     """
 
     node_id: int
@@ -43,6 +50,7 @@ class BrokerConfig:
     controller_quorum_voters: Mapping[int, Endpoint]
     inter_node_listener: Endpoint | None
     advertised_inter_node_listener: Endpoint | None
+    inter_node_routes: Mapping[int, Endpoint]
     insecure: bool
     rack: str
     log_dirs: tuple[str, ...]
@@ -67,6 +75,10 @@ class BrokerConfig:
     max_in_flight_requests: int
     request_timeout_ms: int
     fetch_max_bytes: int
+    replica_lag_time_max_ms: int
+    replica_fetch_max_bytes: int
+    replica_credit_bytes: int
+    replica_high_watermark_checkpoint_interval_ms: int
     log_retention_check_interval_ms: int
     log_format: str
     log_level: str
@@ -99,17 +111,21 @@ class BrokerConfig:
         parsed = BROKER_CONFIGS.parse(raw)
         values: dict[str, Any] = BROKER_CONFIGS.resolve(parsed)
         check_values(values)
-        topic_defaults = {key.name: key.format(values[BROKER_KEY_BY_TOPIC_KEY[key.name]]) for key in TOPIC_CONFIGS}
+        topic_defaults = {
+            key.name: key.format(values.get(BROKER_KEY_BY_TOPIC_KEY.get(key.name, ""), key.default))
+            for key in TOPIC_CONFIGS
+        }
         special = {"listeners", "advertised.listeners", "metadata.log.dir", *QUORUM_KEYS}
         voters = parse_voters(values["controller.quorum.voters"])
-        broker_keys = values.keys() - special - set(BROKER_KEY_BY_TOPIC_KEY.values())
+        broker_keys = values.keys() - special - {key.name for key in BROKER_CONFIGS if key.dynamic}
         return BrokerConfig(
             **{name.replace(".", "_"): values[name] for name in broker_keys},
             listener=parse_endpoint(values["listeners"][0]),
             advertised_listener=_endpoint_or_none(*values["advertised.listeners"]),
             controller_quorum_voters=voters,
             inter_node_listener=_inter_node_listener(values, voters),
-            advertised_inter_node_listener=_endpoint_or_none(values["advertised.inter.node.listener"]),
+            advertised_inter_node_listener=_advertised_inter_node_listener(values, voters),
+            inter_node_routes=parse_nodes(values["inter.node.routes"]),
             metadata_log_dir=values["metadata.log.dir"] or str(Path(values["log.dirs"][0]) / METADATA_DIRECTORY),
             topic_defaults=topic_defaults,
             values=values,
@@ -156,6 +172,11 @@ def _endpoint_or_none(text: str = "") -> Endpoint | None:
 
 
 def _inter_node_listener(values: Mapping[str, Any], voters: Mapping[int, Endpoint]) -> Endpoint | None:
-    if "controller" not in values["process.roles"] or not voters:
+    if not voters:
         return None
     return _endpoint_or_none(values["inter.node.listener"]) or voters[values["node.id"]]
+
+
+def _advertised_inter_node_listener(values: Mapping[str, Any], voters: Mapping[int, Endpoint]) -> Endpoint | None:
+    advertised = _endpoint_or_none(values["advertised.inter.node.listener"])
+    return advertised or voters.get(values["node.id"]) or _inter_node_listener(values, voters)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from broker.config_keys import KIB, parse_endpoint, parse_voters
+from broker.config_keys import KIB
+from broker.endpoints import parse_endpoint, parse_voters
 from raftlog.errors import InvalidConfig
 
 REQUEST_OVERHEAD_BYTES: Final = 64 * KIB
@@ -95,10 +96,11 @@ def _check_quorum(values: Mapping[str, Any]) -> None:
                 f"process.roles={','.join(roles)} without controller.quorum.voters: a node alone is both broker and "
                 "controller; name the controllers as id@host:port, or leave process.roles out"
             )
-        for key in ("inter.node.listener", "advertised.inter.node.listener"):
+        for key in ("inter.node.listener", "advertised.inter.node.listener", "inter.node.routes"):
             if values[key]:
+                shown = values[key] if isinstance(values[key], str) else ",".join(values[key])
                 raise InvalidConfig(
-                    f"{key}={values[key]!r} without controller.quorum.voters: a node alone talks to no other; name "
+                    f"{key}={shown!r} without controller.quorum.voters: a node alone talks to no other; name "
                     "the controllers as id@host:port"
                 )
         return
@@ -117,18 +119,19 @@ def _check_quorum(values: Mapping[str, Any]) -> None:
             "cluster.id is not set; with several controllers every node is told the same one. "
             "Make one with `raftlog quorum new-id`"
         )
-    if "controller" not in roles:
-        if values["inter.node.listener"]:
-            raise InvalidConfig(
-                f"inter.node.listener={values['inter.node.listener']!r}: only a controller listens for other nodes"
-            )
-        return
-    _check_inter_node_listener(values, voters[node_id])
+    if "controller" not in roles and not values["inter.node.listener"]:
+        raise InvalidConfig(
+            "inter.node.listener is not set; a broker that is no controller needs one, at which its followers fetch "
+            'from it, for example inter.node.listener = "127.0.0.1:9093"'
+        )
+    _check_inter_node_listener(values, voters.get(node_id))
 
 
-def _check_inter_node_listener(values: Mapping[str, Any], voter: tuple[str, int]) -> None:
+def _check_inter_node_listener(values: Mapping[str, Any], voter: tuple[str, int] | None) -> None:
     own = values["inter.node.listener"]
-    host, port = parse_endpoint(own) if own else voter
+    endpoint = parse_endpoint(own) if own else voter
+    assert endpoint is not None, "a node that is no voter names its listener"
+    host, port = endpoint
     key = f"inter.node.listener={own!r}" if own else f"controller.quorum.voters: this node is at {host}:{port}"
     if port == 0:
         raise InvalidConfig(f"{key}: the other nodes need to know the port; name one")
@@ -139,6 +142,11 @@ def _check_inter_node_listener(values: Mapping[str, Any], voter: tuple[str, int]
         )
     if not own and host in ANY_ADDRESS:
         raise InvalidConfig(f"{key}, which the others cannot connect to; name the address that they reach")
+    if voter is None and host in ANY_ADDRESS and not values["advertised.inter.node.listener"]:
+        raise InvalidConfig(
+            f"{key} is every address of this machine, which other nodes cannot connect to; set "
+            "advertised.inter.node.listener to the one that they reach"
+        )
     advertised = values["advertised.inter.node.listener"]
     if advertised and parse_endpoint(advertised)[0] in ANY_ADDRESS:
         raise InvalidConfig(f"advertised.inter.node.listener={advertised!r}: nobody can connect to that address")

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from broker.endpoints import DEFAULT_PORT, parse_endpoint, parse_nodes, parse_voters
 from raftlog.config import ConfigDef, ConfigKey, Value
 from raftmeta.decide import MAX_PARTITIONS_PER_TOPIC
-from raftmeta.topic_configs import TOPIC_DEFAULT_KEYS
+from raftmeta.topic_configs import REPLICATION_THROTTLE_KEYS, TOPIC_DEFAULT_KEYS
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
-DEFAULT_PORT: Final = 9092
-VOTER_COUNTS: Final = (1, 3, 5)
-"""An even number of voters survives no more failures than one less, and more than five make every commit slower."""
-
-
-def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return host and port of `host:port`, `[::1]:port`, or `host` alone with the default port.
-
-    Raises:
-        ValueError: something else.
-    """
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or text.endswith("]"):
-        host, port = text.strip(), str(DEFAULT_PORT)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"{text!r}: an IPv6 address stands in brackets, [::1]:9092")
-    if not host or any(c.isspace() or c in "/,[]" for c in host):
-        raise ValueError(f"{text!r} is not host:port")
-    if not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
-        raise ValueError(f"{text!r}: the port is a number from 0 to 65535")
-    return host, int(port)
 
 
 def _one_endpoint(value: Value) -> str | None:
@@ -52,35 +30,18 @@ def _needs_listener(value: Value) -> str | None:
     return _one_endpoint(value) if value else "expected host:port, for example 127.0.0.1:9092"
 
 
-def parse_voters(items: Iterable[str]) -> dict[int, tuple[str, int]]:
-    """Return the endpoints of the voters by node id, from `id@host:port` each.
-
-    Raises:
-        ValueError: something else, an id or an address that stands twice, or a number of voters that makes no sense.
-    """
-    voters: dict[int, tuple[str, int]] = {}
-    for item in items:
-        number, at, address = item.partition("@")
-        if not at or not number.isascii() or not number.isdecimal() or int(number) >= 1 << 31:
-            raise ValueError(f"{item!r} is not id@host:port, for example 1@127.0.0.1:9093")
-        host, port = parse_endpoint(address)
-        if port == 0 or address.strip().rpartition(":")[2] != str(port):
-            raise ValueError(f"{item!r}: the other nodes need to know the port, write id@host:port")
-        if int(number) in voters:
-            raise ValueError(f"node {number} stands there twice")
-        if (host, port) in voters.values():
-            raise ValueError(f"{host}:{port} stands there twice; every voter listens at an address of its own")
-        voters[int(number)] = (host, port)
-    if len(voters) not in (0, *VOTER_COUNTS):
-        counts = ", ".join(map(str, VOTER_COUNTS))
-        raise ValueError(f"{len(voters)} voters; a quorum has one of {counts}: another one more would help nobody")
-    return voters
-
-
 def _voters(value: Value) -> str | None:
+    return _complaint_of(parse_voters, value)
+
+
+def _nodes(value: Value) -> str | None:
+    return _complaint_of(parse_nodes, value)
+
+
+def _complaint_of(parse: Callable[[Iterable[str]], object], value: Value) -> str | None:
     assert isinstance(value, tuple)
     try:
-        parse_voters(value)
+        parse(value)
     except ValueError as error:
         return str(error)
     return None
@@ -141,8 +102,9 @@ BROKER_CONFIGS: Final = ConfigDef(
             default="",
             own=True,
             check=_endpoint_if_set,
-            doc="Address at which a controller listens for the other nodes, where it is not the one in "
-            "controller.quorum.voters. It serves neither clients nor anybody outside the cluster.",
+            doc="Address at which this node listens for the other nodes: controllers for the quorum, followers for "
+            "records. A controller without it listens where controller.quorum.voters says; a node that is only a "
+            "broker has to name one. It serves neither clients nor anybody outside the cluster.",
         ),
         ConfigKey(
             name="advertised.inter.node.listener",
@@ -151,7 +113,16 @@ BROKER_CONFIGS: Final = ConfigDef(
             own=True,
             check=_endpoint_if_set,
             doc="Address that other brokers are told for this node, where it is not the one in "
-            "controller.quorum.voters.",
+            "controller.quorum.voters, or inter.node.listener of a node that is only a broker.",
+        ),
+        ConfigKey(
+            name="inter.node.routes",
+            kind="list",
+            default=(),
+            own=True,
+            check=_nodes,
+            doc="Where this node reaches the inter-node listeners of other brokers, each as id@host:port, if that is "
+            "not the address that they advertise: behind a tunnel or a proxy.",
         ),
         ConfigKey(
             name="listeners",
@@ -201,7 +172,7 @@ BROKER_CONFIGS: Final = ConfigDef(
             default=20 * MIB,
             minimum=64 * KIB,
             maximum=1 << 30,
-            doc="Size at which the metadata journal is replaced by a snapshot.",
+            doc="Size at which the metadata log is replaced by a snapshot.",
         ),
         ConfigKey(
             name="broker.heartbeat.interval.ms",
@@ -360,6 +331,40 @@ BROKER_CONFIGS: Final = ConfigDef(
             doc="Largest piece of log in one message of a fetch stream; a single larger batch still goes whole.",
         ),
         ConfigKey(
+            name="replica.lag.time.max.ms",
+            kind="ms",
+            default=10_000,
+            minimum=100,
+            maximum=3_600_000,
+            doc="How long a follower may stay behind its leader's log end until it leaves the ISR.",
+        ),
+        ConfigKey(
+            name="replica.fetch.max.bytes",
+            kind="bytes",
+            default=1 * MIB,
+            minimum=4 * KIB,
+            maximum=1 << 30,
+            doc="Largest piece of log in one message to a follower; a single larger batch still goes whole.",
+        ),
+        ConfigKey(
+            name="replica.credit.bytes",
+            kind="bytes",
+            default=8 * MIB,
+            minimum=64 * KIB,
+            maximum=1 << 30,
+            own=True,
+            doc="What each leader may send to this broker before it is appended here, for partitions that are in sync "
+            "and as much for those that catch up.",
+        ),
+        ConfigKey(
+            name="replica.high.watermark.checkpoint.interval.ms",
+            kind="ms",
+            default=5_000,
+            minimum=10,
+            maximum=3_600_000,
+            doc="Time between two writes of the high watermarks to the disk.",
+        ),
+        ConfigKey(
             name="log.retention.check.interval.ms",
             kind="ms",
             default=300_000,
@@ -382,6 +387,7 @@ BROKER_CONFIGS: Final = ConfigDef(
             own=True,
             doc="Least severity that is written to the server's own log.",
         ),
+        *REPLICATION_THROTTLE_KEYS,
         *TOPIC_DEFAULT_KEYS,
     ),
 )

@@ -1,4 +1,8 @@
-"""One `Log.Fetch` stream: the client subscribes partitions and grants credit, the broker pushes what is committed."""
+"""One `Log.Fetch` stream: the client subscribes partitions and grants credit, the broker pushes what is committed.
+
+A client that says where it stands is sent to a replica there, once one is in sync (KIP-392); it comes back to the
+leader by itself.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +45,24 @@ class _Subscription:
     States: queued (has something to send) -> parked (waits at the end) -> queued ...; dropped is final.
     """
 
-    __slots__ = ("announced", "dropped", "id", "partition", "position", "queued", "wake")
+    __slots__ = (
+        "announced",
+        "dropped",
+        "from_follower",
+        "id",
+        "last_fetched_epoch",
+        "partition",
+        "position",
+        "queued",
+        "wake",
+    )
 
-    def __init__(self, subscription_id: int, partition: Partition, position: int) -> None:
-        self.id = subscription_id
+    def __init__(self, partition: Partition, part: log_pb2.FetchPartition) -> None:
+        self.id = part.subscription_id
+        self.from_follower = part.from_follower
+        self.last_fetched_epoch = part.last_fetched_epoch
         self.partition = partition
-        self.position = position
+        self.position = part.offset
         self.queued = False
         self.announced = False  # the client has seen the marks once
         self.dropped = False
@@ -74,6 +90,7 @@ class FetchSession:
         self._max_subscriptions = max_subscriptions
         self._lease = registry.lease
         self._committed_only = True
+        self._rack = ""
         self._opened = False
         self._credit = 0
         self._subscriptions: dict[int, _Subscription] = {}
@@ -127,6 +144,7 @@ class FetchSession:
                 wanted = request.open.max_frame_bytes or self._max_frame_bytes
                 self._max_frame_bytes = max(SMALLEST_FRAME_BYTES, min(wanted, self._max_frame_bytes))
                 self._credit = request.open.credit_bytes
+                self._rack = request.open.rack
             case "subscribe":
                 for part in request.subscribe.partitions:
                     self._subscribe(part)
@@ -152,13 +170,13 @@ class FetchSession:
             if len(self._subscriptions) >= self._max_subscriptions:
                 raise BrokerOverloaded(f"a fetch session follows at most {self._max_subscriptions} partitions")
             partition = self._registry.find(part.topic_id, part.partition)
-            partition.check_leader_epoch(part.leader_epoch)
+            partition.check_leader_epoch(part.leader_epoch, from_follower=part.from_follower)
         except RaftlogError as error:
             self._refusals.append(_refusal(part.subscription_id, error))
             if len(self._refusals) > self._max_subscriptions:
                 raise BrokerOverloaded("the client does not read its refusals") from None
             return
-        subscription = _Subscription(part.subscription_id, partition, part.offset)
+        subscription = _Subscription(partition, part)
 
         def wake() -> None:
             if not subscription.queued and not subscription.dropped:
@@ -184,14 +202,15 @@ class FetchSession:
         room = self._max_frame_bytes
         while self._refusals:
             frames.append(self._refusals.popleft())
-        serves = self._lease.valid()
         while room > 0 and self._credit > 0 and self._queue:
             subscription = self._queue.popleft()
             subscription.queued = False
             if subscription.dropped:
                 continue
-            if not serves and subscription.partition.leads:
-                subscription.partition.wait(subscription.wake)  # the first of the two: a lease, or another leader
+            from_follower = subscription.from_follower
+            if not self._lease.valid() and subscription.partition.refusal(from_follower=from_follower) is None:
+                # the first of the two: a lease, or another leader
+                subscription.partition.wait(subscription.wake, from_follower=from_follower)
                 self._lease.call_when_renewed(subscription.wake)
                 continue
             used = await self._add_frame(frames, subscription, room)
@@ -213,13 +232,21 @@ class FetchSession:
         self._changed.set()
 
     async def _add_frame(self, frames: list[Frame], subscription: _Subscription, room: int) -> int:
-        partition = subscription.partition
+        partition, from_follower = subscription.partition, subscription.from_follower
+        if self._rack and not from_follower and self._send_away(frames, subscription):
+            return 0
         end = partition.last_stable_offset if self._committed_only else partition.high_watermark
+        read = partial(partition.read, subscription.position, room, end, from_follower=from_follower)
         try:
-            result = partition.read(subscription.position, room, end, blocking=False)
+            if not subscription.announced and partition.refusal(from_follower=from_follower) is None:
+                # Here, with a lease: who may be deposed does not know what others have committed since.
+                partition.check_position(
+                    subscription.position, subscription.last_fetched_epoch, from_follower=from_follower
+                )
+            result = read(blocking=False)
             if result is None:  # not in the page cache
-                read = partial(partition.read, subscription.position, room, end, blocking=True)
-                result = await asyncio.get_running_loop().run_in_executor(self._disk, read)
+                loop = asyncio.get_running_loop()
+                result = await loop.run_in_executor(self._disk, partial(read, blocking=True))
                 assert result is not None, "a blocking read waits"
         except RaftlogError as error:
             if not subscription.dropped:
@@ -243,8 +270,18 @@ class FetchSession:
         if subscription.position < current_end:
             subscription.wake()
         else:
-            partition.wait(subscription.wake)
+            partition.wait(subscription.wake, from_follower=from_follower)
         return len(records)
+
+    def _send_away(self, frames: list[Frame], subscription: _Subscription) -> bool:
+        """Drop a subscription with the name of a nearer replica, if there is one."""
+        nearer = self._registry.preferred_replica(subscription.partition, self._rack)
+        if nearer is None:
+            return False
+        self._drop(subscription)
+        head = log_pb2.FetchFrame(subscription_id=subscription.id, preferred_read_replica=nearer)
+        frames.append(Frame(head, b""))
+        return True
 
 
 def _refusal(subscription_id: int, error: RaftlogError) -> Frame:

@@ -1,4 +1,11 @@
-"""What a broker does now and then: flush by time, retry what could not be opened, roll, retain, checkpoint."""
+"""What a broker does now and then, off the paths of its clients.
+
+every tick                                          flushes by time, truncations that the disk had refused
+a quarter of replica.lag.time.max.ms                who has fallen out of sync, or is back
+RETRY_INTERVAL_MS                                   logs that could not be opened
+replica.high.watermark.checkpoint.interval.ms       high watermarks, if any has moved
+log.retention.check.interval.ms                     rolling, retention, all checkpoints, removal of files
+"""
 
 from __future__ import annotations
 
@@ -24,22 +31,31 @@ RETRY_INTERVAL_MS: Final = 1_000
 async def housekeep(
     config: BrokerConfig, clock: Clock, logs: LogManager, registry: PartitionRegistry, disk: Executor
 ) -> None:
-    """Flush what flush.ms says; roll, retain, checkpoint every `log.retention.check.interval.ms`. Never returns."""
+    """Do all of it; never returns."""
     loop = asyncio.get_running_loop()
-    next_retry_ms = clock.monotonic_ms()
-    next_round_ms = clock.monotonic_ms() + config.log_retention_check_interval_ms
+    isr_interval_ms = config.replica_lag_time_max_ms / 4
+    now_ms = clock.monotonic_ms()
+    next_retry_ms = next_isr_ms = now_ms
+    next_marks_ms = now_ms + config.replica_high_watermark_checkpoint_interval_ms
+    next_round_ms = now_ms + config.log_retention_check_interval_ms
     while True:
-        partitions = registry.partitions()
-        await asyncio.sleep(TICK_S if any(partition.flushes_by_time for partition in partitions) else IDLE_TICK_S)
+        by_time = any(partition.flushes_by_time for partition in registry.partitions())
+        await asyncio.sleep(min(TICK_S if by_time else IDLE_TICK_S, isr_interval_ms / 1_000))
         for partition in registry.partitions():
-            partition.flush_if_due()
-        if clock.monotonic_ms() >= next_retry_ms:
-            next_retry_ms = clock.monotonic_ms() + RETRY_INTERVAL_MS
+            partition.housekeep()
+        now_ms = clock.monotonic_ms()
+        if now_ms >= next_isr_ms:
+            next_isr_ms = now_ms + isr_interval_ms
+            registry.check_isr()
+        if now_ms >= next_retry_ms:
+            next_retry_ms = now_ms + RETRY_INTERVAL_MS
             registry.retry_failed()
-        if clock.monotonic_ms() < next_round_ms:
-            continue
-        next_round_ms = clock.monotonic_ms() + config.log_retention_check_interval_ms
         try:
-            await loop.run_in_executor(disk, logs.run_housekeeping_once, clock.now_ms())
+            if now_ms >= next_round_ms:
+                next_round_ms = now_ms + config.log_retention_check_interval_ms
+                await loop.run_in_executor(disk, logs.run_housekeeping_once, clock.now_ms())
+            elif now_ms >= next_marks_ms:
+                next_marks_ms = now_ms + config.replica_high_watermark_checkpoint_interval_ms
+                await loop.run_in_executor(disk, logs.checkpoint_marks)
         except Exception:  # the next round may succeed; the reason is in the log
             logger.exception("housekeeping failed")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
+import grpc
 from grpc import aio
 
 from broker.clock import Clock
@@ -30,6 +31,13 @@ FIRST_WORD_S: Final = 1.0
 WORD_EVERY_S: Final = 3.0
 """Between two lines that say what a node is waiting for."""
 INTER_NODE_GRACE_S: Final = 0.1
+INTER_NODE_OPTIONS: Final[list[tuple[str, Any]]] = [
+    *((name, value) for name, value in SERVER_OPTIONS if name != "grpc.max_send_message_length"),
+    ("grpc.max_send_message_length", -1),  # a batch as large as its topic allows goes to followers whole
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 20_000),  # finds dead peers, which would hold a stream for ever
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
 
 
 class NodeMetadata(MetadataPort, Protocol):
@@ -47,27 +55,32 @@ async def open_metadata(
     clock: Clock,
     on_fatal: Callable[[RaftlogError], None],
     stack: AsyncExitStack,
+    services: Sequence[grpc.GenericRpcHandler] = (),
 ) -> NodeMetadata:
     """Return the metadata of this node, started but not ready yet; `stack` ends it, leadership handed over before.
+
+    `services` are served on the inter-node listener besides the quorum's own.
 
     Raises:
         RaftlogError: the directory cannot be used, or the inter-node listener cannot be opened.
     """
     voters = {node_id: Endpoint(*endpoint) for node_id, endpoint in config.controller_quorum_voters.items()}
+    server = _listening_server(config)
+    if server is not None:
+        stack.push_async_callback(server.stop, INTER_NODE_GRACE_S)
+        server.add_generic_rpc_handlers(tuple(services))
     if not config.is_controller:
         observed = await open_observed(
             ObserverConfig(
                 config.node_id, voters, cluster_id=config.cluster_id, request_timeout_ms=config.request_timeout_ms
             ),
             executor,
-            clock,
         )
         stack.push_async_callback(observed.close)
+        if server is not None:
+            await server.start()
         await observed.start()
         return observed
-    server = _listening_server(config)
-    if server is not None:
-        stack.push_async_callback(server.stop, INTER_NODE_GRACE_S)
     quorum = await open_quorum(_quorum_config(config, voters), executor, clock, on_fatal)
     stack.push_async_callback(quorum.close)
     if server is not None:
@@ -102,7 +115,7 @@ def _listening_server(config: BrokerConfig) -> aio.Server | None:
     if config.inter_node_listener is None:
         return None
     endpoint = Endpoint(*config.inter_node_listener)
-    server = aio.server(options=SERVER_OPTIONS)
+    server = aio.server(options=INTER_NODE_OPTIONS)
     try:
         server.add_insecure_port(endpoint.address)
     except RuntimeError:

@@ -10,23 +10,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from dataclasses import replace
 
 from broker.clock import Clock
+from broker.isr_changes import IsrChanges, Propose
 from broker.lease import Lease
 from broker.log.config import LogConfig
 from broker.log.group_commit import GroupCommit
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
-from broker.partition import Partition, check_topic_id, unknown_partition
+from broker.offline_replicas import OfflineReplicas
+from broker.partition import Host, Partition, check_topic_id, unknown_partition
+from broker.partition_logs import PartitionKey, PartitionLogs
+from broker.registry_parts import Fetchers, NoFetchers, topic_rules
 from raftlog.errors import InternalError, NotLeader, RaftlogError, RetriableError, StorageError, UnknownTopicId
 from raftlog.v1 import records_pb2
 from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage
+from replication.leader import Membership
 
 logger = logging.getLogger(__name__)
 
-MIN_INSYNC_REPLICAS = "min.insync.replicas"
-PartitionKey = tuple[bytes, int]
 _Step = tuple[MetadataImage, Sequence[records_pb2.MetadataRecord] | None]
 """An image and the records that led to it; None: everything in it may be new."""
 
@@ -49,19 +52,38 @@ class PartitionRegistry:
         """Called after every change that is in effect; True when leaderships came or went."""
         self._node_id = node_id
         self._logs = logs
-        self._group_commit = group_commit
-        self._clock = clock
+        self._partition_logs = PartitionLogs(node_id, logs, disk)
         self._topic_defaults = topic_defaults
-        self._disk = disk
         self._loop = asyncio.get_running_loop()
+        self._host = Host(
+            node_id,
+            group_commit,
+            clock,
+            lease,
+            disk,
+            on_storage_error=self._on_storage_error,
+            on_isr_wish=self._on_isr_wish,
+        )
+        self._fetchers: Fetchers = NoFetchers()
+        self._isr_changes: IsrChanges | None = None
+        self._offline_replicas: OfflineReplicas | None = None
         self._partitions: dict[PartitionKey, Partition] = {}
         self._failed: dict[PartitionKey, RaftlogError] = {}
         self._image = MetadataImage()
+        self._active: dict[int, int] = {}
         self._queue: asyncio.Queue[_Step] = asyncio.Queue()
         self._gained = self._lost = 0
         self._applied_offset = -1
         self._applied = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
+
+    def serve(self, *, broker_epoch: int, propose: Propose, fetchers: Fetchers, replica_lag_time_max_ms: float) -> None:
+        """Take part in replication, in this life of the broker; before `start`."""
+        assert self._task is None, "partitions begin with what is given here"
+        self._host = replace(self._host, replica_lag_time_max_ms=replica_lag_time_max_ms)
+        self._fetchers = fetchers
+        self._isr_changes = IsrChanges(self._node_id, broker_epoch, propose, lambda: self._active)
+        self._offline_replicas = OfflineReplicas(self._node_id, broker_epoch, propose, self._lost_replicas)
 
     # Look-ups
 
@@ -125,6 +147,8 @@ class PartitionRegistry:
         """Try again to open the partitions that could not be opened; returns at once."""
         if self._queue.empty() and any(isinstance(error, RetriableError) for error in self._failed.values()):
             self._queue.put_nowait((self._image, ()))
+        if self._offline_replicas is not None:
+            self._offline_replicas.report_soon()
 
     @property
     def applied_offset(self) -> int:
@@ -143,10 +167,11 @@ class PartitionRegistry:
                 logger.error("metadata at offset %d came after %d; passed over", image.offset, self._image.offset)
                 continue
             self._image = image
+            self._active = {b.broker_id: b.broker_epoch for b in image.brokers.values() if b.active}
             try:
                 if records is None:
                     self._close_unknown(image)
-                    await self._set_strays_aside(image)
+                    await self._partition_logs.set_strays_aside(image)
                     await self._apply_topics(image, image.topics.values())
                 else:
                     await self._apply_records(image, records)
@@ -177,6 +202,8 @@ class PartitionRegistry:
                     topic_id = image.topic_id_by_name.get(record.config.resource.name)
                     if topic_id is not None:
                         touched[topic_id] = None
+                case "broker" if record.broker.broker_id == self._node_id:  # what it did not lead while fenced
+                    touched.update(dict.fromkeys(key[0] for key, part in self._partitions.items() if not part.leads))
                 case "config":  # a broker's default holds for every topic that does not say otherwise
                     touched.update(dict.fromkeys(image.topics))
                 case _:
@@ -196,98 +223,142 @@ class PartitionRegistry:
         reason = InternalError(f"this broker cannot apply the metadata of topic {topic.name}: {error}; restart it")
         for part in topic.partitions:
             partition = self._partitions.pop((topic.topic_id, part.partition), None)
+            self._fetchers.unfollow(topic.topic_id, part.partition)
             if partition is not None:
                 partition.close(reason)
                 self._failed[topic.topic_id, part.partition] = reason
 
     async def _apply_topic(self, image: MetadataImage, topic: TopicImage) -> None:
-        configs = {**self._topic_defaults, **image.topic_configs(topic.name, self._node_id)}
-        config = LogConfig.from_topic_configs(configs)
-        min_insync_replicas = int(configs.get(MIN_INSYNC_REPLICAS, "1"))
+        rules = topic_rules(image, topic, self._topic_defaults, self._node_id)
         for part in topic.partitions:
             key = (topic.topic_id, part.partition)
-            partition = self._partitions.get(key)
-            if partition is None and self._node_id in part.replicas:
-                partition = await self._open(topic, part, config)
+            if self._node_id not in part.replicas:
+                await self._remove(key, self._refusal(topic, part))
+                continue
+            partition = self._partitions.get(key) or await self._open(topic, part, rules.log)
             if partition is None:
                 continue
-            if partition.log.config != config:
-                partition.log.update_config(config)
+            if partition.log.config != rules.log:
+                partition.log.update_config(rules.log)
                 partition.apply_config()
-            if part.leader == self._node_id:
-                if partition.lead(part.leader_epoch, len(part.isr), min_insync_replicas):
-                    self._gained += 1
-            else:
-                alone = part.leader == NO_LEADER and part.replicas == (self._node_id,)
-                if partition.resign(part.leader_epoch, self._refusal(topic, part), keep_waiting=alone):
-                    self._lost += 1
+            partition.throttle(rules.throttled_leaders, rules.throttled_followers)
+            await self._take_role(image, topic, part, partition, rules.min_insync_replicas)
+
+    async def _take_role(
+        self,
+        image: MetadataImage,
+        topic: TopicImage,
+        part: PartitionImage,
+        partition: Partition,
+        min_insync_replicas: int,
+    ) -> None:
+        """Lead, follow or wait as the metadata says; a role begins once truncations of the one before have ended."""
+        key = (topic.topic_id, part.partition)
+        if part.leader == NO_LEADER or (part.leader == self._node_id and self._is_fenced(image)):
+            self._fetchers.unfollow(*key)
+            alone = part.replicas == (self._node_id,)
+            if partition.resign(part.leader_epoch, self._refusal(topic, part), keep_waiting=alone):
+                self._lost += 1
+            return
+        if part.leader_epoch > partition.leader_epoch or not (partition.leads or partition.following):
+            self._fetchers.unfollow(*key)
+            await partition.settled()
+        if part.leader == self._node_id:
+            membership = Membership(part.replicas, part.isr, part.partition_epoch, min_insync_replicas)
+            if partition.lead(part.leader_epoch, membership):
+                self._gained += 1
+            return
+        if partition.follow(part.leader_epoch, part.leader, self._refusal(topic, part)):
+            self._lost += 1
+        if partition.following is not None:
+            self._fetchers.follow(partition.following, part.leader)
+
+    def _is_fenced(self, image: MetadataImage) -> bool:
+        """Whether this broker is fenced, so that a leadership is one of an earlier life, and about to be taken.
+
+        In the same epoch that life may have given out offsets which this one does not know of.
+        """
+        broker = image.brokers.get(self._node_id)
+        return broker is not None and broker.fenced
 
     async def _open(self, topic: TopicImage, part: PartitionImage, config: LogConfig) -> Partition | None:
         key = (topic.topic_id, part.partition)
-        log = self._logs.get(*key)
-        if log is None:
-            # Nothing has happened to the partition since it was created: it cannot lie in a directory that is offline.
-            is_new = part.partition_epoch == 0
-            create = partial(self._logs.create, topic.name, *key, config, is_new=is_new)
-            try:
-                log = await self._loop.run_in_executor(self._disk, create)
-            except RaftlogError as error:
-                if str(error) != str(self._failed.get(key)):
-                    logger.error("partition %s-%d cannot be opened: %s", topic.name, part.partition, error)
-                self._failed[key] = error
-                return None
-        log.update_config(config)
+        try:
+            log = await self._partition_logs.open(topic, part, config)
+        except RaftlogError as error:
+            if str(error) != str(self._failed.get(key)):
+                logger.error("partition %s-%d cannot be opened: %s", topic.name, part.partition, error)
+            self._failed[key] = error
+            if self._offline_replicas is not None and self._applied_offset >= 0:
+                self._offline_replicas.report_soon()
+            return None
         self._failed.pop(key, None)
-        opened = Partition(
-            log,
-            self._group_commit,
-            self._clock,
-            self.lease,
-            on_storage_error=self._on_storage_error,
-        )
-        self._partitions[key] = opened
+        if self._offline_replicas is not None:
+            self._offline_replicas.restored(key)
+        opened = self._partitions[key] = Partition(log, self._host)
         return opened
 
     async def _remove_topic(self, topic_id: bytes) -> None:
         for key in [key for key in (*self._partitions, *self._failed) if key[0] == topic_id]:
-            self._failed.pop(key, None)
-            partition = self._partitions.pop(key, None)
-            if partition is not None:
-                partition.close(UnknownTopicId(f"{partition.topic_partition} was deleted"))
-            try:
-                await self._loop.run_in_executor(self._disk, self._logs.delete, *key)
-            except RaftlogError as error:  # it will be found as a stray when the disk works again
-                logger.error("the log of topic id %s partition %d cannot be deleted: %s", key[0].hex(), key[1], error)
+            await self._remove(key, UnknownTopicId(f"topic id {topic_id.hex()} was deleted"))
+
+    async def _remove(self, key: PartitionKey, reason: RaftlogError) -> None:
+        """Delete a replica that the metadata does not have here any more, if it is here."""
+        if key not in self._partitions and key not in self._failed:
+            return
+        self._forget(key, reason)
+        await self._partition_logs.delete(key)
+
+    def _forget(self, key: PartitionKey, reason: RaftlogError) -> None:
+        self._failed.pop(key, None)
+        self._fetchers.unfollow(*key)
+        partition = self._partitions.pop(key, None)
+        if partition is not None:
+            self._lost += partition.leads
+            partition.close(reason)
 
     def _close_unknown(self, image: MetadataImage) -> None:
-        """Close the partitions of topics that a whole image does not have any more."""
-        for key in [key for key in (*self._partitions, *self._failed) if key[0] not in image.topics]:
-            self._failed.pop(key, None)
-            partition = self._partitions.pop(key, None)
-            if partition is not None:
-                partition.close(UnknownTopicId(f"{partition.topic_partition} was deleted"))
+        """Close the partitions that a whole image does not have here; their logs are set aside, not deleted."""
+        for key in [*self._partitions, *self._failed]:
+            topic, part = image.topics.get(key[0]), image.partition(*key)
+            if topic is None or part is None:
+                self._forget(key, UnknownTopicId(f"topic id {key[0].hex()} partition {key[1]} was deleted"))
+            elif self._node_id not in part.replicas:
+                self._forget(key, self._refusal(topic, part))
 
-    async def _set_strays_aside(self, image: MetadataImage) -> None:
-        """Move logs of unknown topics away: the topic was deleted while this broker was down, or the image is wrong."""
-        known = [(log.topic_id, log.partition, log.directory) for log in self._logs.logs()]
-        damaged = [(*key, corrupt.directory) for key, corrupt in self._logs.corrupt_logs.items()]
-        for topic_id, partition, directory in (*known, *damaged):
-            if topic_id in image.topics:
-                continue
-            try:
-                where = await self._loop.run_in_executor(self._disk, self._logs.set_aside, topic_id, partition)
-            except RaftlogError as error:
-                logger.error("log %s of an unknown topic cannot be set aside: %s", directory, error)
-                continue
-            logger.warning(
-                "log %s belongs to topic id %s, which the cluster does not know; it was moved to %s and stays there: "
-                "delete it by hand when it is not needed",
-                directory,
-                topic_id.hex(),
-                where,
-            )
+    # In sync
+
+    def check_isr(self) -> None:
+        """Ask for the changes of ISRs that the clock alone calls for; housekeeping calls it."""
+        if self._isr_changes is not None:
+            self._isr_changes.look_at_all(self._partitions.values())
+
+    def _on_isr_wish(self, partition: object) -> None:
+        if self._isr_changes is not None:
+            assert isinstance(partition, Partition)
+            self._isr_changes.look(partition)
+
+    def preferred_replica(self, partition: Partition, rack: str) -> int | None:
+        """Return the follower in `rack` that a reader there is to be sent to (KIP-392); None: nobody is nearer."""
+        brokers = self._image.brokers.values()
+        return partition.nearer_replica({b.broker_id for b in brokers if b.active and b.rack == rack})
 
     # Disk trouble
+
+    async def report_offline_replicas(self) -> None:
+        """Tell the controller of the replicas that have no working log; before the first heartbeat."""
+        if self._offline_replicas is not None:
+            await self._offline_replicas.report()
+
+    def _lost_replicas(self) -> list[PartitionKey]:
+        """Return the replicas without a working log that have others beside them."""
+        return [
+            key
+            for key in self._failed
+            if self._partition_logs.is_lost(key)
+            and (part := self._image.partition(*key)) is not None
+            and len(part.replicas) > 1
+        ]
 
     def _on_storage_error(self, log: PartitionLog, error: BaseException) -> None:
         self._logs.mark_dir_offline(self._logs.dir_of(log), error)
@@ -302,8 +373,12 @@ class PartitionRegistry:
             key = (log.topic_id, log.partition)
             partition = self._partitions.pop(key, None)
             self._failed[key] = reason
+            self._fetchers.unfollow(*key)
             if partition is not None:
+                self._lost += partition.leads
                 partition.close(reason)
+        if self._offline_replicas is not None:
+            self._offline_replicas.report_soon()
 
     # End
 
@@ -312,6 +387,9 @@ class PartitionRegistry:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        for asking in (self._isr_changes, self._offline_replicas):
+            if asking is not None:
+                await asking.close()
 
     def close_all(self, reason: RaftlogError) -> None:
         """Answer everyone who waits with `reason`."""

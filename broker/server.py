@@ -19,6 +19,7 @@ from broker.config import BrokerConfig
 from broker.loop_lag import LoopLagMonitor
 from broker.quorum_role import open_metadata, until_ready
 from raftlog.errors import RaftlogError
+from replication.shell.service import ReplicationService
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,9 @@ class NodeServer:
         loop_lag.start()
         stack.push_async_callback(lambda: loop_lag.stop(report=self._ready))
 
-        metadata = await open_metadata(config, metadata_disk, clock, self._fail, stack)
+        replication = ReplicationService()
+        services = (replication.handlers(),) if config.is_broker else ()
+        metadata = await open_metadata(config, metadata_disk, clock, self._fail, stack, services)
         if config.inter_node_listener is not None:
             self.inter_node = "{}:{}".format(*config.inter_node_listener)
         await until_ready(metadata, failure)
@@ -93,7 +96,7 @@ class NodeServer:
             stack.callback(disk.shutdown)
             reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
             stack.callback(reads.shutdown)
-            role = BrokerRole(config, clock, metadata, disk, reads, failure, self._fail)
+            role = BrokerRole(config, clock, metadata, replication, disk, reads, failure, self._fail)
             await role.start(stack)
             self.bootstrap, partitions = role.bootstrap, len(role)
         self._ready = True

@@ -163,6 +163,7 @@ class LogDir:
                 marks.pop(key, None)
             if marks == self._marks and self._marks_stored:
                 return
+            self._marks_stored = False  # after an error in the middle it may be either that stands there
             store_marks(self.storage, self.path, marks)
             self._marks = marks
             self._marks_stored = True

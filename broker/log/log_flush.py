@@ -111,8 +111,9 @@ class FlushableLog(LogState):
                         opened.file.datasync()
             except OSError as error:
                 raise self._error(error, "fsync") from error
-            for segment in ticket.sealed:
-                self._store_index(segment, durably=True)
+            if ticket.truncations == self._truncations:  # else it may be cut off by now, its names another one's
+                for segment in ticket.sealed:
+                    self._store_index(segment, durably=True)
             if ticket.epochs is not None and ticket.truncations == self._truncations:
                 self._store_epochs(ticket.epochs, ticket.epochs_version)
             if ticket.names > self._synced_names:

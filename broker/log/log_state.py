@@ -2,7 +2,8 @@
 
     log_state.py       segments, offsets, errors
     log_flush.py       what makes records durable
-    log_trim.py        what takes records away, at either end
+    log_trim.py        what takes records away at the front
+    log_cut.py         what takes them away at the back
     partition_log.py   append and read
 
 Who calls what. Appends, `begin_flush`/`finish_flush` and non-blocking reads run on the event loop; `FlushTicket.run`,
@@ -16,6 +17,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from broker.log.checkpoints import Marks, PartitionMetadata
 from broker.log.config import LogConfig
@@ -25,10 +27,19 @@ from broker.log.segment import OpenSegment, Segment
 from broker.log.segment_cache import SegmentCache
 from broker.log.segment_index import SegmentIndex
 from raftlog.errors import CorruptRecordError, OffsetOutOfRange, RaftlogError, StorageError
+from replication.leader_epochs import LeaderEpochCache
 
 
 class SegmentRemoved(OffsetOutOfRange):
     """A segment went between the moment it was chosen and its opening; choosing again finds what is there now."""
+
+
+class LogBounds(NamedTuple):
+    """Both ends and the leader epochs of a log at one moment."""
+
+    log_start_offset: int
+    log_end_offset: int
+    leader_epochs: LeaderEpochCache
 
 
 class LogState:
@@ -82,8 +93,14 @@ class LogState:
         self._epochs_stored = 0
         self._unstored_epoch_start: int | None = None if recovered.epochs_stored else self.log_start_offset
         self._truncations = 0
-        self._marks_cap: int | None = None
-        """While a truncation is under way: where it will end."""
+        self._marks_to_be: Marks | None = None
+        """While an empty log is about to go on elsewhere."""
+        self._unfinished_cut = False
+        """Memory is ahead of the disk: appends are refused until `finish_cut` has gone through."""
+        self._cut_off: list[Segment] = []
+        """No longer part of the log, and to be renamed by `finish_cut`."""
+        self._delete_at_ms = now_ms
+        """When what is cut off may be removed."""
 
     def __repr__(self) -> str:
         return f"PartitionLog({self.topic}-{self.partition}, {self.log_start_offset}..{self._end})"
@@ -104,6 +121,11 @@ class LogState:
     def needs_flush(self) -> bool:
         """Whether anything was appended since the last finished flush."""
         return self._flushed_end < self._end
+
+    def bounds(self) -> LogBounds:
+        """Return what replicas compare, as it is at one moment, whatever retention or a truncation does meanwhile."""
+        with self._lock:
+            return LogBounds(self.log_start_offset, self._end, LeaderEpochCache(self.leader_epochs.entries))
 
     @property
     def size_bytes(self) -> int:
@@ -128,12 +150,12 @@ class LogState:
     def marks(self) -> Marks:
         """Return what may be written to the checkpoint: nothing in it is ahead of the disk."""
         with self._lock:
+            if self._marks_to_be is not None:
+                return self._marks_to_be
             recovery_point = self._flushed_end
             if self._unstored_epoch_start is not None:
                 recovery_point = max(min(recovery_point, self._unstored_epoch_start), self.log_start_offset)
-            marks = Marks(self.log_start_offset, recovery_point, min(self.high_watermark, self._flushed_end))
-            cap = self._marks_cap
-            return marks if cap is None else Marks(*(min(mark, cap) for mark in marks))
+            return Marks(self.log_start_offset, recovery_point, min(self.high_watermark, self._flushed_end))
 
     def _set_segments(self, segments: list[Segment]) -> None:
         self._segments = ([segment.base_offset for segment in segments], segments)
@@ -238,5 +260,5 @@ class LogState:
         """Let go of all files; every later call raises."""
         with self._file_lock, self._lock:
             self.closed = True
-            for segment in [*self._segments[1], *self._detached]:
+            for segment in [*self._segments[1], *self._detached, *self._cut_off]:
                 self._cache.forget(segment)

@@ -130,6 +130,13 @@ class LogManager:
         epochs = {log_dir.clean_broker_epoch for log_dir in self._dirs}
         return epochs.pop() if len(epochs) == 1 else None
 
+    def is_lost(self, topic_id: bytes, partition: int) -> bool:
+        """Whether a log is damaged, or lies (or may lie) in a directory that is offline: not before a restart here."""
+        key = (topic_id, partition)
+        if key in self._logs:
+            return False
+        return key in self.corrupt_logs or key in self._offline_logs or bool(self._unread_dirs)
+
     @property
     def directory_ids(self) -> dict[str, str]:
         """Path of each log directory to the id that is written in it."""
@@ -408,6 +415,9 @@ class LogManager:
                 if log_dir.offline_reason is not None:
                     return False
                 logger.warning("no checkpoint of %r: %s", log, error)
+        return self._store_marks(log_dir, logs)
+
+    def _store_marks(self, log_dir: LogDir, logs: Sequence[PartitionLog]) -> bool:
         try:
             log_dir.update_marks(lambda: {(log.topic_id, log.partition): log.marks() for log in logs if not log.closed})
         except OSError as error:
@@ -416,6 +426,16 @@ class LogManager:
                 logger.warning("the old checkpoint of %s stays: %s", log_dir.path, reason)
             return False
         return True
+
+    def checkpoint_marks(self) -> None:
+        """Write the marks as they are, where any has moved: one small file for each directory, and nothing is flushed.
+
+        So that a high watermark does not go back far with a crash: a new leader begins with what it has kept.
+        """
+        with self._housekeeping_lock:
+            for log_dir in self._dirs:
+                if log_dir.offline_reason is None and not self._closing.is_set():
+                    self._store_marks(log_dir, [log for log in self.logs() if log.log_dir is log_dir])
 
     def run_housekeeping_once(self, now_ms: int) -> None:
         """Roll by time, apply retention, checkpoint, and remove files whose time has come. Ends early when closing."""

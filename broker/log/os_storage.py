@@ -13,7 +13,6 @@ from raftlog.format import Buffer
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-_SCRATCH_BYTES = 1 << 20
 
 
 class OsFile:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from broker.log import time_lookup
+from broker.log.log_cut import CuttableLog
 from broker.log.log_flush import FlushTicket
 from broker.log.log_state import SegmentRemoved
-from broker.log.log_trim import TrimmableLog
 from broker.log.offset_index import MAX_RELATIVE_OFFSET
 from broker.log.segment import Segment
 from broker.log.segment_reader import ReadResult, read_segment
@@ -39,7 +39,7 @@ class AppendResult(NamedTuple):
     appended_bytes: int
 
 
-class PartitionLog(TrimmableLog):
+class PartitionLog(CuttableLog):
     """Made by `LogManager`. `high_watermark` is set by whoever leads or follows the partition."""
 
     # Append
@@ -54,8 +54,8 @@ class PartitionLog(TrimmableLog):
             StorageError: the log directory is offline.
         """
         with self._lock:
-            if self.closed or self.log_dir.offline_reason is not None:
-                self._check_open()
+            if self.closed or self._unfinished_cut or self.log_dir.offline_reason is not None:
+                self._check_appendable()
             epochs = self.leader_epochs
             base_offset = self._end
             next_offset = base_offset + header.last_offset_delta + 1
@@ -75,12 +75,12 @@ class PartitionLog(TrimmableLog):
             self._end = next_offset
             return AppendResult(base_offset, next_offset - 1, timestamp_ms, size)
 
-    def append_stamped(self, data: Buffer, *, now_ms: int) -> AppendResult:
+    def append_stamped(self, data: Buffer, *, now_ms: int, max_epoch: int | None = None) -> AppendResult:
         """Append batches as their leader stamped them; a follower's append.
 
         Raises:
             CorruptRecordError: a batch is cut short or does not check.
-            InvalidRecord: it does not follow the log's end, or its epoch goes back.
+            InvalidRecord: it does not follow the log's end, or its epoch goes back, or beyond `max_epoch`.
             StorageFull, StorageError: as `append`. Batches before the refused one were appended.
         """
         view = memoryview(data)
@@ -88,13 +88,15 @@ class PartitionLog(TrimmableLog):
         while position < len(view):
             header = parse_batch(view, position)
             with self._lock:
-                self._check_open()
+                self._check_appendable()
                 if header.base_offset != self._end:
                     raise InvalidRecord(f"offset {header.base_offset} does not follow the log end {self._end}")
                 if header.leader_epoch < self.leader_epochs.latest_epoch:
                     raise InvalidRecord(
                         f"leader epoch {header.leader_epoch} after epoch {self.leader_epochs.latest_epoch}"
                     )
+                if max_epoch is not None and header.leader_epoch > max_epoch:
+                    raise InvalidRecord(f"leader epoch {header.leader_epoch} from the leader of epoch {max_epoch}")
                 piece = view[position : position + header.size]
                 self._write(
                     (piece,),
@@ -108,6 +110,11 @@ class PartitionLog(TrimmableLog):
                 self._end = header.next_offset
             position += header.size
         return AppendResult(first_offset, self._end - 1, _NO_TIMESTAMP, position)
+
+    def _check_appendable(self) -> None:
+        self._check_open()
+        if self._unfinished_cut:
+            raise self._refuse_unfinished()
 
     def _write(
         self,

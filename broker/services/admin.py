@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 from grpc import aio
 
+from broker.clock import Clock
 from broker.config import BrokerConfig
 from broker.services.cluster import describe_cluster, election_commands
 from broker.services.configs import describe_broker, describe_cluster_default, describe_topic
 from broker.services.deadlines import in_time
 from broker.services.log_dirs import LogsView, describe_log_dirs
 from broker.services.metadata import image_from
+from broker.services.reassignments import propose_reassignments
+from broker.services.replicas import PartitionView, describe_replicas
 from raftlog.errors import (
-    InvalidReplicationFactor,
     InvalidRequestError,
     InvalidTopic,
     PolicyViolation,
@@ -67,7 +69,8 @@ _C = TypeVar("_C", bound=_Commit)
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Answers with errors as values; a gRPC status means transport only.
 
-    `wait_applied(metadata_offset)` returns once this broker acts on everything up to that offset.
+    `wait_applied(metadata_offset)` returns once this broker acts on everything up to that offset. `partitions` returns
+    what this broker holds.
     """
 
     def __init__(
@@ -76,11 +79,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         config: BrokerConfig,
         logs: LogsView,
         wait_applied: Callable[[int], Awaitable[None]],
+        partitions: Callable[[], Iterable[PartitionView]],
+        clock: Clock,
     ) -> None:
         self._metadata = metadata
         self._config = config
         self._logs = logs
         self._wait_applied = wait_applied
+        self._partitions = partitions
+        self._clock = clock
 
     async def CreateTopic(
         self, request: admin_pb2.CreateTopicRequest, context: _Context
@@ -152,6 +159,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         response = admin_pb2.ElectLeadersResponse()
         return await self._answer_in_time(context, response, self._elect_leaders(request, response))
 
+    async def DescribeReplicas(
+        self, request: admin_pb2.DescribeReplicasRequest, context: _Context
+    ) -> admin_pb2.DescribeReplicasResponse:
+        """Return how far the replicas are of the partitions that this broker leads."""
+        response = admin_pb2.DescribeReplicasResponse()
+        return await self._answer_in_time(context, response, self._describe_replicas(request, response))
+
+    async def AlterReassignments(
+        self, request: admin_pb2.AdminAlterReassignmentsRequest, context: _Context
+    ) -> admin_pb2.AdminAlterReassignmentsResponse:
+        """Begin, turn or cancel moves of partitions, each by itself; answered once they are begun."""
+        response = admin_pb2.AdminAlterReassignmentsResponse()
+        return await self._answer_in_time(context, response, self._alter_reassignments(request, response))
+
     async def UnregisterBroker(
         self, request: admin_pb2.AdminUnregisterBrokerRequest, context: _Context
     ) -> admin_pb2.AdminUnregisterBrokerResponse:
@@ -199,10 +220,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 f"topic name {request.name!r}: names that begin with {INTERNAL_PREFIX} are the cluster's own; "
                 "choose another"
             )
-        partitions = request.partitions or self._config.num_partitions
-        replication_factor = request.replication_factor or self._config.default_replication_factor
+        if request.assignments:
+            if request.partitions or request.replication_factor:
+                raise InvalidRequestError("name the replicas of each partition, or their numbers, not both")
+            partitions, replication_factor = len(request.assignments), len(request.assignments[0].replicas)
+        else:
+            partitions = request.partitions or self._config.num_partitions
+            replication_factor = request.replication_factor or self._config.default_replication_factor
         self._check_partitions(request.name, partitions, partitions * replication_factor)
-        check_replication_factor(replication_factor)
         result = await self._commit_into(
             response,
             MetadataCommand(
@@ -213,6 +238,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     replication_factor=replication_factor,
                     configs=request.configs,
                     validate_only=request.validate_only,
+                    assignments=request.assignments,
                 )
             ),
         )
@@ -291,18 +317,26 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         for command in election_commands(self._metadata.image, request):
             await self._commit_into(response, command)
 
+    # Replicas
 
-def check_replication_factor(replication_factor: int) -> None:
-    """Refuse what nobody would keep a copy of: followers do not fetch yet.
+    async def _describe_replicas(
+        self, request: admin_pb2.DescribeReplicasRequest, response: admin_pb2.DescribeReplicasResponse
+    ) -> None:
+        await image_from(self._metadata, request.min_metadata_offset)
+        now_ms = self._clock.monotonic_ms()
+        response.partitions.extend(await describe_replicas(self._partitions(), set(request.topic_ids), now_ms))
 
-    Raises:
-        InvalidReplicationFactor: above 1.
-    """
-    if replication_factor > 1:
-        raise InvalidReplicationFactor(
-            f"replication factor {replication_factor}: followers are not there yet in this version, so every "
-            "partition has one replica; use 1"
-        )
+    async def _alter_reassignments(
+        self, request: admin_pb2.AdminAlterReassignmentsRequest, response: admin_pb2.AdminAlterReassignmentsResponse
+    ) -> None:
+        outcomes = await propose_reassignments(self._metadata, request.reassignments)
+        for outcome in outcomes:
+            result = response.results.add()
+            if isinstance(outcome, RaftlogError):
+                result.error.CopyFrom(to_wire(outcome))
+            else:
+                response.metadata_offset = max(response.metadata_offset, outcome)
+        await self._wait_applied(response.metadata_offset)
 
 
 def _replicas(image: MetadataImage) -> int:

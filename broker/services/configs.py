@@ -19,7 +19,7 @@ def describe_topic(image: MetadataImage, topic: str, config: BrokerConfig) -> It
     effective = {**config.topic_defaults, **image.topic_configs(topic, config.node_id)}
     dynamic = image.broker_configs(config.node_id)
     for key in TOPIC_CONFIGS:
-        broker_key = BROKER_KEY_BY_TOPIC_KEY[key.name]
+        broker_key = BROKER_KEY_BY_TOPIC_KEY.get(key.name, "")
         if key.name in own:
             source = ConfigEntry.DYNAMIC_TOPIC
         else:

@@ -125,6 +125,7 @@ class LogService:
         result.timestamp_ms = -1
         match part.timestamp_ms:
             case wanted if wanted == LATEST:
+                partition.check_confirmed()
                 result.offset = partition.last_stable_offset
             case wanted if wanted == EARLIEST:
                 result.offset = partition.log.log_start_offset
@@ -137,6 +138,7 @@ class LogService:
                     found = await loop.run_in_executor(self._disk, log.offset_for_time, wanted)
                 partition.check_serving(part.leader_epoch)  # again: that may have taken a while
                 if found is None or found.offset >= partition.last_stable_offset:
+                    partition.check_confirmed()  # else it may be committed all the same
                     result.offset = -1
                 else:
                     result.offset, result.timestamp_ms = found.offset, found.timestamp_ms
@@ -156,8 +158,9 @@ class LogService:
             try:
                 partition = self._registry.find(part.topic_id, part.partition)
                 partition.check_serving(part.current_leader_epoch)
-                log = partition.log
-                found = log.leader_epochs.end_offset_for(part.leader_epoch, log.log_end_offset)
+                partition.check_confirmed()
+                bounds = partition.log.bounds()
+                found = bounds.leader_epochs.end_offset_for(part.leader_epoch, bounds.log_end_offset)
                 if found is not None:
                     result.leader_epoch, result.end_offset = found
             except RaftlogError as error:
@@ -176,6 +179,7 @@ class LogService:
                 partition = self._registry.find(part.topic_id, part.partition)
                 target = partition.delete_target(part.before_offset)
                 await asyncio.get_running_loop().run_in_executor(self._disk, partition.log.delete_records, target)
+                partition.log_start_moved()
                 result.log_start_offset = partition.log.log_start_offset
             except RaftlogError as error:
                 result.Clear()

@@ -20,7 +20,7 @@ from raftlog.errors import (
 )
 from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.records_pb2 import MetadataRecord
-from raftmeta.image import MetadataImage, TopicImage
+from raftmeta.image import MetadataImage, PartitionImage, TopicImage
 from raftmeta.port import Change, MetadataPort
 
 logger = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ def _topics(image: MetadataImage, request: metadata_pb2.MetadataRequest) -> Iter
         for name in sorted(image.topic_id_by_name):
             topic = image.topics[image.topic_id_by_name[name]]
             if request.include_internal or not topic.internal:
-                yield _topic(topic)
+                yield _topic(image, topic)
         return
     for name in dict.fromkeys(request.topics):
         found = image.topic(name)
@@ -227,17 +227,18 @@ def _topics(image: MetadataImage, request: metadata_pb2.MetadataRequest) -> Iter
             error = UnknownTopicOrPartition(f"there is no topic {name[:249]!r}; create it first")
             yield metadata_pb2.TopicInfo(name=name, error=to_wire(error))
         else:
-            yield _topic(found)
+            yield _topic(image, found)
     for topic_id in dict.fromkeys(request.topic_ids):
         found = image.topics.get(topic_id)
         if found is None:
             missing = UnknownTopicId(f"there is no topic with the id {topic_id[:16].hex()}; it may have been deleted")
             yield metadata_pb2.TopicInfo(topic_id=topic_id, error=to_wire(missing))
         else:
-            yield _topic(found)
+            yield _topic(image, found)
 
 
-def _topic(topic: TopicImage) -> metadata_pb2.TopicInfo:
+def _topic(image: MetadataImage, topic: TopicImage) -> metadata_pb2.TopicInfo:
+    up = frozenset(broker_id for broker_id, broker in image.brokers.items() if not broker.fenced)
     return metadata_pb2.TopicInfo(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -250,7 +251,18 @@ def _topic(topic: TopicImage) -> metadata_pb2.TopicInfo:
                 partition_epoch=partition.partition_epoch,
                 replicas=partition.replicas,
                 isr=partition.isr,
+                eligible_leader_replicas=partition.eligible_leader_replicas,
+                adding_replicas=partition.adding_replicas,
+                removing_replicas=partition.removing_replicas,
+                offline_replicas=_offline(image, partition, up),
             )
             for partition in topic.partitions
         ],
     )
+
+
+def _offline(image: MetadataImage, partition: PartitionImage, up: frozenset[int]) -> Sequence[int]:
+    """Return the replicas whose broker is fenced or gone, or has no working log for the partition."""
+    if not partition.offline_replicas and up.issuperset(partition.replicas):
+        return ()
+    return [each for each in partition.replicas if each not in up or image.is_offline(partition, each)]

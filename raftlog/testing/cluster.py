@@ -37,6 +37,7 @@ class Cluster:
             time may run in a directory.
         port: of the first broker, the others' follow; 0 picks free ones. A server keeps its port over restarts.
         can_be_partitioned: servers reach each other through proxies of this process, so that `partition` works.
+        racks: where servers stand, by id (`{1: "a", 2: "b"}`); the others stand nowhere.
         start_timeout_s: how long servers may take until they serve.
         config: server keys as the configuration file has them (`{"log.segment.bytes": 1048576}`).
         **more_config: the same with underscores (`log_segment_bytes=1048576`).
@@ -56,6 +57,7 @@ class Cluster:
         directory: str | Path | None = None,
         port: int = 0,
         can_be_partitioned: bool = False,
+        racks: Mapping[int, str] | None = None,
         start_timeout_s: float = 30.0,
         config: Mapping[str, ConfigValue] | None = None,
         **more_config: ConfigValue,
@@ -64,6 +66,7 @@ class Cluster:
         check_size(nodes, self._controllers, dedicated_controllers)
         self._dedicated_controllers = dedicated_controllers
         self._can_be_partitioned = can_be_partitioned
+        self._racks = dict(racks or {})
         self._config = {**(config or {}), **{key.replace("_", "."): value for key, value in more_config.items()}}
         self._temporary = directory is None
         temporary = Path(tempfile.gettempdir()) / f"raftlog-{secrets.token_hex(8)}"
@@ -161,9 +164,10 @@ class Cluster:
     def start_all(self) -> None:
         """Start every server that does not run, all at once, and return when all are ready."""
         self._prepare()
-        waiting = [server for server in self._servers.values() if not server.is_running]
+        waiting = list(self._servers.values())
         for server in waiting:
-            server.launch()
+            if not server.is_running:
+                server.launch()
         deadline_s = time.monotonic() + self._start_timeout_s
         failures = []
         for server in waiting:
@@ -190,11 +194,17 @@ class Cluster:
         if failures:
             raise failures[0]
 
-    def start(self, node_id: int) -> None:
-        """Start a server that is stopped and return when it serves; its data and its port are those it had."""
+    def start(self, node_id: int, *, wait: bool = True) -> None:
+        """Start a server that is stopped and return when it serves; its data and its port are those it had.
+
+        Without `wait` it returns at once: one that needs others to serve comes up with them, and `start_all` waits.
+        """
         server = self._server(node_id)
         self._prepare()
-        server.start(self._start_timeout_s)
+        if wait:
+            server.start(self._start_timeout_s)
+        else:
+            server.launch()
 
     def stop(self, node_id: int) -> None:
         """Stop a server cleanly (SIGTERM)."""
@@ -225,21 +235,37 @@ class Cluster:
             self.directory, len(self._servers), self._controllers, self._dedicated_controllers, self._port
         )
         if self._can_be_partitioned and layout.inter_node_ports:
-            self._network = Network(self._servers, layout.inter_node_ports)
+            self._network = Network(self._servers, layout.all_inter_node_ports)
         for node_id, server in self._servers.items():
-            voters = self._network.ports[node_id] if self._network is not None else layout.inter_node_ports
-            server.configure({**layout.config(node_id, voters), **self._config}, layout.client_ports.get(node_id, 0))
+            reached_at = self._network.ports[node_id] if self._network is not None else {}
+            config: dict[str, ConfigValue] = {**layout.config(node_id, reached_at), **self._config}
+            if node_id in self._racks:
+                config["rack"] = self._racks[node_id]
+            server.configure(config, layout.client_ports.get(node_id, 0))
         self._layout = layout
 
     # The network between servers
 
-    def partition(self, some: Iterable[int], others: Iterable[int]) -> None:
-        """Let nothing pass between these servers and those, in both directions; clients reach all of them still.
+    def partition(self, some: Iterable[int], others: Iterable[int], *, one_way: bool = False) -> None:
+        """Let nothing pass between these servers and those, metadata and records; clients reach all of them still.
+
+        In both directions, or with `one_way` only what `some` send is held and what `others` send arrives: they hear
+        of those that do not hear them. Servers that stand on neither side reach all, and cuts add up until `heal`. Of
+        three servers:
+
+            partition([1], [2, 3])                 1 is alone, a minority
+            partition([1], [2, 3], one_way=True)   nobody hears 1, which hears everybody
+            partition([2, 3], [1], one_way=True)   1 hears nobody, and everybody hears it
+            partition([1], [2])                    1 and 2 do not reach one another, 3 is the bridge between them
+            partition([1], [2]); partition([2], [3]); partition([1], [3])    everybody is alone
+
+        Connections stay open and silent, as with a broken network; `heal` lets go on what was held.
 
         Raises:
-            InvalidConfig: the cluster was not made with `can_be_partitioned`.
+            InvalidConfig: the cluster was not made with `can_be_partitioned`, or has no such server.
         """
-        self._cuttable().cut([self._server(node_id).node_id for node_id in some], others)
+        sides = [[self._server(node_id).node_id for node_id in side] for side in (some, others)]
+        self._cuttable().cut(*sides, one_way=one_way)
 
     def heal(self) -> None:
         """Let everything pass again; what was sent meanwhile arrives late. Raises as `partition`."""

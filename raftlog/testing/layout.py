@@ -25,12 +25,17 @@ _MAX_ALL_CONTROLLERS: Final = 5
 
 @dataclass
 class Layout:
-    """A cluster's nodes. `inter_node_ports` has the controllers; it is empty for a node alone."""
+    """A cluster's nodes.
+
+    Where each listens for the others: `inter_node_ports` has the controllers, `broker_only_ports` the rest; both are
+    empty for a node alone.
+    """
 
     nodes: int
     cluster_id: str = ""
     dedicated_controllers: bool = False
     inter_node_ports: dict[int, int] = field(default_factory=dict)
+    broker_only_ports: dict[int, int] = field(default_factory=dict)
     client_ports: dict[int, int] = field(default_factory=dict)
 
     def roles(self, node_id: int) -> list[str]:
@@ -43,17 +48,29 @@ class Layout:
         """Whether a node serves clients."""
         return "broker" in self.roles(node_id)
 
-    def config(self, node_id: int, voters: Mapping[int, int]) -> dict[str, str | bool]:
-        """Return the keys that make a node a part of this cluster; `voters` are ports as this node reaches them."""
+    @property
+    def all_inter_node_ports(self) -> dict[int, int]:
+        """Where each node listens for the others."""
+        return {**self.inter_node_ports, **self.broker_only_ports}
+
+    def config(self, node_id: int, reached_at: Mapping[int, int]) -> dict[str, str | bool]:
+        """Return the keys that make a node a part of this cluster.
+
+        `reached_at` has the ports of others as this node reaches them, where these are not the ones they listen at.
+        """
         if not self.inter_node_ports:
             return {}
+        own = self.all_inter_node_ports
+        voters = {other: reached_at.get(other, port) for other, port in self.inter_node_ports.items()}
         config: dict[str, str | bool] = {
             "cluster.id": self.cluster_id,
             "process.roles": ",".join(self.roles(node_id)),
-            "controller.quorum.voters": ",".join(f"{other}@127.0.0.1:{port}" for other, port in voters.items()),
+            "controller.quorum.voters": _nodes(voters),
+            "inter.node.listener": f"127.0.0.1:{own[node_id]}",
         }
-        if node_id in self.inter_node_ports:
-            config["inter.node.listener"] = f"127.0.0.1:{self.inter_node_ports[node_id]}"
+        routes = {other: port for other, port in reached_at.items() if port != own.get(other)}
+        if routes:
+            config["inter.node.routes"] = _nodes(routes)
         return config
 
     def store(self, directory: Path) -> None:
@@ -61,6 +78,10 @@ class Layout:
         aside = directory / f"{LAYOUT_FILE}.tmp"
         aside.write_text(json.dumps(asdict(self), indent=2) + "\n")
         aside.replace(directory / LAYOUT_FILE)
+
+
+def _nodes(ports: Mapping[int, int]) -> str:
+    return ",".join(f"{node_id}@127.0.0.1:{port}" for node_id, port in ports.items())
 
 
 def default_controllers(nodes: int) -> int:
@@ -106,6 +127,9 @@ def open_layout(directory: Path, nodes: int, controllers: int, dedicated_control
         if nodes > 1:
             layout.cluster_id = str(uuid.uuid4())
             layout.inter_node_ports = dict(zip(range(1, controllers + 1), free_ports(controllers), strict=True))
+    if nodes > 1:
+        unplaced = [node_id for node_id in range(1, nodes + 1) if node_id not in layout.all_inter_node_ports]
+        layout.broker_only_ports |= dict(zip(unplaced, free_ports(len(unplaced)), strict=True))
     if port:
         brokers = [node_id for node_id in range(1, nodes + 1) if layout.is_broker(node_id)]
         layout.client_ports = {node_id: port + number for number, node_id in enumerate(brokers)}
@@ -117,6 +141,7 @@ def _read(directory: Path) -> Layout | None:
     path = directory / LAYOUT_FILE
     try:
         kept = json.loads(path.read_text())
+        kept = {"broker_only_ports": {}, **kept}  # layouts of earlier versions do not have them
         ports = {name: {int(node): port for node, port in kept[name].items()} for name in _PORT_FIELDS}
         return Layout(**{**kept, **ports})
     except FileNotFoundError:
@@ -125,7 +150,7 @@ def _read(directory: Path) -> Layout | None:
         raise InvalidConfig(f"{path} is damaged: {error}; put it back, or use another directory") from None
 
 
-_PORT_FIELDS: Final = ("inter_node_ports", "client_ports")
+_PORT_FIELDS: Final = ("inter_node_ports", "broker_only_ports", "client_ports")
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,7 +1,9 @@
 """Connections between nodes that can be cut: one proxy on loopback for each ordered pair of nodes.
 
-A cut is what a broken network looks like: connections stay open and nothing arrives, in either direction. Healed, the
-bytes that were held go on their way, late, as a network would deliver them.
+A cut is what a broken network looks like: connections stay open and nothing arrives. Healed, the bytes that were held
+go on their way, late, as a network would deliver them. A cut in one direction holds what the one node sends, on
+connections that it made and on those that it accepted; a connection that is made meanwhile comes about only when both
+directions are open again, since both belong to a handshake.
 """
 
 from __future__ import annotations
@@ -16,22 +18,19 @@ _CHUNK_BYTES: Final = 64 << 10
 
 
 class _Link:
-    """What `source` sends to `target`, and the answers: a listening port of its own, and a gate."""
+    """Connections that `source` makes to `target`: a listening port of its own, and a gate for each direction."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, there: asyncio.Event, back: asyncio.Event) -> None:
         self.port = 0
         self._target_port = target_port
-        self._open = asyncio.Event()
-        self._open.set()
+        self._there = there
+        self._back = back
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def listen(self, port: int) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
         self.port = self._server.sockets[0].getsockname()[1]
-
-    def set_open(self, is_open: bool) -> None:
-        (self._open.set if is_open else self._open.clear)()
 
     async def close(self) -> None:
         if self._server is not None:
@@ -45,13 +44,15 @@ class _Link:
         assert task is not None, "a connection is served by a task"
         self._connections.add(task)
         try:
-            await self._open.wait()
+            while not (self._there.is_set() and self._back.is_set()):
+                await self._there.wait()
+                await self._back.wait()
             try:
                 far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
             except OSError:
                 return
             try:
-                ways = (self._pump(reader, far_writer), self._pump(far_reader, writer))
+                ways = (self._pump(reader, far_writer, self._there), self._pump(far_reader, writer, self._back))
                 pumps = [asyncio.ensure_future(way) for way in ways]
                 try:
                     await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -67,9 +68,9 @@ class _Link:
             writer.close()
             self._connections.discard(task)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         while data := await reader.read(_CHUNK_BYTES):
-            await self._open.wait()
+            await gate.wait()
             writer.write(data)
             await writer.drain()
 
@@ -80,6 +81,8 @@ class Network:
     def __init__(self, sources: Iterable[int], target_ports: dict[int, int]) -> None:
         self.ports: dict[int, dict[int, int]] = {}
         self._links: dict[tuple[int, int], _Link] = {}
+        self._gates: dict[tuple[int, int], asyncio.Event] = {}
+        """What the first node sends to the second one goes through here, whoever made the connection."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="raftlog-test-network", daemon=True)
         self._thread.start()
@@ -96,22 +99,36 @@ class Network:
                 if source == target:
                     self.ports[source][target] = port
                     continue
-                link = self._links[source, target] = _Link(port)
+                link = _Link(port, self._gate(source, target), self._gate(target, source))
+                self._links[source, target] = link
                 await link.listen(0)
                 self.ports[source][target] = link.port
 
-    def cut(self, some: Iterable[int], others: Iterable[int]) -> None:
-        """Let nothing pass between the nodes of the one side and those of the other."""
-        pairs = {(a, b) for a in some for b in others} | {(b, a) for a in some for b in others}
-        self._loop.call_soon_threadsafe(self._set, pairs, False)
+    def _gate(self, sender: int, receiver: int) -> asyncio.Event:
+        gate = self._gates.get((sender, receiver))
+        if gate is None:
+            gate = self._gates[sender, receiver] = asyncio.Event()
+            gate.set()
+        return gate
+
+    def cut(self, some: Iterable[int], others: Iterable[int], *, one_way: bool = False) -> None:
+        """Let nothing pass between the nodes of the one side and those of the other, from now on.
+
+        With `one_way` nothing that the first ones send arrives at the others; what these send does.
+        """
+        pairs = {(a, b) for a in some for b in others}
+        if not one_way:
+            pairs |= {(b, a) for a, b in pairs}
+        self._run(self._set(pairs, is_open=False))
 
     def heal(self) -> None:
         """Let everything pass."""
-        self._loop.call_soon_threadsafe(self._set, set(self._links), True)
+        self._run(self._set(set(self._gates), is_open=True))
 
-    def _set(self, pairs: set[tuple[int, int]], is_open: bool) -> None:
-        for pair in pairs & self._links.keys():
-            self._links[pair].set_open(is_open)
+    async def _set(self, pairs: set[tuple[int, int]], *, is_open: bool) -> None:
+        for pair in pairs & self._gates.keys():
+            gate = self._gates[pair]
+            (gate.set if is_open else gate.clear)()
 
     def close(self) -> None:
         """End every connection."""

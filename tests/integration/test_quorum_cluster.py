@@ -64,9 +64,13 @@ def test_the_quorum_is_described(three: Cluster) -> None:
         assert quorum.commit_index <= quorum.log_end_index
 
 
-def test_one_replica_is_all_there_is_for_now(three: Cluster) -> None:
-    with raftlog.Admin(three.bootstrap) as admin, pytest.raises(InvalidReplicationFactor, match="followers"):
-        admin.create_topic("followed", replication_factor=3)
+def test_there_are_as_many_replicas_as_brokers_at_most(three: Cluster) -> None:
+    with raftlog.Admin(three.bootstrap) as admin:
+        with pytest.raises(InvalidReplicationFactor, match="3 brokers that are up of 3 registered"):
+            admin.create_topic("followed", replication_factor=4)
+        followed = admin.create_topic("followed", replication_factor=3)
+        assert followed is not None
+        assert sorted(followed.partitions[0].isr) == [1, 2, 3]
 
 
 def test_a_change_is_seen_by_whoever_is_asked_next(three: Cluster) -> None:
@@ -189,13 +193,14 @@ def test_three_controllers_and_two_brokers(tmp_path: Path) -> None:
         # A second process with the id of a broker, with directories of its own.
         config = (tmp_path / "node-4" / "server.toml").read_text()
         config = config.replace(str(cluster.log_dir(4)), str(tmp_path / "other"))
-        port = line_of(config, "listeners")
-        code, log = lone_server(tmp_path, config.replace(port, '"listeners" = "127.0.0.1:0"'))
+        for key, elsewhere in (("listeners", "127.0.0.1:0"), ("inter.node.listener", "127.0.0.1:9")):
+            config = config.replace(line_of(config, key), f'"{key}" = "{elsewhere}"')
+        code, log = lone_server(tmp_path, config)
         assert code == 1
         assert f"another process runs as broker 4 at {cluster.bootstrap.split(',')[0]} and stays alive" in log
         # Another cluster's id.
         wrong = config.replace(line_of(config, "cluster.id").split('"')[3], "another")
-        wrong = wrong.replace('"node.id" = 4', '"node.id" = 6').replace(port, '"listeners" = "127.0.0.1:0"')
+        wrong = wrong.replace('"node.id" = 4', '"node.id" = 6')
         _, log = lone_server(tmp_path, wrong, until="correct cluster.id")
         assert "correct cluster.id" in log
         with raftlog.Admin(cluster.bootstrap) as admin:

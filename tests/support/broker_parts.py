@@ -16,9 +16,12 @@ from broker.log.manager import LogManager
 from broker.log.os_storage import OsStorage
 from broker.log.storage import Storage
 from broker.registry import PartitionRegistry
+from raftlog.errors import RaftlogError
 from raftlog.v1 import log_pb2, records_pb2
 from raftlog.wire import Frame
+from raftmeta.decide import CommandResult
 from raftmeta.image import BrokerImage, MetadataImage, PartitionImage, TopicImage, partition_record
+from replication.ports import FollowedPartition
 
 T = TypeVar("T")
 TOPIC_ID = b"topic-id-16bytes"
@@ -142,18 +145,70 @@ class Writer(Generic[T]):
             return self.written
 
 
-class Parts:
-    """Logs, group commit and registry of node 1, with one topic. Make it inside a running loop."""
+class Followed:
+    """Stands in for the fetchers: what the registry wants followed now."""
 
-    def __init__(self, root: Path, *, partitions: int = 1, storage: Storage | None = None, dirs: int = 1) -> None:
+    def __init__(self) -> None:
+        self.now: dict[tuple[bytes, int], tuple[FollowedPartition, int]] = {}
+        self.calls = 0
+
+    def follow(self, partition: FollowedPartition, leader_id: int) -> None:
+        """Follow."""
+        self.calls += 1
+        self.now[partition.topic_id, partition.partition] = (partition, leader_id)
+
+    def unfollow(self, topic_id: bytes, partition: int) -> None:
+        """Stop following."""
+        self.now.pop((topic_id, partition), None)
+
+
+class Proposals:
+    """Stands in for the controller: keeps what it is asked for, and answers as the test says."""
+
+    def __init__(self) -> None:
+        self.commands: list[records_pb2.MetadataCommand] = []
+        self.refusal: RaftlogError | None = None
+
+    async def __call__(self, command: records_pb2.MetadataCommand) -> CommandResult:
+        """Take a command."""
+        self.commands.append(command)
+        await asyncio.sleep(0)
+        if self.refusal is not None:
+            raise self.refusal
+        return CommandResult(0)
+
+
+class Parts:
+    """Logs, group commit and registry of one node, with one topic. Make it inside a running loop."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        partitions: int = 1,
+        storage: Storage | None = None,
+        dirs: int = 1,
+        node_id: int = 1,
+        lag_time_max_ms: float = 10_000.0,
+    ) -> None:
         self.disk = HeldDisk()
         self.clock = SystemClock()
         self.logs = LogManager(
             storage or OsStorage(), [f"{root}/logs-{number}" for number in range(dirs)], LogConfig(), self.clock
         )
-        self.logs.open(cluster_id="test", node_id=1)
+        self.logs.open(cluster_id="test", node_id=node_id)
         self.lease = SwitchedLease()
-        self.registry = PartitionRegistry(1, self.logs, GroupCommit(self.disk), self.clock, {}, self.disk, self.lease)
+        self.registry = PartitionRegistry(
+            node_id, self.logs, GroupCommit(self.disk), self.clock, {}, self.disk, self.lease
+        )
+        self.followed = Followed()
+        self.proposals = Proposals()
+        self.registry.serve(
+            broker_epoch=1,
+            propose=self.proposals,
+            fetchers=self.followed,
+            replica_lag_time_max_ms=lag_time_max_ms,
+        )
         self.logs.on_dir_offline = self.registry.on_dir_offline
         self.image = image_with(partitions, offset=1)
 
@@ -162,6 +217,11 @@ class Parts:
         await self.registry.wait_applied(self.image.offset)
         return self
 
+    async def apply(self, image: MetadataImage, *, whole: bool = False) -> None:
+        """Have the registry act on another image: on its partitions' records, or on all of it."""
+        self.registry.on_metadata(image, None if whole else partition_records(image))
+        await self.registry.wait_applied(image.offset)
+
     async def __aexit__(self, *exception: object) -> None:
         self.disk.release()
         await self.registry.stop()
@@ -169,20 +229,35 @@ class Parts:
 
 
 def image_with(
-    partitions: int, *, offset: int, leader_epoch: int = 3, leader: int = 1, replicas: tuple[int, ...] = (1,)
+    partitions: int,
+    *,
+    offset: int,
+    leader_epoch: int = 3,
+    leader: int = 1,
+    replicas: tuple[int, ...] = (1,),
+    isr: tuple[int, ...] | None = None,
+    partition_epoch: int = 0,
 ) -> MetadataImage:
-    """Return an image with one topic, all partitions of which `leader` leads, and brokers 1 and 2."""
+    """Return an image with one topic, all partitions of which `leader` leads, and brokers 1 to 3.
+
+    `isr`: all replicas unless it is given.
+    """
     topic = TopicImage(
         "t",
         TOPIC_ID,
         tuple(
             PartitionImage(
-                number, replicas=replicas, isr=replicas, leader=leader, leader_epoch=leader_epoch, partition_epoch=0
+                number,
+                replicas=replicas,
+                isr=replicas if isr is None else isr,
+                leader=leader,
+                leader_epoch=leader_epoch,
+                partition_epoch=partition_epoch,
             )
             for number in range(partitions)
         ),
     )
-    brokers = {number: BrokerImage(number, bytes(16), 1, f"broker-{number}", 9090 + number) for number in (1, 2)}
+    brokers = {number: BrokerImage(number, bytes(16), 1, f"broker-{number}", 9090 + number) for number in (1, 2, 3)}
     return MetadataImage(offset=offset, brokers=brokers, topics={TOPIC_ID: topic}, topic_id_by_name={"t": TOPIC_ID})
 
 

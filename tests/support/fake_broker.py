@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import grpc
@@ -25,6 +25,7 @@ from raftlog.errors import (
 from raftlog.format import Buffer, decode_batch, pack_stamp, parse_header, validate_produced
 from raftlog.v1 import (
     admin_pb2_grpc,
+    log_pb2,
     log_pb2_grpc,
     metadata_pb2_grpc,
 )
@@ -65,6 +66,8 @@ class Faults:
         self.corrupt_partitions: set[int] = set()
         """Partitions that are damaged for good."""
         self.metadata_down = False
+        self.refuse_followers: list[RaftlogError] = []
+        """Errors for the next subscriptions at followers, one each."""
 
 
 class Partition:
@@ -111,9 +114,12 @@ class Topic:
 
 
 class FakeCluster:
-    """Context manager: `with FakeCluster(nodes=2) as cluster: ... cluster.bootstrap`."""
+    """Context manager: `with FakeCluster(nodes=2) as cluster: ... cluster.bootstrap`.
 
-    def __init__(self, nodes: int = 1) -> None:
+    All nodes share one log for a partition, so that every replica is always in sync; `racks` says where nodes stand.
+    """
+
+    def __init__(self, nodes: int = 1, racks: Mapping[int, str] | None = None) -> None:
         self.node_ids = list(range(1, nodes + 1))
         self.topics: dict[str, Topic] = {}
         self.faults = Faults()
@@ -123,6 +129,14 @@ class FakeCluster:
         self.granted: dict[int, int] = {}
         """Credit granted minus bytes sent, by fetch stream."""
         self.least_credit = 0
+        self.racks = dict(racks or {})
+        self.metadata_offset = 0
+        self.metadata_asked: list[int] = []
+        """The node of each request for metadata that was answered."""
+        self.subscribed: list[tuple[int, log_pb2.FetchPartition]] = []
+        """(node, what was asked for) of each subscription."""
+        self._behind: dict[int, tuple[int, dict[str, list[tuple[int, int]]]]] = {}
+        self._thawed: dict[int, asyncio.Event] = {}
         self._servers: dict[int, grpc.aio.Server] = {}
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda loop, context: None)
@@ -159,7 +173,7 @@ class FakeCluster:
         server = grpc.aio.server(options=_OPTIONS)
         service = Node(self, node)
         log_pb2_grpc.add_LogServicer_to_server(service, server)  # type: ignore[no-untyped-call,unused-ignore] # generated
-        metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataNode(self), server)  # type: ignore[no-untyped-call,unused-ignore] # generated
+        metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataNode(self, node), server)  # type: ignore[no-untyped-call,unused-ignore] # generated
         admin_pb2_grpc.add_AdminServicer_to_server(AdminNode(self), server)  # type: ignore[no-untyped-call,unused-ignore] # generated
         self.ports[node] = server.add_insecure_port(f"127.0.0.1:{self.ports.get(node, 0)}")
         await server.start()
@@ -174,11 +188,42 @@ class FakeCluster:
         """Start a killed node again, on the same port."""
         self.run(self._start(node))
 
+    def freeze(self, node: int) -> None:
+        """Let a node answer nothing, with its connections open, as a process does that got SIGSTOP."""
+        self.call(lambda: self._thawed.__setitem__(node, asyncio.Event()))
+
+    def thaw(self, node: int) -> None:
+        """Let a frozen node go on with what it was sent meanwhile."""
+        self.call(lambda: self._thawed.pop(node).set())
+
+    async def awake(self, node: int) -> None:
+        """Wait while a node is frozen."""
+        while node in self._thawed:
+            await self._thawed[node].wait()
+
+    def fall_behind(self, node: int) -> None:
+        """Let a node hear of no change of the metadata any more."""
+
+        def note() -> None:
+            self._behind[node] = self.metadata_of(node)
+
+        self.call(note)
+
+    def metadata_of(self, node: int) -> tuple[int, dict[str, list[tuple[int, int]]]]:
+        """Return the metadata offset a node is at, and by topic leader and leader epoch of each partition."""
+        if node in self._behind:
+            return self._behind[node]
+        leaders = {
+            name: [(part.leader, part.leader_epoch) for part in topic.partitions] for name, topic in self.topics.items()
+        }
+        return self.metadata_offset, leaders
+
     def new_topic(self, name: str, partitions: int) -> Topic:
         return Topic(name, partitions, self.node_ids)
 
     def create_topic(self, name: str, partitions: int = 1) -> Topic:
         def create() -> Topic:
+            self.metadata_offset += 1
             topic = self.topics[name] = Topic(name, partitions, self.node_ids)
             return topic
 
@@ -186,6 +231,7 @@ class FakeCluster:
 
     def delete_topic(self, name: str) -> None:
         def delete() -> None:
+            self.metadata_offset += 1
             for partition in self.topics.pop(name).partitions:
                 partition.touch()
 
@@ -193,6 +239,7 @@ class FakeCluster:
 
     def add_partitions(self, name: str, total: int) -> None:
         def add() -> None:
+            self.metadata_offset += 1
             topic = self.topics[name]
             while len(topic.partitions) < total:
                 topic.partitions.append(Partition(self.node_ids[len(topic.partitions) % len(self.node_ids)]))
@@ -200,7 +247,10 @@ class FakeCluster:
         self.call(add)
 
     def move_leader(self, name: str, partition: int, node: int) -> None:
+        """Elect a leader; -1: there is none."""
+
         def move() -> None:
+            self.metadata_offset += 1
             part = self.topics[name].partitions[partition]
             part.leader = node
             part.leader_epoch += 1
@@ -219,7 +269,9 @@ class FakeCluster:
         """Append a stamped batch directly."""
         self.call(lambda: self.topics[name].partitions[partition].append_raw(batch))
 
-    def find(self, node: int, topic_id: bytes, index: int, leader_epoch: int) -> tuple[Topic, Partition]:
+    def find(
+        self, node: int, topic_id: bytes, index: int, leader_epoch: int, *, from_follower: bool = False
+    ) -> tuple[Topic, Partition]:
         for topic in self.topics.values():
             if topic.topic_id == topic_id:
                 break
@@ -228,7 +280,7 @@ class FakeCluster:
         if index >= len(topic.partitions):
             raise UnknownTopicOrPartition(f"{topic.name}-{index}")
         partition = topic.partitions[index]
-        if partition.leader != node:
+        if partition.leader != node and not from_follower:
             raise NotLeader(
                 f"{topic.name}-{index} is led by {partition.leader}", partition.leader, partition.leader_epoch
             )

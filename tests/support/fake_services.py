@@ -50,10 +50,12 @@ class Node(log_pb2_grpc.LogServicer):
 
         async def answer(response: log_pb2.ProduceResponse) -> None:
             await asyncio.sleep(faults.ack_delay_s())
+            await self.cluster.awake(self.node)
             async with writing:
                 await context.write(response)
 
         async for request in requests:
+            await self.cluster.awake(self.node)
             self.cluster.requests.append((self.node, len(request.partitions)))
             if faults.drop_produce_before_append:
                 faults.drop_produce_before_append -= 1
@@ -115,6 +117,7 @@ class Node(log_pb2_grpc.LogServicer):
         session = FetchSession(self.cluster, self.node, context)
         try:
             async for request in requests:
+                await self.cluster.awake(self.node)
                 session.handle(request)
         finally:
             session.stop()
@@ -125,6 +128,7 @@ class Node(log_pb2_grpc.LogServicer):
         response = log_pb2.ListOffsetsResponse()
         faults = self.cluster.faults
         await asyncio.sleep(faults.offsets_delay_s.get(self.node, 0.0))
+        await self.cluster.awake(self.node)
         for part in request.partitions:
             result = response.results.add()
             try:
@@ -192,12 +196,14 @@ class FetchSession:
         match request.WhichOneof("request"):
             case "open":
                 self.credit = request.open.credit_bytes
+                self.rack = request.open.rack
                 self.max_frame_bytes = request.open.max_frame_bytes or 1 << 20
             case "subscribe":
                 for part in request.subscribe.partitions:
                     if part.subscription_id <= self.highest_id:
                         raise InvalidRequestError("ids only grow")
                     self.highest_id = part.subscription_id
+                    self.cluster.subscribed.append((self.node, part))
                     self.tasks[part.subscription_id] = asyncio.ensure_future(self._push(part))
             case "unsubscribe":
                 for subscription_id in request.unsubscribe.subscription_ids:
@@ -222,6 +228,7 @@ class FetchSession:
         faults = self.cluster.faults
         while True:
             frame = await self.frames.get()
+            await self.cluster.awake(self.node)
             await self.context.write(
                 log_pb2.FetchResponse(frames=[frame, frame] if faults.duplicate_frames else [frame])
             )
@@ -230,12 +237,24 @@ class FetchSession:
                 if not faults.drop_fetch_after_frames:
                     await self.context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
 
+    def _nearer(self, part: log_pb2.FetchPartition) -> int | None:
+        if part.from_follower or not self.rack or self.cluster.racks.get(self.node) == self.rack:
+            return None
+        return next((node for node, rack in self.cluster.racks.items() if rack == self.rack), None)
+
     async def _push(self, part: log_pb2.FetchPartition) -> None:
         position = part.offset
         announced = False
         while True:
             try:
-                _, partition = self.cluster.find(self.node, part.topic_id, part.partition, part.leader_epoch)
+                _, partition = self.cluster.find(
+                    self.node, part.topic_id, part.partition, part.leader_epoch, from_follower=part.from_follower
+                )
+                if part.from_follower and self.cluster.faults.refuse_followers:
+                    raise self.cluster.faults.refuse_followers.pop(0)
+                if (nearer := self._nearer(part)) is not None:
+                    self._write(log_pb2.FetchFrame(subscription_id=part.subscription_id, preferred_read_replica=nearer))
+                    return
                 changed = partition.changed
                 if not partition.start <= position <= partition.end:
                     raise OffsetOutOfRange(f"offset {position}, the log has {partition.start} to {partition.end}")
@@ -281,8 +300,9 @@ class MetadataNode(metadata_pb2_grpc.MetadataServicer):
 
     Watch = None  # type: ignore[assignment] # unused: clients ask
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: FakeCluster, node: int) -> None:
         self.cluster = cluster
+        self.node = node
 
     async def Get(
         self, request: metadata_pb2.MetadataRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -290,23 +310,28 @@ class MetadataNode(metadata_pb2_grpc.MetadataServicer):
         cluster = self.cluster
         if cluster.faults.metadata_down:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "metadata is down")
-        response = metadata_pb2.MetadataResponse(cluster_id="fake", controller_id=1, controller_epoch=1)
+        await cluster.awake(self.node)
+        cluster.metadata_asked.append(self.node)
+        offset, leaders = cluster.metadata_of(self.node)
+        response = metadata_pb2.MetadataResponse(
+            cluster_id="fake", controller_id=1, controller_epoch=1, metadata_offset=offset
+        )
         for node, port in cluster.ports.items():
-            response.brokers.add(broker_id=node, host="127.0.0.1", port=port)
+            response.brokers.add(broker_id=node, host="127.0.0.1", port=port, rack=cluster.racks.get(node, ""))
         for name in cluster.topics if request.all_topics else request.topics:
             info = response.topics.add(name=name)
             topic = cluster.topics.get(name)
-            if topic is None:
+            if topic is None or name not in leaders:
                 info.error.CopyFrom(to_wire(UnknownTopicOrPartition(f"there is no topic {name!r}")))
                 continue
             info.topic_id = topic.topic_id
-            for index, part in enumerate(topic.partitions):
+            for index, (leader, leader_epoch) in enumerate(leaders[name]):
                 info.partitions.add(
                     partition=index,
-                    leader=part.leader,
-                    leader_epoch=part.leader_epoch,
-                    replicas=[part.leader],
-                    isr=[part.leader],
+                    leader=leader,
+                    leader_epoch=leader_epoch,
+                    replicas=cluster.node_ids,
+                    isr=cluster.node_ids,
                 )
         return response
 
@@ -314,6 +339,7 @@ class MetadataNode(metadata_pb2_grpc.MetadataServicer):
 class AdminNode(admin_pb2_grpc.AdminServicer):
     """Topics only; what the real broker's tests cover is not here."""
 
+    AlterReassignments = DescribeReplicas = None  # type: ignore[assignment] # unused
     AlterConfigs = CreatePartitions = DescribeConfigs = DescribeLogDirs = None  # type: ignore[assignment] # unused
     DescribeCluster = DescribeQuorum = ElectLeaders = UnregisterBroker = None  # type: ignore[assignment] # as well
 

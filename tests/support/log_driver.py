@@ -76,6 +76,10 @@ class LogDriver:
     chain: list[ModelBatch] = field(default_factory=list)
     other_chain: list[ModelBatch] | None = None
     """What the log may hold as well, while a truncation is under way."""
+    base: int = 0
+    """Where the chain begins."""
+    starting_over: bool = False
+    """Whether the log may as well be empty, anywhere."""
     durable_end: int = 0
     start: int = 0
     durable_start: int = 0
@@ -94,7 +98,7 @@ class LogDriver:
     @property
     def end(self) -> int:
         """Log end offset of the model."""
-        return self.chain[-1].next_offset if self.chain else 0
+        return self.chain[-1].next_offset if self.chain else self.base
 
     def open(self) -> None:
         """Start the broker."""
@@ -146,6 +150,21 @@ class LogDriver:
         self.durable_start = min(self.durable_start, self.end)
         self.epoch += 1  # a follower truncates because there is a new leader
 
+    def start_over(self, offset: int) -> None:
+        """Drop everything and begin at `offset`, as a follower does whose log lies outside its leader's."""
+        self.starting_over = True
+        self.durable_end = self.durable_start = 0
+        self.log.reset_to(offset, now_ms=self.clock.now)
+        self.began_at(offset)
+
+    def began_at(self, offset: int) -> None:
+        """Take note of an empty log at `offset`."""
+        self.starting_over = False
+        self.chain = []
+        self.other_chain = None
+        self.base = self.start = self.durable_start = self.durable_end = offset
+        self.epoch += 1
+
     def close(self) -> None:
         """Stop the broker cleanly."""
         assert self.manager is not None
@@ -158,6 +177,14 @@ class LogDriver:
         self.storage.crash(dice)
         self.open()
         log = self.log
+        if self.starting_over and log.log_start_offset == log.log_end_offset:
+            self.began_at(log.log_end_offset)
+            self.check()
+            return
+        if self.starting_over:
+            self.durable_start = min(self.start, log.log_start_offset)
+            self.starting_over = False
+            self.other_chain = self.chain
         assert self.durable_start <= log.log_start_offset <= max(self.start, self.durable_start), "log start"
         assert log.log_end_offset >= self.durable_end, "acknowledged records are gone"
         assert log.flushed_end_offset == log.log_end_offset
@@ -201,8 +228,8 @@ class LogDriver:
 
     def _matches(self, chain: list[ModelBatch]) -> bool:
         expected = self._expected(chain)
-        end = chain[-1].next_offset if chain else 0
-        ends = {0, *(batch.next_offset for batch in chain)}
+        end = chain[-1].next_offset if chain else self.base
+        ends = {self.base, *(batch.next_offset for batch in chain)}
         return self.log.log_end_offset <= end and self.log.log_end_offset in ends and self.stored_batches() == expected
 
     def check(self) -> None:

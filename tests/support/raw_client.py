@@ -32,6 +32,19 @@ class RawClient:
         assert not response.topics[0].HasField("error"), response.topics[0].error.message
         return response.topics[0].topic_id
 
+    async def metadata(self, request: metadata_pb2.MetadataRequest) -> metadata_pb2.MetadataResponse:
+        """Return what the broker knows of the cluster."""
+        stub = metadata_pb2_grpc.MetadataStub(self.channel)
+        response: metadata_pb2.MetadataResponse = await stub.Get(request, timeout=TIMEOUT_S)
+        return response
+
+    @staticmethod
+    async def read_frames(call: Any) -> list[wire.Frame]:
+        """Return the frames of the next message of a fetch stream."""
+        frames: list[wire.Frame] = await asyncio.wait_for(call.read(), TIMEOUT_S)
+        assert isinstance(frames, list), await call.details()
+        return frames
+
     def produce_call(self) -> Any:
         """Return a new produce stream."""
         return self.channel.stream_stream(

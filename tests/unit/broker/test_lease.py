@@ -276,11 +276,12 @@ def test_no_success_leaves_without_lease_and_leadership_and_nobody_is_answered_t
                         offset, epoch = offset + 1, epoch + 1
                         assert isinstance(value, int)
                         parts.disk.held, held = False, parts.disk.held
-                        await follow(parts, offset=offset, leader=value, leader_epoch=epoch, replicas=(1, 2))
+                        isr = (value,) if value > 0 else (1, 2)
+                        await follow(parts, offset=offset, leader=value, leader_epoch=epoch, replicas=(1, 2), isr=isr)
                         parts.disk.held = held
                 await settle()
             parts.disk.release()
-            await follow(parts, offset=offset + 1, leader=1, leader_epoch=epoch + 1, replicas=(1, 2))
+            await follow(parts, offset=offset + 1, leader=1, leader_epoch=epoch + 1, replicas=(1, 2), isr=(1,))
             parts.lease.renew()
             await settle()
             assert [len(each) for each in answers] == [1] * len(answers)

@@ -253,7 +253,7 @@ def test_a_flush_that_is_refused_for_now_is_answered_and_made_up_for(
             partition = parts.registry.find(TOPIC_ID, 0)
             assert partition.high_watermark == 0
             refused = False
-            partition.flush_if_due()
+            partition.housekeep()
             await settle()
             assert partition.high_watermark == 1
             assert not parts.logs.offline_dirs
@@ -312,7 +312,7 @@ def test_an_answer_that_was_ready_before_a_pause_waits_for_the_next_lease_and_a_
                     super().advance(held_end_offset)  # answered: the response waits for the session's task
                     parts.lease.end()  # the process is stopped, and resumed when the lease is over
 
-            partition._pending = Pausing()
+            partition._acks.held = partition._acks.committed = Pausing()
             requests.send(request(1))
             requests.send(request(2, partition=1))
             await settle()
@@ -320,7 +320,7 @@ def test_an_answer_that_was_ready_before_a_pause_waits_for_the_next_lease_and_a_
             requests.send(request(3))
             await writer.wait_for(1)
             assert {each.results[0].error.code for each in writer.written} == {common_pb2.NOT_LEADER_OR_FOLLOWER}
-            partition._pending = PendingAcks()
+            partition._acks.held, partition._acks.committed = PendingAcks(), PendingAcks()
             parts.lease.renew()
             responses = await writer.wait_for(3)
             accepted = [each.correlation_id for each in responses if not each.results[0].HasField("error")]

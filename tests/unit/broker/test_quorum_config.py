@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.config import BrokerConfig
-from broker.config_keys import BROKER_CONFIGS, parse_voters
+from broker.config_keys import BROKER_CONFIGS
+from broker.endpoints import parse_voters
 from raftlog.errors import InvalidConfig
 
 THREE = "1@127.0.0.1:9093,2@127.0.0.1:9094,3@127.0.0.1:9095"
@@ -30,10 +31,35 @@ def test_a_controller_listens_at_its_place_among_the_voters_unless_told_otherwis
     assert config(controller_quorum_voters=THREE, inter_node_listener="[::1]:7").inter_node_listener == ("::1", 7)
 
 
-def test_a_broker_only_node_listens_for_clients_only() -> None:
-    made = config(controller_quorum_voters=THREE, node_id=4, process_roles="broker")
-    assert made.inter_node_listener is None
+def test_a_broker_only_node_names_where_its_followers_reach_it() -> None:
+    made = config(
+        controller_quorum_voters=THREE, node_id=4, process_roles="broker", inter_node_listener="127.0.0.1:9096"
+    )
+    assert made.inter_node_listener == made.advertised_inter_node_listener == ("127.0.0.1", 9096)
     assert (made.is_broker, made.is_controller) == (True, False)
+
+
+def test_other_brokers_are_told_the_advertised_address_else_the_one_among_the_voters() -> None:
+    told = config(controller_quorum_voters=THREE, inter_node_listener="127.0.0.1:7").advertised_inter_node_listener
+    assert told == ("127.0.0.1", 9093)
+    more = {"controller_quorum_voters": THREE, "advertised_inter_node_listener": "elsewhere:9"}
+    assert config(**more).advertised_inter_node_listener == ("elsewhere", 9)
+
+
+def test_routes_say_where_this_node_reaches_others() -> None:
+    made = config(controller_quorum_voters=THREE, inter_node_routes="2@127.0.0.1:1,4@[::1]:2")
+    assert made.inter_node_routes == {2: ("127.0.0.1", 1), 4: ("::1", 2)}
+    assert config().inter_node_routes == {}
+
+
+def test_the_keys_of_replication_have_kafkas_names() -> None:
+    made = config(replica_lag_time_max_ms="5s", replica_fetch_max_bytes="2MiB", replica_credit_bytes="4MiB")
+    assert (made.replica_lag_time_max_ms, made.replica_fetch_max_bytes, made.replica_credit_bytes) == (
+        5_000,
+        2 << 20,
+        4 << 20,
+    )
+    assert config().replica_high_watermark_checkpoint_interval_ms == 5_000
 
 
 def test_a_controller_only_node_needs_a_directory_for_metadata_only() -> None:
@@ -80,10 +106,21 @@ def test_the_times_are_those_of_the_design() -> None:
                 "controller_quorum_voters": THREE,
                 "node_id": 4,
                 "process_roles": "broker",
-                "inter_node_listener": "127.0.0.1:1",
             },
-            "only a controller listens",
+            "at which its followers fetch from it",
         ),
+        (
+            {
+                "controller_quorum_voters": THREE,
+                "node_id": 4,
+                "process_roles": "broker",
+                "inter_node_listener": "0.0.0.0:9093",
+                "insecure": True,
+            },
+            "set advertised.inter.node.listener",
+        ),
+        ({"controller_quorum_voters": THREE, "inter_node_routes": "2"}, "is not id@host:port"),
+        ({"inter_node_routes": "2@127.0.0.1:1"}, "a node alone talks to no other"),
         (
             {"controller_quorum_voters": THREE, "advertised_inter_node_listener": "0.0.0.0:1"},
             "nobody can connect to that address",

@@ -113,6 +113,11 @@ class LogMachine(RuleBasedStateMachine):
         driver = self.driver
         driver.truncate(data.draw(st.integers(driver.start, driver.end)))
 
+    @rule(data=st.data())
+    def start_over(self, data: st.DataObject) -> None:
+        driver = self.driver
+        driver.start_over(data.draw(st.integers(max(0, driver.start - 10), driver.end + 10)))
+
     @rule(seed=st.integers(0, 1_000))
     def power_loss(self, seed: int) -> None:
         self.forget_tickets()

@@ -1,121 +1,20 @@
-"""The admin service over a real gRPC connection."""
+"""The admin service: topics, configs, log directories."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
-from grpc import aio
 
-from broker.config import BrokerConfig
 from broker.config_keys import BROKER_CONFIGS
-from broker.services.admin import AdminService
 from broker.services.log_dirs import LogView
-from raftlog.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+from raftlog.v1 import admin_pb2, common_pb2
 from raftlog.v1.admin_pb2 import ConfigEntry
 from raftlog.v1.records_pb2 import ConfigResource
-from raftmeta.image import MetadataImage
 from raftmeta.topic_configs import DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
-from tests.support.memory_metadata import MemoryMetadata
-from tests.support.metadata import register
-
-TOPIC, BROKER = ConfigResource.TOPIC, ConfigResource.BROKER
-WAIT_SECONDS = 20.0
-
-
-@dataclass
-class FakeLog:
-    directory: str
-    topic: str
-    partition: int
-    size_bytes: int = 100
-    segment_count: int = 2
-    log_start_offset: int = 3
-    log_end_offset: int = 9
-    high_watermark: int = 8
-
-
-@dataclass
-class FakeLogs:
-    found: list[FakeLog] = field(default_factory=list)
-    offline_dirs: Mapping[str, object] = field(default_factory=dict)
-
-    def logs(self) -> Sequence[LogView]:
-        return self.found
-
-
-class Cluster:
-    """One node behind the service, and what the service asked the broker to wait for."""
-
-    def __init__(self, metadata: MemoryMetadata, stub: Stub) -> None:
-        self.metadata = metadata
-        self.stub = stub
-        self.waited_for: list[int] = []
-        self.applied = asyncio.Event()
-        self.applied.set()
-
-    @property
-    def image(self) -> MetadataImage:
-        return self.metadata.image
-
-    async def wait_applied(self, metadata_offset: int) -> None:
-        self.waited_for.append(metadata_offset)
-        await self.applied.wait()
-
-    async def create(self, name: str = "a", **values: object) -> admin_pb2.CreateTopicResponse:
-        return await self.stub.CreateTopic(admin_pb2.CreateTopicRequest(name=name, **values))  # type: ignore[arg-type] # the tests' values
-
-    async def describe(
-        self, type_: ConfigResource.Type.ValueType, name: str
-    ) -> dict[str, tuple[str, ConfigEntry.Source.ValueType]]:
-        response = await self.stub.DescribeConfigs(
-            admin_pb2.DescribeConfigsRequest(resource=ConfigResource(type=type_, name=name))
-        )
-        assert not response.HasField("error"), response.error
-        assert all(entry.documentation for entry in response.entries)
-        return {entry.key: (entry.value, entry.source) for entry in response.entries}
-
-    async def alter(
-        self, type_: ConfigResource.Type.ValueType, name: str, set_: Mapping[str, str], unset: Sequence[str] = ()
-    ) -> common_pb2.Error:
-        request = admin_pb2.AlterConfigsRequest(resource=ConfigResource(type=type_, name=name), set=set_, unset=unset)
-        return (await self.stub.AlterConfigs(request)).error
-
-
-Stub: TypeAlias = "admin_pb2_grpc.AdminAsyncStub"  # known to the stubs only
-Work = Callable[[Cluster], Awaitable[None]]
-
-
-@asynccontextmanager
-async def served(config: BrokerConfig, logs: FakeLogs) -> AsyncIterator[Cluster]:
-    metadata = MemoryMetadata()
-    await metadata.add_broker()
-    server = aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        cluster = Cluster(metadata, admin_pb2_grpc.AdminStub(channel))
-        service = AdminService(metadata, config, logs, cluster.wait_applied)
-        admin_pb2_grpc.add_AdminServicer_to_server(service, server)
-        await server.start()
-        yield cluster
-    await server.stop(0)
-
-
-def run(work: Work, values: Mapping[str, object] | None = None, logs: FakeLogs | None = None) -> None:
-    """Serve with these server keys over the least ones, and do the work."""
-    config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data", **(values or {})})
-
-    async def main() -> None:
-        async with served(config, logs or FakeLogs()) as cluster, asyncio.timeout(WAIT_SECONDS):
-            await work(cluster)
-
-    asyncio.run(main())
-
+from tests.support.admin_service import BROKER, TOPIC, Cluster, FakeLog, FakeLogs, run
 
 # Topics
 
@@ -166,7 +65,7 @@ def test_validate_only_creates_nothing() -> None:
         ({"name": "__cluster_metadata"}, common_pb2.INVALID_TOPIC),
         ({"name": "there"}, common_pb2.TOPIC_ALREADY_EXISTS),
         ({"partitions": -1}, common_pb2.INVALID_PARTITIONS),
-        ({"replication_factor": 3}, common_pb2.INVALID_REPLICATION_FACTOR),
+        ({"replication_factor": 2}, common_pb2.INVALID_REPLICATION_FACTOR),
         ({"replication_factor": -1}, common_pb2.INVALID_REPLICATION_FACTOR),
         ({"configs": {"nonsense": "1"}}, common_pb2.INVALID_CONFIG),
         ({"partitions": 11}, common_pb2.POLICY_VIOLATION),
@@ -342,92 +241,3 @@ def test_a_bug_reaches_the_client_as_an_answer() -> None:
         assert "KeyError" in response.error.message
 
     run(work, logs=Broken())
-
-
-# Cluster
-
-
-def test_a_topic_with_followers_is_refused_and_the_message_says_why() -> None:
-    async def work(cluster: Cluster) -> None:
-        await cluster.metadata.add_broker(2, port=9093)
-        for values in ({"replication_factor": 2}, {}):
-            error = (await cluster.create("a", **values)).error
-            assert error.code == common_pb2.INVALID_REPLICATION_FACTOR
-            assert "followers are not there yet in this version" in error.message
-
-    run(work, {"default.replication.factor": 2})
-
-
-def test_the_cluster_is_described_with_what_brokers_carry() -> None:
-    async def work(cluster: Cluster) -> None:
-        await cluster.metadata.add_broker(2, rack="r", port=9093)
-        created = await cluster.create("a", partitions=3)
-        response = await cluster.stub.DescribeCluster(
-            admin_pb2.DescribeClusterRequest(min_metadata_offset=created.metadata_offset)
-        )
-        assert (response.cluster_id, response.controller_id, response.controller_epoch) == ("test", 1, 1)
-        assert response.metadata_offset == cluster.image.offset == created.metadata_offset
-        assert [(b.broker_id, b.port, b.rack, b.fenced, b.leaderships, b.replicas) for b in response.brokers] == [
-            (1, 9092, "", False, 2, 2),
-            (2, 9093, "r", False, 1, 1),
-        ]
-        assert all(broker.broker_epoch > 0 for broker in response.brokers)
-        assert cluster.metadata.barriers == 0
-        await cluster.stub.DescribeCluster(admin_pb2.DescribeClusterRequest(linearizable=True))
-        assert cluster.metadata.barriers == 1
-
-    run(work)
-
-
-def test_what_this_broker_has_not_heard_of_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(cluster: Cluster) -> None:
-        ahead = cluster.image.offset + 2
-        request = admin_pb2.DescribeClusterRequest(min_metadata_offset=ahead)
-        asking = asyncio.ensure_future(cluster.stub.DescribeCluster(request))
-        await cluster.describe(BROKER, "")
-        assert not asking.done()
-        await cluster.create("a")
-        assert (await asking).metadata_offset >= ahead
-
-    run(work)
-
-
-def test_the_quorum_is_described_as_the_port_says() -> None:
-    async def work(cluster: Cluster) -> None:
-        response = await cluster.stub.DescribeQuorum(admin_pb2.AdminDescribeQuorumRequest())
-        assert response.quorum == cluster.metadata.quorum
-
-    run(work)
-
-
-def test_leaders_are_elected_or_it_is_said_why_not() -> None:
-    async def work(cluster: Cluster) -> None:
-        await cluster.create("a", partitions=2)
-
-        async def elect(topic: str, *partitions: int) -> common_pb2.Error:
-            request = admin_pb2.ElectLeadersRequest(topic=topic, partitions=partitions)
-            return (await cluster.stub.ElectLeaders(request)).error
-
-        assert (await elect("a")).code == common_pb2.ELECTION_NOT_NEEDED
-        assert (await elect("zzz")).code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
-        error = await elect("a", 0, 7)
-        assert error.code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
-        assert "2 partitions and none numbered 7" in error.message
-
-    run(work)
-
-
-def test_a_broker_that_is_gone_is_unregistered_and_a_live_one_is_not() -> None:
-    async def work(cluster: Cluster) -> None:
-        async def unregister(broker_id: int) -> admin_pb2.AdminUnregisterBrokerResponse:
-            return await cluster.stub.UnregisterBroker(admin_pb2.AdminUnregisterBrokerRequest(broker_id=broker_id))
-
-        assert (await unregister(1)).error.code == common_pb2.INVALID_REQUEST
-        assert (await unregister(9)).error.code == common_pb2.BROKER_ID_NOT_REGISTERED
-        await cluster.metadata.propose(register(5, incarnation=5))
-        response = await unregister(5)
-        assert not response.HasField("error")
-        assert response.metadata_offset == cluster.image.offset
-        assert 5 not in cluster.image.brokers
-
-    run(work)

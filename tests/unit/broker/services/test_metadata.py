@@ -23,7 +23,19 @@ from raftmeta.image import MetadataImage
 from raftmeta.quorum import image_feed
 from raftmeta.replay import image_from_records, replay_all
 from tests.support.memory_metadata import MemoryMetadata
-from tests.support.metadata import alter, create_partitions, create_topic, delete_topic, uuid_of
+from tests.support.metadata import (
+    alter,
+    broker_epoch,
+    create_partitions,
+    create_topic,
+    delete_topic,
+    elect,
+    fence,
+    offline_replicas,
+    reassign,
+    refs,
+    uuid_of,
+)
 
 Stub: TypeAlias = "metadata_pb2_grpc.MetadataAsyncStub"  # known to the stubs only
 Work: TypeAlias = "Callable[[MemoryMetadata, Stub], Awaitable[None]]"
@@ -71,6 +83,36 @@ def test_get_describes_the_cluster() -> None:
         assert broker.broker_epoch == metadata.image.brokers[1].broker_epoch
         assert not response.topics
         assert not response.HasField("error")
+
+    run(work)
+
+
+def test_get_tells_where_a_partition_is_moved_and_what_is_not_there() -> None:
+    async def work(metadata: MemoryMetadata, stub: Stub) -> None:
+        for broker_id in (2, 3, 4):
+            await metadata.add_broker(broker_id, port=9090 + broker_id)
+        configs = {"min.insync.replicas": "3"}
+        await metadata.propose(create_topic("c", 9, replication_factor=3, configs=configs))
+
+        async def described() -> metadata_pb2.PartitionInfo:
+            [topic] = (await stub.Get(metadata_pb2.MetadataRequest(topics=["c"]))).topics
+            return topic.partitions[0]
+
+        whole = await described()
+        assert not whole.offline_replicas
+        assert not whole.eligible_leader_replicas
+        leader, second, third = whole.replicas
+        [fourth] = {1, 2, 3, 4} - set(whole.replicas)
+        await metadata.propose(reassign("c", 0, [leader, second, fourth]))
+        await metadata.propose(offline_replicas(metadata.image, second, refs((9, 0))))
+        await metadata.propose(fence(third, broker_epoch(metadata.image, third)))
+        await metadata.propose(elect(refs((9, 0))))
+        found = await described()
+        assert (list(found.replicas), list(found.isr)) == ([leader, second, fourth, third], [leader])
+        assert list(found.adding_replicas) == [fourth]
+        assert list(found.removing_replicas) == [third]
+        assert list(found.offline_replicas) == [second, third]
+        assert list(found.eligible_leader_replicas) == [third]
 
     run(work)
 

@@ -1,0 +1,135 @@
+"""A broker's part in replication: it serves its followers, and fetches from those it follows.
+
+Made once the broker is registered, since its epoch is part of what it says of itself on both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from typing import Final
+
+from broker.config import BrokerConfig
+from broker.registry import PartitionRegistry
+from raftlog.config import MAX_INT64
+from raftlog.errors import BrokerUnavailable, StaleBrokerEpoch
+from raftmeta.image import MetadataImage
+from raftmeta.port import MetadataPort
+from raftmeta.quorum.config import Endpoint
+from raftmeta.topic_configs import FOLLOWER_THROTTLE_RATE, LEADER_THROTTLE_RATE
+from replication.follower_session import FollowerOptions
+from replication.ports import Replica
+from replication.shell.alarm import now_ms
+from replication.shell.fetchers import ReplicaFetchers
+from replication.shell.service import LedPartitions, ReplicationService
+from replication.token_bucket import TokenBucket
+
+NO_LIMIT: Final = MAX_INT64
+"""What the throttle keys say when nothing is held back."""
+
+
+class ReplicationRole:
+    """Both ends of this broker's `Replicate` streams; it follows the metadata with `on_metadata`."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        metadata: MetadataPort,
+        registry: PartitionRegistry,
+        service: ReplicationService,
+        reads: Executor,
+        broker_epoch: int,
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._registry = registry
+        self._service = service
+        self._reads = reads
+        self._sends = TokenBucket()
+        self._receives = TokenBucket()
+        self._image = MetadataImage()
+        self.fetchers = ReplicaFetchers(
+            Replica(config.node_id, broker_epoch),
+            metadata.image.cluster_id,
+            self._address_of,
+            options=FollowerOptions(
+                credit_bytes=config.replica_credit_bytes, max_frame_bytes=config.replica_fetch_max_bytes
+            ),
+            throttle=self._receives,
+        )
+
+    def open(self) -> None:
+        """Serve followers from now on."""
+        self.on_metadata(self._metadata.image)
+        self._service.open(
+            LedPartitions(
+                me=self._config.node_id,
+                cluster_id=self._metadata.image.cluster_id,
+                find=self._registry.find,
+                check_replica=self._check_replica,
+                reads=self._reads,
+                max_frame_bytes=self._config.replica_fetch_max_bytes,
+                throttle=self._sends,
+            )
+        )
+
+    def on_metadata(self, image: MetadataImage) -> None:
+        """Take over what concerns the streams: addresses and throttles."""
+        before, self._image = self._image, image
+        if image.brokers is not before.brokers:
+            self.fetchers.endpoints_changed()
+        if image.configs is not before.configs or before.offset == 0:
+            for key, bucket in ((LEADER_THROTTLE_RATE, self._sends), (FOLLOWER_THROTTLE_RATE, self._receives)):
+                rate = throttle_rate(image, self._config, key)
+                if rate != bucket.rate_bytes_per_s:
+                    bucket.set_rate(rate, now_ms())
+
+    async def close(self) -> None:
+        """End all streams of both kinds."""
+        self._service.close()
+        await self.fetchers.close()
+
+    def _address_of(self, broker_id: int) -> str | None:
+        return address_of(self._metadata.image, self._config.inter_node_routes, broker_id)
+
+    def _check_replica(self, replica: Replica) -> None:
+        check_replica(self._metadata.image, self._config.node_id, replica)
+
+
+def address_of(image: MetadataImage, routes: Mapping[int, tuple[str, int]], broker_id: int) -> str | None:
+    """Return where a broker is reached by its followers: by `inter.node.routes`, else where it says; None: unknown."""
+    route = routes.get(broker_id)
+    if route is not None:
+        return Endpoint(*route).address
+    broker = image.brokers.get(broker_id)
+    if broker is None or not broker.inter_node_host:
+        return None
+    return Endpoint(broker.inter_node_host, broker.inter_node_port).address
+
+
+def check_replica(image: MetadataImage, me: int, replica: Replica) -> None:
+    """Check that a follower is the present life of a registered broker, as far as the image says (KIP-903).
+
+    Raises:
+        StaleBrokerEpoch: the broker has registered anew since.
+        BrokerUnavailable: broker `me` has not heard of that registration yet; it will.
+    """
+    broker = image.brokers.get(replica.broker_id)
+    if broker is None or broker.broker_epoch < replica.broker_epoch:
+        raise BrokerUnavailable(
+            f"broker {me} has not heard yet that broker {replica.broker_id} registered with epoch "
+            f"{replica.broker_epoch}"
+        )
+    if broker.broker_epoch > replica.broker_epoch:
+        raise StaleBrokerEpoch(
+            f"broker {replica.broker_id} has registered anew with epoch {broker.broker_epoch} since epoch "
+            f"{replica.broker_epoch}"
+        )
+
+
+def throttle_rate(image: MetadataImage, config: BrokerConfig, key: str) -> int | None:
+    """Return a replication throttle in bytes a second, the dynamic one over that of the file; None: no limit."""
+    dynamic = image.broker_configs(config.node_id).get(key)
+    rate = int(dynamic) if dynamic is not None else config.values[key]
+    assert isinstance(rate, int), "a rate is a number of bytes"
+    return None if rate == NO_LIMIT else rate

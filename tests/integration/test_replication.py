@@ -1,0 +1,200 @@
+"""Three brokers with three replicas: nothing acknowledged is lost, and the replicas end up equal byte for byte."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import raftlog
+from raftlog.errors import NotEnoughReplicas
+from raftlog.testing import Cluster
+
+NODES = (1, 2, 3)
+PLACE = raftlog.TopicPartition("t", 0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(nodes=3, replica_lag_time_max_ms=1_500) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def topic(cluster: Cluster) -> Iterator[None]:
+    """A topic "t" of one partition on all three, made anew for each test; all nodes are up before and after."""
+    for node in NODES:
+        if not cluster.is_running(node):
+            cluster.start(node)
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        admin.create_topic("t", replication_factor=3, configs={"min.insync.replicas": "2"})
+    wait_for_isr(cluster, *NODES)
+    yield
+    for node in NODES:
+        if not cluster.is_running(node):
+            cluster.start(node)
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        admin.delete_topic("t")
+
+
+def isr(admin: raftlog.Admin) -> set[int]:
+    return set(admin.describe_topic("t").partitions[0].isr)
+
+
+def wait_for_isr(cluster: Cluster, *nodes: int) -> None:
+    cluster.wait_for(lambda admin: isr(admin) == set(nodes), what=f"the ISR to be {nodes}")
+
+
+def produce(cluster: Cluster, count: int, *, first: int = 0, value_bytes: int = 100, acks: str = "all") -> list[bytes]:
+    """Send numbered values and return them once all are acknowledged."""
+    values = [b"%d " % number + b"x" * value_bytes for number in range(first, first + count)]
+    with raftlog.Producer(cluster.bootstrap, acks=acks) as producer:
+        deliveries = [producer.send("t", value, partition=0) for value in values]
+        for delivery in deliveries:
+            delivery.result(timeout=30)
+    return values
+
+
+def read_all(cluster: Cluster, count: int) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    with raftlog.Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([PLACE])
+        consumer.seek(PLACE, 0)
+        while len(values) < count:
+            polled = consumer.poll(timeout=30)
+            assert polled, f"{len(values)} of {count} records came"
+            values += [record.value for record in polled]
+    return values
+
+
+def log_bytes(cluster: Cluster, node: int) -> bytes:
+    directory: Path = cluster.log_dir(node) / "t-0"
+    return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
+
+
+def wait_for_equal_logs(cluster: Cluster) -> bytes:
+    """Wait until all three have the same bytes, and return those."""
+    until = time.monotonic() + 30
+    while len(found := {log_bytes(cluster, node) for node in NODES}) > 1:
+        assert time.monotonic() < until, f"the logs differ: {[len(each) for each in found]} bytes"
+        time.sleep(0.05)
+    return found.pop()
+
+
+def test_what_was_acknowledged_outlives_its_leader_and_replicas_end_up_equal(cluster: Cluster) -> None:
+    values = produce(cluster, 500)
+    leader = cluster.leader("t")
+    cluster.kill(leader)
+    values += produce(cluster, 500, first=500)
+    assert cluster.leader("t", other_than=leader) != leader
+    assert read_all(cluster, 1000) == values
+    cluster.start(leader)
+    wait_for_isr(cluster, *NODES)
+    values += produce(cluster, 100, first=1000)
+    wait_for_equal_logs(cluster)
+    assert read_all(cluster, 1100) == values
+
+
+def test_each_in_turn_leads_and_dies(cluster: Cluster) -> None:
+    values: list[bytes] = []
+    for number in range(3):
+        values += produce(cluster, 50, first=50 * number)
+        leader = cluster.leader("t")
+        cluster.kill(leader)
+        cluster.leader("t", other_than=leader)
+        cluster.start(leader)
+        wait_for_isr(cluster, *NODES)
+    assert read_all(cluster, 150) == values
+    wait_for_equal_logs(cluster)
+
+
+def test_a_leader_that_stops_cleanly_hands_over_and_no_produce_fails(cluster: Cluster) -> None:
+    leader = cluster.leader("t")
+    with raftlog.Producer(cluster.bootstrap) as producer:
+        deliveries = [producer.send("t", b"%d" % number, partition=0) for number in range(200)]
+        cluster.stop(leader)
+        deliveries += [producer.send("t", b"%d" % number, partition=0) for number in range(200, 400)]
+        offsets = [delivery.result(timeout=30).offset for delivery in deliveries]
+    assert offsets == sorted(set(offsets))
+    assert {int(value or b"") for value in read_all(cluster, 400)} == set(range(400))
+
+
+def test_a_paused_follower_leaves_the_isr_and_comes_back_caught_up(cluster: Cluster) -> None:
+    leader = cluster.leader("t")
+    follower = next(node for node in NODES if node != leader)
+    produce(cluster, 10)
+    cluster.pause(follower)
+    try:
+        values = produce(cluster, 10, first=10)
+        wait_for_isr(cluster, *(node for node in NODES if node != follower))
+    finally:
+        cluster.resume(follower)
+    wait_for_isr(cluster, *NODES)
+    assert wait_for_equal_logs(cluster).count(values[-1]) == 1
+
+
+def test_fewer_in_sync_than_asked_for_refuse_all_but_not_one(cluster: Cluster) -> None:
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        admin.alter_configs("t", set={"min.insync.replicas": 3})
+    produce(cluster, 5)
+    leader = cluster.leader("t")
+    follower = next(node for node in NODES if node != leader)
+    cluster.kill(follower)
+    wait_for_isr(cluster, *(node for node in NODES if node != follower))
+    with raftlog.Producer(cluster.bootstrap, delivery_timeout_ms=2_000, request_timeout_ms=1_000) as producer:
+        delivery = producer.send("t", b"refused", partition=0)
+        with pytest.raises(raftlog.errors.RaftlogError) as refused:
+            delivery.result(timeout=30)
+    causes = [refused.value, refused.value.__cause__]
+    assert any(isinstance(cause, NotEnoughReplicas) for cause in causes) or "replicas are in sync" in str(refused.value)
+    produce(cluster, 5, first=5, acks="1")
+    cluster.start(follower)
+    wait_for_isr(cluster, *NODES)
+    produce(cluster, 5, first=10)
+    wait_for_equal_logs(cluster)
+
+
+def test_a_follower_far_behind_catches_up_over_many_segments(cluster: Cluster) -> None:
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        admin.alter_configs("t", set={"segment.bytes": 1 << 20})
+    leader = cluster.leader("t")
+    follower = next(node for node in NODES if node != leader)
+    produce(cluster, 10)
+    cluster.kill(follower)
+    produce(cluster, 2_000, first=10, value_bytes=8_000)
+    cluster.start(follower)
+    wait_for_isr(cluster, *NODES)
+    assert len(wait_for_equal_logs(cluster)) > 16_000_000
+
+
+@pytest.mark.parametrize("damage", ["bit", "shortened", "gone"])
+def test_a_damaged_replica_is_fetched_anew(cluster: Cluster, damage: str) -> None:
+    values = produce(cluster, 200)
+    follower = next(node for node in NODES if node != cluster.leader("t"))
+    wait_for_equal_logs(cluster)
+    cluster.stop(follower)  # so that everything lies below the recovery point
+    directory = cluster.log_dir(follower) / "t-0"
+    (segment,) = directory.glob("*.log")
+    contents = bytearray(segment.read_bytes())
+    match damage:
+        case "bit":
+            contents[len(contents) // 2] ^= 1
+            for index in (*directory.glob("*.index"), *directory.glob("*.timeindex")):
+                index.unlink()  # else a sealed prefix is taken on trust
+            segment.write_bytes(contents)
+        case "shortened":
+            segment.write_bytes(contents[: len(contents) // 2])
+        case _:
+            for path in directory.iterdir():
+                if path.name != "partition.metadata":
+                    path.unlink()
+    (cluster.log_dir(follower) / "clean-shutdown").unlink()
+    cluster.start(follower)
+    values += produce(cluster, 50, first=200)
+    wait_for_isr(cluster, *NODES)
+    wait_for_equal_logs(cluster)
+    assert list(cluster.log_dir(follower).glob("~stray-*")), "the damaged log is kept for whoever wants to look"
+    cluster.kill(next(node for node in NODES if node not in (follower, cluster.leader("t"))))
+    assert read_all(cluster, 250) == values

@@ -1,0 +1,243 @@
+"""Producers and consumers that append to and poll a real cluster, and note what they saw for `append_checker`."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from raftlog import Consumer, Delivery, Producer
+from raftlog.errors import RaftlogError
+from raftlog.format import decode_batch
+from raftlog.v1 import log_pb2, metadata_pb2
+from tests.support.append_checker import Append, Entry, History, Log, Poll
+from tests.support.raw_client import RawClient, raw_client
+
+TOPIC = "chaos"
+_WINDOW = 40
+"""Records that a producer has unanswered at most: so many may have an unknown end at a fault."""
+_PAUSE_S = 0.008
+_DRAIN_S = 60.0
+_READ_TIMEOUT_S = 30.0
+
+
+class _Appender(threading.Thread):
+    """Sends numbered values to random partitions with acks=all, several at a time."""
+
+    def __init__(self, number: int, bootstrap: str, partitions: int, *, once: bool) -> None:
+        super().__init__(name=f"appender-{number}", daemon=True)
+        self.number = number
+        self.once = once
+        self.over = threading.Event()
+        self.appends: list[Append] = []
+        self.errors: list[RaftlogError] = []
+        self.acknowledged_at: list[float] = []
+        self.longest_s = 0.0
+        self._partitions = partitions
+        self._chance = random.Random(number)
+        options: dict[str, Any] = {"retries": 0, "delivery_timeout_ms": 10_000} if once else {}
+        self._producer = Producer(bootstrap, acks="all", linger_ms=1, **options)
+        self._open = threading.Semaphore(_WINDOW)
+
+    def run(self) -> None:
+        sent = 0
+        numbers = [0] * self._partitions
+        with self._producer as producer:
+            while not self.over.is_set():
+                self._open.acquire()
+                partition = self._chance.randrange(self._partitions)
+                value = b"%d-%d" % (self.number, sent)
+                append = Append(self.number, numbers[partition], partition, value, time.monotonic(), once=self.once)
+                sent += 1
+                numbers[partition] += 1
+                try:
+                    delivery = producer.send(TOPIC, value, partition=partition)
+                except RaftlogError as error:  # not sent at all, and its number is passed over
+                    self.errors.append(error)
+                    self._open.release()
+                    continue
+                delivery.add_done_callback(lambda done, append=append: self._note(append, done))  # type: ignore[misc] # bound now
+                time.sleep(_PAUSE_S)
+            producer.flush(_DRAIN_S)
+
+    def _note(self, append: Append, delivery: Delivery) -> None:
+        now = time.monotonic()
+        error = delivery.exception(0)
+        if error is None:
+            offset = delivery.result(0).offset
+            fields = (append.producer, append.number, append.partition, append.value, append.invoked_at)
+            append = Append(*fields, returned_at=now, offset=offset, once=append.once)
+            self.acknowledged_at.append(now)
+            self.longest_s = max(self.longest_s, now - append.invoked_at)
+        else:
+            self.errors.append(error)
+        self.appends.append(append)
+        self._open.release()
+
+
+class _Poller(threading.Thread):
+    """Reads the topic from its start, at leaders or at the replicas of a rack."""
+
+    def __init__(self, number: int, bootstrap: str, rack: str) -> None:
+        super().__init__(name=f"poller-{number}", daemon=True)
+        self.number = number
+        self.over = threading.Event()
+        self.polls: list[Poll] = []
+        self.errors: list[RaftlogError] = []
+        self.broken: BaseException | None = None
+        self.read = 0
+        # Without a policy to start over, so that a broker which does not know an offset is noticed.
+        self._consumer = Consumer(bootstrap, auto_offset_reset="earliest", client_rack=rack)
+
+    def run(self) -> None:
+        try:
+            with self._consumer as consumer:
+                consumer.subscribe(TOPIC)
+                while not self.over.is_set():
+                    try:
+                        records = consumer.poll(0.1)
+                    except RaftlogError as error:
+                        self.errors.append(error)
+                        continue
+                    by_partition: dict[int, list[Entry]] = {}
+                    for record in records:
+                        assert record.value is not None
+                        by_partition.setdefault(record.partition, []).append(Entry(record.offset, record.value))
+                    self.polls += [Poll(self.number, part, tuple(found)) for part, found in by_partition.items()]
+                    self.read += len(records)
+        except BaseException as error:  # whatever it was, the test shows it
+            self.broken = error
+
+
+class AppendWorkload:
+    """`start`, break things, `stop`; then `history` with the final reads of `read_replicas`."""
+
+    def __init__(self, bootstrap: str, partitions: int, *, racks: Mapping[int, str], appenders: int = 3) -> None:
+        # Every third producer does not retry: what it sent is there once at most.
+        self.appenders = [_Appender(number, bootstrap, partitions, once=number % 3 == 2) for number in range(appenders)]
+        self.pollers = [_Poller(number, bootstrap, rack) for number, rack in enumerate(["", *racks.values()])]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in (*self.appenders, *self.pollers):
+            thread.start()
+
+    @property
+    def acknowledged(self) -> int:
+        """How many records were acknowledged so far."""
+        return sum(len(each.acknowledged_at) for each in self.appenders)
+
+    def acknowledged_since(self, at_s: float) -> int:
+        """How many records were acknowledged after a time of the monotonic clock."""
+        return sum(bisect_from(each.acknowledged_at, at_s) for each in self.appenders)
+
+    def wait_for_progress(self, records: int = 50, timeout_s: float = 30.0) -> float:
+        """Return the seconds until every producer that retries had `records` more acknowledged.
+
+        Raises:
+            AssertionError: not in time.
+        """
+        started = time.monotonic()
+        waiting = {each: len(each.acknowledged_at) + records for each in self.appenders if not each.once}
+        while any(len(each.acknowledged_at) < wanted for each, wanted in waiting.items()):
+            assert time.monotonic() - started < timeout_s, f"no progress within {timeout_s:g} s"
+            time.sleep(0.005)
+        return time.monotonic() - started
+
+    def stop(self) -> None:
+        """Send no more, and wait until everything is answered and every consumer has read everything."""
+        for appender in self.appenders:
+            appender.over.set()
+        for appender in self.appenders:
+            appender.join(_DRAIN_S + 10)
+            assert not appender.is_alive(), f"{appender.name} does not get its answers"
+
+    def stop_pollers(self, final: Log) -> None:
+        """End the consumers, each once it has read everything.
+
+        Raises:
+            AssertionError: one does not get to the end.
+        """
+        wanted = sum(len(entries) for entries in final.values())
+        deadline_s = time.monotonic() + _READ_TIMEOUT_S
+        for poller in self.pollers:
+            while poller.read < wanted and poller.is_alive():
+                assert time.monotonic() < deadline_s, f"{poller.name} has read {poller.read} of {wanted} records"
+                time.sleep(0.02)
+            poller.over.set()
+            poller.join(10)
+            if poller.broken is not None:
+                raise poller.broken
+
+    def history(self, final: Mapping[int, Log]) -> History:
+        """Return everything that was noted."""
+        return History(
+            [append for each in self.appenders for append in each.appends],
+            [poll for each in self.pollers for poll in each.polls],
+            dict(final),
+        )
+
+
+def bisect_from(times: list[float], at_s: float) -> int:
+    """Return how many of the ascending times are later."""
+    count = 0
+    for each in reversed(times):
+        if each <= at_s:
+            break
+        count += 1
+    return count
+
+
+async def read_replicas(addresses: Mapping[int, str], partitions: int) -> tuple[dict[int, Log], dict[int, list[bytes]]]:
+    """Read every partition from its start to its high watermark at each broker, leader or follower.
+
+    Returns the records, and the bytes of each partition's log as the broker sent them.
+    """
+    logs: dict[int, Log] = {}
+    raw: dict[int, list[bytes]] = {}
+    for node_id, address in addresses.items():
+        async with raw_client(address) as client:
+            raw[node_id] = [await _read_partition(client, node_id, partition) for partition in range(partitions)]
+        logs[node_id] = {partition: _entries(data) for partition, data in enumerate(raw[node_id])}
+    return logs, raw
+
+
+async def _read_partition(client: RawClient, node_id: int, partition: int) -> bytes:
+    stub_request = metadata_pb2.MetadataRequest(topics=[TOPIC])
+    topic = (await client.metadata(stub_request)).topics[0]
+    view = topic.partitions[partition]
+    call = client.fetch_call()
+    await call.write(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 40)))
+    wanted = log_pb2.FetchPartition(
+        subscription_id=1,
+        topic_id=topic.topic_id,
+        partition=partition,
+        offset=0,
+        leader_epoch=view.leader_epoch,
+        last_fetched_epoch=-1,
+        from_follower=view.leader != node_id,
+    )
+    await call.write(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=[wanted])))
+    data, end = b"", -1
+    while True:
+        for frame in await client.read_frames(call):
+            assert not frame.head.error.code, f"replica {node_id}, partition {partition}: {frame.head.error.message}"
+            data += bytes(frame.records)
+            end = max(end, frame.head.high_watermark)
+        found = _entries(data)
+        if end >= 0 and (found[-1].offset + 1 if found else 0) >= end:
+            call.cancel()
+            return data
+
+
+def _entries(data: bytes) -> list[Entry]:
+    found: list[Entry] = []
+    at = 0
+    while at < len(data):
+        decoded = decode_batch(data, at)
+        values = decoded.columns.column("value").to_pylist()
+        found += [Entry(decoded.header.base_offset + index, value) for index, value in enumerate(values)]
+        at += decoded.header.size
+    return found

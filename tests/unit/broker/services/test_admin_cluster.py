@@ -1,0 +1,215 @@
+"""The admin service: the cluster, leaders, replicas and where they are moved to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+
+from broker.services.replicas import LogIdentity
+from raftlog.errors import NotLeader
+from raftlog.v1 import admin_pb2, common_pb2
+from raftlog.v1.records_pb2 import ReplicaAssignment
+from replication.leader import ReplicaView
+from tests.support.admin_service import BROKER, Cluster, run
+from tests.support.metadata import register
+
+
+def test_a_topic_has_as_many_replicas_as_there_are_brokers_at_most() -> None:
+    async def work(cluster: Cluster) -> None:
+        for values in ({"replication_factor": 2}, {}):
+            error = (await cluster.create("a", **values)).error
+            assert error.code == common_pb2.INVALID_REPLICATION_FACTOR
+            assert "1 brokers that are up of 1 registered, so it can be from 1 to 1" in error.message
+        await cluster.metadata.add_broker(2, port=9093)
+        for name, values in (("a", {"replication_factor": 2}), ("b", {})):
+            created = await cluster.create(name, **values)
+            assert not created.HasField("error")
+            assert sorted(cluster.image.topics[created.topic_id].partitions[0].isr) == [1, 2]
+
+    run(work, {"default.replication.factor": 2})
+
+
+def test_replicas_can_be_placed_by_hand() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.metadata.add_broker(2, port=9093)
+        wanted = [ReplicaAssignment(replicas=each) for each in ([2, 1], [2, 1], [1, 2])]
+        created = await cluster.create("a", assignments=wanted)
+        placed = cluster.image.topics[created.topic_id].partitions
+        assert [(part.replicas, part.leader) for part in placed] == [((2, 1), 2), ((2, 1), 2), ((1, 2), 1)]
+        assert (await cluster.create("b", partitions=2, assignments=wanted)).error.code == common_pb2.INVALID_REQUEST
+        error = (await cluster.create("b", assignments=[ReplicaAssignment(replicas=[1, 7])])).error
+        assert error.code == common_pb2.INVALID_REPLICA_ASSIGNMENT
+
+    run(work)
+
+
+# Replicas
+
+
+class Led(NamedTuple):
+    """What a leader says of its replicas."""
+
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    replicas: Sequence[ReplicaView]
+
+
+@dataclass
+class FakePartition:
+    log: LogIdentity
+    led: Led | None
+
+    def describe_replicas(self) -> Led:
+        if self.led is None:
+            raise NotLeader("broker 2 leads it")
+        return self.led
+
+
+class Identity(NamedTuple):
+    topic_id: bytes
+    partition: int
+
+
+def test_a_leader_tells_how_far_its_replicas_are() -> None:
+    async def work(cluster: Cluster) -> None:
+        mine, other = b"m" * 16, b"o" * 16
+        led = Led(4, 10, 90, 100, [ReplicaView(1, 100, 0, 5_000, True), ReplicaView(2, 90, 10, 3_500, False)])
+        unheard = Led(4, 0, 0, 5, [ReplicaView(1, 5, 0, 5_000, True), ReplicaView(3, -1, -1, -1, True)])
+        cluster.partitions = [
+            FakePartition(Identity(other, 0), unheard),
+            FakePartition(Identity(mine, 1), None),
+            FakePartition(Identity(mine, 0), led),
+        ]
+        everything = await cluster.stub.DescribeReplicas(admin_pb2.DescribeReplicasRequest())
+        assert [(each.topic_id, each.partition) for each in everything.partitions] == [(mine, 0), (other, 0)]
+        request = admin_pb2.DescribeReplicasRequest(topic_ids=[mine])
+        [found] = (await cluster.stub.DescribeReplicas(request)).partitions
+        assert (found.leader_epoch, found.log_start_offset, found.high_watermark, found.log_end_offset) == led[:4]
+        assert [
+            (each.broker_id, each.log_end_offset, each.lag, each.last_caught_up_ms, each.in_sync)
+            for each in found.replicas
+        ] == [(1, 100, 0, 0, True), (2, 90, 10, 1_500, False)]
+        assert everything.partitions[1].replicas[1].last_caught_up_ms == -1
+
+    run(work)
+
+
+def test_partitions_are_moved_each_by_itself() -> None:
+    async def work(cluster: Cluster) -> None:
+        for broker_id in (2, 3):
+            await cluster.metadata.add_broker(broker_id, port=9090 + broker_id)
+        await cluster.create("a", assignments=[ReplicaAssignment(replicas=[1, 2])] * 3)
+        request = admin_pb2.AdminAlterReassignmentsRequest()
+        for partition, replicas in ((0, [3, 2]), (1, [9]), (2, []), (7, [1])):
+            request.reassignments.add(topic="a", partition=partition, replicas=replicas)
+        response = await cluster.stub.AlterReassignments(request)
+        assert not response.HasField("error")
+        assert [each.error.code for each in response.results] == [
+            common_pb2.NONE,
+            common_pb2.INVALID_REPLICA_ASSIGNMENT,
+            common_pb2.NO_REASSIGNMENT_IN_PROGRESS,
+            common_pb2.UNKNOWN_TOPIC_OR_PARTITION,
+        ]
+        assert response.metadata_offset == cluster.image.offset == cluster.waited_for[-1]
+        topic = cluster.image.topic("a")
+        assert topic is not None
+        assert (topic.partitions[0].replicas, topic.partitions[0].adding_replicas) == ((3, 2, 1), (3,))
+
+    run(work)
+
+
+@pytest.mark.parametrize(("partitions", "words"), [([0, 0], "a-0 is named twice"), (range(1_001), "at most 1000")])
+def test_a_request_names_so_many_partitions_and_each_once(partitions: Sequence[int], words: str) -> None:
+    async def work(cluster: Cluster) -> None:
+        request = admin_pb2.AdminAlterReassignmentsRequest()
+        for partition in partitions:
+            request.reassignments.add(topic="a", partition=partition, replicas=[1])
+        error = (await cluster.stub.AlterReassignments(request)).error
+        assert error.code == common_pb2.INVALID_REQUEST
+        assert words in error.message
+
+    run(work)
+
+
+# Cluster
+
+
+def test_the_cluster_is_described_with_what_brokers_carry() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.metadata.add_broker(2, rack="r", port=9093)
+        created = await cluster.create("a", partitions=3)
+        response = await cluster.stub.DescribeCluster(
+            admin_pb2.DescribeClusterRequest(min_metadata_offset=created.metadata_offset)
+        )
+        assert (response.cluster_id, response.controller_id, response.controller_epoch) == ("test", 1, 1)
+        assert response.metadata_offset == cluster.image.offset == created.metadata_offset
+        assert [(b.broker_id, b.port, b.rack, b.fenced, b.leaderships, b.replicas) for b in response.brokers] == [
+            (1, 9092, "", False, 2, 2),
+            (2, 9093, "r", False, 1, 1),
+        ]
+        assert all(broker.broker_epoch > 0 for broker in response.brokers)
+        assert cluster.metadata.barriers == 0
+        await cluster.stub.DescribeCluster(admin_pb2.DescribeClusterRequest(linearizable=True))
+        assert cluster.metadata.barriers == 1
+
+    run(work)
+
+
+def test_what_this_broker_has_not_heard_of_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(cluster: Cluster) -> None:
+        ahead = cluster.image.offset + 2
+        request = admin_pb2.DescribeClusterRequest(min_metadata_offset=ahead)
+        asking = asyncio.ensure_future(cluster.stub.DescribeCluster(request))
+        await cluster.describe(BROKER, "")
+        assert not asking.done()
+        await cluster.create("a")
+        assert (await asking).metadata_offset >= ahead
+
+    run(work)
+
+
+def test_the_quorum_is_described_as_the_port_says() -> None:
+    async def work(cluster: Cluster) -> None:
+        response = await cluster.stub.DescribeQuorum(admin_pb2.AdminDescribeQuorumRequest())
+        assert response.quorum == cluster.metadata.quorum
+
+    run(work)
+
+
+def test_leaders_are_elected_or_it_is_said_why_not() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.create("a", partitions=2)
+
+        async def elect(topic: str, *partitions: int) -> common_pb2.Error:
+            request = admin_pb2.ElectLeadersRequest(topic=topic, partitions=partitions)
+            return (await cluster.stub.ElectLeaders(request)).error
+
+        assert (await elect("a")).code == common_pb2.ELECTION_NOT_NEEDED
+        assert (await elect("zzz")).code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        error = await elect("a", 0, 7)
+        assert error.code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        assert "2 partitions and none numbered 7" in error.message
+
+    run(work)
+
+
+def test_a_broker_that_is_gone_is_unregistered_and_a_live_one_is_not() -> None:
+    async def work(cluster: Cluster) -> None:
+        async def unregister(broker_id: int) -> admin_pb2.AdminUnregisterBrokerResponse:
+            return await cluster.stub.UnregisterBroker(admin_pb2.AdminUnregisterBrokerRequest(broker_id=broker_id))
+
+        assert (await unregister(1)).error.code == common_pb2.INVALID_REQUEST
+        assert (await unregister(9)).error.code == common_pb2.BROKER_ID_NOT_REGISTERED
+        await cluster.metadata.propose(register(5, incarnation=5))
+        response = await unregister(5)
+        assert not response.HasField("error")
+        assert response.metadata_offset == cluster.image.offset
+        assert 5 not in cluster.image.brokers
+
+    run(work)
