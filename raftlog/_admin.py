@@ -14,7 +14,9 @@ from raftlog._descriptions import (
     ClusterDescription,
     ConfigDescription,
     LogDirDescription,
+    PartitionReplicas,
     QuorumDescription,
+    Reassignment,
     TopicDescription,
 )
 from raftlog.types import TopicPartition
@@ -59,10 +61,14 @@ class Admin:
         replication_factor: int = 1,
         configs: Mapping[str, Any] | None = None,
         *,
+        replica_assignment: Sequence[Sequence[int]] | None = None,
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> TopicDescription | None:
         """Create a topic and return its description once brokers know it; None with `validate_only`.
+
+        `replica_assignment` has the brokers of each partition, the preferred leader first, in place of the numbers of
+        partitions and replicas; else brokers that have least get them, in racks of their own.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.create_topic("payments")
@@ -70,11 +76,14 @@ class Admin:
         raftlog.errors.TopicAlreadyExists: ...
 
         Raises:
-            TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor, InvalidConfig: refused.
+            TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor, InvalidReplicaAssignment,
+            InvalidConfig: refused.
             BrokerUnavailable: no broker answers; names the addresses.
         """
         return self._thread.run(
-            self._engine.create_topic(name, partitions, replication_factor, configs or {}, validate_only, timeout)
+            self._engine.create_topic(
+                name, partitions, replication_factor, configs or {}, replica_assignment, validate_only, timeout
+            )
         )
 
     def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
@@ -95,7 +104,7 @@ class Admin:
         return self._thread.run(self._engine.list_topics(internal, timeout))
 
     def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
-        """Return partitions, leaders, leader epochs, replicas and in-sync replicas.
+        """Return partitions, leaders, leader epochs, replicas, and which of them are in sync, moved, or offline.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.describe_topic("payments").partitions[2].isr
@@ -105,6 +114,61 @@ class Admin:
             UnknownTopicOrPartition: there is none of that name.
         """
         return self._thread.run(self._engine.describe_topic(name, timeout))
+
+    def describe_topics(
+        self, names: Iterable[str] | None = None, *, internal: bool = False, timeout: float | None = None
+    ) -> list[TopicDescription]:
+        """Return what topics consist of, in one request: all of them by name, or those that are named.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     [len(topic.partitions) for topic in admin.describe_topics(["payments"])]
+        [3]
+
+        Raises:
+            UnknownTopicOrPartition: one is not there.
+        """
+        return self._thread.run(self._engine.describe_topics(names, internal, timeout))
+
+    def describe_replicas(
+        self, topics: Iterable[str] | None = None, *, timeout: float | None = None
+    ) -> dict[TopicPartition, PartitionReplicas]:
+        """Return how far the replicas of partitions are, as their leaders see it; of all topics, or of these.
+
+        Partitions that nobody leads, or whose leader does not answer, are missing.
+
+        >>> from raftlog import TopicPartition
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     replicas = admin.describe_replicas(["payments"])[TopicPartition("payments", 2)].replicas
+        >>> [(replica.broker_id, replica.lag, replica.in_sync) for replica in replicas]
+        [(1, 0, True)]
+
+        Raises:
+            UnknownTopicOrPartition: one of the topics is not there.
+        """
+        return self._thread.run(self._engine.describe_replicas(topics, timeout))
+
+    def alter_reassignments(
+        self, wanted: Mapping[TopicPartition, Sequence[int] | None], *, timeout: float | None = None
+    ) -> None:
+        """Have partitions move to other brokers, the preferred leader first; None cancels the move under way.
+
+        Returns once the moves have begun: new replicas catch up, then the others go. `list_reassignments` shows what
+        is under way. `follower.replication.throttled.rate` and the like hold a move back; see docs/configuration.md.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.alter_reassignments({TopicPartition("payments", 0): [1]})
+        ...     admin.list_reassignments()
+        {}
+
+        Raises:
+            InvalidReplicaAssignment, UnknownTopicOrPartition, NoReassignmentInProgress: some were refused, the others
+                have begun; the error is that of the first one.
+        """
+        self._thread.run(self._engine.alter_reassignments(wanted, timeout))
+
+    def list_reassignments(self, *, timeout: float | None = None) -> dict[TopicPartition, Reassignment]:
+        """Return the moves of partitions that are under way."""
+        return self._thread.run(self._engine.list_reassignments(timeout))
 
     def create_partitions(self, topic: str, total: int, *, timeout: float | None = None) -> None:
         """Raise the number of partitions to `total`; keys may land elsewhere from then on.

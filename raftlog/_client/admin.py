@@ -1,16 +1,15 @@
-"""The admin client's engine: one request at a time, retried until its timeout."""
+"""The admin client's engine."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import grpc
 
-from raftlog._client.connections import Connections, from_grpc
-from raftlog._client.metadata import MetadataCache
-from raftlog._client.options import AdminOptions
+from raftlog._client.admin_replicas import ReplicaAdmin
+from raftlog._client.connections import from_grpc
 from raftlog._core.cluster import BrokerView
 from raftlog._descriptions import (
     ClusterDescription,
@@ -24,129 +23,19 @@ from raftlog._descriptions import (
     describe_quorum,
 )
 from raftlog.errors import (
-    BrokerUnavailable,
     ClosedError,
     FencedError,
     InvalidRequestError,
     LeaderNotAvailable,
-    RaftlogError,
-    RequestTimedOut,
-    RetriableError,
-    ShuttingDown,
     UnknownTopicOrPartition,
     from_wire,
 )
 from raftlog.types import TopicPartition
-from raftlog.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, records_pb2
-
-T = TypeVar("T")
-
-_ADDRESS_TIMEOUT_S: Final = 5.0
-_DEADLINE_MARGIN_S: Final = 0.1
-_METADATA_MAX_AGE_MS: Final = 300_000
-_FIRST_CONTACT_S: Final = 5.0
-"""Addresses that have never answered are more likely wrong than late: no need to wait `default.api.timeout.ms`."""
+from raftlog.v1 import admin_pb2, log_pb2, log_pb2_grpc, records_pb2
 
 
-class AdminEngine:
-    """Calls any broker; the broker finds the controller.
-
-    Whoever answers is asked again first, and nobody is believed who knows less than what this client has changed: every
-    change says at which metadata offset it is in effect, and questions ask for no older metadata.
-    """
-
-    def __init__(self, bootstrap: list[str], options: AdminOptions) -> None:
-        self._options = options
-        self._connections = Connections()
-        self._metadata = MetadataCache(
-            self._connections,
-            bootstrap,
-            max_age_ms=_METADATA_MAX_AGE_MS,
-            request_timeout_ms=options.request_timeout_ms,
-            pauses=options.pauses,
-        )
-        self.closed = False
-        self._answered = False
-        self._last_address = ""
-
-    async def _retried(self, attempt: Callable[[float], Awaitable[T]], timeout: float | None) -> T:
-        if self.closed:
-            raise ClosedError("the admin client is closed, or was made in another process")
-        loop = asyncio.get_running_loop()
-        limit_s = self._options.default_api_timeout_ms / 1000 if timeout is None else timeout
-        if timeout is None and not self._metadata.view.brokers and not self._answered:
-            limit_s = min(limit_s, _FIRST_CONTACT_S)
-        deadline = loop.time() + limit_s
-        failures = 0
-        last: RaftlogError = RequestTimedOut(f"no answer within {limit_s:g} s")
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline + _DEADLINE_MARGIN_S):
-                    result = await attempt(deadline)
-                self._answered = True
-                return result
-            except TimeoutError:
-                raise last from None
-            except RetriableError as error:
-                last = error
-                failures += 1
-                pause_s = self._options.pauses.after_ms(error, failures) / 1000
-                final = isinstance(error, UnknownTopicOrPartition) and failures > 3
-                if final or loop.time() + pause_s >= deadline:
-                    raise
-                await asyncio.sleep(pause_s)
-
-    async def _anyone(self, method: str, request: Any, timeout: float | None) -> Any:
-        """Call a method of the Admin service on the first broker that can answer; none may take beyond the deadline."""
-        cause: RaftlogError | None = None  # what a broker said that was reached: it tells more than a time that is up
-
-        async def attempt(deadline: float) -> Any:
-            nonlocal cause
-            known = [broker.address for broker in self._metadata.view.brokers.values() if not broker.fenced]
-            addresses = list(dict.fromkeys([*known, *self._metadata.bootstrap]))
-            addresses.sort(key=lambda address: address != self._last_address)  # stable
-            reasons = []
-            for address in addresses:
-                try:
-                    response = await self._response(address, method, request, deadline)
-                except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:
-                    reasons.append(str(error))
-                    continue
-                try:
-                    self._check(response)
-                except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:  # another one may know better
-                    cause = type(error)(f"{address}: {error}")
-                    continue
-                self._last_address = address
-                return response
-            raise cause or BrokerUnavailable(
-                f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses and "
-                f"ports are right and that no firewall is between ({'; '.join(reasons)})"
-            )
-
-        return await self._retried(attempt, timeout)
-
-    async def _call(self, address: str, method: str, request: Any, deadline: float) -> Any:
-        response = await self._response(address, method, request, deadline)
-        self._check(response)
-        return response
-
-    async def _response(self, address: str, method: str, request: Any, deadline: float) -> Any:
-        """Return what a broker answers, whatever it says."""
-        left_s = max(_DEADLINE_MARGIN_S, deadline - asyncio.get_running_loop().time())
-        stub = admin_pb2_grpc.AdminStub(self._connections.channel(address))
-        try:
-            return await getattr(stub, method)(
-                request, timeout=min(_ADDRESS_TIMEOUT_S, self._options.request_timeout_ms / 1000, left_s)
-            )
-        except grpc.RpcError as error:
-            raise from_grpc(error, address) from None
-
-    def _check(self, response: Any) -> None:
-        if response.HasField("error") and response.error.code:
-            raise from_wire(response.error)
-        changed_at = getattr(response, "metadata_offset", 0)
-        self._metadata.min_offset = max(self._metadata.min_offset, changed_at)
+class AdminEngine(ReplicaAdmin):
+    """What the admin clients do: topics, the cluster, configs, logs; replicas and their moves are in `ReplicaAdmin`."""
 
     # Topics
 
@@ -156,14 +45,16 @@ class AdminEngine:
         partitions: int,
         replication_factor: int,
         configs: Mapping[str, Any],
+        replica_assignment: Sequence[Sequence[int]] | None,
         validate_only: bool,
         timeout: float | None,
     ) -> TopicDescription | None:
         """Create a topic and wait until brokers know it."""
         request = admin_pb2.CreateTopicRequest(
             name=name,
-            partitions=partitions,
-            replication_factor=replication_factor,
+            partitions=0 if replica_assignment else partitions,
+            replication_factor=0 if replica_assignment else replication_factor,
+            assignments=[records_pb2.ReplicaAssignment(replicas=each) for each in replica_assignment or ()],
             configs={key: as_config(value) for key, value in configs.items()},
             validate_only=validate_only,
         )
@@ -184,12 +75,7 @@ class AdminEngine:
         """Return the names of all topics."""
 
         async def attempt(deadline: float) -> list[str]:
-            self._metadata.all_topics = True
-            try:
-                await self._metadata.refresh()
-            finally:
-                self._metadata.all_topics = False
-            return sorted(view.name for view in self._metadata.view.topics.values() if internal or not view.internal)
+            return [view.name for view in await self._all_topics(internal)]
 
         return await self._retried(attempt, timeout)
 
@@ -197,10 +83,7 @@ class AdminEngine:
         """Return what a topic consists of."""
         if self.closed:
             raise ClosedError("the admin client is closed, or was made in another process")
-        limit_s = self._options.default_api_timeout_ms / 1000 if timeout is None else timeout
-        if timeout is None and not self._answered:
-            limit_s = min(limit_s, _FIRST_CONTACT_S)
-        view = await self._metadata.topic(name, limit_s * 1000, fresh=True)
+        view = await self._metadata.topic(name, self._limit_s(timeout) * 1000, fresh=True)
         self._answered = True
         return describe(view)
 
@@ -268,20 +151,6 @@ class AdminEngine:
             validate_only=validate_only,
         )
         await self._anyone("AlterConfigs", request, timeout)
-
-    async def _on_broker(self, method: str, request: Any, broker: int | str | None, timeout: float | None) -> Any:
-        """Call the broker itself where its own settings are asked for."""
-        if not isinstance(broker, int):
-            return await self._anyone(method, request, timeout)
-        return await self._retried(lambda deadline: self._ask_broker(broker, method, request, deadline), timeout)
-
-    async def _ask_broker(self, broker: int, method: str, request: Any, deadline: float) -> Any:
-        await self._metadata.refresh()
-        found = self._metadata.view.brokers.get(broker)
-        if found is None:
-            known = ", ".join(str(broker_id) for broker_id in sorted(self._metadata.view.brokers))
-            raise InvalidRequestError(f"there is no broker {broker}; the cluster has {known}")
-        return await self._call(found.address, method, request, deadline)
 
     # Logs
 
@@ -360,12 +229,6 @@ class AdminEngine:
                 raise LeaderNotAvailable(str(refusal))
             raise refusal
         return int(result.log_start_offset)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        self.closed = True
-        await self._metadata.close()
-        await self._connections.close()
 
 
 def as_config(value: Any) -> str:

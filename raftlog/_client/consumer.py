@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from raftlog._client.connections import from_grpc
+from raftlog._client.fetcher import monotonic_ms
 from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S
 from raftlog._client.offsets import EARLIEST, LATEST, STRAGGLER_GRACE_S, OffsetLookup, may_pass
 from raftlog._client.options import ConsumerOptions
@@ -262,6 +263,9 @@ class ConsumerEngine(PartitionReader):
     async def _place(self, node_id: int, states: list[PartitionState]) -> None:
         """Ask one leader where these begin: who waits for one broker waits for no other one."""
         wanted = {state.topic_partition: _RESET_TIMESTAMPS[state.reset] for state in states}
+        for state in states:
+            view = self.metadata.view.partition(state.topic_partition)
+            state.leader_epoch = view.leader_epoch if view is not None else -1
         asked_as = [(state, state.reset, state.topic_id) for state in states]
         try:
             answers = await self.lookup.ask(node_id, wanted, self.options.isolation_level)
@@ -283,11 +287,13 @@ class ConsumerEngine(PartitionReader):
                 else:
                     state.position = answer.offset
                     state.failures = 0
+                    state.missing_since_ms = None
         self.request_sync()
 
     def _start_refused(self, state: PartitionState, error: RaftlogError) -> None:
         """A partition does not say where it begins: ask it again later, and raise what does not look temporary."""
         state.refusal = error
+        state.missing_since_ms = state.missing_since_ms or monotonic_ms()
         self._back_off(state, error)
         if not may_pass(error):
             self._fail(state, type(error)(self._named(state, error)))

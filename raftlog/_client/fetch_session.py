@@ -17,7 +17,7 @@ from raftlog.v1 import log_pb2
 from raftlog.wire import Frame, decode_fetch
 
 if TYPE_CHECKING:
-    from raftlog._client.partition_reader import PartitionReader
+    from raftlog._client.fetcher import Fetcher
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class FetchSession:
     Credit: what the broker may still send, plus what lies here unread, is at most `share_bytes` (and one frame more).
     """
 
-    def __init__(self, engine: PartitionReader, node_id: int, address: str) -> None:
+    def __init__(self, engine: Fetcher, node_id: int, address: str) -> None:
         self.node_id = node_id
         self.subscriptions: dict[int, PartitionState] = {}
         self._engine = engine
@@ -44,9 +44,13 @@ class FetchSession:
                     max_frame_bytes=engine.options.max_partition_fetch_bytes,
                     client_id=engine.options.client_id,
                     credit_bytes=self._granted_bytes,
+                    rack=engine.options.client_rack,
                 )
             )
         )
+        self.heard_at_s = engine.loop.time()
+        self.patience_s = 0.0
+        """How long the session may be silent after `heard_at_s` before somebody looks what is the matter."""
         self.closed = False
         self._task = engine.loop.create_task(self._run())
 
@@ -54,6 +58,11 @@ class FetchSession:
         """Queue a request."""
         self._out.append(request)
         self._ready.set()
+
+    def subscribe(self, partitions: list[log_pb2.FetchPartition]) -> None:
+        """Subscribe; the broker is to say something of each soon."""
+        self.send(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=partitions)))
+        self._engine.heard(self)
 
     def give_back(self, used_bytes: int) -> None:
         """Fetched bytes are not held any more: grant as much again, in few messages."""
@@ -116,6 +125,7 @@ class FetchSession:
             await self._ready.wait()
 
     def _on_frames(self, frames: list[Frame]) -> None:
+        self._engine.heard(self)
         for frame in frames:
             size = len(frame.records)
             self._granted_bytes -= size
@@ -127,5 +137,8 @@ class FetchSession:
                 del self.subscriptions[frame.head.subscription_id]
                 self._engine.refused(state, frame.head.error)
                 self.give_back(size)
+            elif frame.head.HasField("preferred_read_replica"):
+                del self.subscriptions[frame.head.subscription_id]
+                self._engine.redirected(state, frame.head.preferred_read_replica)
             else:
                 self._engine.received(self, state, frame)

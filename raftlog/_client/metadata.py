@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
 from typing import Final
 
-import grpc
-
-from raftlog._client.connections import Connections, from_grpc
-from raftlog._core.backoff import Pauses
+from raftlog._client.connections import Connections
+from raftlog._client.inquiry import Inquiry, NobodyAnswers
+from raftlog._core.backoff import Pace, Pauses
 from raftlog._core.cluster import BrokerView, ClusterCache, TopicView
 from raftlog.errors import (
-    AuthorizationError,
     BrokerUnavailable,
     RaftlogError,
     RetriableError,
     UnknownTopicOrPartition,
-    from_wire,
 )
 from raftlog.types import TopicPartition
-from raftlog.v1 import common_pb2, metadata_pb2, metadata_pb2_grpc
+from raftlog.v1 import common_pb2, metadata_pb2
 
 logger = logging.getLogger(__name__)
 
-_ADDRESS_TIMEOUT_S: Final = 3.0
-"""How long one broker may take before the next one is asked."""
+_AT_MOST_EVERY_MS: Final = 100.0
 UNKNOWN_TOPIC_GRACE_S: Final = 2.0
 """A topic that brokers deny for this long does not exist; before, they may not have heard of it yet."""
 
@@ -36,7 +33,7 @@ class MetadataCache:
     """`view` is what is known; `refresh` asks again. Tasks and calls live on one event loop.
 
     A background task, started with the first refresh, asks again every `max_age_ms`, and soon after
-    `request_refresh`, with backoff while nobody answers.
+    `request_refresh`, with backoff while nobody answers, and at a `Pace` while something is missing.
     """
 
     def __init__(
@@ -59,13 +56,19 @@ class MetadataCache:
         self._max_age_s = max_age_ms / 1000
         self._request_timeout_s = request_timeout_ms / 1000
         self._pauses = pauses
+        self._pace = Pace(random.random)
+        self._inquiry = Inquiry(connections, self._request_timeout_s, self._notify)
         self._flight: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._stale = asyncio.Event()
+        self._wanted_at_once = False
+        self._missing_since_s: float | None = None
+        """Since when is missing what was missed last, of all that a refresh was requested for."""
+        self._probes: set[str] = set()
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after every answer, and after every hint that was news."""
+        """Call `listener` after every answer, after every hint that was news, and when a broker falls silent."""
         self._listeners.append(listener)
 
     def _notify(self) -> None:
@@ -81,6 +84,14 @@ class MetadataCache:
         """Return the broker that leads the partition, as far as is known."""
         return self.view.leader(*topic_partition)
 
+    def silent_since(self, broker_id: int) -> float | None:
+        """Return the loop's time since when a broker owes an answer that others give at once; None: it does not.
+
+        A frozen process is like this: its streams are open and say nothing.
+        """
+        address = self.address(broker_id)
+        return None if address is None else self._inquiry.silent_since(address)
+
     def learn(self, topic: str, partition: int, error: common_pb2.Error) -> None:
         """Learn from a refusal who leads now, or that it is time to ask."""
         if error.HasField("leader") and self.view.apply_hint(topic, partition, error.leader):
@@ -89,8 +100,19 @@ class MetadataCache:
                 return
         self.request_refresh()
 
-    def request_refresh(self) -> None:
-        """Ask again soon, in the background."""
+    def request_refresh(self, *, missing_since_s: float | None = None, probe: int | None = None) -> None:
+        """Ask again soon, in the background.
+
+        With `missing_since_s` (the loop's time) somebody cannot go on before the cluster has changed: it is asked
+        again after a share of the time that he has waited (`Pace`). He is to say so again after every answer that does
+        not help. A broker named as `probe` is asked beside the others, whether it lives (`silent_since`).
+        """
+        if missing_since_s is None:
+            self._wanted_at_once = True
+        else:
+            self._missing_since_s = max(missing_since_s, self._missing_since_s or missing_since_s)
+        if probe is not None and (address := self.address(probe)) is not None:
+            self._probes.add(address)
         self._stale.set()
         self._keep()
 
@@ -99,24 +121,41 @@ class MetadataCache:
             self._keeper = asyncio.get_running_loop().create_task(self._keep_fresh())
 
     async def _keep_fresh(self) -> None:
+        loop = asyncio.get_running_loop()
         failures = 0
+        asked_at_s = loop.time()
+        pause_ms = 0.0
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._max_age_s):
                     await self._stale.wait()
-            except TimeoutError:
-                pass
+            while (left_s := asked_at_s + self._pause_ms(pause_ms, failures) / 1000 - loop.time()) > 0:
+                self._stale.clear()
+                with contextlib.suppress(TimeoutError):  # sooner, if somebody comes who has waited less
+                    async with asyncio.timeout(left_s):
+                        await self._stale.wait()
             self._stale.clear()
+            self._wanted_at_once, self._missing_since_s = False, None
             try:
                 await self.refresh()
                 failures = 0
-                pause_ms = self._pauses.retry.pause_ms(1)  # at most one request in this time, however many ask
+                pause_ms = min(self._pauses.retry.pause_ms(1), _AT_MOST_EVERY_MS)
             except RaftlogError as error:
                 failures += 1
                 pause_ms = self._pauses.after_ms(error, failures)
                 self._stale.set()
                 logger.debug("metadata refresh failed: %s", error)
-            await asyncio.sleep(pause_ms / 1000)
+            except Exception:  # one of ours, of who was told: nobody else must be left without metadata for ever
+                logger.exception("what follows from new metadata failed")
+            asked_at_s = loop.time()
+
+    def _pause_ms(self, pause_ms: float, failures: int) -> float:
+        """Return the pause after the last answer, for who is in the greatest hurry."""
+        if failures or self._missing_since_s is None:
+            return pause_ms
+        missing_s = asyncio.get_running_loop().time() - self._missing_since_s
+        pace_ms = self._pace.pause_ms(missing_s * 1000)
+        return min(pause_ms, pace_ms) if self._wanted_at_once else pace_ms
 
     async def refresh(self) -> None:
         """Ask for the wanted topics; joins a request that is under way.
@@ -146,34 +185,20 @@ class MetadataCache:
             include_internal=all_topics,
             min_metadata_offset=self.min_offset,
         )
-        errors = []
-        for address in addresses:
-            try:
-                stub = metadata_pb2_grpc.MetadataStub(self._connections.channel(address))
-                response: metadata_pb2.MetadataResponse = await stub.Get(
-                    request, timeout=min(_ADDRESS_TIMEOUT_S, self._request_timeout_s)
-                )
-            except grpc.RpcError as error:
-                reason = from_grpc(error, address)
-                if isinstance(reason, AuthorizationError):
-                    raise reason from None
-                errors.append(str(reason))
-                continue
-            if response.error.code:
-                answer = from_wire(response.error)
-                if not isinstance(answer, RetriableError):
-                    raise answer
-                errors.append(f"{address}: {answer}")
-                continue
-            self.view.merge(response, all_topics=all_topics)
-            self.last_error = None
-            self._notify()
-            return
-        self.last_error = BrokerUnavailable(
-            f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses "
-            f"and ports are right and that no firewall is between ({'; '.join(errors)})"
-        )
-        raise self.last_error
+        probes, self._probes = self._probes, set()
+        try:
+            response = await self._inquiry.ask(
+                addresses, request, probes=probes, good_enough=lambda answer: not self.view.is_older(answer)
+            )
+        except NobodyAnswers as nobody:
+            self.last_error = BrokerUnavailable(
+                f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses "
+                f"and ports are right and that no firewall is between ({nobody})"
+            )
+            raise self.last_error from None
+        self.view.merge(response, all_topics=all_topics)
+        self.last_error = None
+        self._notify()
 
     async def topic(self, name: str, timeout_ms: float, *, fresh: bool = False) -> TopicView:
         """Return the view of a topic, asking for it when it is not known; `fresh` asks in any case.
@@ -219,3 +244,4 @@ class MetadataCache:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self._inquiry.close()

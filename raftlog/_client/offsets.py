@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, Protocol
 
 import grpc
@@ -30,6 +30,9 @@ LARGEST_TIMESTAMP: Final = -3
 STRAGGLER_GRACE_S: Final = 2.0
 """How long partitions that do not say where they begin or end may hold those back that do: most changes of leaders take
 less, and what takes longer is read when it is back."""
+_PATIENCE_S: Final = 0.5
+"""How long an answer may take before it is asked whether the broker still leads; then every `_LOOK_S`."""
+_LOOK_S: Final = 0.05
 
 
 class LookupOptions(Protocol):
@@ -218,8 +221,9 @@ class OffsetLookup:
             )
         stub = log_pb2_grpc.LogStub(self._connections.channel(address))
         try:
-            response = await stub.ListOffsets(request, timeout=self._options.request_timeout_ms / 1000)
-        except grpc.RpcError as error:
+            call = stub.ListOffsets(request, timeout=self._options.request_timeout_ms / 1000)
+            response = await self._while_it_leads(call, node_id, asked)
+        except (grpc.RpcError, RaftlogError) as error:
             return self._unreached(wanted, from_grpc(error, address))
         for part, result in zip(asked, response.results, strict=True):
             if result.HasField("error") and result.error.code:
@@ -230,6 +234,29 @@ class OffsetLookup:
             else:
                 answers[part] = OffsetAndTimestamp(result.offset, result.timestamp_ms, result.leader_epoch)
         return answers
+
+    async def _while_it_leads(
+        self, call: Awaitable[log_pb2.ListOffsetsResponse], node_id: int, asked: Iterable[TopicPartition]
+    ) -> log_pb2.ListOffsetsResponse:
+        """Wait for the answer of a broker; if it is slow, no longer than it leads what it was asked for.
+
+        Raises:
+            BrokerUnavailable: somebody else leads now.
+        """
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        answer = asyncio.ensure_future(call)
+        patience_s = _PATIENCE_S
+        try:
+            while not (await asyncio.wait([answer], timeout=patience_s))[0]:
+                leaders = [self._metadata.leader(part) for part in asked]
+                if any(leader is not None and leader.broker_id != node_id for leader in leaders):
+                    raise BrokerUnavailable(f"broker {node_id} does not answer, and leads no more")
+                self._metadata.request_refresh(missing_since_s=started_s, probe=node_id)
+                patience_s = _LOOK_S
+            return answer.result()
+        finally:
+            answer.cancel()
 
     def _unreached(self, wanted: Iterable[TopicPartition], error: RaftlogError) -> dict[TopicPartition, Answer]:
         self._metadata.request_refresh()

@@ -124,6 +124,11 @@ CONSUMER_KEYS: Final = ConfigDef(
             doc="Whether records of open transactions are seen.",
         ),
         ConfigKey(
+            name="client.rack", kind="string", default="",
+            doc="Where this client stands, as brokers name it in `broker.rack`: it reads from a replica there, if one "
+            "is in sync; empty: from leaders only.",
+        ),
+        ConfigKey(
             name="max.poll.records", kind="int", default=500, minimum=1, doc="Most records that one `poll` returns."
         ),
         ConfigKey(
@@ -264,6 +269,7 @@ class ConsumerOptions:
     client_id: str
     auto_offset_reset: str
     isolation_level: common_pb2.IsolationLevel.ValueType
+    client_rack: str
     max_poll_records: int
     fetch_max_bytes: int
     max_partition_fetch_bytes: int

@@ -12,7 +12,7 @@ import grpc
 from raftlog._client.connections import from_grpc
 from raftlog._core.batch import Batch
 from raftlog._core.partition_queue import PartitionQueue
-from raftlog.errors import BrokerUnavailable, RaftlogError, RequestTimedOut
+from raftlog.errors import BrokerUnavailable, NotLeader, RaftlogError, RequestTimedOut
 from raftlog.v1 import log_pb2
 from raftlog.wire import Produce, ProducePart, encode_produce
 
@@ -28,14 +28,25 @@ _ANSWER_GRACE_MS: Final = 1000.0
 """The broker itself answers after `request.timeout.ms`; a stream that is silent for longer than this beyond is dead."""
 
 
+_SILENCE_MS: Final = 500.0
+"""After so long without an answer it is asked whether the broker lives, and whether it still leads."""
+_LAST_ANSWER_MS: Final = 100.0
+"""How long a broker that leads no more, and lives, may take to say what became of what it was sent. It knows of the
+change as soon as others do; to send again what it has appended would double it."""
+
+
 class _Flight:
-    """One request that has no answer yet."""
+    """One request that has no answer yet. A batch that was given up has left None in its place."""
 
     __slots__ = ("batches", "sent_ms")
 
-    def __init__(self, batches: list[Batch], sent_ms: float) -> None:
+    def __init__(self, batches: list[Batch | None], sent_ms: float) -> None:
         self.batches = batches
         self.sent_ms = sent_ms
+
+    def live(self) -> list[Batch]:
+        """Return the batches that are waited for."""
+        return [batch for batch in self.batches if batch is not None]
 
 
 class ProduceStream:
@@ -55,7 +66,11 @@ class ProduceStream:
         self._call: Any = None
         self._task = engine.spawn(self._run())
         self._failures = 0
-        self._timed_out = False
+        self._failing_since_ms: float | None = None
+        self._leaving: dict[PartitionQueue, float] = {}
+        """Queues with something in flight that somebody else leads, and since when that is known."""
+        self._broken_off: RaftlogError | None = None
+        """Why this side has ended the call."""
 
     def add(self, queue: PartitionQueue) -> None:
         """This broker leads the queue, which has something to send."""
@@ -63,22 +78,65 @@ class ProduceStream:
         self._ready.set()
 
     def check_leaders(self) -> None:
-        """Give up queues that somebody else leads now."""
+        """Give up queues that somebody else leads now. What is in flight may still be answered, by a broker that
+        answers, for a moment."""
         engine = self._engine
+        now_ms = engine.now_ms()
         with engine.lock:
             for queue in list(self._queues):
                 leader = engine.metadata.view.leader(queue.topic, queue.partition)
                 if leader is None or leader.broker_id != self._node_id:
                     del self._queues[queue]
                     engine.reroute(queue)
+            before, self._leaving = self._leaving, {}
+            for flight in self._in_flight.values():
+                for batch in flight.live():
+                    leader = engine.metadata.view.leader(batch.queue.topic, batch.queue.partition)
+                    if leader is not None and leader.broker_id != self._node_id:
+                        self._leaving[batch.queue] = before.get(batch.queue, now_ms)
+        if self._queues and self._failing_since_ms is not None:
+            engine.request_refresh(self._failing_since_ms)
+        self._leave(now_ms)
 
-    def check_timeouts(self, now_ms: float) -> None:
-        """Break the stream when its oldest request is without an answer for too long."""
+    def _leave(self, now_ms: float) -> None:
+        """Send to its new leader what this broker does not answer any more."""
+        engine = self._engine
+        silent = engine.metadata.silent_since(self._node_id) is not None
+        left = {queue for queue, since_ms in self._leaving.items() if silent or now_ms - since_ms >= _LAST_ANSWER_MS}
+        if not left:
+            return
+        callbacks: Callbacks = []
+        error = NotLeader(f"broker {self._node_id} has not answered, and leads no more")
+        with engine.lock:
+            for flight in self._in_flight.values():
+                for index, batch in enumerate(flight.batches):
+                    if batch is not None and batch.queue in left:
+                        flight.batches[index] = None
+                        engine.send_again(batch, error, callbacks)
+            for queue in left:
+                del self._leaving[queue]
+            engine.settle(left)
+        engine.finish(callbacks)
+        if not any(flight.live() for flight in self._in_flight.values()):
+            self._break_off(error)  # nobody waits for its answers, which would be in the way of later requests
+
+    def _break_off(self, error: RaftlogError) -> None:
+        if self._call is not None:
+            self._broken_off = error
+            self._call.cancel()
+
+    def check_silence(self, now_ms: float) -> None:
+        """Look whether the broker lives when its oldest request has no answer yet, and break the stream in the end."""
+        self._leave(now_ms)
         limit_ms = self._engine.options.request_timeout_ms + _ANSWER_GRACE_MS
         oldest = next(iter(self._in_flight.values()), None)
-        if oldest is not None and now_ms - oldest.sent_ms > limit_ms and self._call is not None:
-            self._timed_out = True
-            self._call.cancel()
+        if oldest is None or self._call is None:
+            return
+        if now_ms - oldest.sent_ms > limit_ms:
+            limit = f"request.timeout.ms={self._engine.options.request_timeout_ms}"
+            self._break_off(RequestTimedOut(f"broker {self._node_id} has not answered within {limit}"))
+        elif now_ms - oldest.sent_ms > _SILENCE_MS:
+            self._engine.request_refresh(oldest.sent_ms, probe=self._node_id)
 
     async def close(self) -> None:
         """End the stream; what was written without asking for an answer still gets there."""
@@ -109,22 +167,23 @@ class ProduceStream:
             except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
                 error = from_grpc(broke, address or "")
             except asyncio.CancelledError:
-                if not self._timed_out or (task := asyncio.current_task()) is None or task.cancelling():
+                if self._broken_off is None or (task := asyncio.current_task()) is None or task.cancelling():
                     raise
-                error = RequestTimedOut(f"{address} has not answered within request.timeout.ms")
+                error = self._broken_off
             except Exception as bug:  # one of ours: it must not strand the batches, which are sent again
                 logger.exception("produce stream to broker %d failed", self._node_id)
                 error = from_grpc(bug, address or "")
             self._call = None
-            if self._timed_out:
-                error = RequestTimedOut(
-                    f"{address} has not answered within request.timeout.ms={engine.options.request_timeout_ms}"
-                )
-            self._timed_out = False
+            error, self._broken_off = self._broken_off or error, None
+            if isinstance(error, NotLeader):  # given up in favour of another one: he may be asked again at once
+                self._give_back(error)
+                continue
             self._failures += 1
+            if self._failing_since_ms is None:
+                self._failing_since_ms = engine.now_ms()
             logger.debug("produce stream to broker %d ended: %s", self._node_id, error)
             self._give_back(error)
-            engine.metadata.request_refresh()
+            engine.request_refresh(self._failing_since_ms)
             await asyncio.sleep(engine.options.pauses.after_ms(error, self._failures) / 1000)
 
     def _give_back(self, error: RaftlogError) -> None:
@@ -134,10 +193,11 @@ class ProduceStream:
         with engine.lock:
             touched: dict[PartitionQueue, None] = {}
             for flight in self._in_flight.values():
-                for batch in flight.batches:
+                for batch in flight.live():
                     engine.send_again(batch, error, callbacks)
                     touched[batch.queue] = None
             self._in_flight.clear()
+            self._leaving.clear()
             for queue in self._queues:
                 queue.note_failure(error)
             engine.settle(touched)
@@ -155,7 +215,7 @@ class ProduceStream:
         reader.add_done_callback(lambda _: self._ready.set())
         try:
             while not reader.done():
-                request, batches = self._next_request()
+                request, flight = self._next_request()
                 if request is None:
                     self._ready.clear()
                     await self._ready.wait()
@@ -163,7 +223,7 @@ class ProduceStream:
                 await call.write(request)
                 if request.head.acks == log_pb2.NO_ACK:
                     del self._in_flight[request.head.correlation_id]
-                    self._complete_unacknowledged(batches)
+                    self._complete_unacknowledged(flight.live())
             await reader  # raises what broke it
         finally:
             call.cancel()
@@ -171,15 +231,14 @@ class ProduceStream:
             with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, RaftlogError, asyncio.InvalidStateError):
                 await reader
 
-    def _next_request(self) -> tuple[Produce | None, list[Batch]]:
+    def _next_request(self) -> tuple[Produce | None, _Flight]:
         engine = self._engine
         options = engine.options
-        batches: list[Batch] = []
+        flight = _Flight([], engine.now_ms())
         parts: list[ProducePart] = []
         if len(self._in_flight) >= options.max_in_flight_requests_per_connection:
-            return None, batches
+            return None, flight
         room_bytes = options.max_request_size
-        now_ms = engine.now_ms()
         with engine.lock:
             for queue in list(self._queues):
                 if room_bytes <= 0:
@@ -190,9 +249,11 @@ class ProduceStream:
                 if topic is None or view is None or view.leader != self._node_id:
                     engine.reroute(queue)
                     continue
-                if queue.not_before_ms > now_ms:
+                if queue.not_before_ms > flight.sent_ms:
                     continue  # comes back by itself after its pause
-                for batch in queue.take(self._node_id, room_bytes, at_least_one=not parts):
+                for batch in queue.take(
+                    self._node_id, room_bytes, at_least_one=not parts, leader_epoch=view.leader_epoch
+                ):
                     assert batch.encoded is not None
                     head = log_pb2.ProducePartition(
                         topic_id=topic.topic_id,
@@ -201,18 +262,18 @@ class ProduceStream:
                         chain=queue.chain,
                     )
                     parts.append(ProducePart(head, batch.encoded))
-                    batches.append(batch)
+                    flight.batches.append(batch)
                     room_bytes -= len(batch.encoded)
                 if queue.sendable and (not queue.in_flight or queue.node_id == self._node_id):
                     self._queues[queue] = None  # to the back: the others have their turn first
             if not parts:
-                return None, batches
+                return None, flight
             self._correlation_id += 1
-            self._in_flight[self._correlation_id] = _Flight(batches, now_ms)
+            self._in_flight[self._correlation_id] = flight
         head_request = log_pb2.ProduceRequest(
             correlation_id=self._correlation_id, acks=options.acks, timeout_ms=int(options.request_timeout_ms)
         )
-        return Produce(head_request, parts), batches
+        return Produce(head_request, parts), flight
 
     def _complete_unacknowledged(self, batches: list[Batch]) -> None:
         engine = self._engine
@@ -239,12 +300,14 @@ class ProduceStream:
         if flight is None or len(response.results) != len(flight.batches):
             raise BrokerUnavailable(f"an answer that fits no request: correlation id {response.correlation_id}")
         del self._in_flight[response.correlation_id]
-        self._failures = 0
+        self._failures, self._failing_since_ms = 0, None
         callbacks: Callbacks = []
         halves: list[Batch] = []
         touched: dict[PartitionQueue, None] = {}
         with engine.lock:
             for batch, result in zip(flight.batches, response.results, strict=True):
+                if batch is None:
+                    continue
                 queue = batch.queue
                 touched[queue] = None
                 if result.HasField("error") and result.error.code:

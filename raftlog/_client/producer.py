@@ -24,6 +24,7 @@ from raftlog.errors import (
     RetriableError,
     from_wire,
 )
+from raftlog.types import TopicPartition
 from raftlog.v1 import common_pb2
 
 _TICK_S: Final = 0.05
@@ -69,6 +70,7 @@ class ProducerEngine(ProducerBuffer):
         self._partitioner = partitioner
         self._streams: dict[int, ProduceStream] = {}
         self._unrouted: dict[PartitionQueue, float] = {}
+        self._pausing: dict[PartitionQueue, asyncio.TimerHandle] = {}
         self._linger_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
 
@@ -96,10 +98,15 @@ class ProducerEngine(ProducerBuffer):
                 view = self.metadata.view.topics.get(topic)
                 if view is not None and view.partitions:
                     queues.update(view)
+            for queue in list(self._pausing):
+                if self._leads_anew(queue):
+                    self._resume(queue)
+                else:
+                    self._look_for_leader(queue)
             waiting, self._unrouted = self._unrouted, {}
             for queue, since_ms in waiting.items():
                 self._route(queue, since_ms)
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):  # they make others for what they give up
             stream.check_leaders()
 
     def _pump(self) -> None:
@@ -131,12 +138,17 @@ class ProducerEngine(ProducerBuffer):
         leader = self.metadata.view.leader(queue.topic, queue.partition)
         if leader is None:
             self._unrouted[queue] = since_ms if since_ms is not None else monotonic_ms()
-            self.metadata.request_refresh()
+            self.request_refresh(self._unrouted[queue])
             return
         stream = self._streams.get(leader.broker_id)
         if stream is None:
             stream = self._streams[leader.broker_id] = ProduceStream(self, leader.broker_id)
         stream.add(queue)
+
+    def request_refresh(self, missing_since_ms: float, probe: int | None = None) -> None:
+        """Look for changes of the cluster, without which something cannot go on since then."""
+        waited_s = (monotonic_ms() - missing_since_ms) / 1000
+        self.metadata.request_refresh(missing_since_s=self.loop.time() - waited_s, probe=probe)
 
     def reroute(self, queue: PartitionQueue) -> None:
         """Look again for the leader of a queue; under the lock."""
@@ -187,17 +199,39 @@ class ProducerEngine(ProducerBuffer):
         """Let queues go on after answers, in order, after a pause when the broker had a reason; under the lock."""
         for queue in queues:
             if queue.recovered():
-                if queue.failures:
+                if queue.failures and not self._leads_anew(queue):
                     pause_ms = self.options.pauses.after_ms(queue.last_error, queue.failures)
-                    queue.not_before_ms = monotonic_ms() + pause_ms
-                    self.loop.call_later(pause_ms / 1000, self._after_pause, queue)
+                    now_ms = monotonic_ms()
+                    queue.not_before_ms = now_ms + pause_ms
+                    queue.refused_since_ms = queue.refused_since_ms or now_ms
+                    self._pausing[queue] = self.loop.call_later(pause_ms / 1000, self._after_pause, queue)
+                    self._look_for_leader(queue)
                     continue
-                self.reroute(queue)
+                self._resume(queue)
             elif queue.waiting and not queue.in_flight:
                 self.reroute(queue)
 
+    def _leads_anew(self, queue: PartitionQueue) -> bool:
+        """Whether a leader is known of a later epoch than the one that refused: it is asked at once (KIP-951)."""
+        view = self.metadata.view.partition(TopicPartition(queue.topic, queue.partition))
+        return view is not None and view.leader >= 0 and view.leader_epoch > queue.sent_epoch
+
+    def _look_for_leader(self, queue: PartitionQueue) -> None:
+        """If the queue pauses because of who leads, look who does; the pause ends with that."""
+        if queue.refused_since_ms is not None and getattr(queue.last_error, "code", None) in _LEADER_ERRORS:
+            self.request_refresh(queue.refused_since_ms)
+
+    def _resume(self, queue: PartitionQueue) -> None:
+        pause = self._pausing.pop(queue, None)
+        if pause is not None:
+            pause.cancel()
+        if self._leads_anew(queue):
+            queue.forgive()
+        self.reroute(queue)
+
     def _after_pause(self, queue: PartitionQueue) -> None:
         with self.lock:
+            self._pausing.pop(queue, None)
             queue.not_before_ms = 0.0  # whatever the clock says: timers may fire a little early
             self.reroute(queue)
 
@@ -227,11 +261,11 @@ class ProducerEngine(ProducerBuffer):
                     for batch in queue.take_out():
                         self.complete(batch, callbacks, error=missing)
                 else:
-                    self.metadata.request_refresh()
+                    self.request_refresh(since_ms)
             again = bool(self.accumulator.incomplete)
         self.finish(callbacks)
-        for stream in self._streams.values():
-            stream.check_timeouts(now_ms)
+        for stream in list(self._streams.values()):  # they make others for what they give up
+            stream.check_silence(now_ms)
         if again and self._tick_timer is None:
             self._tick_timer = self.loop.call_later(_TICK_S, self._tick)
 
@@ -242,7 +276,7 @@ class ProducerEngine(ProducerBuffer):
     async def close(self) -> None:
         """Stop: whatever is not acknowledged ends with `ClosedError`. Flush before, if that is wanted."""
         self.closed = self.closed or ClosedError("the producer is closed")
-        for timer in (self._linger_timer, self._tick_timer):
+        for timer in (self._linger_timer, self._tick_timer, *self._pausing.values()):
             if timer is not None:
                 timer.cancel()
         await asyncio.gather(*(stream.close() for stream in self._streams.values()), return_exceptions=True)

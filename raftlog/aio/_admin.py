@@ -13,7 +13,9 @@ from raftlog._descriptions import (
     ClusterDescription,
     ConfigDescription,
     LogDirDescription,
+    PartitionReplicas,
     QuorumDescription,
+    Reassignment,
     TopicDescription,
 )
 from raftlog.types import TopicPartition
@@ -44,12 +46,13 @@ class Admin:
         replication_factor: int = 1,
         configs: Mapping[str, Any] | None = None,
         *,
+        replica_assignment: Sequence[Sequence[int]] | None = None,
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> TopicDescription | None:
         """As `raftlog.Admin.create_topic`."""
         return await self._engine.create_topic(
-            name, partitions, replication_factor, configs or {}, validate_only, timeout
+            name, partitions, replication_factor, configs or {}, replica_assignment, validate_only, timeout
         )
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
@@ -63,6 +66,28 @@ class Admin:
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
         """As `raftlog.Admin.describe_topic`."""
         return await self._engine.describe_topic(name, timeout)
+
+    async def describe_topics(
+        self, names: Iterable[str] | None = None, *, internal: bool = False, timeout: float | None = None
+    ) -> list[TopicDescription]:
+        """As `raftlog.Admin.describe_topics`."""
+        return await self._engine.describe_topics(names, internal, timeout)
+
+    async def describe_replicas(
+        self, topics: Iterable[str] | None = None, *, timeout: float | None = None
+    ) -> dict[TopicPartition, PartitionReplicas]:
+        """As `raftlog.Admin.describe_replicas`."""
+        return await self._engine.describe_replicas(topics, timeout)
+
+    async def alter_reassignments(
+        self, wanted: Mapping[TopicPartition, Sequence[int] | None], *, timeout: float | None = None
+    ) -> None:
+        """As `raftlog.Admin.alter_reassignments`."""
+        await self._engine.alter_reassignments(wanted, timeout)
+
+    async def list_reassignments(self, *, timeout: float | None = None) -> dict[TopicPartition, Reassignment]:
+        """As `raftlog.Admin.list_reassignments`."""
+        return await self._engine.list_reassignments(timeout)
 
     async def create_partitions(self, topic: str, total: int, *, timeout: float | None = None) -> None:
         """As `raftlog.Admin.create_partitions`."""

@@ -16,7 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from raftlog import __version__
-from raftlog.cli import cluster, configs, consume, log_dump, produce, quorum, servers, topics
+from raftlog.cli import cluster, configs, consume, log_dump, partitions, produce, quorum, servers, topics
 from raftlog.cli.output import print_error
 from raftlog.errors import RaftlogError
 
@@ -43,6 +43,7 @@ app = typer.Typer(
 app.command("up")(servers.up)
 app.command("server")(servers.server)
 app.add_typer(topics.app, name="topic")
+app.add_typer(partitions.app, name="partition")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(configs.app, name="config")

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from raftlog._descriptions import QuorumDescription
+from raftlog._descriptions import QuorumDescription, TopicDescription
+from raftlog.cli import partition_health as health
+from raftlog.cli import partitions
 from raftlog.cli.clients import connect_admin
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
@@ -33,6 +35,7 @@ _BROKER_COLUMNS = (
     "leaderships",
     "replicas",
 )
+_PARTITION_COLUMNS = ("topic", "partition", "leader", "replicas", "isr")
 _VOTER_COLUMNS = ("node_id", "address", "state", "log_end_index", "lag", "last_contact_ms")
 _OBSERVER_COLUMNS = ("broker_id", "applied_offset", "lag", "fenced", "last_heartbeat_ms")
 
@@ -45,23 +48,37 @@ def describe(
             "--linearizable", metavar="", help="Ask the controllers first: miss nothing that was acknowledged before."
         ),
     ] = False,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", help="Of the topics only this one; may be repeated.")
+    ] = None,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show the cluster's id, its controller and its brokers.
+    """Show the cluster's id, its controller, its brokers, and every topic's partitions.
 
     Example: raftlog cluster describe --output json
     """
     with connect_admin(bootstrap) as admin:
         found = admin.describe_cluster(linearizable=linearizable)
+        topics = admin.describe_topics(topic or None)
     brokers = [{column: getattr(broker, column) for column in _BROKER_COLUMNS} for broker in found.brokers]
     if output is Output.JSON:
-        print_json({**found._asdict(), "brokers": brokers})
+        print_json({**found._asdict(), "brokers": brokers, "topics": [_document(each) for each in topics]})
     else:
         print(f"cluster {found.cluster_id}, controller {found.controller_id} in epoch {found.controller_epoch}")
         features = ", ".join(f"{name}={level}" for name, level in sorted(found.features.items()))
         print(f"metadata offset {found.metadata_offset}{f', features {features}' if features else ''}\n")
         print_rows(brokers, _BROKER_COLUMNS, output)
+        rows = [health.row_of(each, part, None) for each in topics for part in each.partitions]
+        print(f"\n{counted(len(topics), 'topic')}, {counted(len(rows), 'partition')}")
+        if rows:
+            print()
+            print_rows(rows, _PARTITION_COLUMNS, output)
+
+
+def _document(topic: TopicDescription) -> dict[str, Any]:
+    parts = [health.document_of(part, None) for part in topic.partitions]
+    return {"topic": topic.name, "topic_id": topic.topic_id.hex(), "partitions": parts}
 
 
 @app.command()
@@ -102,28 +119,7 @@ def _shown(row: Row) -> dict[str, Any]:
     return {key: None if type(value) is int and value < 0 else value for key, value in row.items()}
 
 
-@app.command("elect-leaders")
-def elect_leaders(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
-    partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", help="Only this one; may be repeated.")
-    ] = None,
-    unclean: Annotated[
-        bool,
-        typer.Option(
-            "--unclean", metavar="", help="Let a replica lead that may miss records, where nobody else is left."
-        ),
-    ] = False,
-    bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Have a topic's partitions led by their first replicas.
-
-    Example: raftlog cluster elect-leaders events --partition 0
-    """
-    with connect_admin(bootstrap) as admin:
-        admin.elect_leaders(topic, partition or (), unclean=unclean)
-    print_done(f"leaders of {topic} elected", {"topic": topic, "partitions": partition or "all"}, output)
+app.command("elect-leaders", help="The same as raftlog partition elect.")(partitions.elect)
 
 
 @app.command("unregister-broker")
