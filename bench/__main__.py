@@ -5,11 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import footprint, produce, quorum, sdk
+from bench import catch_up, failover, footprint, produce, quorum, replication, sdk
 from bench.report import Report
 from bench.warm import touch_memory
 
-SUITES = {"produce": produce.run, "sdk": sdk.run, "footprint": footprint.run, "quorum": quorum.run}
+SUITES = {
+    "produce": produce.run,
+    "sdk": sdk.run,
+    "footprint": footprint.run,
+    "quorum": quorum.run,
+    "replication": replication.run,
+    "failover": failover.run,
+    "catch-up": catch_up.run,
+}
 
 
 def main() -> int:

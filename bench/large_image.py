@@ -56,6 +56,7 @@ async def _bring_brokers_up(metadata: QuorumMetadata) -> None:
             host="127.0.0.1",
             port=1,
             directory_id=broker_id.to_bytes(16, "big"),
+            lock_identity=broker_id.to_bytes(16, "big"),
         )
         epoch = (await metadata.propose(MetadataCommand(register_broker=register))).broker_epoch
         heartbeats = await metadata.open_heartbeats()
@@ -130,7 +131,7 @@ async def _watch(metadata: QuorumMetadata, executor: ThreadPoolExecutor) -> floa
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     config = ObserverConfig(node_id=9, controllers={1: Endpoint("127.0.0.1", port)}, cluster_id="bench")
-    observer = await open_observed(config, executor, SystemClock())
+    observer = await open_observed(config, executor)
     begun = time.perf_counter()
     await observer.start()
     await observer.barrier()

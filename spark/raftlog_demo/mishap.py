@@ -1,0 +1,91 @@
+"""What goes wrong on the way: the server that leads most partitions is killed while the stream runs, and comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import raftlog
+from raftlog.testing import Cluster
+
+_POLL_S = 0.02
+_TIMEOUT_S = 60.0
+_Condition = Callable[[Sequence[int], int], bool]
+"""Whether a partition with this ISR and this leader is as it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened. `new_leaders_s`: from the kill until every partition had a leader that runs."""
+
+    node_id: int
+    partitions: int
+    at_rows: int
+    new_leaders_s: float
+    in_sync_s: float
+    """From the restart until the server's replicas had caught up with everything."""
+
+
+class LeaderKill:
+    """Kills the busiest leader of a topic once `at_rows` rows were written, and starts it again; in a thread."""
+
+    def __init__(self, cluster: Cluster, topic: str, at_rows: int) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._at_rows = at_rows
+        self._thread: threading.Thread | None = None
+        self._report: Report | None = None
+        self._error: Exception | None = None
+
+    def on_rows(self, rows: int) -> None:
+        """Say how many rows were written so far."""
+        if rows >= self._at_rows and self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(rows,), name="mishap")
+            self._thread.start()
+
+    def result(self) -> Report:
+        """Wait for the end and return what happened.
+
+        Raises:
+            RuntimeError: the stream was over before it came to that.
+            RaftlogError: the server or its replicas did not come back.
+        """
+        if self._thread is None:
+            raise RuntimeError(f"the stream ended before {self._at_rows} rows were written; nobody was killed")
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._report is not None, "a thread that ended without an error has reported"
+        return self._report
+
+    def _run(self, rows: int) -> None:
+        try:
+            self._report = self._kill_and_start(rows)
+        except Exception as error:  # raised again by `result`
+            self._error = error
+
+    def _kill_and_start(self, rows: int) -> Report:
+        with raftlog.Admin(self._cluster.bootstrap) as admin:
+            leaders = Counter(each.leader for each in admin.describe_topic(self._topic).partitions)
+            (victim, led), *_ = leaders.most_common(1)
+            killed_s = time.monotonic()
+            self._cluster.kill(victim)
+            self._wait(admin, lambda isr, leader: leader not in (-1, victim) and victim not in isr)
+            new_leaders_s = time.monotonic() - killed_s
+            self._cluster.start(victim)
+            started_s = time.monotonic()
+            self._wait(admin, lambda isr, leader: victim in isr and leader != -1)
+        return Report(victim, led, rows, new_leaders_s, time.monotonic() - started_s)
+
+    def _wait(self, admin: raftlog.Admin, condition: _Condition) -> None:
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while True:
+            partitions = admin.describe_topic(self._topic).partitions
+            if all(condition(each.isr, each.leader) for each in partitions):
+                return
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{self._topic} did not recover within {_TIMEOUT_S:g} s: {partitions}")
+            time.sleep(_POLL_S)
