@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from raftlog._core.cluster import TopicView
@@ -10,13 +11,22 @@ from raftlog.v1 import admin_pb2, common_pb2
 
 
 class PartitionDescription(NamedTuple):
-    """One partition; `leader` is -1 when nobody leads."""
+    """One partition; `leader` is -1 when nobody leads. `replicas` stand in order of preference.
+
+    `eligible_leader_replicas` left the ISR when it was too small to commit anything, so they have every committed
+    record (KIP-966). `adding_replicas` and `removing_replicas` belong to a move under way; the latter stand at the end
+    of `replicas`. `offline_replicas`: their broker is down, gone, or has no working log for them.
+    """
 
     partition: int
     leader: int
     leader_epoch: int
     replicas: list[int]
     isr: list[int]
+    eligible_leader_replicas: list[int]
+    adding_replicas: list[int]
+    removing_replicas: list[int]
+    offline_replicas: list[int]
 
 
 class TopicDescription(NamedTuple):
@@ -26,6 +36,41 @@ class TopicDescription(NamedTuple):
     topic_id: bytes
     internal: bool
     partitions: list[PartitionDescription]
+
+
+class ReplicaDescription(NamedTuple):
+    """One replica as its leader sees it; -1: not heard of in this leader epoch.
+
+    `log_end_offset`: what it holds for certain. `lag`: how many records it is behind the leader's log. `in_sync`:
+    the leader counts it as such. `last_caught_up_ms`: how long ago it had everything.
+    """
+
+    broker_id: int
+    log_end_offset: int
+    lag: int
+    last_caught_up_ms: int
+    in_sync: bool
+
+
+class PartitionReplicas(NamedTuple):
+    """A partition as its leader sees it; its own replica comes first."""
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    replicas: list[ReplicaDescription]
+
+
+class Reassignment(NamedTuple):
+    """A move under way. `replicas`: the goal, in order of preference."""
+
+    replicas: list[int]
+    adding_replicas: list[int]
+    removing_replicas: list[int]
 
 
 class BrokerDescription(NamedTuple):
@@ -138,10 +183,37 @@ def describe(view: TopicView) -> TopicDescription:
         view.topic_id,
         view.internal,
         [
-            PartitionDescription(part.partition, part.leader, part.leader_epoch, list(part.replicas), list(part.isr))
+            PartitionDescription(
+                part.partition,
+                part.leader,
+                part.leader_epoch,
+                *(list(getattr(part, field)) for field in PartitionDescription._fields[3:]),
+            )
             for part in view.partitions
         ],
     )
+
+
+def describe_replicas(
+    leader: int, response: admin_pb2.DescribeReplicasResponse, names: Mapping[bytes, str]
+) -> Iterator[PartitionReplicas]:
+    """Yield what a leader says of its partitions, of topics that are known by name."""
+    for part in response.partitions:
+        if part.topic_id not in names:
+            continue  # deleted, or made a moment ago
+        yield PartitionReplicas(
+            names[part.topic_id],
+            part.partition,
+            leader,
+            part.leader_epoch,
+            part.log_start_offset,
+            part.high_watermark,
+            part.log_end_offset,
+            [
+                ReplicaDescription(*(getattr(replica, field) for field in ReplicaDescription._fields))
+                for replica in part.replicas
+            ],
+        )
 
 
 def describe_cluster(response: admin_pb2.DescribeClusterResponse) -> ClusterDescription:

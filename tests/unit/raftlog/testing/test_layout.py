@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_a_node_alone_is_told_nothing_of_a_quorum(tmp_path: Path) -> None:
     assert layout.client_ports == {}
 
 
-def test_every_node_has_the_same_voters_and_a_listener_only_where_it_is_one(tmp_path: Path) -> None:
+def test_every_node_has_the_same_voters_and_a_listener_of_its_own(tmp_path: Path) -> None:
     layout = open_layout(tmp_path, 4, 3, False, 9092)
     configs = {node_id: layout.config(node_id, layout.inter_node_ports) for node_id in (1, 2, 3, 4)}
     assert len({str(config["controller.quorum.voters"]) for config in configs.values()}) == 1
@@ -30,7 +31,8 @@ def test_every_node_has_the_same_voters_and_a_listener_only_where_it_is_one(tmp_
     assert configs[1]["process.roles"] == "broker,controller"
     assert configs[1]["inter.node.listener"] == f"127.0.0.1:{layout.inter_node_ports[1]}"
     assert configs[4]["process.roles"] == "broker"
-    assert "inter.node.listener" not in configs[4]
+    assert configs[4]["inter.node.listener"] == f"127.0.0.1:{layout.broker_only_ports[4]}"
+    assert not any("inter.node.routes" in config for config in configs.values())
     assert layout.client_ports == {1: 9092, 2: 9093, 3: 9094, 4: 9095}
 
 
@@ -68,3 +70,24 @@ def test_free_ports_differ() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
     assert all(1024 < port < 32_768 for port in ports)
+
+
+def test_an_earlier_layout_gets_ports_for_those_that_are_only_brokers(tmp_path: Path) -> None:
+    layout = open_layout(tmp_path, 5, 3, False, 0)
+    path = tmp_path / LAYOUT_FILE
+    kept = json.loads(path.read_text())
+    del kept["broker_only_ports"]
+    path.write_text(json.dumps(kept))
+    again = open_layout(tmp_path, 5, 3, False, 0)
+    assert again.inter_node_ports == layout.inter_node_ports
+    assert again.broker_only_ports.keys() == {4, 5}
+    assert open_layout(tmp_path, 5, 3, False, 0) == again
+
+
+def test_nodes_behind_proxies_are_told_how_to_reach_each_other(tmp_path: Path) -> None:
+    layout = open_layout(tmp_path, 4, 3, False, 0)
+    own = layout.all_inter_node_ports
+    config = layout.config(1, {1: own[1], 2: 32_002, 3: 32_003, 4: 32_004})
+    assert config["inter.node.listener"] == f"127.0.0.1:{own[1]}"
+    assert config["controller.quorum.voters"] == f"1@127.0.0.1:{own[1]},2@127.0.0.1:32002,3@127.0.0.1:32003"
+    assert config["inter.node.routes"] == "2@127.0.0.1:32002,3@127.0.0.1:32003,4@127.0.0.1:32004"
