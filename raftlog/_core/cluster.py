@@ -33,6 +33,10 @@ class PartitionView(NamedTuple):
     leader_epoch: int
     replicas: tuple[int, ...] = ()
     isr: tuple[int, ...] = ()
+    eligible_leader_replicas: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+    offline_replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +54,53 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
+def _partition(info: metadata_pb2.PartitionInfo) -> PartitionView:
+    return PartitionView(
+        info.partition,
+        info.leader,
+        info.leader_epoch,
+        tuple(info.replicas),
+        tuple(info.isr),
+        tuple(info.eligible_leader_replicas),
+        tuple(info.adding_replicas),
+        tuple(info.removing_replicas),
+        tuple(info.offline_replicas),
+    )
+
+
+def _broker(info: metadata_pb2.BrokerInfo) -> BrokerView:
+    return BrokerView(info.broker_id, info.host, info.port, info.rack, info.fenced)
+
+
 class ClusterCache:
     """The last that was heard, never older than what was heard before.
 
     Invariants: for one topic id the leader epoch of a partition never goes back, whichever broker answers (KIP-232);
+    `metadata_offset` never goes back within a cluster, and an answer from before it only adds what was not known;
     a topic stands either in `topics` or in `missing`, or was never asked for.
     """
 
     def __init__(self) -> None:
         self.cluster_id = ""
+        self.metadata_offset = -1
         self.controller_id = -1
         self.controller_epoch = -1
         self.brokers: dict[int, BrokerView] = {}
         self.topics: dict[str, TopicView] = {}
         self.missing: dict[str, RaftlogError] = {}
 
+    def is_older(self, response: metadata_pb2.MetadataResponse) -> bool:
+        """Whether an answer comes from a broker that knows less than one that answered before."""
+        return response.cluster_id == self.cluster_id and response.metadata_offset < self.metadata_offset
+
     def merge(self, response: metadata_pb2.MetadataResponse, *, all_topics: bool) -> bool:
         """Take an answer in; return whether any topic changed. With `all_topics`, what is not named is gone."""
-        self.cluster_id = response.cluster_id
+        if self.is_older(response):
+            return self._merge_older(response)
+        self.cluster_id, self.metadata_offset = response.cluster_id, response.metadata_offset
         if response.controller_epoch >= self.controller_epoch:
             self.controller_id, self.controller_epoch = response.controller_id, response.controller_epoch
-        brokers = {
-            info.broker_id: BrokerView(info.broker_id, info.host, info.port, info.rack, info.fenced)
-            for info in response.brokers
-        }
+        brokers = {info.broker_id: _broker(info) for info in response.brokers}
         changed = brokers != self.brokers
         self.brokers = brokers
         named = set()
@@ -86,6 +113,19 @@ class ClusterCache:
                 changed = True
         return changed
 
+    def _merge_older(self, response: metadata_pb2.MetadataResponse) -> bool:
+        """Add the brokers and topics that nobody has told of yet: better than nothing, and no step back."""
+        changed = False
+        for info in response.brokers:
+            if info.broker_id not in self.brokers:
+                self.brokers = {**self.brokers, info.broker_id: _broker(info)}
+                changed = True
+        for topic in response.topics:
+            denied = topic.HasField("error") and topic.error.code
+            if not denied and topic.name not in self.topics and topic.name not in self.missing:
+                changed |= self._merge_topic(topic)
+        return changed
+
     def _merge_topic(self, info: metadata_pb2.TopicInfo) -> bool:
         known = self.topics.get(info.name)
         if info.HasField("error") and info.error.code:
@@ -94,7 +134,7 @@ class ClusterCache:
         self.missing.pop(info.name, None)
         partitions = []
         for part in sorted(info.partitions, key=lambda part: part.partition):
-            view = PartitionView(part.partition, part.leader, part.leader_epoch, tuple(part.replicas), tuple(part.isr))
+            view = _partition(part)
             if known is not None and known.topic_id == info.topic_id and view.partition < len(known.partitions):
                 older = known.partitions[view.partition]
                 if older.leader_epoch > view.leader_epoch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,14 +82,21 @@ class Rows:
         return list(map(_new_record, repeat(Record), row))  # as Record._make, without a call in Python for each
 
 
+class Skipped(NamedTuple):
+    """Offsets without a row to hand out: the position moves on behind them."""
+
+    next_offset: int
+    leader_epoch: int
+
+
 def _headers(pairs: list[tuple[str, bytes | None]] | None) -> tuple[tuple[str, bytes | None], ...]:
     return tuple(pairs) if pairs else ()
 
 
 def wanted_rows(
     topic_partition: TopicPartition, records: Buffer, position: int, *, check_crcs: bool
-) -> Iterator[Rows | int]:
-    """Yield the rows from `position` on, batch by batch; an int where only the position moves on.
+) -> Iterator[Rows | Skipped]:
+    """Yield the rows from `position` on, batch by batch.
 
     What lies before the position in the first batch is dropped; control batches and batches that compaction has
     emptied are passed over. The position never goes back, whatever the frame holds.
@@ -114,11 +121,11 @@ def wanted_rows(
             continue
         if header.is_control:
             position = header.next_offset
-            yield position
+            yield Skipped(position, header.leader_epoch)
             continue
         rows = _from(topic_partition, header, decoded.columns, position)
         position = header.next_offset
-        yield rows if len(rows) else position
+        yield rows if len(rows) else Skipped(position, header.leader_epoch)
 
 
 def _from(topic_partition: TopicPartition, header: BatchHeader, columns: Any, position: int) -> Rows:

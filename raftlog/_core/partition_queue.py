@@ -35,6 +35,8 @@ class PartitionQueue:
         "partition",
         "recovering",
         "refused",
+        "refused_since_ms",
+        "sent_epoch",
         "topic",
         "waiting",
     )
@@ -49,8 +51,11 @@ class PartitionQueue:
         self.recovering = False
         self.chain = 0
         self.node_id = -1
+        self.sent_epoch = -1
+        """The leader epoch that the last batch was sent under."""
         self.failures = 0
         """Refusals in a row, for the backoff."""
+        self.refused_since_ms: float | None = None
         self.last_error: RaftlogError | None = None
         self.not_before_ms = 0.0
         self.last_order = 0
@@ -73,10 +78,11 @@ class PartitionQueue:
         """Whether anything has still to be sent or answered."""
         return bool(self.waiting or self.in_flight or self.refused)
 
-    def take(self, node_id: int, room_bytes: int, *, at_least_one: bool) -> list[Batch]:
+    def take(self, node_id: int, room_bytes: int, *, at_least_one: bool, leader_epoch: int = -1) -> list[Batch]:
         """Move encoded batches of at most `room_bytes` in all from waiting to in flight, and return them.
 
-        Nothing while batches are in flight to another node: answers from two leaders would race.
+        Nothing while batches are in flight to another node: answers from two leaders would race. Who does not want to
+        wait for those answers any more gives the batches up first (`on_refused`).
         """
         taken: list[Batch] = []
         if self.recovering or (self.in_flight and self.node_id != node_id):
@@ -96,6 +102,7 @@ class PartitionQueue:
             taken.append(waiting.popleft())
         if taken:
             self.node_id = node_id
+            self.sent_epoch = leader_epoch
             self.in_flight.update(dict.fromkeys(taken))
         return taken
 
@@ -103,6 +110,7 @@ class PartitionQueue:
         """The broker has answered: held."""
         self.in_flight.pop(batch, None)
         self.failures = 0
+        self.refused_since_ms = None
 
     def on_refused(self, batch: Batch, *, resend: bool, counts: bool) -> None:
         """The broker has refused the batch, or its stream broke. `counts`: one more failure for the backoff."""
@@ -119,6 +127,12 @@ class PartitionQueue:
         if isinstance(error, BrokerUnavailable) != isinstance(self.last_error, BrokerUnavailable):
             self.failures = 0
         self.last_error = error
+
+    def forgive(self) -> None:
+        """Somebody else leads now: what the one before refused says nothing about him."""
+        self.failures = 0
+        self.refused_since_ms = None
+        self.not_before_ms = 0.0
 
     def replace(self, batch: Batch, parts: tuple[Batch, Batch]) -> None:
         """The broker has refused the batch as too large: its halves take its place."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from raftlog._core.fetched import Rows, wanted_rows
+from raftlog._core.fetched import Rows, Skipped, wanted_rows
 from raftlog.errors import RaftlogError
 from raftlog.format import Buffer
 from raftlog.types import TopicPartition
@@ -22,13 +22,22 @@ class Fetched:
     source: Any
 
 
+class NearReplica(NamedTuple):
+    """A follower to read from (KIP-392), while this is the leader epoch and the time has not come to ask again."""
+
+    node_id: int
+    leader_epoch: int
+    until_ms: float
+
+
 class PartitionState:
     """One partition that the consumer reads.
 
     Transitions:
         unplaced    -> placed      the start was looked up, or `seek`
         placed      -> subscribed  the shell subscribed at `position`; frames of that subscription count
-        subscribed  -> placed      seek, pause, refusal, broken stream: frames of the old subscription are stale
+        subscribed  -> placed      seek, pause, refusal, broken stream, another leader or a nearer replica to read
+                                   from: frames of the old subscription are stale
         any         -> unplaced    out of range with a policy to start over
         any         -> failed      `error` is raised by a poll, again and again with pauses between; seek ends it
         failed      -> as before   the error was raised and may be over: it is tried again after the pause
@@ -43,6 +52,9 @@ class PartitionState:
         "frames",
         "high_watermark",
         "last_epoch",
+        "leader_epoch",
+        "missing_since_ms",
+        "near",
         "node_id",
         "not_before_ms",
         "paused",
@@ -73,8 +85,14 @@ class PartitionState:
         self.error: RaftlogError | None = None
         self.subscription_id: int | None = None
         self.node_id = -1
+        self.leader_epoch = -1
+        """The leader epoch that it was subscribed under last."""
+        self.missing_since_ms: float | None = None
+        """Since when nobody gives any records, or says where it begins: there is no leader, or he is another one."""
+        self.near: NearReplica | None = None
+        """The follower that the leader has named as nearer to this client."""
         self.frames: deque[Fetched] = deque()
-        self.source: Iterator[Rows | int] | None = None
+        self.source: Iterator[Rows | Skipped] | None = None
         self.rows: Rows | None = None
         self.queued = False
         self.high_watermark = -1
@@ -105,6 +123,7 @@ class PartitionState:
     def unsubscribe(self) -> list[Fetched]:
         """Drop the subscription and what came under it; return the frames, whose credit goes back."""
         self.subscription_id = None
+        self.node_id = -1
         stale = list(self.frames)
         self.frames.clear()
         self.source = self.rows = None
@@ -147,8 +166,9 @@ class PartitionState:
             if found is None:
                 self.source = None
                 spent.append(self.frames.popleft())
-            elif isinstance(found, int):
-                self._advance(found)
+            elif isinstance(found, Skipped):
+                self._advance(found.next_offset)
+                self.last_epoch = found.leader_epoch
             else:
                 self.rows = found
         rows = self.rows

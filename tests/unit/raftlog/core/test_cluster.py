@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from raftlog._core.backoff import Backoff
+from raftlog._core.backoff import Backoff, Pace
 from raftlog._core.cluster import ClusterCache, join_address
 from raftlog.errors import UnknownTopicOrPartition
 from raftlog.types import TopicPartition
 from raftlog.v1 import common_pb2, metadata_pb2
 
 
-def answer(leader: int, epoch: int, topic_id: bytes = b"a" * 16) -> metadata_pb2.MetadataResponse:
-    response = metadata_pb2.MetadataResponse(cluster_id="c", controller_id=1, controller_epoch=epoch)
+def answer(
+    leader: int, epoch: int, topic_id: bytes = b"a" * 16, *, offset: int = 0, cluster_id: str = "c"
+) -> metadata_pb2.MetadataResponse:
+    response = metadata_pb2.MetadataResponse(
+        cluster_id=cluster_id, controller_id=1, controller_epoch=epoch, metadata_offset=offset
+    )
     response.brokers.add(broker_id=1, host="h1", port=1)
     response.brokers.add(broker_id=2, host="h2", port=2)
     response.topics.add(name="t", topic_id=topic_id).partitions.add(
@@ -55,6 +59,46 @@ def test_topics_go_missing_and_come_back() -> None:
     assert not cache.missing
     assert cache.merge(metadata_pb2.MetadataResponse(), all_topics=True)
     assert not cache.topics
+
+
+def test_a_broker_that_knows_less_takes_nothing_back() -> None:
+    cache = ClusterCache()
+    cache.merge(answer(2, 5, b"b" * 16, offset=10), all_topics=False)
+    behind = answer(1, 9, offset=9)  # the topic of that name before this one, which was led for longer
+    behind.brokers.pop()
+    behind.topics.add(name="other", topic_id=b"o" * 16).partitions.add(partition=0, leader=1)
+    behind.topics.add(name="unheard").error.code = common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+    assert cache.is_older(behind)
+    assert cache.merge(behind, all_topics=True), "it knows of a topic that nobody has told of"
+    assert cache.topics["t"].topic_id == b"b" * 16
+    assert cache.topics["t"].partitions[0].leader == 2
+    assert sorted(cache.brokers) == [1, 2]
+    assert sorted(cache.topics) == ["other", "t"]
+    assert not cache.missing
+    assert cache.metadata_offset == 10
+    denied = metadata_pb2.MetadataResponse(cluster_id="c", metadata_offset=9)
+    denied.topics.add(name="t").error.code = common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+    assert not cache.merge(denied, all_topics=False)
+    assert "t" in cache.topics
+
+
+def test_another_cluster_begins_anew() -> None:
+    cache = ClusterCache()
+    cache.merge(answer(2, 5, offset=10), all_topics=False)
+    assert cache.merge(answer(1, 0, b"b" * 16, offset=3, cluster_id="d"), all_topics=False)
+    assert cache.topics["t"].partitions[0].leader == 1
+    assert cache.metadata_offset == 3
+
+
+def test_what_is_missing_is_looked_for_less_often_the_longer_it_is() -> None:
+    pace = Pace(lambda: 0.0)
+    assert [pace.pause_ms(missing_ms) for missing_ms in (0, 240, 1200, 6000, 60_000)] == [20, 20, 100, 500, 1000]
+    missing_ms, looks = 0.0, 0
+    while missing_ms < 2000:
+        missing_ms += pace.pause_ms(missing_ms)
+        looks += 1
+    assert looks < 50, "who waits for a leader for two seconds is no burden to those who elect it"
+    assert Pace(lambda: 0.999).pause_ms(1200) < 81
 
 
 def test_addresses_and_pauses() -> None:
