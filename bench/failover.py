@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.controller_process import quantile
 from bench.report import Report
-from raftlog import Admin, Producer
+from raftlog import Admin, Producer, TopicPartition
 from raftlog.errors import RaftlogError
 from raftlog.testing import Cluster
 
@@ -110,23 +110,25 @@ def _all_in_sync(cluster: Cluster) -> None:
 
 
 def _leader_that_is_controller(cluster: Cluster) -> int:
-    """Return it, after moving the leadership there if need be: away from everybody else."""
     controller = cluster.controller()
-    while cluster.leader(TOPIC) != controller:
-        other = cluster.leader(TOPIC)
-        cluster.stop(other)
-        cluster.leader(TOPIC, other_than=other)
-        cluster.start(other)
-        _all_in_sync(cluster)
-        controller = cluster.controller()
+    _lead(cluster, controller)
     return controller
 
 
 def _leader_apart_from_controller(cluster: Cluster) -> int:
+    controller = cluster.controller()
     leader = cluster.leader(TOPIC)
-    while leader == cluster.controller():
-        cluster.stop(leader)
-        cluster.start(leader)
-        _all_in_sync(cluster)
-        leader = cluster.leader(TOPIC)
+    if leader == controller:
+        leader = next(each for each in cluster.broker_ids if each != controller)
+        _lead(cluster, leader)
     return leader
+
+
+def _lead(cluster: Cluster, node_id: int) -> None:
+    """Have a broker lead the partition: it becomes the preferred replica."""
+    others = [each for each in cluster.broker_ids if each != node_id]
+    with Admin(cluster.bootstrap) as admin:
+        admin.alter_reassignments({TopicPartition(TOPIC, 0): [node_id, *others]})
+        if cluster.leader(TOPIC) != node_id:
+            admin.elect_leaders(TOPIC)
+    cluster.wait_for(lambda admin: admin.describe_topic(TOPIC).partitions[0].leader == node_id, what="the leader moved")
