@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
@@ -38,6 +39,7 @@ class Followed:
         "partition",
         "retry_at_ms",
         "state",
+        "unheld",
     )
 
     def __init__(
@@ -55,6 +57,8 @@ class Followed:
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.acked_end_offset = self.opened_end_offset = 0
+        self.unheld: deque[tuple[int, int]] = deque()
+        """(log end, bytes) of what was appended while catching up and is not held yet, oldest first."""
         # One object each, so that equal callbacks are seen to be equal.
         self.on_held: Callable[[int], None] = lambda held_end_offset: held(self, held_end_offset)
         self.on_truncated: Done = lambda error: truncated(self, error)
@@ -67,3 +71,28 @@ class Followed:
     def backs_off_until(self, at_ms: float) -> bool:
         """Whether it waits for that instant still."""
         return not self.over and self.state is State.BACKING_OFF and self.retry_at_ms == at_ms
+
+    # Credit that is out for what is not held
+
+    def note_unheld(self, size_bytes: int) -> bool:
+        """Remember what was just appended; return False if it is held already, or will not be."""
+        if not self.id:
+            return False
+        log_end_offset = self.partition.fetch_state().log_end_offset
+        if log_end_offset <= self.acked_end_offset:
+            return False
+        self.unheld.append((log_end_offset, size_bytes))
+        return True
+
+    def take_held(self, held_end_offset: int) -> int:
+        """Return the bytes that are held now."""
+        size_bytes = 0
+        while self.unheld and self.unheld[0][0] <= held_end_offset:
+            size_bytes += self.unheld.popleft()[1]
+        return size_bytes
+
+    def forget_unheld(self) -> int:
+        """Return the bytes of which nothing will be heard."""
+        size_bytes = sum(size for _, size in self.unheld)
+        self.unheld.clear()
+        return size_bytes

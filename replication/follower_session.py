@@ -61,9 +61,12 @@ PartitionKey = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
-    """`credit_bytes`: what the leader may send before it is appended, for live partitions and as much for others."""
+    """How much the leader may send ahead, and how often to try again."""
 
     credit_bytes: int = 8 << 20
+    """For live partitions, until it is appended."""
+    catch_up_credit_bytes: int = 2 << 20
+    """For partitions that catch up, until it is held: what waits for the disk there delays every other fsync."""
     max_frame_bytes: int = 1 << 20
     first_retry_ms: float = 10.0
     last_retry_ms: float = 1_000.0
@@ -72,7 +75,7 @@ class FollowerOptions:
 
     def __post_init__(self) -> None:
         assert 0 < self.first_retry_ms <= self.last_retry_ms
-        assert self.credit_bytes > 0, "without credit nothing comes"
+        assert min(self.credit_bytes, self.catch_up_credit_bytes) > 0, "without credit nothing comes"
 
 
 class FollowerSession:
@@ -82,7 +85,8 @@ class FollowerSession:
     of a broker (`follower.replication.throttled.rate`): credit for what throttled partitions got goes back at its
     pace.
 
-    Bounded: the leader sends at most the credit, and credit goes back when records are appended.
+    Bounded: the leader sends at most the credit. That for live partitions goes back when records are appended; that
+    for the others when they are held, or when nothing can be said of them any more.
     """
 
     def __init__(
@@ -159,6 +163,7 @@ class FollowerSession:
             if self._connected:
                 self._to_close.append(followed.id)
         followed.id = 0
+        self._catch_up_to_return += followed.forget_unheld()
 
     # The stream
 
@@ -179,6 +184,7 @@ class FollowerSession:
         for followed in self._by_id.values():
             followed.id = 0
             followed.state = State.WAITING
+            followed.forget_unheld()
         self._by_id.clear()
         self._being_held.clear()
         self._to_close.clear()
@@ -207,14 +213,18 @@ class FollowerSession:
             self._catch_up_to_return += self._withheld
             self._withheld = 0
         says_something = request.ByteSize() > 0
-        least = 1 if says_something else max(1, self._options.credit_bytes // RETURN_FRACTION)
-        if self._live_to_return >= least:
+        options = self._options
+        if self._live_to_return >= (1 if says_something else max(1, options.credit_bytes // RETURN_FRACTION)):
             request.live_credit_bytes += self._live_to_return
             self._live_to_return = 0
-        if self._catch_up_to_return >= least:
+        if self._catch_up_to_return >= (1 if says_something else self._least_catch_up_credit()):
             request.catch_up_credit_bytes += self._catch_up_to_return
             self._catch_up_to_return = 0
         return request if request.ByteSize() else None
+
+    def _least_catch_up_credit(self) -> int:
+        """Return how much of it is worth a request of its own."""
+        return max(1, self._options.catch_up_credit_bytes // RETURN_FRACTION)
 
     def _say_hello(self, request: replication_pb2.ReplicateRequest) -> None:
         self._says_hello = False
@@ -223,7 +233,8 @@ class FollowerSession:
         request.hello.broker_epoch = self._me.broker_epoch
         request.hello.leader_id = self._leader_id
         request.hello.max_frame_bytes = self._options.max_frame_bytes
-        request.live_credit_bytes = request.catch_up_credit_bytes = self._options.credit_bytes
+        request.live_credit_bytes = self._options.credit_bytes
+        request.catch_up_credit_bytes = self._options.catch_up_credit_bytes
 
     def _add_opens(self, request: replication_pb2.ReplicateRequest) -> None:
         for followed in list(itertools.islice(self._to_open, MAX_OPENS)):
@@ -300,18 +311,22 @@ class FollowerSession:
                     "opened"
                 )
             if records:
-                self._count(len(records), catch_up=head.catch_up, is_throttled=is_throttled)
-        if self._live_to_return + self._catch_up_to_return >= self._options.credit_bytes // RETURN_FRACTION:
+                self._count(followed, len(records), catch_up=head.catch_up, is_throttled=is_throttled)
+        self._wake_to_return()
+
+    def _wake_to_return(self) -> None:
+        live_is_due = self._live_to_return >= max(1, self._options.credit_bytes // RETURN_FRACTION)
+        if live_is_due or self._catch_up_to_return >= self._least_catch_up_credit():
             self._wake()
 
-    def _count(self, size_bytes: int, *, catch_up: bool, is_throttled: bool) -> None:
+    def _count(self, followed: Followed | None, size_bytes: int, *, catch_up: bool, is_throttled: bool) -> None:
         if not catch_up:
             self._live_to_return += size_bytes
         elif is_throttled:
             self._throttle.take(size_bytes, self._now_ms)
             self._withheld += size_bytes
             self._wake()
-        else:
+        elif followed is None or not followed.note_unheld(size_bytes):
             self._catch_up_to_return += size_bytes
 
     def _take(self, followed: Followed, head: replication_pb2.ReplicaFrame, records: Buffer) -> None:
@@ -378,6 +393,7 @@ class FollowerSession:
 
     def _held(self, followed: Followed, held_end_offset: int) -> None:
         """Called by the partition when more is held."""
+        self._catch_up_to_return += followed.take_held(held_end_offset)
         if followed.id and held_end_offset > followed.acked_end_offset:
             followed.acked_end_offset = held_end_offset
             self._acks[followed.id] = held_end_offset
@@ -390,6 +406,7 @@ class FollowerSession:
         self._by_id.pop(followed.id, None)
         self._acks.pop(followed.id, None)
         followed.id = 0
+        self._catch_up_to_return += followed.forget_unheld()
 
     def _back_off(self, followed: Followed, error: RaftlogError, *, local: bool = False) -> None:
         options = self._options

@@ -23,7 +23,9 @@ from replication.token_bucket import TokenBucket
 from tests.support.replica_parts import CLUSTER, LEADER, ME, TOPIC, Batch, Followed, MemoryLog
 
 KEY = (TOPIC, 0)
-OPTIONS = FollowerOptions(credit_bytes=1000, max_frame_bytes=500, first_retry_ms=10, last_retry_ms=80)
+OPTIONS = FollowerOptions(
+    credit_bytes=1000, catch_up_credit_bytes=800, max_frame_bytes=500, first_retry_ms=10, last_retry_ms=80
+)
 
 
 class Wire:
@@ -73,7 +75,7 @@ def test_the_first_request_has_hello_credit_and_every_partition() -> None:
     request = wire.said()
     hello = request.hello
     assert (hello.cluster_id, hello.broker_id, hello.broker_epoch, hello.leader_id) == (CLUSTER, *ME, LEADER)
-    assert (request.live_credit_bytes, request.catch_up_credit_bytes, hello.max_frame_bytes) == (1000, 1000, 500)
+    assert (request.live_credit_bytes, request.catch_up_credit_bytes, hello.max_frame_bytes) == (1000, 800, 500)
     assert [(o.subscription_id, o.partition, o.fetch_offset, o.last_fetched_epoch) for o in request.open] == [
         (1, 0, 2, 1),
         (2, 3, 7, -1),
@@ -111,6 +113,49 @@ def test_credit_goes_back_alone_once_it_is_a_quarter_of_the_window() -> None:
     assert wire.request() is None
     wire.send(records=batches(2, size=50))
     assert wire.said().live_credit_bytes == len(batches(0, size=200)) + len(batches(2, size=50))
+
+
+def test_credit_for_what_catches_up_goes_back_when_it_is_held() -> None:
+    followed = Followed(MemoryLog())
+    followed.flushes_by_hand = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(records=batches(0, size=300), catch_up=True)
+    wire.send(records=batches(1, size=400), catch_up=True)
+    assert wire.request() is None  # appended, and not on the disk
+    followed.flush()
+    request = wire.said()
+    assert request.catch_up_credit_bytes == len(batches(0, size=300)) + len(batches(1, size=400))
+    assert [ack.held_end_offset for ack in request.acks] == [2]
+
+
+@pytest.mark.parametrize("end", ["unfollowed", "refused"])
+def test_credit_for_what_is_never_heard_of_again_goes_back_at_once(end: str) -> None:
+    followed = Followed(MemoryLog())
+    followed.flushes_by_hand = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(records=batches(0, size=300), catch_up=True)
+    assert wire.request() is None
+    if end == "unfollowed":
+        wire.session.unfollow(*KEY)
+    else:
+        wire.send(error=to_wire(UnknownLeaderEpoch("resigned")))
+    assert wire.said().catch_up_credit_bytes == len(batches(0, size=300))
+
+
+def test_a_new_stream_begins_with_the_whole_credit_and_gets_none_for_what_the_old_one_sent() -> None:
+    followed = Followed(MemoryLog())
+    followed.flushes_by_hand = True
+    wire = Wire(followed)
+    wire.said()
+    wire.send(records=batches(0, size=300), catch_up=True)
+    wire.session.lost()
+    wire.session.connected(wire.now_ms)
+    assert wire.said().catch_up_credit_bytes == 800
+    followed.flush()
+    request = wire.request()
+    assert request is None or request.catch_up_credit_bytes == 0
 
 
 def test_frames_of_a_subscription_that_is_over_are_passed_over_and_their_credit_returned() -> None:

@@ -82,7 +82,7 @@ def test_a_stream_that_breaks_anywhere_goes_on_where_it_was() -> None:
     rng = random.Random(7)
     led = {n: Led(MemoryLog()) for n in range(5)}
     followed = [Followed(MemoryLog(), partition=n) for n in range(5)]
-    stream = Stream(led, options=FollowerOptions(credit_bytes=2_000), max_frame_bytes=4096)
+    stream = Stream(led, options=FollowerOptions(credit_bytes=2_000, catch_up_credit_bytes=2_000), max_frame_bytes=4096)
     for one in followed:
         stream.follower.follow(one)
     for _ in range(300):
@@ -172,7 +172,7 @@ def test_a_throttled_follower_catches_up_at_its_rate() -> None:
     followed.is_throttled = True
     stream = Stream(
         {0: led},
-        options=FollowerOptions(credit_bytes=10_000, max_frame_bytes=4096),
+        options=FollowerOptions(credit_bytes=10_000, catch_up_credit_bytes=10_000, max_frame_bytes=4096),
         follower_throttle=TokenBucket(10_000),
     )
     stream.follower.follow(followed)
