@@ -27,20 +27,30 @@ class IsrChanges:
     """The changes that the partitions of this broker want.
 
     `active` returns broker epochs by broker id, of the brokers that are neither fenced nor shutting down.
+    `has_lease` says whether this broker may decide anything: one that hears nobody, and is heard, would otherwise put
+    its followers out of the ISR before it is deposed, and nobody could be elected in its place.
     """
 
     def __init__(
-        self, broker_id: int, broker_epoch: int, propose: Propose, active: Callable[[], Mapping[int, int]]
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        propose: Propose,
+        active: Callable[[], Mapping[int, int]],
+        has_lease: Callable[[], bool],
     ) -> None:
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
         self._propose = propose
         self._active = active
+        self._has_lease = has_lease
         self._room = asyncio.Semaphore(MAX_UNDER_WAY)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def look(self, partition: Partition) -> None:
         """Ask for what a partition wants now, if anything; returns at once."""
+        if not self._has_lease():
+            return
         change = partition.wanted_isr(self._active())
         if change is not None:
             task = asyncio.get_running_loop().create_task(self._ask(partition, change), name="alter-isr")

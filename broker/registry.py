@@ -82,7 +82,7 @@ class PartitionRegistry:
         assert self._task is None, "partitions begin with what is given here"
         self._host = replace(self._host, replica_lag_time_max_ms=replica_lag_time_max_ms)
         self._fetchers = fetchers
-        self._isr_changes = IsrChanges(self._node_id, broker_epoch, propose, lambda: self._active)
+        self._isr_changes = IsrChanges(self._node_id, broker_epoch, propose, lambda: self._active, self.lease.valid)
         self._offline_replicas = OfflineReplicas(self._node_id, broker_epoch, propose, self._lost_replicas)
 
     # Look-ups

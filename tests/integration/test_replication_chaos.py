@@ -231,10 +231,10 @@ FAULTS: dict[str, tuple[Callable[[Monkey], None], ...]] = {
 @contextmanager
 def tormented() -> Iterator[Monkey]:
     """A cluster with clients at work; in the end it is whole, and what they saw is checked."""
-    options = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 2_000}
+    options = {"replica.lag.time.max.ms": 2_000}
     with Cluster(nodes=3, can_be_partitioned=True, racks=RACKS, config=options) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic(TOPIC, PARTITIONS, replication_factor=3)
+            admin.create_topic(TOPIC, PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"})
         workload = AppendWorkload(cluster.bootstrap, PARTITIONS, racks=RACKS)
         monkey = Monkey(cluster, workload, random.Random(7))
         workload.start()

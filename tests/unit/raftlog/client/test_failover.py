@@ -349,6 +349,7 @@ def test_the_epoch_of_the_last_record_is_that_of_what_was_passed_over(cluster: F
     marker = encode_batch(Columns(pa.array([b"marker"])), 1, attributes=Attributes.CONTROL, base_offset=1)
     length = parse_header(marker).batch_length
     cluster.append_raw("t", pack_stamp(1, length, 4) + marker[16:])
+    cluster.call(lambda: setattr(cluster.topics["t"].partitions[0], "leader_epoch", 4))
     with Consumer(cluster.bootstrap, auto_offset_reset="earliest", metadata_max_age_ms=20) as consumer:
         consumer.subscribe("t")
         assert read(consumer, 1) == [b"a"]
