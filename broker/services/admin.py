@@ -233,7 +233,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             MetadataCommand(
                 create_topic=CreateTopicCommand(
                     name=request.name,
-                    topic_id=uuid.uuid4().bytes,
+                    topic_id=request.topic_id or uuid.uuid4().bytes,
                     partitions=partitions,
                     replication_factor=replication_factor,
                     configs=request.configs,

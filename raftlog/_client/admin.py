@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from raftlog._descriptions import (
 from raftlog.errors import (
     ClosedError,
     FencedError,
+    InvalidPartitions,
     InvalidRequestError,
     LeaderNotAvailable,
     UnknownTopicOrPartition,
@@ -57,19 +59,20 @@ class AdminEngine(ReplicaAdmin):
             assignments=[records_pb2.ReplicaAssignment(replicas=each) for each in replica_assignment or ()],
             configs={key: as_config(value) for key, value in configs.items()},
             validate_only=validate_only,
+            topic_id=b"" if validate_only else uuid.uuid4().bytes,
         )
         await self._anyone("CreateTopic", request, timeout)
         return None if validate_only else await self.describe_topic(name, timeout)
 
     async def delete_topic(self, name: str, timeout: float | None) -> None:
         """Delete a topic."""
-        await self._anyone("DeleteTopic", admin_pb2.DeleteTopicRequest(name=name), timeout)
+        request = admin_pb2.DeleteTopicRequest(name=name)
+        await self._anyone("DeleteTopic", request, timeout, done=UnknownTopicOrPartition)
 
     async def create_partitions(self, topic: str, total: int, timeout: float | None) -> None:
         """Raise the number of partitions."""
-        await self._anyone(
-            "CreatePartitions", admin_pb2.CreatePartitionsRequest(topic=topic, partitions=total), timeout
-        )
+        request = admin_pb2.CreatePartitionsRequest(topic=topic, partitions=total)
+        await self._anyone("CreatePartitions", request, timeout, done=InvalidPartitions)
 
     async def list_topics(self, internal: bool, timeout: float | None) -> list[str]:
         """Return the names of all topics."""

@@ -87,12 +87,19 @@ class AdminCalls:
                     raise
                 await asyncio.sleep(pause_s)
 
-    async def _anyone(self, method: str, request: Any, timeout: float | None) -> Any:
-        """Call a method of the Admin service on the first broker that can answer; none may take beyond the deadline."""
+    async def _anyone(
+        self, method: str, request: Any, timeout: float | None, *, done: type[RaftlogError] | None = None
+    ) -> Any:
+        """Call a method of the Admin service on the first broker that can answer; none may take beyond the deadline.
+
+        `done`: what a broker says if the change is there already. After an attempt that was not answered in time that
+        attempt may be why, and then it is no error.
+        """
         cause: RaftlogError | None = None  # what a broker said that was reached: it tells more than a time that is up
+        timed_out = False
 
         async def attempt(deadline: float) -> Any:
-            nonlocal cause
+            nonlocal cause, timed_out
             known = [broker.address for broker in self._metadata.view.brokers.values() if not broker.fenced]
             addresses = list(dict.fromkeys([*known, *self._metadata.bootstrap]))
             addresses.sort(key=lambda address: address != self._last_address)  # stable
@@ -102,12 +109,17 @@ class AdminCalls:
                     response = await self._response(address, method, request, deadline)
                 except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:
                     reasons.append(str(error))
+                    timed_out = timed_out or isinstance(error, RequestTimedOut)
                     continue
                 try:
                     self._check(response)
                 except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:  # another one may know better
                     cause = type(error)(f"{address}: {error}")
+                    timed_out = timed_out or isinstance(error, RequestTimedOut)
                     continue
+                except RaftlogError as error:
+                    if not timed_out or done is None or not isinstance(error, done):
+                        raise
                 self._last_address = address
                 return response
             raise cause or BrokerUnavailable(

@@ -536,12 +536,17 @@ class CreateTopicRequest(_message.Message):
     CONFIGS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     partitions: _builtins.int
     """0: the broker's num.partitions"""
     replication_factor: _builtins.int
     """0: the broker's default.replication.factor"""
     validate_only: _builtins.bool
+    topic_id: _builtins.bytes
+    """16 bytes, chosen by the client: asking again with the same one, after no answer came, is no mistake. Empty: the
+    broker chooses.
+    """
     @_builtins.property
     def configs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -557,10 +562,11 @@ class CreateTopicRequest(_message.Message):
         configs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         validate_only: _builtins.bool = ...,
         assignments: _abc.Iterable[_records_pb2.ReplicaAssignment] | None = ...,
+        topic_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "configs", b"configs", "name", b"name", "partitions", b"partitions", "replication_factor", b"replication_factor", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "configs", b"configs", "name", b"name", "partitions", b"partitions", "replication_factor", b"replication_factor", "topic_id", b"topic_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

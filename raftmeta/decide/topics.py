@@ -40,9 +40,15 @@ _UUID_BYTES = 16
 
 
 def create_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, offset: int) -> Accepted:
-    """Create a topic with partitions, placed on brokers that are up, and configs."""
+    """Create a topic with partitions, placed on brokers that are up, and configs.
+
+    Once more with the same name and id, it is a client that has not heard the answer, and there is nothing to do.
+    """
     check_topic_name(command.name)
-    if command.name in image.topic_id_by_name:
+    known_id = image.topic_id_by_name.get(command.name)
+    if known_id is not None and known_id == command.topic_id:
+        return (), CommandResult(image.offset, topic_id=command.topic_id)
+    if known_id is not None:
         raise TopicAlreadyExists(f"topic {command.name!r} is there already")
     _check_collision(image, command.name)
     if len(command.topic_id) != _UUID_BYTES or command.topic_id in image.topics:

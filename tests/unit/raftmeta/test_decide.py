@@ -82,6 +82,15 @@ def test_a_topic_is_created_with_partitions_and_configs() -> None:
     assert image.topic_configs("a") == {"retention.ms": "604800000"}
 
 
+def test_a_topic_asked_for_again_with_the_same_id_is_there_and_with_another_id_refused() -> None:
+    image, _ = accept(ONE_BROKER, create_topic("a", 1, partitions=3))
+    again, result = accept(image, create_topic("a", 1, partitions=3))
+    assert again is image
+    assert result == CommandResult(image.offset, topic_id=uuid_of(1))
+    with pytest.raises(TopicAlreadyExists):
+        accept(image, create_topic("a", 2, partitions=3))
+
+
 @pytest.mark.parametrize("name", ["a", "A-z_0.9", "x" * 249, "__internal", "...", "-"])
 def test_topic_names_that_kafka_allows(name: str) -> None:
     assert accept(ONE_BROKER, create_topic(name, 1))[0].topic(name) is not None

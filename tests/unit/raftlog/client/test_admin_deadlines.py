@@ -11,7 +11,15 @@ import pytest
 
 from raftlog import Admin
 from raftlog._client import admin as engine
-from raftlog.errors import BrokerUnavailable, RequestTimedOut, to_wire
+from raftlog.errors import (
+    BrokerUnavailable,
+    InvalidPartitions,
+    PolicyViolation,
+    RaftlogError,
+    RequestTimedOut,
+    UnknownTopicOrPartition,
+    to_wire,
+)
 from raftlog.v1 import admin_pb2
 
 
@@ -60,3 +68,53 @@ def test_a_broker_that_cannot_say_is_followed_by_the_next_and_that_one_is_asked_
         assert admin.describe_cluster(linearizable=True).cluster_id == "c"
         assert admin.describe_cluster(linearizable=True).cluster_id == "c"
     assert asked == ["1", "2", "2"]
+
+
+@pytest.mark.parametrize("change", ["delete", "partitions"])
+@pytest.mark.parametrize("first", [RequestTimedOut("applied late"), BrokerUnavailable("no connection")])
+def test_a_change_that_is_there_after_an_attempt_without_an_answer_is_done(
+    monkeypatch: pytest.MonkeyPatch, change: str, first: RaftlogError
+) -> None:
+    refusals = {
+        "delete": UnknownTopicOrPartition("there is no topic"),
+        "partitions": InvalidPartitions("has 4 already"),
+    }
+
+    async def respond(self: Any, address: str, method: str, request: Any, deadline: float) -> Any:
+        if address.endswith(":1"):
+            raise first
+        return admin_pb2.DeleteTopicResponse(error=to_wire(refusals[change]))
+
+    monkeypatch.setattr(engine.AdminEngine, "_response", respond)
+    with Admin("127.0.0.1:1,127.0.0.1:2", default_api_timeout_ms=300) as admin:
+
+        def make() -> None:
+            if change == "delete":
+                admin.delete_topic("a")
+            else:
+                admin.create_partitions("a", 4)
+
+        if isinstance(first, RequestTimedOut):
+            make()
+        else:  # nobody can have heard of it: then it is a mistake
+            with pytest.raises(type(refusals[change])):
+                make()
+
+
+def test_a_topic_is_asked_for_with_one_id_however_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids: list[bytes] = []
+
+    async def respond(self: Any, address: str, method: str, request: Any, deadline: float) -> Any:
+        ids.append(request.topic_id)
+        if len(ids) < 3:
+            raise RequestTimedOut("making 2 000 partitions takes a while")
+        return admin_pb2.CreateTopicResponse(error=to_wire(PolicyViolation("enough")))
+
+    monkeypatch.setattr(engine.AdminEngine, "_response", respond)
+    with Admin("127.0.0.1:1,127.0.0.1:2") as admin:
+        with pytest.raises(PolicyViolation):
+            admin.create_topic("a")
+        with pytest.raises(PolicyViolation):
+            admin.create_topic("a")
+    assert len(ids[0]) == 16
+    assert ids[0] == ids[1] == ids[2] != ids[3]
