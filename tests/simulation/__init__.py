@@ -1,5 +1,7 @@
 """Deterministic simulation of metadata quorums: virtual time, network, disks and clocks, from one seed.
 
+`tests.simulation.dataplane` has whole brokers around such a quorum, with logs and replication.
+
 Inside run the real parts: Raft node, write-ahead log, snapshot store, voters' directory, state machine, sessions and
 leases. What is simulated lies around them, one concept a module:
 

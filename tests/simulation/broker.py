@@ -57,8 +57,12 @@ class SimBroker:
         self._altering: set[PartitionKey] = set()
         self.wants_shutdown = False
         """It asks to be relieved of what it leads, and then stops cleanly."""
-        process.after(self._random.uniform(0.01, 0.1), self._register)
-        process.after(self._random.uniform(0, PRODUCE_S), self._produce)
+        process.after(self._random.uniform(0.01, 0.1), self.register)
+        self.begin_leading()
+
+    def begin_leading(self) -> None:
+        """Begin to act as the leader of what it leads, from time to time."""
+        self.process.after(self._random.uniform(0, PRODUCE_S), self._produce)
 
     # What it believes
 
@@ -79,6 +83,11 @@ class SimBroker:
             }
         return self._led
 
+    @property
+    def applied_offset(self) -> int:
+        """The metadata offset up to which it acts."""
+        return self.image.offset
+
     def has_lease(self) -> bool:
         """Return whether its lease is valid at this moment."""
         return self.lease.valid(self._now_ms())
@@ -93,7 +102,8 @@ class SimBroker:
 
     # Registration and heartbeats
 
-    def _register(self) -> None:
+    def register(self) -> None:
+        """Register this process; it tries until it is."""
         mark, self.host.clean_mark = self.host.clean_mark, None
         command = MetadataCommand(
             register_broker=records_pb2.RegisterBrokerCommand(
@@ -102,35 +112,45 @@ class SimBroker:
                 host="localhost",
                 port=9_000 + self.broker_id,
                 directory_id=self.broker_id.to_bytes(16, "big"),
+                lock_identity=self.broker_id.to_bytes(16, "big"),
                 features=self.simulation.features,
                 previous_broker_epoch=mark,
             )
         )
-        self._requester.propose(command, self._registered)
+        self._requester.propose(command, self.registered)
 
-    def _registered(self, answer: Committed) -> None:
+    def registered(self, answer: Committed) -> None:
+        """Take the outcome of the registration."""
         if isinstance(answer.outcome, CommandResult):
             if self.broker_epoch != answer.outcome.broker_epoch:
                 self.lease.revoke()
             self.broker_epoch = answer.outcome.broker_epoch
             self._led_of = None
             self.simulation.trace(self.host, f"registered with broker epoch {self.broker_epoch}")
-            self.process.after(0, self._beat)
+            self.begin_heartbeats()
         else:
             assert isinstance(answer.outcome, RaftlogError)
-            self.process.after(0.3, self._register)
+            self.process.after(0.3, self.register)
+
+    def begin_heartbeats(self) -> None:
+        """Send heartbeats from now on."""
+        self.process.after(0, self._beat)
 
     def _beat(self) -> None:
         self.process.after(
             HEARTBEAT_S if self.has_lease() else EAGER_HEARTBEAT_S * self._random.uniform(0.8, 1.2), self._beat
         )
+        self.send_heartbeat()
+
+    def send_heartbeat(self) -> None:
+        """Send one now."""
         if self._heartbeats is None:
             self._open_heartbeats()
         if self._heartbeats is not None:
             self._sequence += 1
             self.lease.sent(self._sequence, self._now_ms())
             self._heartbeats.send(
-                Heartbeat(self.broker_id, self.broker_epoch, self._sequence, self.image.offset, self.wants_shutdown)
+                Heartbeat(self.broker_id, self.broker_epoch, self._sequence, self.applied_offset, self.wants_shutdown)
             )
 
     def _open_heartbeats(self) -> None:
@@ -166,13 +186,17 @@ class SimBroker:
             self.simulation.invariants.beliefs_changed(self)
         if answer.may_shut_down and self.wants_shutdown:
             self.lease.revoke()
-            self.host.clean_mark = self.broker_epoch
-            self.host.stop("stops cleanly")
+            self.leave()
             raise ProcessGone
         if not answer.active and self._heartbeats is connection:
             self._controller_id = answer.hint
             connection.break_now()
             self._lost_heartbeats(connection)
+
+    def leave(self) -> None:
+        """Stop cleanly."""
+        self.host.clean_mark = self.broker_epoch
+        self.host.stop("stops cleanly")
 
     def _lost_heartbeats(self, connection: Connection) -> None:
         if self._heartbeats is connection:

@@ -96,6 +96,7 @@ class Invariants:
                 self._follow_truth(before)
 
     def _follow_truth(self, before: MetadataImage) -> None:
+        self._simulation.metadata_changed(before, self.truth)
         if self.truth.topics is not before.topics:
             for topic_id, topic in self.truth.topics.items():
                 if before.topics.get(topic_id) is topic:

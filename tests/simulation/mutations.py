@@ -19,6 +19,8 @@ from typing import Any
 
 from tests.simulation.parts import Parts
 
+STORIES = {"quorum": "test_stories", "brokers": "test_replication_stories"}
+"""The module with the stories of each kind."""
 ENOUGH_SCHEDULES = 150
 """A planted bug has to be caught within so many."""
 BATCH = 4
@@ -45,7 +47,9 @@ class Mutation:
     schedules: int = ENOUGH_SCHEDULES
     """How many to run before the story is told."""
     story: str | None = None
-    """The story that is about it (`test_stories`), for what schedules come to rarely."""
+    """The story that is about it (`STORIES`), for what schedules come to rarely."""
+    kind: str = "quorum"
+    """Which schedules hunt it (`runner.KINDS`)."""
 
 
 def _in(target: str, old: str, new: str) -> Rewrite:
@@ -229,15 +233,23 @@ MUTATIONS: dict[str, Mutation] = {
 }
 
 
+def all_mutations() -> dict[str, Mutation]:
+    """Return the planted bugs of all kinds."""
+    from tests.simulation.dataplane.mutations import BROKER_MUTATIONS
+
+    return {**MUTATIONS, **BROKER_MUTATIONS}
+
+
 @contextlib.contextmanager
 def planted(name: str | None) -> Iterator[Parts]:
     """Plant a bug for a while, and give the parts to simulate with; None plants nothing."""
     if name is None:
         yield Parts()
         return
-    mutation = MUTATIONS[name]
-    undo = [_apply(rewrite) for rewrite in mutation.rewrites]
+    mutation = all_mutations()[name]
+    undo: list[tuple[Any, str, Any]] = []
     try:
+        undo.extend(_apply(rewrite) for rewrite in mutation.rewrites)  # one by one: what is planted is undone
         yield Parts(**mutation.parts)
     finally:
         for owner, attribute, original in reversed(undo):
@@ -274,27 +286,30 @@ class Caught:
 
 
 def _tell(name: str, story: str) -> Caught | None:
-    from tests.simulation import test_stories
-
+    module = STORIES[all_mutations()[name].kind]
+    stories = importlib.import_module(f"tests.simulation.{module}")
     with planted(name) as parts:
         try:
-            getattr(test_stories, story)(parts)
+            getattr(stories, story)(parts)
         except AssertionError:
-            return Caught(0, 0, f"the story in test_stories.py: {story.removeprefix('test_').replace('_', ' ')}")
+            return Caught(0, 0, f"the story in {module}.py: {story.removeprefix('test_').replace('_', ' ')}")
     return None
 
 
 def hunt(name: str, pool: ProcessPoolExecutor, at_most: int = ENOUGH_SCHEDULES) -> Caught | None:
     """Run schedules with a planted bug, then its story, until something notices; None if nothing does."""
-    from tests.simulation.runner import run_one
+    from tests.simulation.runner import run_one, seconds_of
 
-    at_most = min(at_most, MUTATIONS[name].schedules)
-    voters = MUTATIONS[name].voters
+    mutation = all_mutations()[name]
+    at_most = min(at_most, mutation.schedules)
     for start in range(0, at_most, BATCH):
         seeds = range(start, min(start + BATCH, at_most))
-        outcomes = [each.result() for each in [pool.submit(run_one, seed, voters, 20.0, name) for seed in seeds]]
+        runs = [
+            pool.submit(run_one, seed, mutation.voters, seconds_of(mutation.kind), name, None, mutation.kind)
+            for seed in seeds
+        ]
+        outcomes = [each.result() for each in runs]
         for outcome in outcomes:
             if outcome.violation is not None:
                 return Caught(outcome.seed + 1, outcome.seed, outcome.violation)
-    story = MUTATIONS[name].story
-    return None if story is None else _tell(name, story)
+    return None if mutation.story is None else _tell(name, mutation.story)

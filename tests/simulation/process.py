@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.disk import SimDisk
 from tests.simulation.parts import Violation
+from tests.support.memory_storage import PowerLoss
 
 if TYPE_CHECKING:
+    from tests.simulation.dataplane.disk import LogDisk
     from tests.simulation.schedule import Simulation
 
 Action = Callable[..., object]
@@ -32,6 +35,10 @@ class Process:
         self.paused = False
         self.on_death: list[Callable[[bool], None]] = []
         """Told whether the machine went, too: then nobody says goodbye to the peers."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The loop that runs in it, for parts of the product that ask for one."""
+        self.after_each: Callable[[], None] | None = None
+        """Looks at the process whenever it has done something."""
         self._waiting: deque[tuple[Action, tuple[Any, ...]]] = deque()
 
     def run(self, action: Action, *arguments: object) -> None:
@@ -42,18 +49,25 @@ class Process:
             self._waiting.append((action, arguments))
             return
         self.simulation.enter(self.host)
+        if self.loop is not None:
+            asyncio._set_running_loop(self.loop)
         try:
             action(*arguments)
-        except ProcessGone:
+            if self.after_each is not None and self.alive:
+                self.after_each()
+        except (ProcessGone, PowerLoss):
             pass
         except Violation:
             raise
         except Exception as error:  # the process decides what it survives: it stops at what reaches this place
-            if not self.host.disk.dead:
+            if not self.host.disk_is_dead:
                 self.simulation.process_failed(self.host, error)
             self.host.stop(f"stopped by {type(error).__name__}: {error}")
             return
-        if self.host.disk.dead and self.alive:
+        finally:
+            if self.loop is not None:
+                asyncio._set_running_loop(None)
+        if self.host.disk_is_dead and self.alive:
             self.host.stop("died within a disk operation")
 
     def after(self, delay_s: float, action: Action, *arguments: object) -> None:
@@ -96,6 +110,8 @@ class Host:
         """How long a sync takes: one of these."""
         self.clean_mark: int | None = None
         """The broker epoch of a process that stopped cleanly, for the next one."""
+        self.log_disk: LogDisk | None = None
+        """Where a whole broker has its logs."""
 
     def __str__(self) -> str:
         return f"node {self.node_id}"
@@ -109,6 +125,11 @@ class Host:
     def running(self) -> bool:
         """Whether a process runs here."""
         return self.process is not None and not self.process.paused
+
+    @property
+    def disk_is_dead(self) -> bool:
+        """Whether the process has been stopped by one of its disks, in the midst of an operation."""
+        return self.disk.dead or (self.log_disk is not None and self.log_disk.dead)
 
     def local_s(self) -> float:
         """Return what the monotonic clock of this host shows."""
@@ -138,4 +159,6 @@ class Host:
             self.disk.lose_power(self.simulation.random)
         else:
             self.disk.process_died()
+        if self.log_disk is not None:
+            self.log_disk.process_died(power)
         self.simulation.process_ended(self)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
 import raftmeta.raft.wal as wal_module
 from raftlog.v1 import records_pb2
@@ -54,7 +55,7 @@ class Story:
     """A cluster whose faults are told one by one. Use it as a context: it borrows the engine's clock."""
 
     def __init__(self, voters: int = 3, options: RaftOptions | None = None, parts: Parts | None = None) -> None:
-        self.simulation = Simulation(1, voters, parts)
+        self.simulation = self._new_simulation(voters, parts)
         self.simulation.options = options or RaftOptions()
         self.simulation.segment_bytes = wal_module.SEGMENT_BYTES
         self.simulation.network.late_share = 0.0
@@ -67,7 +68,11 @@ class Story:
         self._clock = engine.use_clock(self.simulation.clock_s)
         self.simulation.start()
 
-    def __enter__(self) -> Story:
+    @staticmethod
+    def _new_simulation(voters: int, parts: Parts | None) -> Simulation:
+        return Simulation(1, voters, parts)
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import raftmeta.raft.wal as wal_module
 from raftmeta.features import supported_ranges
-from raftmeta.image import NO_LEADER
+from raftmeta.image import NO_LEADER, MetadataImage
 from raftmeta.raft import engine, segments
 from tests.simulation.broker import SimBroker
 from tests.simulation.clients import Bursts, Client, TopicModel
@@ -32,11 +32,19 @@ Trace = Callable[[str], None]
 
 
 class Simulation:
-    """A whole cluster in virtual time. Nodes 1..voters are controllers and brokers; up to three hosts are brokers."""
+    """A whole cluster in virtual time. Nodes 1..voters are controllers; nodes 1 to 3, or as told, are brokers."""
 
     cluster_id = "simulated"
 
-    def __init__(self, seed: int, voters: int = 3, parts: Parts | None = None, trace: Trace | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        voters: int = 3,
+        parts: Parts | None = None,
+        trace: Trace | None = None,
+        *,
+        broker_ids: Sequence[int] | None = None,
+    ) -> None:
         self.scheduler = Scheduler(seed)
         self.random: random.Random = self.scheduler.random
         random.seed(seed)  # PySyncObj draws from the module's generator
@@ -50,7 +58,7 @@ class Simulation:
         self._trace = trace
         self._clock_of: Host | None = None
         self.voters = list(range(1, voters + 1))
-        self.broker_ids = list(range(1, max(3, voters) + 1))[:3]
+        self.broker_ids = list(broker_ids or (1, 2, 3))
         self.network = Network(self)
         self.invariants = Invariants(self)
         self.hosts = [Host(self, node_id) for node_id in sorted({*self.voters, *self.broker_ids})]
@@ -94,11 +102,18 @@ class Simulation:
             voter = Voter(process)
             self._voters[node_id] = voter
         if node_id in self.broker_ids:
-            broker = self.brokers[node_id] = SimBroker(process)
+            broker = self.brokers[node_id] = self.new_broker(process)
             if node_id in self.voters:
                 voter.watchers.append(broker.sees)
             else:
                 broker.watch()
+
+    def new_broker(self, process: Process) -> SimBroker:
+        """Make what plays the broker in a process."""
+        return SimBroker(process)
+
+    def metadata_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """The quorum has decided something: some replica has applied it, for the first time."""
 
     def process_ended(self, host: Host) -> None:
         """Forget the process; another one follows."""
@@ -112,7 +127,8 @@ class Simulation:
         if isinstance(error.__cause__, Violation):  # noticed within a cycle, which made an error of its own of it
             raise error.__cause__
         causes = {type(each).__name__ for each in (error, error.__cause__) if each is not None}
-        if host.disk.failed and causes.intersection(PLANNED):
+        failed = host.disk.failed or (host.log_disk is not None and host.log_disk.failed)
+        if failed and causes.intersection(PLANNED):
             return
         raise Violation(f"{host} stopped by itself: {type(error).__name__}: {error}") from error
 
@@ -137,10 +153,9 @@ class Simulation:
         return self.counts + self.invariants.counts
 
     def _run(self, seconds: float) -> None:
-        faults = Faults(self)
+        faults = self.new_faults()
         self.start()
-        self.clients = [Client(self, number) for number in range(CLIENTS)]
-        self.bursts.start()
+        self.start_clients()
         faults.start()
         self.scheduler.run_until(seconds)
         self.trace(None, "faults are over")
@@ -148,6 +163,15 @@ class Simulation:
         self.winding_down = True
         self.wait_until_well(LONGEST_RECOVERY_S)
         self.check_history()
+
+    def new_faults(self) -> Faults:
+        """Make what goes wrong."""
+        return Faults(self)
+
+    def start_clients(self) -> None:
+        """Let the clients begin."""
+        self.clients = [Client(self, number) for number in range(CLIENTS)]
+        self.bursts.start()
 
     def start(self) -> None:
         """Start every host."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import random
 
 import pytest
 
+from broker.log.storage import SyncFailed
+from tests.simulation.dataplane.disk import SimExecutor
+from tests.simulation.dataplane.loop import SimLoop
+from tests.simulation.dataplane.scenario import DataStory
+from tests.simulation.dataplane.schedule import DataSimulation
 from tests.simulation.disk import SECTOR_BYTES, DiskError, PowerLoss, SimDisk
 from tests.simulation.network import Connection
+from tests.simulation.parts import Violation
 from tests.simulation.process import Process
 from tests.simulation.schedule import Simulation
 from tests.simulation.scheduler import Scheduler
@@ -175,3 +182,118 @@ def test_nobody_connects_through_a_cut() -> None:
     simulation, one, other = two_processes()
     simulation.network.cut(2, 1)
     assert simulation.network.connect(one, other) is None
+
+
+# Whole brokers
+
+
+def whole_process() -> tuple[DataSimulation, Process, SimLoop]:
+    simulation = DataSimulation(1, 1, broker_ids=(2,))
+    process = Process(simulation.host(2))
+    return simulation, process, SimLoop(process, random.Random(1))
+
+
+def test_tasks_run_in_virtual_time_and_only_while_their_process_does() -> None:
+    simulation, process, loop = whole_process()
+    seen: list[float] = []
+
+    async def work() -> None:
+        while True:
+            await asyncio.sleep(1)
+            seen.append(round(simulation.scheduler.now_s, 1))
+
+    process.run(loop.create_task, work())
+    simulation.scheduler.run_until(2.5)
+    assert seen == [1.0, 2.0]
+    process.pause()
+    simulation.scheduler.run_until(5.5)
+    assert seen == [1.0, 2.0]
+    process.resume()
+    simulation.scheduler.run_until(7.0)
+    assert seen == [1.0, 2.0, 5.5, 6.5]
+    process.die(with_machine=False)
+    simulation.scheduler.run_until(20)
+    assert len(seen) == 4
+
+
+def test_work_for_the_disk_is_done_in_one_go_after_a_while_or_never() -> None:
+    simulation, process, _ = whole_process()
+    disk = process.host.log_disk
+    assert disk is not None
+    disk.sync_s = (1.0,)
+    executor = SimExecutor(process, disk, random.Random(1))
+    done: list[float] = []
+    future = executor.submit(lambda: done.append(simulation.scheduler.now_s))
+    simulation.scheduler.run_until(0.4)
+    assert not done
+    simulation.scheduler.run_until(2.0)
+    assert done
+    assert future.done()
+    executor.submit(lambda: done.append(simulation.scheduler.now_s))
+    process.die(with_machine=False)
+    simulation.scheduler.run_until(9.0)
+    assert len(done) == 1
+
+
+def test_a_process_dies_within_an_operation_of_its_log_disk() -> None:
+    _, process, _ = whole_process()
+    process.host.process = process
+    disk = process.host.log_disk
+    assert disk is not None
+    disk.storage.make_dir("/logs")
+    disk.die_after(1)
+
+    def work() -> None:
+        file = disk.storage.open("/logs/file", create=True)
+        file.write((b"never written",), 0)
+
+    process.run(work)
+    assert not process.alive
+    assert not disk.dead, "the next process works"
+
+
+def test_what_a_broken_log_disk_did_not_sync_is_gone() -> None:
+    _, process, _ = whole_process()
+    disk = process.host.log_disk
+    assert disk is not None
+    disk.storage.make_dir("/logs")
+    disk.storage.sync_dir("/")
+    file = disk.storage.open("/logs/file", create=True)
+    file.write((b"synced",), 0)
+    file.datasync()
+    disk.storage.sync_dir("/logs")
+    file.write((b" lost",), 6)
+    disk.break_now()
+    with pytest.raises(SyncFailed):
+        file.datasync()
+    disk.loses_all = True
+    disk.process_died(with_machine=False)
+    assert bytes(disk.storage.raw("/logs/file")) == b"synced"
+
+
+def test_the_ledger_notices_another_record_at_an_offset() -> None:
+    with DataStory() as story:
+        key = story.topic()
+        story.produce(key, 3)
+        broker = story.simulation.data_broker(3)
+        assert broker is not None
+        here = broker.find(key)
+        assert here is not None
+        content = broker.host.log_disk
+        assert content is not None
+        content.storage.raw(here.log.segments[0].log_path)[-1] ^= 0xFF
+        with pytest.raises(Violation, match="another batch"):
+            story.simulation.ledger.check_all()
+
+
+def test_the_ledger_notices_a_replica_in_sync_that_lacks_what_is_committed() -> None:
+    with DataStory() as story:
+        key = story.topic()
+        story.produce(key, 3)
+        broker = story.simulation.data_broker(4)
+        assert broker is not None
+        here = broker.find(key)
+        assert here is not None
+        here.log.truncate_to(1, now_ms=0)
+        with pytest.raises(Violation, match=r"in the ISR .* with records up to 1; 3 is committed"):
+            story.simulation.ledger.check_isr(key)

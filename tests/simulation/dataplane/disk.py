@@ -1,0 +1,125 @@
+"""A broker's log directory on a virtual disk, and the threads that wait for it.
+
+The files are `tests.support.memory_storage`: what was not synced is lost with the power, in part, torn anywhere. Here
+is when things happen: work for the disk is done in one go some time after it was asked for, and its end is heard of
+some time after that. In between the process goes on, stands still, or dies.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.dataplane.loop import HAND_OVER_S
+from tests.simulation.process import Process
+from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Host
+
+QUICK_S = (0.0002, 0.0005, 0.003)
+LOGS = "/logs"
+
+
+class LogDisk:
+    """The disk of one host that has the logs on it. It outlives processes."""
+
+    def __init__(self, host: Host, chance: random.Random) -> None:
+        self.host = host
+        self.storage = MemoryStorage()
+        self.sync_s: tuple[float, ...] = QUICK_S
+        """How long a piece of work takes: one of these."""
+        self.failed = False
+        """Whether it has failed, or refused, anything that the simulation planned."""
+        self.loses_all = False
+        """Whether the next power cut takes everything that was not synced, and not as the dice say."""
+        self._random = chance
+        self._dies_with_power = False
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process is gone in the midst of an operation."""
+        return self.storage.crash_at is not None and self.storage.operations >= self.storage.crash_at
+
+    def die_after(self, operations: int) -> None:
+        """Let the process, or the machine, go after so many more operations."""
+        self.storage.crash_at = self.storage.operations + operations
+        self._dies_with_power = self._random.random() < 0.5
+
+    def break_now(self) -> None:
+        """Fail every sync from now on; what was written since the last one is gone when the machine starts again."""
+        self.failed = True
+        self.storage.faults = [Fault("datasync", errno=errno.EIO), Fault("sync_dir", errno=errno.EIO)]
+
+    def fill(self) -> None:
+        """Leave no room."""
+        self.failed = True
+        self.storage.capacity_bytes = self.storage.used_bytes()
+
+    def lose_half(self, path: str) -> None:
+        """Lose the second half of a file that is at rest, though it was synced."""
+        content = self.storage.raw(path)
+        del content[len(content) // 2 :]
+        self.storage.open(path).datasync()
+
+    def mend(self) -> None:
+        """Make it quick, empty enough and whole."""
+        self.sync_s = QUICK_S
+        self.storage.capacity_bytes = None
+        self.storage.faults = []
+
+    def process_died(self, with_machine: bool) -> None:
+        """The process is gone; with its machine goes what was not synced, and with a broken disk as well."""
+        broken = bool(self.storage.faults)
+        lost = with_machine or broken or (self.dead and self._dies_with_power)
+        dice = _Lowest() if self.loses_all else self._random
+        self.storage.crash(dice if lost else None)
+        self.storage.faults = []
+        self.loses_all = False
+
+
+class _Lowest(random.Random):
+    """Dice that always show the least: nothing survives that need not."""
+
+    def randint(self, a: int, b: int) -> int:
+        return a
+
+    def random(self) -> float:
+        return 1.0
+
+
+class SimExecutor(Executor):
+    """Threads of a process that wait for its disk."""
+
+    def __init__(self, process: Process, disk: LogDisk, chance: random.Random) -> None:
+        self._process = process
+        self._disk = disk
+        self._random = chance
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do it after a while; the future is done a little later."""
+        future: Future[Any] = Future()
+
+        def begin() -> None:
+            try:
+                result, error = fn(*args, **kwargs), None
+            except Exception as raised:  # travels to who waits, as from a thread
+                result, error = None, raised
+            if self._disk.dead:
+                raise PowerLoss
+            self._process.after(self._random.uniform(0, HAND_OVER_S), finish, result, error)
+
+        def finish(result: object, error: BaseException | None) -> None:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        self._process.after(self._random.choice(self._disk.sync_s) * self._random.uniform(0.5, 1.5), begin)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing has to be given back."""

@@ -1,0 +1,174 @@
+"""What goes wrong besides: what concerns logs, and what an operator does to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raftlog.v1 import records_pb2
+from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.image import NO_LEADER
+from tests.simulation.dataplane.clients import partitions_of
+from tests.simulation.faults import REBOOT_S, SICK_DISK_S, Faults
+from tests.simulation.process import Host
+
+if TYPE_CHECKING:
+    from tests.simulation.dataplane.schedule import DataSimulation
+
+SLOW_SYNC_S = ((0.02, 0.05), (0.1, 0.4), (0.001, 1.0), (0.5, 3.0))
+
+
+class DataFaults(Faults):
+    """Faults of the quorum's schedules, and these."""
+
+    def __init__(self, simulation: DataSimulation) -> None:
+        super().__init__(simulation)
+        self._data = simulation
+        kinds = [
+            (self._slow_log, 4.0),
+            (self._full_log, 1.0),
+            (self._broken_log, 1.0),
+            (self._die_in_log, 3.0),
+            (self._cut_power_of_brokers, 1.5),
+            (self._part_brokers, 3.0),
+            (self._reassign, 1.5),
+            (self._delete_records, 1.5),
+            (self._elect_preferred, 1.0),
+            (self._rot, 1.5),
+        ]
+        self._kinds += kinds
+        self._weights += [weight * (self._random.random() < 0.7) for _, weight in kinds]
+        # These are about the quorum alone, which has schedules of its own.
+        for number, (fault, _) in enumerate(self._kinds):
+            if fault in (self._wipe, self._broken_disk, self._old_leader_returns):
+                self._weights[number] = 0
+        if not any(self._weights):
+            self._weights[0] = 1.0
+        self._mean_pause_s = self._random.choice((0.4, 0.8, 1.5))
+
+    def stop(self) -> None:
+        """Make no more faults, and mend everything that lasts."""
+        super().stop()
+        for host in self._simulation.hosts:
+            if host.log_disk is not None and host.log_disk.storage.faults:
+                host.stop("gets another disk")
+                host.log_disk.process_died(with_machine=True)  # if there was none
+                self._after(self._random.choice(REBOOT_S), host.boot)
+            self._mend(host)
+
+    def _pick_broker(self) -> Host:
+        """Pick a broker, one that leads something more often than others."""
+        leaders = [partition.leader for _, partition in partitions_of(self._simulation.invariants.truth)]
+        leaders = [leader for leader in leaders if leader != NO_LEADER]
+        if leaders and self._random.random() < 0.5:
+            return self._simulation.host(self._random.choice(leaders))
+        return self._simulation.host(self._random.choice(self._simulation.broker_ids))
+
+    def _pick(self) -> Host:
+        return self._pick_broker() if self._random.random() < 0.7 else super()._pick()
+
+    @staticmethod
+    def _mend(host: Host) -> None:
+        Faults._mend(host)
+        if host.log_disk is not None and not host.log_disk.storage.faults:
+            host.log_disk.mend()
+
+    def _slow_log(self) -> None:
+        host = self._pick_broker()
+        assert host.log_disk is not None
+        self._trace(host, "slow-log")
+        host.log_disk.sync_s = self._random.choice(SLOW_SYNC_S)
+        self._after(self._random.choice(SICK_DISK_S), self._mend, host)
+
+    def _full_log(self) -> None:
+        host = self._pick_broker()
+        assert host.log_disk is not None
+        self._trace(host, "full-log")
+        host.log_disk.fill()
+        self._after(self._random.choice(SICK_DISK_S), self._mend, host)
+
+    def _broken_log(self) -> None:
+        """Syncs fail; after a while somebody restarts the machine with a disk that works."""
+        host = self._pick_broker()
+        assert host.log_disk is not None
+        self._trace(host, "broken-log")
+        host.log_disk.break_now()
+        self._after(self._random.choice(SICK_DISK_S), host.stop, "gets another disk")
+
+    def _die_in_log(self) -> None:
+        host = self._pick_broker()
+        assert host.log_disk is not None
+        self._trace(host, "dying-in-log within one of its next operations")
+        host.log_disk.die_after(self._random.randrange(12))
+
+    def _rot(self) -> None:
+        """Let a log lose records that were synced, while its machine is off; of a replica that counts for nothing.
+
+        One that counts may lose what nobody else has: no more than one fault at a time is survived there.
+        """
+        found = [
+            (key, node_id)
+            for key, partition in partitions_of(self._simulation.invariants.truth)
+            for node_id in partition.replicas
+            if node_id not in partition.isr and node_id not in partition.eligible_leader_replicas
+        ]
+        if not found:
+            return
+        key, node_id = self._random.choice(found)
+        host, log = self._simulation.host(node_id), self._data.ledger.log_of(key, node_id)
+        if log is None:
+            return
+        assert host.log_disk is not None
+        self._trace(host, f"rotten {key[0].hex()[:4]}-{key[1]}")
+        host.stop("off, and its disk rots", power=self._random.random() < 0.5)
+        path = log.segments[-1].log_path
+        if host.log_disk.storage.exists(path):
+            host.log_disk.lose_half(path)
+
+    def _cut_power_of_brokers(self) -> None:
+        self._trace(None, "powerless-brokers, all of them")
+        for node_id in self._simulation.broker_ids:
+            self._simulation.host(node_id).stop("powerless with all brokers", power=True)
+
+    def _part_brokers(self) -> None:
+        """Cut two brokers off from one another; both still hear the quorum, as far as that is elsewhere."""
+        one, other = self._random.sample(self._simulation.broker_ids, 2)
+        paths = [(one, other), (other, one)]
+        self._cut(paths if self._random.random() < 0.6 else paths[:1], "part-brokers")
+
+    def _reassign(self) -> None:
+        found = list(partitions_of(self._simulation.invariants.truth))
+        if not found:
+            return
+        key, partition = self._random.choice(found)
+        topic = self._simulation.invariants.truth.topics[key[0]]
+        count = len(partition.replicas) - len(partition.adding_replicas)
+        wanted = self._random.sample(self._simulation.broker_ids, min(count, len(self._simulation.broker_ids)))
+        if self._random.random() < 0.2:
+            wanted = []
+        self._trace(None, f"reassigns {topic.name}-{key[1]} from {partition.replicas} to {wanted}")
+        self._data.propose(
+            MetadataCommand(
+                alter_reassignments=records_pb2.AlterReassignmentsCommand(
+                    topic=topic.name, partition=key[1], replicas=wanted
+                )
+            )
+        )
+
+    def _delete_records(self) -> None:
+        found = [entry for entry in partitions_of(self._simulation.invariants.truth) if entry[1].leader != NO_LEADER]
+        if found:
+            key, partition = self._random.choice(found)
+            end = self._data.ledger.of(key).end
+            before_offset = self._random.choice((-1, end // 2, max(0, end - 5)))
+            self._trace(None, f"deletes-records of {key[0].hex()[:4]}-{key[1]} before {before_offset}")
+            self._data.deleter.delete(key, partition.leader, before_offset)
+
+    def _elect_preferred(self) -> None:
+        refs = [
+            records_pb2.PartitionRef(topic_id=key[0], partition=key[1])
+            for key, _ in partitions_of(self._simulation.invariants.truth)
+        ]
+        if refs:
+            self._trace(None, "elects-preferred")
+            elect = records_pb2.ElectLeadersCommand(partitions=refs, type=records_pb2.ElectLeadersCommand.PREFERRED)
+            self._data.propose(MetadataCommand(elect_leaders=elect))

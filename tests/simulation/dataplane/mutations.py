@@ -1,0 +1,170 @@
+"""Planted bugs of replication; `tests.simulation.mutations` plants them and says how they are hunted."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation, Rewrite
+
+SCHEDULES = 40
+"""Within so many any mixture of faults shows a bug that has no story of its own."""
+
+
+def _bug(why: str, *rewrites: Rewrite, story: str | None = None) -> Mutation:
+    return Mutation(why, rewrites, schedules=0 if story else SCHEDULES, story=story, kind="brokers")
+
+
+BROKER_MUTATIONS: dict[str, Mutation] = {
+    # What a replica holds
+    "held before fsync": _bug(
+        "a record counts as held once it is in the page cache (nats #7564)",
+        Rewrite(
+            "broker.flushing:Flushing.held_end_offset",
+            "return self._log.flushed_end_offset",
+            "return self._log.log_end_offset",
+        ),
+    ),
+    "flush of what was truncated": _bug(
+        "a flush that began before a truncation counts for what was appended after it",
+        Rewrite(
+            "broker.log.log_flush:FlushableLog.finish_flush",
+            "if ticket.truncations == self._truncations and not self.closed:",
+            "if not self.closed:",
+        ),
+        story="test_a_flush_of_what_was_truncated_counts_for_nothing",
+    ),
+    "acknowledged by the leader alone": _bug(
+        "acks=all is answered when the leader holds the record",
+        Rewrite(
+            "broker.leading:Leading.appended",
+            "(self._acks.committed if all_replicas else self._acks.held).wait(log_end_offset, answer)",
+            "self._acks.held.wait(log_end_offset, answer)",
+        ),
+    ),
+    "no lease asked for": _bug(
+        "a leader answers what its image says, lease or not",
+        Rewrite("broker.leading:Leading.advance", "if not self._lease.valid():", "if False:"),
+        Rewrite("broker.partition:Partition.check_serving", "if not self._lease.valid():", "if False:"),
+    ),
+    "answered by a later leadership": _bug(
+        "who waits when a leadership ends goes on waiting, and the next term's high watermark answers",
+        Rewrite("broker.partition_roles:PartitionRoles.follow", "self._acks.fail(refusal)", "pass"),
+        Rewrite("broker.partition_roles:PartitionRoles.resign", "self._acks.fail(reason)", "pass"),
+        Rewrite("broker.partition_roles:PartitionRoles.lead", "self._acks.fail(over)", "pass"),
+        story="test_who_waits_for_a_deposed_leader_is_not_answered_by_its_next_term",
+    ),
+    # Where logs part
+    "truncated by the high watermark": _bug(
+        "a follower begins with what it knows to be committed (KIP-101)",
+        Rewrite(
+            "broker.following:Following.begin",
+            "self._flushing.catch_up()",
+            "self._log.truncate_to(self._log.high_watermark, now_ms=0)",
+        ),
+        story="test_kip_101_first_scenario_a_follower_truncates_and_becomes_the_leader",
+    ),
+    "never truncated": _bug(
+        "a follower keeps what its leader does not have",
+        Rewrite("broker.following:Following.truncate", "log.truncate_to(offset, now_ms=self._clock.now_ms())", "pass"),
+        story="test_kafka_7164_a_follower_that_missed_epochs_still_truncates",
+    ),
+    "taken on without a look": _bug(
+        "a follower's log counts as a prefix whatever its last epoch is (KIP-101)",
+        Rewrite(
+            "broker.leading:Leading.open_replica",
+            "if isinstance(opening, Accepted):",
+            "opening = Accepted() if fetch_offset <= log.log_end_offset else opening\n"
+            "    if isinstance(opening, Accepted):",
+        ),
+        story="test_kip_101_second_scenario_logs_part_after_a_power_cut_of_both",
+    ),
+    "epoch of the answer not looked at": _bug(
+        "a follower cuts its log at the offset that the leader names, whatever its own epochs say (KIP-279)",
+        Rewrite(
+            "broker.following:truncation_offset",
+            "target = min(diverging.end_offset, own.end_offset)",
+            "target = min(diverging.end_offset, log_end_offset - 1)",
+        ),
+        Rewrite(
+            "broker.leading:check_prefix",
+            "cache.epoch_for(fetch_offset - 1) == last_fetched_epoch",
+            "cache.latest_epoch >= last_fetched_epoch",
+        ),
+        story="test_kip_279_two_failovers_in_a_row",
+    ),
+    # The high watermark
+    "committed ISR only": _bug(
+        "whoever the leader has asked to take in does not count (the maximal ISR of KIP-497)",
+        Rewrite(
+            "replication.leader:LeaderState._count_members",
+            "maximal = self._isr.maximal",
+            "maximal = self._isr.members",
+        ),
+        story="test_who_is_about_to_join_counts_already",
+    ),
+    "too few in sync": _bug(
+        "the high watermark moves although the ISR is smaller than min.insync.replicas (KIP-966)",
+        Rewrite(
+            "replication.leader:LeaderState._count_members",
+            "self._may_commit = len(self._isr.members) >= enough",
+            "self._may_commit = True",
+        ),
+    ),
+    "high watermark at the log end": _bug(
+        "a new leader takes everything that it has for committed",
+        Rewrite(
+            "broker.leading:Leading.__init__", "high_watermark=min(log.high_watermark, held)", "high_watermark=held"
+        ),
+    ),
+    "nobody has to confirm": _bug(
+        "a follower that was not heard of in this epoch does not hold the high watermark up",
+        Rewrite(
+            "replication.leader:high_watermark",
+            "if held is None:\n            return current",
+            "if held is None:\n            continue",
+        ),
+        story="test_a_high_watermark_that_is_behind_does_not_send_readers_back",
+    ),
+    # Who is in sync
+    "joins below the high watermark": _bug(
+        "a follower joins the ISR before it holds what is committed",
+        Rewrite(
+            "replication.leader:LeaderState._may_join",
+            "and held >= self._high_watermark\n        and held >= self.epoch_start_offset",
+            "",
+        ),
+        Rewrite(
+            "replication.leader:LeaderState._holds_committed",
+            "return held is None or held >= self._high_watermark",
+            "return True",
+        ),
+    ),
+    "no broker epoch": _bug(
+        "AlterPartition does not say which life of a broker is meant (KIP-903)",
+        Rewrite(
+            "raftmeta.decide.leadership:_check_members", "if member.broker_epoch != broker.broker_epoch:", "if False:"
+        ),
+        story="test_kip_903_a_broker_that_was_restarted_does_not_join_by_what_it_was_before",
+    ),
+    "no partition epoch": _bug(
+        "AlterPartition is not compared with the metadata that it was asked on",
+        Rewrite(
+            "raftmeta.decide.leadership:_check_versions",
+            "if command.partition_epoch != partition.partition_epoch:",
+            "if False:",
+        ),
+        story="test_a_late_change_of_the_isr_is_refused",
+    ),
+    "unclean stop forgotten": _bug(
+        "a broker back from an unclean stop stays in sync (Fluss #662, KAFKA-15586)",
+        Rewrite("raftmeta.decide.brokers:_was_unclean", "return known.unclean or", "return False and"),
+        story="test_a_replica_that_lost_its_page_cache_is_not_elected",
+    ),
+    "eligible for ever": _bug(
+        "who left the ISR stays eligible while others commit (KIP-966)",
+        Rewrite(
+            "raftmeta.elections:eligible_replicas",
+            "if len(isr) >= min(image.min_insync_replicas(topic), len(before.replicas)):",
+            "if False:",
+        ),
+        story="test_who_left_the_isr_is_not_eligible_while_the_others_commit",
+    ),
+}

@@ -1,0 +1,189 @@
+"""One run with whole brokers, from a seed; and what has to be true when it is over."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import cast
+
+from raftlog.v1 import records_pb2
+from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.image import NO_LEADER, MetadataImage
+from tests.simulation.broker import SimBroker
+from tests.simulation.dataplane.broker import DataBroker
+from tests.simulation.dataplane.clients import Consumer, Deleter, Producer, Values, partitions_of
+from tests.simulation.dataplane.disk import LogDisk
+from tests.simulation.dataplane.faults import DataFaults
+from tests.simulation.dataplane.ledger import Ledger
+from tests.simulation.dataplane.messages import Answer, PartitionKey, Produced
+from tests.simulation.parts import Parts
+from tests.simulation.process import Host, Process
+from tests.simulation.requests import Requester
+from tests.simulation.schedule import Simulation, Trace
+from tests.simulation.voter import Committed
+
+PRODUCERS = 2
+CONSUMERS = 2
+FIRST_CLIENT = 100
+PROBE_S = 0.3
+
+
+class DataSimulation(Simulation):
+    """A quorum, and brokers with logs, on the controllers' hosts or on others."""
+
+    def __init__(
+        self,
+        seed: int,
+        voters: int = 1,
+        parts: Parts | None = None,
+        trace: Trace | None = None,
+        *,
+        broker_ids: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(seed, voters, parts, trace, broker_ids=broker_ids or _broker_ids(seed, voters))
+        chance = self.random
+        self.ledger = Ledger(self)
+        self.values = Values()
+        self.lag_time_max_ms = chance.choice((700, 2_000))
+        self.credit_bytes = chance.choice((2_000, 20_000, 8 << 20))
+        self.segment_bytes_of_topics = chance.choice((1_024, 5_000, 1 << 20))
+        self.checkpoint_s = chance.choice((0.3, 2.0, 5.0))
+        self.topics: dict[bytes, int] = {}
+        """min.insync.replicas by topic id."""
+        for host in self.hosts:
+            if host.node_id in self.broker_ids:
+                host.log_disk = LogDisk(host, self.random)
+        self._deleted: dict[PartitionKey, int] = {}
+        self._probes: set[PartitionKey] = set()
+        self._prober: Producer | None = None
+        self.admin: Process | None = None
+
+    # For the parts
+
+    def new_broker(self, process: Process) -> SimBroker:
+        """Make a whole broker."""
+        return DataBroker(process)
+
+    def new_faults(self) -> DataFaults:
+        """Make what goes wrong."""
+        return DataFaults(self)
+
+    def data_broker(self, broker_id: int) -> DataBroker | None:
+        """Return the broker that runs, or stands still, on a host."""
+        return cast("DataBroker | None", self.brokers.get(broker_id))
+
+    def metadata_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """The quorum has decided something."""
+        self.ledger.metadata_changed(before, after)
+
+    def min_insync_replicas(self, topic_id: bytes) -> int:
+        """Return the topic's min.insync.replicas."""
+        return self.topics.get(topic_id, 1)
+
+    def deleted_below(self, key: PartitionKey) -> int:
+        """Return the highest log start of a partition, on any broker, so far."""
+        return self.ledger.log_starts.get(key, 0)
+
+    # Running
+
+    def create_topic(self, partitions: int, replication_factor: int, configs: dict[str, str]) -> bytes:
+        """Have a topic created; return its id."""
+        if self.admin is None:
+            self.admin = Process(Host(self, FIRST_CLIENT - 1))
+        topic_id = self.random.randbytes(16)
+        self.topics[topic_id] = int(configs.get("min.insync.replicas", "1"))
+        create = records_pb2.CreateTopicCommand(
+            name=f"topic-{len(self.topics)}",
+            topic_id=topic_id,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            configs=configs,
+        )
+        requester = Requester(self.admin, self.random)
+
+        def again() -> None:
+            requester.propose(MetadataCommand(create_topic=create), created)
+
+        def created(answer: Committed) -> None:
+            if isinstance(answer.outcome, Exception) and topic_id not in self.invariants.truth.topics:
+                assert self.admin is not None
+                self.admin.after(0.1, again)  # too few brokers are up as yet
+
+        again()
+        return topic_id
+
+    def propose(self, command: MetadataCommand) -> None:
+        """Have somebody ask for a change of the metadata; refusals are fine."""
+        assert self.admin is not None
+        Requester(self.admin, self.random).propose(command, lambda answer: None)
+
+    def topic_configs(self, replication_factor: int) -> dict[str, str]:
+        """Draw the configs of a topic."""
+        configs = {
+            "min.insync.replicas": str(self.random.choice((1, min(2, replication_factor)))),
+            "segment.bytes": str(self.segment_bytes_of_topics),
+            "file.delete.delay.ms": str(self.random.choice((0, 1_000))),
+        }
+        if self.random.random() < 0.3:
+            configs["retention.bytes"] = str(self.random.choice((2_000, 20_000)))
+        return configs
+
+    def start_clients(self) -> None:
+        """Create topics, produce and consume."""
+        for _ in range(self.random.choice((1, 2))):
+            replication_factor = self.random.choice((2, 3, 3, 3))
+            self.create_topic(self.random.choice((1, 2)), replication_factor, self.topic_configs(replication_factor))
+        for number in range(PRODUCERS):
+            Producer(self, FIRST_CLIENT + number)
+        for number in range(PRODUCERS, PRODUCERS + CONSUMERS):
+            Consumer(self, FIRST_CLIENT + number)
+        self.deleter = Deleter(self, FIRST_CLIENT + PRODUCERS + CONSUMERS)
+
+    def run(self, seconds: float = 20.0) -> Counter[str]:
+        """Run it: faults and clients for so long, then recovery; return what happened.
+
+        Raises:
+            Violation: something happened that must never happen.
+        """
+        return super().run(seconds) + self.ledger.counts
+
+    def what_is_wrong(self) -> str | None:
+        """Return why the cluster is not as it should be when nothing is broken."""
+        wrong = super().what_is_wrong()
+        if self.topics.keys() - self.invariants.truth.topics.keys():
+            return "topics are not created yet"
+        if wrong is None:
+            wrong = self._probe()
+        return wrong or self.ledger.what_is_wrong()
+
+    def _probe(self) -> str | None:
+        """Produce to every partition; return which does not take it yet."""
+        if self._prober is None:
+            self._prober = Producer(self, FIRST_CLIENT + 50, told=True)
+        for key, partition in partitions_of(self.invariants.truth):
+            if key in self._probes:
+                continue
+
+            def answered(answer: Answer | None, key: PartitionKey = key) -> None:
+                if isinstance(answer, Produced):
+                    self._probes.add(key)
+
+            if partition.leader != NO_LEADER:
+                self._prober.send(key, partition.leader, partition.leader_epoch, done=answered)
+            return f"nothing was produced to {key[0].hex()[:4]}-{key[1]} since the last fault"
+        return None
+
+    def check_history(self) -> None:
+        """Compare all replicas with what was committed."""
+        self.ledger.check_all()
+        for broker in self.brokers.values():
+            assert isinstance(broker, DataBroker)
+            broker.check_loop()
+
+
+def _broker_ids(seed: int, voters: int) -> list[int]:
+    """Draw which hosts are brokers."""
+    chance = random.Random(f"brokers {seed}")
+    first = chance.choice((1, voters + 1))
+    return list(range(first, first + chance.choice((3, 3, 4))))

@@ -1,0 +1,414 @@
+"""Faults of replicated logs that others have had, or that were found by thinking, each told as a story.
+
+The ledger looks on all the time: that replicas in sync hold what was committed, that it never changes, and that nobody
+is told otherwise. A story brings about what single faults come to rarely.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from raftlog.errors import OffsetOutOfRange
+from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand, PartitionRef
+from tests.simulation.dataplane.messages import Failed, Fetched
+from tests.simulation.dataplane.scenario import CONTROLLER, FRAMES, IMAGE, OUTCOME, PROPOSAL, REQUESTS, DataStory
+from tests.simulation.parts import Parts
+
+
+@pytest.fixture
+def parts() -> Parts:
+    """The real ones."""
+    return Parts()
+
+
+def test_records_are_replicated_and_read(parts: Parts) -> None:
+    """No fault at all."""
+    with DataStory(parts) as story:
+        key = story.topic(min_insync_replicas=2)
+        sent = story.produce(key, 5)
+        story.holds(key, sent)
+        story.all_equal()
+
+
+# KIP-101, KIP-279, KAFKA-7164: where logs part
+
+
+def test_kip_101_first_scenario_a_follower_truncates_and_becomes_the_leader(parts: Parts) -> None:
+    """ "The follower ... truncates its log to the high watermark ... before it has fetched the leader fails." """
+    with DataStory(parts) as story:
+        key = story.topic()
+        story.produce(key)
+        story.run(0.1)
+        # The others hold the second record too, and do not hear that it is committed.
+        story.slow_disk(3, 4, seconds=0.3)
+        second = story.send(key)
+        story.until(lambda: story.log_end(3, key) == story.log_end(4, key) == 2, "all have it")
+        held = story.hold(FRAMES, source=2)
+        story.until(lambda: second[0].acknowledged, "it is committed")
+        story.kill(2)
+        story.drop(held)
+        # Broker 3 leads; broker 4 changes leaders, and must keep what it has.
+        assert story.leads(key, 3, 4) == 3
+        story.run(0.3)
+        story.kill(3)
+        story.leads(key, 4)
+        story.holds(key, second)
+        story.all_equal()
+
+
+def test_kip_101_second_scenario_logs_part_after_a_power_cut_of_both(parts: Parts) -> None:
+    """ "Replica A and B ... messages at the same offset ... diverged": same length, other records."""
+    with DataStory(parts) as story:
+        key = story.topic()
+        story.produce(key)
+        story.cut_off(2)
+        lost = story.send(key, 2, acks="1")
+        story.until(lambda: story.log_end(2, key) == 2, "the old leader has a record for itself")
+        story.leads(key, 3)
+        kept = story.produce(key)
+        assert kept[0].offset == 1
+        story.power_cut(2, 3, 4)
+        story.heal()
+        story.boot(2)
+        story.run(1.0)
+        story.boot(3, 4)
+        story.all_equal()
+        assert not lost[0].acknowledged or story.simulation.ledger.of(key).end == 2
+        story.holds(key, kept)
+
+
+def test_kip_279_two_failovers_in_a_row(parts: Parts) -> None:
+    """ "Fix log divergence between leader and follower after fast leader fail over": the answer names its epoch."""
+    with DataStory(parts) as story:
+        key = story.topic(replication_factor=2, unclean_leader_election_enable="true")
+        story.produce(key)
+        story.kill(3)
+        story.in_sync(key, 2)
+        story.produce(key, 2)  # 2 has offsets 0 1 2 of the first epoch, 3 has 0
+        story.kill(2)
+        story.boot(3)
+        story.leads(key, 3)
+        story.produce(key, 3)  # 3 has offsets 1 2 3 of the second leader
+        story.kill(3)
+        story.boot(2)
+        story.leads(key, 2)
+        story.produce(key)  # 2 has offset 3 of the third
+        story.boot(3)
+        story.all_equal()
+        assert story.simulation.ledger.counts["unclean elections"] == 2
+
+
+def test_kafka_7164_a_follower_that_missed_epochs_still_truncates(parts: Parts) -> None:
+    """ "Follower should truncate after every leader epoch change", those included that it never heard of."""
+    with DataStory(parts) as story:
+        key = story.topic()
+        story.produce(key)
+        story.cut_off(2)
+        story.send(key, 2, count=3, acks="1")
+        story.until(lambda: story.log_end(2, key) == 4, "the old leader has three records for itself")
+        story.leads(key, 3)
+        first = story.produce(key, 2)
+        story.kill(3)
+        story.leads(key, 4)
+        second = story.produce(key, 2)
+        story.heal()  # two leaders later
+        story.all_equal()
+        story.holds(key, [*first, *second])
+
+
+def test_a_flush_of_what_was_truncated_counts_for_nothing(parts: Parts) -> None:
+    """A flush begins, the log is cut and grows again, and then the flush ends: it says nothing of what came since."""
+    with DataStory(parts) as story:
+        key = story.topic()
+        story.produce(key)
+        story.part(2, 3)  # only broker 4 gets what follows
+        story.slow_disk(4, seconds=4.0)
+        story.send(key, count=5, acks="1")
+        story.until(lambda: story.log_end(4, key) == 6, "broker 4 has records that it flushes slowly")
+        story.quick_disk(4)
+        story.kill(2)
+        story.heal()
+        assert story.leads(key, 3, 4) == 3
+        story.until(lambda: story.log_end(4, key) == 1, "broker 4 has cut its log")
+        story.slow_disk(4, seconds=0.5)
+        sent = story.send(key, count=2)
+        story.until(lambda: story.log_end(4, key) == 3, "broker 4 has other records")
+        story.run(5.0)
+        story.in_sync(key, 3, 4)
+        # The first flush was of more offsets. Now there is another record that it seems to cover, not on the disk yet.
+        story.slow_disk(4, seconds=5.0)
+        sent += story.send(key)
+        story.until(lambda: story.log_end(4, key) == 4, "broker 4 has one more")
+        story.break_connections({3}, {4})
+        story.run(0.5)
+        assert not sent[-1].acknowledged
+        story.all_equal()
+
+
+def test_a_log_starts_over_where_its_leader_s_begins_in_the_midst_of_a_batch(parts: Parts) -> None:
+    """Kafka's UnexpectedAppendOffsetException: what the leader sends first begins below the offset asked for."""
+    with DataStory(parts) as story:
+        key = story.topic()
+        story.produce(key, records=3)
+        story.cut_off(4)
+        story.in_sync(key, 2, 3)
+        sent = story.produce(key, 3, records=3)
+        story.delete_records(key, 4)
+        story.heal()
+        story.in_sync(key, 2, 3, 4)
+        story.holds(key, sent[1:])
+        story.all_equal()
+
+
+# Page caches, power cuts
+
+
+def test_a_replica_that_lost_its_page_cache_is_not_elected(parts: Parts) -> None:
+    """Fluss #662, KIP-966: with flush.messages above 1 a power cut takes what a replica said it had."""
+    with DataStory(parts) as story:
+        key = story.topic(flush_messages="1000")
+        story.produce(key)
+        story.cut_off(4)
+        story.in_sync(key, 2, 3)
+        sent = story.produce(key, 5)
+        story.kill(3, CONTROLLER)
+        story.power_cut(2)
+        story.boot(CONTROLLER)  # it misses both at the same time, so that both stay in sync
+        story.until(lambda: story.partition(key).leader == -1, "nobody leads")
+        assert set(story.partition(key).isr) == {2, 3}
+        story.boot(2)
+        story.run(3.0)
+        assert story.partition(key).leader == -1
+        story.boot(3)
+        story.leads(key, 3)
+        story.holds(key, sent)
+        story.all_equal()
+
+
+def test_power_loss_of_all_at_once_keeps_what_was_acknowledged(parts: Parts) -> None:
+    """What acks=all has answered was on the disks of all in sync; the rest may be lost, the same on all of them."""
+    with DataStory(parts) as story:
+        key = story.topic(min_insync_replicas=2)
+        sent = story.produce(key, 5)
+        story.slow_disk(3, 4)
+        waiting = story.send(key, count=5)
+        story.until(lambda: story.log_end(3, key) == story.log_end(4, key) == 10, "all have it in their page caches")
+        assert not any(each.acknowledged for each in waiting)
+        story.power_cut(2, 3, 4)
+        story.boot(2, 3, 4)
+        story.leads(key, 2, 3, 4)
+        story.holds(key, sent)
+        story.all_equal()
+
+
+def test_a_damaged_log_is_set_aside_and_fetched_anew(parts: Parts) -> None:
+    """nats #7549: "bit rot on a minority deletes the majority's data". It is the damaged one that begins anew."""
+    with DataStory(parts) as story:
+        key = story.topic(min_insync_replicas=2)
+        sent = story.produce(key, 5)
+        log = story.simulation.ledger.log_of(key, 2)
+        disk = story.simulation.host(2).log_disk
+        assert log is not None
+        assert disk is not None
+        story.run(1.0)
+        story.power_cut(2)
+        disk.lose_half(log.segments[0].log_path)
+        story.boot(2)
+        story.leads(key, 3)
+        story.in_sync(key, 2, 3, 4)
+        assert any("stray" in name for name in disk.storage.list_sizes("/logs")), "nothing is deleted"
+        story.holds(key, sent)
+        story.all_equal()
+
+
+# Who is in sync, and who is eligible
+
+
+def test_kip_966_the_last_replica_standing_commits_nothing_alone(parts: Parts) -> None:
+    """ "Last replica standing": with min.insync.replicas=2 the last one in the ISR may be lost with its disk."""
+    with DataStory(parts) as story:
+        key = story.topic(min_insync_replicas=2)
+        sent = story.produce(key, 2)
+        story.cut_off(4)
+        story.in_sync(key, 2, 3)
+        sent += story.produce(key, 2)
+        story.cut_off(3)
+        story.in_sync(key, 2)
+        assert story.partition(key).eligible_leader_replicas == (3,)
+        alone = story.send(key, acks="1")
+        story.run(0.5)
+        assert alone[0].acknowledged, "acks=1 is what the leader holds"
+        story.power_cut(2)
+        story.heal()
+        assert story.leads(key, 3, 4) == 3, "broker 4 lacks what was committed without it"
+        story.holds(key, sent)
+        story.all_equal()
+
+
+def test_who_left_the_isr_is_not_eligible_while_the_others_commit(parts: Parts) -> None:
+    """KIP-966: eligible is only who left an ISR that commits nothing any more."""
+    with DataStory(parts) as story:
+        key = story.topic(min_insync_replicas=2)
+        story.produce(key)
+        story.cut_off(4)
+        story.in_sync(key, 2, 3)
+        sent = story.produce(key, 2)
+        story.kill(2, 3)
+        story.heal()
+        story.run(4.0)
+        assert story.partition(key).leader == -1
+        story.boot(2, 3)
+        story.leads(key, 2, 3)
+        story.holds(key, sent)
+        story.all_equal()
+
+
+def test_who_is_about_to_join_counts_already(parts: Parts) -> None:
+    """KIP-497: the leader has asked to take a replica in, and does not hear that the controller has agreed."""
+    with DataStory(parts) as story:
+        key = story.topic()
+        story.produce(key)
+        story.cut_off(4)
+        story.in_sync(key, 2, 3)
+        story.produce(key)
+        asked = story.hold(PROPOSAL, source=2, target=CONTROLLER)
+        story.heal()
+        story.until(lambda: len(asked.kept) > 0, "the leader has asked for broker 4")
+        story.hold_no_more()
+        story.hold(IMAGE, source=CONTROLLER, target=2)
+        story.hold(OUTCOME, source=CONTROLLER, target=2)
+        asked.kept[0]()
+        story.in_sync(key, 2, 3, 4)
+        story.hold(REQUESTS, source=4, target=2)
+        sent = story.send(key)
+        story.until(lambda: story.log_end(4, key) == 3, "broker 4 has the record, and its leader does not hear of it")
+        story.run(0.3)
+        assert not sent[0].acknowledged
+        story.release()
+        story.until(lambda: sent[0].acknowledged, "it is committed")
+        story.all_equal()
+
+
+def test_a_late_change_of_the_isr_is_refused(parts: Parts) -> None:
+    """AlterPartition is compared with the partition epoch: asked on metadata that is over, it changes nothing."""
+    with DataStory(parts) as story:
+        key = story.topic()
+        story.produce(key)
+        story.part(2, 3)
+        late = story.hold(PROPOSAL, source=2, target=CONTROLLER)
+        story.send(key)
+        story.until(lambda: len(late.kept) > 0, "the leader has asked for 2 and 4: broker 3 lags")
+        story.cut_off(4)
+        story.in_sync(key, 2, 3)  # it is the controller that has taken broker 4 out
+        story.heal()
+        story.part(2, 4)
+        story.produce(key, 2)
+        story.until(lambda: 4 in story._up(), "broker 4 is up, in the same life, and lags")
+        for deliver in late.kept:
+            deliver()
+        story.run(0.3)
+        story.hold_no_more()
+        story.all_equal()
+
+
+def test_kip_903_a_broker_that_was_restarted_does_not_join_by_what_it_was_before(parts: Parts) -> None:
+    """ "Replicas with stale broker epoch should not be allowed to join the ISR": it lost what it was taken in for."""
+    with DataStory(parts) as story:
+        key = story.topic(flush_messages="1000")
+        story.produce(key)
+        story.cut_off(4)
+        story.in_sync(key, 2, 3)
+        story.produce(key, 4)
+        late = story.hold(PROPOSAL, source=2, target=CONTROLLER)
+        story.heal()
+        story.until(lambda: len(late.kept) > 0, "the leader has asked for broker 4, which has caught up")
+        story.power_cut(4)
+        story.part(2, 4)
+        story.boot(4)
+        story.until(lambda: 4 in story._up(), "broker 4 is back, with less than it had")
+        for deliver in late.kept:
+            deliver()
+        story.run(0.2)
+        assert 4 not in story.partition(key).isr
+        story.hold_no_more()
+        story.all_equal()
+
+
+# Readers and producers at a failover
+
+
+def test_a_high_watermark_that_is_behind_does_not_send_readers_back(parts: Parts) -> None:
+    """estuary/flow #3092: the new leader's high watermark is behind what was read, and it is no reader's mistake."""
+    with DataStory(parts) as story:
+        key = story.topic()
+        story.produce(key, 2)
+        frames = story.hold(FRAMES, source=2)
+        story.run(0.1)
+        story.drop(frames)
+        sent = story.send(key, count=3)
+        story.until(lambda: story.log_end(3, key) == story.log_end(4, key) == 5, "all have them")
+        frames = story.hold(FRAMES, source=2)
+        story.until(lambda: all(each.acknowledged for each in sent), "committed")
+        answer = story.fetch(key, position=4)
+        assert isinstance(answer, Fetched)
+        assert answer.next_offset == 5
+        # Whoever follows has heard of less; broker 4 does not confirm anything for a while.
+        story.hold(REQUESTS, source=4, target=3)
+        story.kill(2)
+        story.drop(frames)
+        assert story.leads(key, 3) == 3
+        leader = story.simulation.data_broker(3)
+        assert leader is not None
+        here = leader.find(key)
+        assert here is not None
+        assert here.high_watermark < 5
+        answer = story.fetch(key, position=5)
+        assert not (isinstance(answer, Failed) and isinstance(answer.error, OffsetOutOfRange)), answer
+        story.release()
+        more = story.produce(key)
+        answer = story.fetch(key, position=5)
+        assert isinstance(answer, Fetched)
+        assert answer.records
+        story.holds(key, [*sent, *more])
+        story.all_equal()
+
+
+def test_who_waits_for_a_deposed_leader_is_not_answered_by_its_next_term(parts: Parts) -> None:
+    """A leader loses what it had not committed, leads again, and commits other records at the same offsets."""
+    with DataStory(parts) as story:
+        key = story.topic()
+        story.produce(key)
+        story.cut_off(2)
+        waiting = story.send(key, 2, count=3)
+        story.until(lambda: story.log_end(2, key) == 4, "the old leader has three records for itself")
+        story.leads(key, 3)
+        kept = story.produce(key, 2)
+        story.heal()
+        story.in_sync(key, 2, 3, 4)
+        elect = ElectLeadersCommand(
+            partitions=[PartitionRef(topic_id=key[0], partition=key[1])], type=ElectLeadersCommand.PREFERRED
+        )
+        story.simulation.propose(MetadataCommand(elect_leaders=elect))
+        story.leads(key, 2)
+        kept += story.produce(key, 3)
+        assert not any(each.acknowledged for each in waiting)
+        story.holds(key, kept)
+        story.all_equal()
+
+
+def test_an_unclean_election_loses_what_it_is_said_to_lose_and_nothing_else(parts: Parts) -> None:
+    """With unclean.leader.election.enable a replica out of sync may lead; from then on its log is the truth."""
+    with DataStory(parts) as story:
+        key = story.topic(unclean_leader_election_enable="true")
+        kept = story.produce(key, 2)
+        story.cut_off(4)
+        story.in_sync(key, 2, 3)
+        story.produce(key, 3)
+        story.kill(2, 3)
+        story.heal()
+        story.leads(key, 4)
+        assert story.simulation.ledger.lost_by_unclean_election == 3
+        kept += story.produce(key, 2)
+        story.boot(2, 3)
+        story.all_equal()
+        story.holds(key, kept)
