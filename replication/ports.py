@@ -121,6 +121,10 @@ class LedPartition(Protocol):
         """
         ...
 
+    def suspect(self, offset: int) -> None:
+        """Have the log checked at an offset: a follower says that the batch there does not check. Returns at once."""
+        ...
+
     def is_live(self, broker_id: int) -> bool:
         """Whether a follower is in the ISR, so that its records go by the live credit; else it is catching up."""
         ...

@@ -268,6 +268,7 @@ class FetchPartition(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     LAST_FETCHED_EPOCH_FIELD_NUMBER: _builtins.int
     FROM_FOLLOWER_FIELD_NUMBER: _builtins.int
+    DAMAGED_OFFSET_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     """chosen by the client, never used twice in a session; comes back in every frame"""
     topic_id: _builtins.bytes
@@ -279,6 +280,8 @@ class FetchPartition(_message.Message):
     """epoch of the record before `offset`; -1: none. Detects truncation (KIP-320)"""
     from_follower: _builtins.bool
     """the leader has named this broker as the preferred read replica"""
+    damaged_offset: _builtins.int
+    """the batch that the broker sent for this offset does not check: it is to look"""
     def __init__(
         self,
         *,
@@ -289,12 +292,15 @@ class FetchPartition(_message.Message):
         leader_epoch: _builtins.int = ...,
         last_fetched_epoch: _builtins.int = ...,
         from_follower: _builtins.bool = ...,
+        damaged_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "damaged_offset", b"damaged_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_follower", b"from_follower", "last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "offset", b"offset", "partition", b"partition", "subscription_id", b"subscription_id", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "damaged_offset", b"damaged_offset", "from_follower", b"from_follower", "last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "offset", b"offset", "partition", b"partition", "subscription_id", b"subscription_id", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__damaged_offset: _TypeAlias = _typing.Literal["damaged_offset"]  # noqa: Y015
+    _WhichOneofArgType__damaged_offset: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__damaged_offset) -> _WhichOneofReturnType__damaged_offset | None: ...
 
 Global___FetchPartition: _TypeAlias = FetchPartition  # noqa: Y015
 

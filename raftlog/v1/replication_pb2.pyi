@@ -111,6 +111,7 @@ class OpenReplica(_message.Message):
     FETCH_OFFSET_FIELD_NUMBER: _builtins.int
     LAST_FETCHED_EPOCH_FIELD_NUMBER: _builtins.int
     HELD_END_OFFSET_FIELD_NUMBER: _builtins.int
+    DAMAGED_OFFSET_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     """chosen by the follower, above all before it on this stream; comes back in every frame"""
     topic_id: _builtins.bytes
@@ -123,6 +124,8 @@ class OpenReplica(_message.Message):
     """leader epoch of the record before `fetch_offset`; -1: it has none"""
     held_end_offset: _builtins.int
     """what it holds durably, at most `fetch_offset`; counts once the leader accepts"""
+    damaged_offset: _builtins.int
+    """the batch that the leader sent for this offset does not check: it is to look"""
     def __init__(
         self,
         *,
@@ -133,12 +136,15 @@ class OpenReplica(_message.Message):
         fetch_offset: _builtins.int = ...,
         last_fetched_epoch: _builtins.int = ...,
         held_end_offset: _builtins.int = ...,
+        damaged_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "damaged_offset", b"damaged_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_offset", b"fetch_offset", "held_end_offset", b"held_end_offset", "last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "partition", b"partition", "subscription_id", b"subscription_id", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "damaged_offset", b"damaged_offset", "fetch_offset", b"fetch_offset", "held_end_offset", b"held_end_offset", "last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "partition", b"partition", "subscription_id", b"subscription_id", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__damaged_offset: _TypeAlias = _typing.Literal["damaged_offset"]  # noqa: Y015
+    _WhichOneofArgType__damaged_offset: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__damaged_offset) -> _WhichOneofReturnType__damaged_offset | None: ...
 
 Global___OpenReplica: _TypeAlias = OpenReplica  # noqa: Y015
 
