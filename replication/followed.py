@@ -17,6 +17,7 @@ class State(Enum):
     OPENING = "opening"
     FOLLOWING = "following"
     TRUNCATING = "truncating"
+    FLUSHING = "flushing"
     BACKING_OFF = "backing off"
 
 
@@ -29,16 +30,18 @@ class Followed:
     __slots__ = (
         "acked_end_offset",
         "attempts",
+        "damaged_offset",
+        "flush_end_offset",
         "id",
         "leader_epoch",
         "name",
         "on_held",
         "on_truncated",
-        "opened_end_offset",
         "over",
         "partition",
         "retry_at_ms",
         "state",
+        "throttled",
         "unheld",
     )
 
@@ -50,13 +53,19 @@ class Followed:
     ) -> None:
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
-        self.name = f"{partition.topic_id.hex()}-{partition.partition}"
+        self.name = partition.name
         self.id = 0
         self.state = State.WAITING
         self.over = False
         self.attempts = 0
         self.retry_at_ms = 0.0
-        self.acked_end_offset = self.opened_end_offset = 0
+        self.acked_end_offset = 0
+        self.flush_end_offset = 0
+        """What has to be held before a partition that is flushing is opened again."""
+        self.throttled = False
+        """Whether it was opened as a throttled one."""
+        self.damaged_offset: int | None = None
+        """Where the leader has sent a batch that does not check, until it has been told."""
         self.unheld: deque[tuple[int, int]] = deque()
         """(log end, bytes) of what was appended while catching up and is not held yet, oldest first."""
         # One object each, so that equal callbacks are seen to be equal.

@@ -7,10 +7,12 @@ The states of a partition, each change with its trigger:
     opening    --(frame: diverging)-->                              truncating
     opening    --(frame: out of range)-->                           truncating      the whole log goes
     opening, following --(frame: error; the append fails)-->        backing off
+    following  --(its flush takes too long, while catching up)-->   flushing        others get its credit
+    flushing   --(held)-->                                          waiting
     truncating --(done)-->                                          waiting
     truncating --(failed)-->                                        backing off
     backing off --(its time has come)-->                            waiting
-    any        --(`lost`: the stream broke)-->                      waiting         but truncating, backing off go on
+    any        --(`lost`: the stream broke)-->                      waiting         but what is under way goes on
     any        --(`follow` in another epoch)-->                     waiting         as a new subscription
     any        --(`unfollow`)-->                                    (none)
 
@@ -19,9 +21,11 @@ A frame of a subscription that is over says nothing any more, but its records ha
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -40,19 +44,15 @@ from raftlog.format.header import Buffer
 from raftlog.v1 import replication_pb2
 from raftlog.v1.common_pb2 import NONE
 from raftlog.wire import ReplicaFrame
+from replication.complaints import Complaints
 from replication.followed import Followed, State
+from replication.follower_credit import FollowerCredit
+from replication.limits import MAX_ACKS, MAX_CLOSES, MAX_OPENS
 from replication.ports import Diverging, FollowedPartition, Replica, Wake
 from replication.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
-MAX_OPENS: Final = 2_000
-"""Partitions opened in one request: some 150 KiB."""
-RETURN_FRACTION: Final = 4
-"""Credit goes back with an ack, or alone once it is this part of the window."""
-
-LOOK_AGAIN_MS: Final = 5.0
-"""Between two looks at what was being flushed when it was opened."""
 LASTING_ATTEMPTS: Final = 6
 """After so many, some 600 ms, the log has a line even for an error that passes."""
 
@@ -65,7 +65,7 @@ class FollowerOptions:
 
     credit_bytes: int = 8 << 20
     """For live partitions, until it is appended."""
-    catch_up_credit_bytes: int = 2 << 20
+    catch_up_credit_bytes: int = 1 << 20
     """For partitions that catch up, until it is held: what waits for the disk there delays every other fsync."""
     max_frame_bytes: int = 1 << 20
     first_retry_ms: float = 10.0
@@ -82,11 +82,9 @@ class FollowerSession:
     """All partitions that this broker follows one leader for; it outlives the streams to that leader.
 
     `wake` is told that `take_request` may have something, any number of times. `throttle` is shared by the sessions
-    of a broker (`follower.replication.throttled.rate`): credit for what throttled partitions got goes back at its
-    pace.
+    of a broker (`follower.replication.throttled.rate`).
 
-    Bounded: the leader sends at most the credit. That for live partitions goes back when records are appended; that
-    for the others when they are held, or when nothing can be said of them any more.
+    Bounded: the leader sends at most the credit that it was given (`replication.follower_credit`).
     """
 
     def __init__(
@@ -103,21 +101,18 @@ class FollowerSession:
         self._leader_id = leader_id
         self._cluster_id = cluster_id
         self._wake = wake
-        self._throttle = throttle
         self._options = options
+        self._credit = FollowerCredit(options.credit_bytes, options.catch_up_credit_bytes, throttle)
+        self._complaints = Complaints(leader_id)
         self._followed: dict[PartitionKey, Followed] = {}
         self._connected = False
         self._says_hello = False
         self._next_id = 1
         self._by_id: dict[int, Followed] = {}
+        self._flushing: set[Followed] = set()
         self._to_open: dict[Followed, None] = {}
         self._to_close: list[int] = []
         self._acks: dict[int, int] = {}
-        self._live_to_return = 0
-        self._catch_up_to_return = 0
-        self._withheld = 0
-        self._being_held: dict[Followed, None] = {}
-        self._look_at_ms = 0.0
         self._retries: list[tuple[float, int, Followed]] = []
         self._order = itertools.count()
         self._now_ms = 0.0
@@ -154,6 +149,7 @@ class FollowerSession:
     def _drop(self, followed: Followed) -> None:
         self._close(followed)
         followed.over = True
+        self._flushing.discard(followed)
         self._to_open.pop(followed, None)
 
     def _close(self, followed: Followed) -> None:
@@ -163,7 +159,7 @@ class FollowerSession:
             if self._connected:
                 self._to_close.append(followed.id)
         followed.id = 0
-        self._catch_up_to_return += followed.forget_unheld()
+        self._credit.over(followed)
 
     # The stream
 
@@ -184,47 +180,32 @@ class FollowerSession:
         for followed in self._by_id.values():
             followed.id = 0
             followed.state = State.WAITING
-            followed.forget_unheld()
         self._by_id.clear()
-        self._being_held.clear()
         self._to_close.clear()
         self._acks.clear()
-        self._live_to_return = self._catch_up_to_return = self._withheld = 0
+        self._credit.lost()
+        self._complaints.say(math.inf)
 
     def take_request(self, now_ms: float) -> replication_pb2.ReplicateRequest | None:
         """Return the next request, None when there is nothing to say now. Call again once it is on its way."""
         self._now_ms = now_ms
         self._retry_due(now_ms)
+        self._complaints.say(now_ms)
         if not self._connected:
             return None
-        if self._being_held and now_ms >= self._look_at_ms:
-            self._look_what_is_held()
+        for followed in self._credit.stalled(now_ms, beside_others=bool(self._flushing)):
+            self._wait_for_flush(followed)
         request = replication_pb2.ReplicateRequest()
         if self._says_hello:
             self._say_hello(request)
         if self._to_close:
-            request.close.extend(self._to_close)
-            self._to_close.clear()
+            request.close.extend(self._to_close[:MAX_CLOSES])
+            del self._to_close[:MAX_CLOSES]
         self._add_opens(request)
-        for subscription_id, held_end_offset in self._acks.items():
-            request.acks.add(subscription_id=subscription_id, held_end_offset=held_end_offset)
-        self._acks.clear()
-        if self._withheld and self._throttle.ready_at_ms(now_ms) <= now_ms:
-            self._catch_up_to_return += self._withheld
-            self._withheld = 0
-        says_something = request.ByteSize() > 0
-        options = self._options
-        if self._live_to_return >= (1 if says_something else max(1, options.credit_bytes // RETURN_FRACTION)):
-            request.live_credit_bytes += self._live_to_return
-            self._live_to_return = 0
-        if self._catch_up_to_return >= (1 if says_something else self._least_catch_up_credit()):
-            request.catch_up_credit_bytes += self._catch_up_to_return
-            self._catch_up_to_return = 0
+        for subscription_id in list(itertools.islice(self._acks, MAX_ACKS)):
+            request.acks.add(subscription_id=subscription_id, held_end_offset=self._acks.pop(subscription_id))
+        self._credit.put_into(request, now_ms)
         return request if request.ByteSize() else None
-
-    def _least_catch_up_credit(self) -> int:
-        """Return how much of it is worth a request of its own."""
-        return max(1, self._options.catch_up_credit_bytes // RETURN_FRACTION)
 
     def _say_hello(self, request: replication_pb2.ReplicateRequest) -> None:
         self._says_hello = False
@@ -233,8 +214,7 @@ class FollowerSession:
         request.hello.broker_epoch = self._me.broker_epoch
         request.hello.leader_id = self._leader_id
         request.hello.max_frame_bytes = self._options.max_frame_bytes
-        request.live_credit_bytes = self._options.credit_bytes
-        request.catch_up_credit_bytes = self._options.catch_up_credit_bytes
+        self._credit.begin(request)
 
     def _add_opens(self, request: replication_pb2.ReplicateRequest) -> None:
         for followed in list(itertools.islice(self._to_open, MAX_OPENS)):
@@ -248,14 +228,13 @@ class FollowerSession:
             self._next_id += 1
             followed.state = State.OPENING
             followed.acked_end_offset = state.held_end_offset
-            followed.opened_end_offset = state.log_end_offset
             if state.held_end_offset < state.log_end_offset:
-                if not self._being_held:
-                    self._look_at_ms = self._now_ms + LOOK_AGAIN_MS
-                self._being_held[followed] = None
+                followed.partition.call_when_held(followed.on_held)
+            followed.throttled = self._is_throttled(followed)
             self._by_id[followed.id] = followed
+            self._credit.opened(followed)
             followed.check_invariants()
-            request.open.add(
+            opening = request.open.add(
                 subscription_id=followed.id,
                 topic_id=followed.partition.topic_id,
                 partition=followed.partition.partition,
@@ -263,31 +242,42 @@ class FollowerSession:
                 fetch_offset=state.log_end_offset,
                 last_fetched_epoch=state.last_epoch,
                 held_end_offset=state.held_end_offset,
+                throttled=followed.throttled,
             )
+            if followed.damaged_offset is not None:
+                opening.damaged_offset = followed.damaged_offset
+                followed.damaged_offset = None
 
-    def _look_what_is_held(self) -> None:
-        """Ack what was appended in an earlier epoch and held only after the open in this one: nobody else says so."""
-        self._look_at_ms = self._now_ms + LOOK_AGAIN_MS
-        for followed in list(self._being_held):
-            if followed.id:
-                try:
-                    self._held(followed, followed.partition.fetch_state().held_end_offset)
-                except RaftlogError:  # the next frame tells what became of it
-                    followed.acked_end_offset = followed.opened_end_offset
-            if not followed.id or followed.acked_end_offset >= followed.opened_end_offset:
-                del self._being_held[followed]
+    def _is_throttled(self, followed: Followed) -> bool:
+        return followed.partition.is_throttled and self._credit.is_limited
+
+    def _wait_for_flush(self, followed: Followed) -> None:
+        """Close what has been appended and is not held for too long, until it is: others are to get its credit."""
+        self._close(followed)
+        try:
+            state = followed.partition.fetch_state()
+        except RaftlogError as error:
+            self._back_off(followed, error)
+            return
+        self._complain(followed, StorageError("the flush of what was appended takes very long"))
+        followed.state = State.FLUSHING
+        self._flushing.add(followed)
+        followed.flush_end_offset = state.log_end_offset
+        followed.partition.call_when_held(followed.on_held)
+        self._held(followed, state.held_end_offset)
 
     def next_deadline_ms(self, now_ms: float) -> float | None:
         """Return when `take_request` has something at the latest; None: not before something happens."""
         while self._retries and not self._retries[0][2].backs_off_until(self._retries[0][0]):
             heapq.heappop(self._retries)
-        due_ms = self._retries[0][0] if self._retries and self._connected else None
-        if self._being_held and self._connected:
-            due_ms = self._look_at_ms if due_ms is None else min(due_ms, self._look_at_ms)
-        if self._withheld and self._connected:
-            ready_ms = self._throttle.ready_at_ms(now_ms)
-            due_ms = ready_ms if due_ms is None else min(due_ms, ready_ms)
-        return due_ms
+        if not self._connected:
+            return None
+        deadlines = self._credit.deadlines_ms(now_ms)
+        if self._retries:
+            deadlines.append(self._retries[0][0])
+        if self._complaints.due_ms is not None:
+            deadlines.append(self._complaints.due_ms)
+        return min(deadlines, default=None)
 
     # What the leader sends
 
@@ -300,9 +290,7 @@ class FollowerSession:
         self._now_ms = now_ms
         for head, records in frames:
             followed = self._by_id.get(head.subscription_id)
-            is_throttled = False
             if followed is not None:
-                is_throttled = head.catch_up and followed.partition.is_throttled
                 self._take(followed, head, records)
                 followed.check_invariants()
             elif not 0 < head.subscription_id < self._next_id:
@@ -311,23 +299,9 @@ class FollowerSession:
                     "opened"
                 )
             if records:
-                self._count(followed, len(records), catch_up=head.catch_up, is_throttled=is_throttled)
-        self._wake_to_return()
-
-    def _wake_to_return(self) -> None:
-        live_is_due = self._live_to_return >= max(1, self._options.credit_bytes // RETURN_FRACTION)
-        if live_is_due or self._catch_up_to_return >= self._least_catch_up_credit():
+                self._credit.received(followed, head, len(records), now_ms)
+        if self._credit.take_is_due():
             self._wake()
-
-    def _count(self, followed: Followed | None, size_bytes: int, *, catch_up: bool, is_throttled: bool) -> None:
-        if not catch_up:
-            self._live_to_return += size_bytes
-        elif is_throttled:
-            self._throttle.take(size_bytes, self._now_ms)
-            self._withheld += size_bytes
-            self._wake()
-        elif followed is None or not followed.note_unheld(size_bytes):
-            self._catch_up_to_return += size_bytes
 
     def _take(self, followed: Followed, head: replication_pb2.ReplicaFrame, records: Buffer) -> None:
         if head.error.code != NONE:
@@ -346,8 +320,21 @@ class FollowerSession:
             followed.partition.take_marks(head.high_watermark, head.log_start_offset, followed.leader_epoch)
         except RaftlogError as error:
             self._close(followed)
+            self._note_damage(followed, error)
             self._back_off(followed, error, local=True)
             self._wake()
+            return
+        if head.catch_up and head.throttled != self._is_throttled(followed):  # it goes by the other credit now
+            self._close(followed)
+            followed.state = State.WAITING
+            self._to_open[followed] = None
+            self._wake()
+
+    def _note_damage(self, followed: Followed, error: RaftlogError) -> None:
+        """Remember where a batch came that does not check, for the leader to look at its own."""
+        if isinstance(error, CorruptRecordError):
+            with contextlib.suppress(RaftlogError):
+                followed.damaged_offset = followed.partition.fetch_state().log_end_offset
 
     def _truncate(self, followed: Followed, head: replication_pb2.ReplicaFrame) -> None:
         if followed.state is not State.OPENING:
@@ -393,7 +380,12 @@ class FollowerSession:
 
     def _held(self, followed: Followed, held_end_offset: int) -> None:
         """Called by the partition when more is held."""
-        self._catch_up_to_return += followed.take_held(held_end_offset)
+        self._credit.held(followed, held_end_offset, self._now_ms)
+        if followed in self._flushing and held_end_offset >= followed.flush_end_offset:
+            self._flushing.discard(followed)
+            followed.state = State.WAITING
+            self._to_open[followed] = None
+            self._wake()
         if followed.id and held_end_offset > followed.acked_end_offset:
             followed.acked_end_offset = held_end_offset
             self._acks[followed.id] = held_end_offset
@@ -406,7 +398,10 @@ class FollowerSession:
         self._by_id.pop(followed.id, None)
         self._acks.pop(followed.id, None)
         followed.id = 0
-        self._catch_up_to_return += followed.forget_unheld()
+        self._credit.over(followed)
+
+    def _complain(self, followed: Followed, error: RaftlogError) -> None:
+        self._complaints.note(followed.name, error, self._now_ms)
 
     def _back_off(self, followed: Followed, error: RaftlogError, *, local: bool = False) -> None:
         options = self._options
@@ -416,11 +411,7 @@ class FollowerSession:
             delay_ms = min(options.last_retry_ms, options.first_retry_ms * 2**followed.attempts)
         at_fault = not isinstance(error, (RetriableError, FencedError)) or isinstance(error, StorageError)
         if followed.attempts == (0 if at_fault else LASTING_ATTEMPTS):  # metadata that is behind for a moment is usual
-            logger.warning(
-                "cannot follow: %s; trying again",
-                error,
-                extra={"partition": followed.name, "leader": self._leader_id, "leader_epoch": followed.leader_epoch},
-            )
+            self._complain(followed, error)
         followed.attempts = min(followed.attempts + 1, 16)
         followed.state = State.BACKING_OFF
         followed.retry_at_ms = self._now_ms + delay_ms

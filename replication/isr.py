@@ -43,7 +43,7 @@ class IsrState:
 
         pending              event                                               pending afterwards
         NONE, REFUSED        propose                                             ASKED
-        DOUBTFUL             propose, the same change                            ASKED
+        DOUBTFUL             propose, the same members                           ASKED
         ASKED                granted                                             AWAITED
         ASKED                InvalidUpdateVersion, FencedLeaderEpoch             AWAITED
         ASKED                another refusal: nothing was changed                REFUSED
@@ -88,9 +88,12 @@ class IsrState:
         """Count on it that `change` may be granted from now on."""
         assert self.may_propose, f"one change at a time, {self.change} is {self.pending.name}"
         assert change.partition_epoch == self.partition_epoch, f"{change} was made before {self.partition_epoch}"
-        assert self.pending is not Pending.DOUBTFUL or change == self.change, "what is doubtful is asked for again"
+        if self.pending is Pending.DOUBTFUL:
+            assert self.change is not None, "there is one"
+            same = _broker_ids(change) == _broker_ids(self.change)
+            assert same, "what is doubtful is asked for again"
         self.pending, self.change = Pending.ASKED, change
-        self.maximal = self.members.union(member.broker_id for member in change.members)
+        self.maximal = self.members.union(_broker_ids(change))
         self._check_invariants()
 
     def answered(self, change: IsrChange, error: BaseException | None) -> None:
@@ -116,3 +119,7 @@ class IsrState:
         assert self.members <= self.maximal, f"{set(self.members)} are in sync, {set(self.maximal)} are counted"
         assert (self.change is None) == (self.pending in (Pending.NONE, Pending.REFUSED)), f"{self.pending}"
         assert self.change is not None or self.maximal == self.members, "nobody is added"
+
+
+def _broker_ids(change: IsrChange) -> list[int]:
+    return [member.broker_id for member in change.members]

@@ -6,7 +6,7 @@ The data itself is elsewhere (the log, the streams); this sees offsets, times an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from raftlog.errors import InvalidRequestError
@@ -15,6 +15,8 @@ from replication.isr import IsrChange, IsrState, Pending
 from replication.ports import Replica
 from replication.replica_progress import NEVER_MS, ReplicaProgress
 
+NO_LIFE = -1
+"""The epoch of no broker: a change with it is refused, unless the partition has changed since."""
 RETRY_MS = 200.0
 """Least time between a change of the ISR that was not granted and the next one."""
 
@@ -47,7 +49,7 @@ class LeaderState:
 
         event                          what it changes
         appended, held                 the leader's own log
-        opened, acked, closed          one follower's progress (`replication.replica_progress`)
+        opened, acked, closed, forget  one follower's progress (`replication.replica_progress`)
         update_membership              replicas, committed ISR, min.insync.replicas; ends the pending change
         wanted_isr, proposed, answered the pending change of the ISR (`replication.isr`)
 
@@ -217,6 +219,14 @@ class LeaderState:
         if follower is not None:
             follower.close(replica)
 
+    def forget(self, broker_id: int) -> None:
+        """Count nothing of a follower until it opens anew, in the same life too: the metadata shows its replica as
+        offline, so what it held may be gone. As a member of the ISR it holds the high watermark up meanwhile."""
+        follower = self._followers.get(broker_id)
+        if follower is not None:
+            follower.forget()
+            self._check_invariants()
+
     def progress(self, now_ms: float | None = None) -> tuple[ReplicaView, ...]:
         """Return how far every replica is, the leader first; whoever lacks nothing is caught up now."""
         now_ms = self._now_ms if now_ms is None else now_ms
@@ -249,7 +259,9 @@ class LeaderState:
         - Members that are not active are the controller's to drop. They are no reason for a change, but left out of
           one, since the controller refuses to be asked for them.
 
-        What became of a change that was asked for before is not known: the same one again.
+        What became of a change that was asked for before is not known: the same one again. If a member has lost
+        its log since, that waits while it is catching up; if it is not, its place is taken by NO_LIFE of it: that
+        cannot be granted, and the refusal speaks for the earlier attempts too.
         """
         self._now_ms = now_ms
         state = self._isr
@@ -258,10 +270,10 @@ class LeaderState:
         if state.pending is not Pending.NONE and now_ms < self._not_before_ms:
             return None
         if state.change is not None:
-            if not all(self._holds_committed(member.broker_id) for member in state.change.members):
-                return None
-            self._not_before_ms = now_ms + self._retry_ms
-            return state.change
+            again = self._asked_again(state.change, active)
+            if again is not None:
+                self._not_before_ms = now_ms + self._retry_ms
+            return again
         followers = self._followers.values()
         leaving = {each.broker_id for each in followers if each.broker_id in state.members and self._has_to_leave(each)}
         joining = set[int]()
@@ -283,7 +295,8 @@ class LeaderState:
         if change.partition_epoch != self._isr.partition_epoch:
             return
         for member in change.members:
-            assert self._holds_committed(member.broker_id), f"{member} lacks committed records, it may not join"
+            may_join = member.broker_epoch == NO_LIFE or self._holds_committed(member.broker_id)
+            assert may_join, f"{member} lacks committed records, it may not join"
         self._isr.propose(change)
         self._count_members()
         self._check_invariants()
@@ -347,6 +360,30 @@ class LeaderState:
         follower = self._followers.get(broker_id)
         held = None if follower is None else follower.held_end_offset
         return held is None or held >= self._high_watermark
+
+    def _asked_again(self, change: IsrChange, active: Mapping[int, int]) -> IsrChange | None:
+        """Return what to ask for to settle a change in doubt, None: nothing now."""
+        members = []
+        for member in change.members:
+            follower = self._followers.get(member.broker_id)
+            if follower is None or self._may_be_asked_for(member):
+                members.append(member)
+            elif (
+                active.get(member.broker_id) == member.broker_epoch == follower.broker_epoch
+                and follower.is_open
+                and not follower.lags(self.log_end_offset, self._now_ms, self._lag_time_max_ms)
+            ):
+                return None
+            else:
+                members.append(Replica(member.broker_id, NO_LIFE))
+        return replace(change, members=tuple(members))
+
+    def _may_be_asked_for(self, member: Replica) -> bool:
+        """Whether a member of a change in doubt may be in sync still."""
+        follower = self._followers.get(member.broker_id)
+        if follower is not None and follower.held_end_offset is None and member.broker_id not in self._isr.members:
+            return False  # it was open when it was to join, and has been forgotten since
+        return member.broker_epoch != NO_LIFE and self._holds_committed(member.broker_id)
 
     def _has_to_leave(self, follower: ReplicaProgress) -> bool:
         return not self._holds_committed(follower.broker_id) or follower.lags(

@@ -19,9 +19,10 @@ from typing import Final
 from raftlog.errors import BrokerOverloaded, InconsistentClusterId, InvalidRequestError, RaftlogError, to_wire
 from raftlog.v1 import replication_pb2
 from raftlog.wire import ReplicaFrame
+from replication.limits import MAX_ACKS, MAX_CLOSES, MAX_OPENS
 from replication.ports import Accepted, Diverging, LedPartition, Replica, Wake
 from replication.push_queue import PushQueue, ReadLater
-from replication.subscription import Subscription, set_marks
+from replication.subscription import Kind, Subscription, set_marks
 from replication.token_bucket import TokenBucket
 
 SMALLEST_FRAME_BYTES: Final = 4096
@@ -84,6 +85,13 @@ class LeaderSession:
         replica, queue = self.replica, self._queue
         if replica is None or queue is None:
             raise InvalidRequestError("the first request of a Replicate stream says hello")
+        for what, count, most in (
+            ("closes", len(request.close), MAX_CLOSES),
+            ("opens", len(request.open), MAX_OPENS),
+            ("acknowledges", len(request.acks), MAX_ACKS),
+        ):
+            if count > most:
+                raise InvalidRequestError(f"one request {what} {count} subscriptions, at most {most}")
         for subscription_id in request.close:
             self._check_known(subscription_id)
             subscription = queue.subscriptions.get(subscription_id)
@@ -93,9 +101,13 @@ class LeaderSession:
             self._open(replica, queue, opening)
         for ack in request.acks:
             self._take_ack(replica, queue, ack)
-        for live, size_bytes in ((True, request.live_credit_bytes), (False, request.catch_up_credit_bytes)):
-            _check_credit(queue.credit[live], size_bytes)
-            queue.credit[live] += size_bytes
+        for kind, size_bytes in (
+            (Kind.LIVE, request.live_credit_bytes),
+            (Kind.CATCH_UP, request.catch_up_credit_bytes),
+            (Kind.THROTTLED, request.throttled_credit_bytes),
+        ):
+            _check_credit(queue.credit[kind], size_bytes)
+            queue.credit[kind] += size_bytes
         self._wake()
 
     def _take_hello(self, hello: replication_pb2.ReplicaHello) -> None:
@@ -153,6 +165,8 @@ class LeaderSession:
                 held_end_offset=opening.held_end_offset,
                 on_change=subscription.on_change,
             )
+            if opening.HasField("damaged_offset"):
+                partition.suspect(opening.damaged_offset)
         except RaftlogError as error:
             if subscription is not None:
                 subscription.ended = True
@@ -181,8 +195,6 @@ class LeaderSession:
             subscription.partition.replica_held(replica, subscription.on_change, ack.held_end_offset)
         except RaftlogError as error:
             queue.fail(subscription, error)
-        else:
-            subscription.held_end_offset = ack.held_end_offset
 
     # Frames
 

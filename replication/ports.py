@@ -102,6 +102,16 @@ class LedPartition(Protocol):
         """Forget the stream of `on_change`; what the follower holds is remembered."""
         ...
 
+    def check_open(self, on_change: Wake) -> None:
+        """Check that the stream of `on_change` is still the one that its follower is served on in this epoch.
+
+        Only then does anything that is read off this partition, marks as well, belong on that stream.
+
+        Raises:
+            NotLeader, FencedLeaderEpoch: it is not, or not any more.
+        """
+        ...
+
     def replica_held(self, replica: Replica, on_change: Wake, held_end_offset: int) -> None:
         """Count what a follower holds durably.
 
@@ -144,6 +154,11 @@ class FollowedPartition(Protocol):
     def partition(self) -> int: ...
 
     @property
+    def name(self) -> str:
+        """Topic and number, for people."""
+        ...
+
+    @property
     def leader_epoch(self) -> int:
         """The epoch that this broker follows in."""
         ...
@@ -155,6 +170,10 @@ class FollowedPartition(Protocol):
 
     def fetch_state(self) -> FetchState:
         """Return where the log ends now."""
+        ...
+
+    def call_when_held(self, on_held: Callable[[int], None]) -> None:
+        """Have `on_held` called as `append_replicated` does, for what the log has now and is not held yet."""
         ...
 
     def append_replicated(self, records: bytes | memoryview, leader_epoch: int, on_held: Callable[[int], None]) -> None:

@@ -10,7 +10,8 @@ What a subscription goes through:
 
 Live partitions go first: a message carries frames of live ones, or one piece of a partition that catches up; while
 both wait they take turns, so a live record waits for one piece at most, and what lies far behind never starves. Each
-kind has its own credit. Nothing here looks at partitions that have not changed.
+kind has its own credit, as have those that the follower throttles: they hold up no others that catch up. Nothing here
+looks at partitions that have not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from raftlog.errors import InternalError, RaftlogError, to_wire
 from raftlog.v1 import replication_pb2
 from raftlog.wire import MAX_PARTS, ReplicaFrame
 from replication.ports import LedPartition, Read, Replica, Wake
-from replication.subscription import Subscription
+from replication.subscription import Kind, Subscription
 from replication.token_bucket import TokenBucket
 
 MARKS_DELAY_MS: Final = 5.0
@@ -33,6 +34,9 @@ MAX_FRAMES: Final = 4_000
 LIVE_MS: Final = 1_000.0
 PIECE_BESIDE_LIVE_BYTES: Final = 256 << 10
 """Largest piece of what catches up while something live was sent within LIVE_MS: a live record may wait for one."""
+
+LOOK_AGAIN_MS: Final = 500.0
+"""A wait for the throttle is never longer than this, since the rate may have changed meanwhile."""
 
 assert MAX_FRAMES * 2 < MAX_PARTS
 
@@ -67,15 +71,16 @@ class PushQueue:
         self._throttle = throttle
         self._closed = False
         self.subscriptions: dict[int, Subscription] = {}
-        self.credit = {True: 0, False: 0}
-        """Bytes, by whether they are for live partitions."""
+        self.credit = dict.fromkeys(Kind, 0)
+        """Bytes that the follower takes."""
         self._changed: deque[Subscription] = deque()
         self._control: deque[ReplicaFrame] = deque()
         self._ready: deque[tuple[Subscription, Read]] = deque()
         self._piece: tuple[Subscription, Read] | None = None
         """What was read for a partition that catches up, until it is its turn."""
         self._live: deque[Subscription] = deque()
-        self._catch_up: deque[Subscription] = deque()
+        self._catch_up: dict[Kind, deque[Subscription]] = {Kind.THROTTLED: deque(), Kind.CATCH_UP: deque()}
+        """Those throttled by the follower first: it grants them little, so that they hold up nobody."""
         self._throttled: list[Subscription] = []
         self._reads_catch_up = False
         """A piece is being read; there is never more than one, with `_piece`."""
@@ -108,21 +113,26 @@ class PushQueue:
                 self._sort(subscription, now_ms)
 
     def _sort(self, subscription: Subscription, now_ms: float) -> None:
-        partition = subscription.partition
-        if subscription.position < partition.log_end_offset:
+        if not self._check_open(subscription):
+            return
+        if subscription.position < subscription.partition.log_end_offset:
             self._queue(subscription)
-            if subscription.tells_all():
-                return
-        else:
-            try:  # nothing to read; but does it lead still, and is this its stream?
-                partition.read_for_replica(subscription.on_change, subscription.position, 1, blocking=False)
-            except RaftlogError as error:
-                self.fail(subscription, error)
-                return
         if not subscription.tells_all():
             self._stale_marks[subscription] = None
             if self._marks_due_ms is None:
                 self._marks_due_ms = now_ms + MARKS_DELAY_MS
+
+    def _check_open(self, subscription: Subscription) -> bool:
+        """Return whether it was opened in this term of the partition and nobody has taken over; if not, it ends.
+
+        Comes before anything that is read off the partition leaves: what it says in a later term is of another history.
+        """
+        try:
+            subscription.partition.check_open(subscription.on_change)
+        except RaftlogError as error:
+            self.fail(subscription, error)
+            return False
+        return True
 
     def _queue(self, subscription: Subscription) -> None:
         if subscription.reading:
@@ -130,7 +140,7 @@ class PushQueue:
         live = self._is_live(subscription)
         if subscription.queued_live is not live:
             subscription.queued_live = live
-            (self._live if live else self._catch_up).append(subscription)
+            (self._live if live else self._catch_up[subscription.catch_up_kind]).append(subscription)
         self._check_invariants(subscription)
 
     def _is_live(self, subscription: Subscription) -> bool:
@@ -159,27 +169,25 @@ class PushQueue:
             self._marks_due_ms = None
         elif frames or (self._marks_due_ms is not None and now_ms >= self._marks_due_ms):
             self._add_marks(frames)
+            self._add_control(frames)  # what they found over
         return frames
 
     def next_deadline_ms(self, now_ms: float) -> float | None:
         """Return when `take_frames` has something at the latest; None: not before something happens."""
         due_ms = self._marks_due_ms if self._stale_marks else None
-        if self._throttled and self.credit[False] > 0 and not self._reads_catch_up:
-            ready_ms = self._throttle.ready_at_ms(now_ms)
+        if self._throttled and not self._reads_catch_up:
+            ready_ms = min(self._throttle.ready_at_ms(now_ms), now_ms + LOOK_AGAIN_MS)
             due_ms = ready_ms if due_ms is None else min(due_ms, ready_ms)
         return due_ms
 
-    def _add_late(self, frames: list[ReplicaFrame], subscription: Subscription, read: Read, *, live: bool) -> int:
+    def _add_late(self, frames: list[ReplicaFrame], subscription: Subscription, read: Read, kind: Kind) -> int:
         """Add what was read elsewhere for a partition, if that is still worth something; return its size."""
         subscription.reading = False
-        if subscription.ended:
+        # It may have lost its leadership, and these records, since they were read.
+        if subscription.ended or not self._check_open(subscription):
+            self.credit[kind] += len(read.records)  # the follower never sees them, and cannot give it back
             return 0
-        try:  # it may have lost its leadership, and these records, since they were read
-            subscription.partition.replica_held(self._replica, subscription.on_change, subscription.held_end_offset)
-        except RaftlogError as error:
-            self.fail(subscription, error)
-            return 0
-        frames.append(self._frame(subscription, read, catch_up=not live))
+        frames.append(self._frame(subscription, read, kind))
         return len(read.records)
 
     def _add_control(self, frames: list[ReplicaFrame]) -> None:
@@ -190,8 +198,8 @@ class PushQueue:
         """Add what live partitions have, in turn, as far as a message goes."""
         room, used = self._max_frame_bytes, 0
         while self._ready and used < room and len(frames) < MAX_FRAMES:
-            used += self._add_late(frames, *self._ready.popleft(), live=True)
-        while used < room and self.credit[True] > 0 and self._live and len(frames) < MAX_FRAMES:
+            used += self._add_late(frames, *self._ready.popleft(), Kind.LIVE)
+        while used < room and self.credit[Kind.LIVE] > 0 and self._live and len(frames) < MAX_FRAMES:
             subscription = self._live.popleft()
             if subscription.ended or subscription.queued_live is not True:
                 continue
@@ -199,7 +207,7 @@ class PushQueue:
             if not self._is_live(subscription):
                 self._queue(subscription)
                 continue
-            used += self._add_read(frames, subscription, room - used, live=True)
+            used += self._add_read(frames, subscription, room - used, Kind.LIVE)
         self._live_was_last = used > 0
 
     def _add_catch_up(self, frames: list[ReplicaFrame], now_ms: float) -> bool:
@@ -210,38 +218,50 @@ class PushQueue:
         if self._piece is not None:
             subscription, read = self._piece
             self._piece = None
-            size = self._add_late(frames, subscription, read, live=False)
+            size = self._add_late(frames, subscription, read, subscription.catch_up_kind)
             self._throttled_bytes(subscription, size, now_ms)
         while not self._reads_catch_up and (following := self._next_catch_up(now_ms)) is not None:
+            kind = following.catch_up_kind
             if following.cold:  # read ahead while the piece before it travels
-                self._start_reading(following, max_bytes, live=False)
+                self._start_reading(following, self._piece_bytes(following, max_bytes), kind)
             elif size:
                 following.queued_live = False
-                self._catch_up.appendleft(following)
+                self._catch_up[kind].appendleft(following)
                 break
             else:
-                size = self._add_read(frames, following, max_bytes, live=False)
+                size = self._add_read(frames, following, self._piece_bytes(following, max_bytes), kind)
                 self._throttled_bytes(following, size, now_ms)
         return size > 0
 
     def _next_catch_up(self, now_ms: float) -> Subscription | None:
         """Take the next one out of the queue that may be read."""
         if self._throttled and self._throttle.ready_at_ms(now_ms) <= now_ms:
-            self._catch_up.extend(self._throttled)
+            for subscription in self._throttled:
+                self._catch_up[subscription.catch_up_kind].append(subscription)
             self._throttled.clear()
-        while self.credit[False] > 0 and self._catch_up:
-            subscription = self._catch_up.popleft()
-            if subscription.ended or subscription.queued_live is not False:
-                continue
-            if self._is_live(subscription):
-                subscription.queued_live = None
-                self._queue(subscription)
-            elif self._is_throttled(subscription) and self._throttle.ready_at_ms(now_ms) > now_ms:
-                self._throttled.append(subscription)
-            else:
-                subscription.queued_live = None
-                return subscription
+        for kind, waiting in self._catch_up.items():
+            while self.credit[kind] > 0 and waiting:
+                subscription = waiting.popleft()
+                if subscription.ended or subscription.queued_live is not False:
+                    continue
+                if self._is_live(subscription):
+                    subscription.queued_live = None
+                    self._queue(subscription)
+                elif self._is_throttled(subscription) and self._throttle.ready_at_ms(now_ms) > now_ms:
+                    self._throttled.append(subscription)
+                else:
+                    subscription.queued_live = None
+                    return subscription
         return None
+
+    def _piece_bytes(self, subscription: Subscription, max_bytes: int) -> int:
+        """Return how much of it to read at once: what is throttled, by either end, flows in small pieces."""
+        if subscription.catch_up_kind is Kind.THROTTLED:
+            max_bytes = min(max_bytes, self.credit[Kind.THROTTLED])
+        piece_bytes = self._throttle.piece_bytes
+        if piece_bytes is not None and self._is_throttled(subscription):
+            max_bytes = min(max_bytes, piece_bytes)
+        return max_bytes
 
     def _is_throttled(self, subscription: Subscription) -> bool:
         return subscription.partition.is_throttled(self._replica.broker_id)
@@ -250,7 +270,7 @@ class PushQueue:
         if size and self._is_throttled(subscription):
             self._throttle.take(size, now_ms)
 
-    def _add_read(self, frames: list[ReplicaFrame], subscription: Subscription, room: int, *, live: bool) -> int:
+    def _add_read(self, frames: list[ReplicaFrame], subscription: Subscription, room: int, kind: Kind) -> int:
         """Read on for a subscription: a frame now, or `read_later`; return the size of the frame."""
         partition, position = subscription.partition, subscription.position
         if position >= partition.log_end_offset:  # it was read for already
@@ -261,16 +281,17 @@ class PushQueue:
             self.fail(subscription, error)
             return 0
         if read is None:
-            self._start_reading(subscription, room, live=live)
+            self._start_reading(subscription, room, kind)
             return 0
         size = len(read.records)
-        self.credit[live] -= size
-        frames.append(self._frame(subscription, read, catch_up=not live))
+        self.credit[kind] -= size
+        frames.append(self._frame(subscription, read, kind))
         return size
 
-    def _start_reading(self, subscription: Subscription, max_bytes: int, *, live: bool) -> None:
+    def _start_reading(self, subscription: Subscription, max_bytes: int, kind: Kind) -> None:
         subscription.reading = subscription.cold = True
-        self.credit[live] -= max_bytes
+        live = kind is Kind.LIVE
+        self.credit[kind] -= max_bytes
         if not live:
             assert not self._reads_catch_up, "one piece at a time"
             assert self._piece is None, "one piece at a time"
@@ -279,13 +300,13 @@ class PushQueue:
         def done(read: Read | RaftlogError) -> None:
             if not live:
                 self._reads_catch_up = False
-            self.credit[live] += max_bytes
+            self.credit[kind] += max_bytes
             if self._closed or subscription.ended:
                 pass
             elif isinstance(read, RaftlogError):
                 self.fail(subscription, read)
             else:
-                self.credit[live] -= len(read.records)
+                self.credit[kind] -= len(read.records)
                 if live:
                     self._ready.append((subscription, read))
                 else:
@@ -294,12 +315,13 @@ class PushQueue:
 
         self._read_later(subscription.partition, subscription.on_change, subscription.position, max_bytes, done)
 
-    def _frame(self, subscription: Subscription, read: Read, *, catch_up: bool) -> ReplicaFrame:
+    def _frame(self, subscription: Subscription, read: Read, kind: Kind) -> ReplicaFrame:
         """Return the frame of what was read, and see to it that the rest follows."""
         goes_on = read.next_offset > subscription.position
         subscription.position = max(subscription.position, read.next_offset)
         head = subscription.marks()
-        head.catch_up = catch_up
+        head.catch_up = kind is not Kind.LIVE
+        head.throttled = kind is Kind.THROTTLED
         self._stale_marks.pop(subscription, None)
         if subscription.position < head.log_end_offset:
             if goes_on:
@@ -315,7 +337,7 @@ class PushQueue:
         while self._stale_marks and len(frames) < MAX_FRAMES:
             subscription = next(iter(self._stale_marks))
             del self._stale_marks[subscription]
-            if not subscription.tells_all():
+            if self._check_open(subscription) and not subscription.tells_all():
                 frames.append(ReplicaFrame(subscription.marks(), b""))
         if not self._stale_marks:
             self._marks_due_ms = None

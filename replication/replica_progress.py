@@ -19,6 +19,7 @@ class ReplicaProgress:
                                by a later life it begins anew
         open        -> open    `ack` raises what it holds
         open        -> shut    `close`: its stream is gone
+        open, shut  -> unheard `forget`: what it held may be gone; earlier lives are still refused
 
     What it holds counts from the first `open` on, in `shut` as well: it is on its disk. Time is the leader's, in
     monotonic milliseconds.
@@ -45,7 +46,7 @@ class ReplicaProgress:
     def __init__(self, broker_id: int) -> None:
         self.broker_id = broker_id
         self.broker_epoch = -1
-        """Of the latest life heard of; -1 in `unheard`."""
+        """Of the latest life heard of; -1 without one."""
         self.held_end_offset: int | None = None
         """Exclusive: what it holds durably."""
         self.is_open = False
@@ -117,6 +118,11 @@ class ReplicaProgress:
         """Note that the stream of this life is gone; that of another one is no matter."""
         if replica.broker_epoch == self.broker_epoch:
             self.is_open = False
+
+    def forget(self) -> None:
+        """Count nothing of it any more until it opens: its disk is gone, or is being replaced."""
+        self.is_open = False
+        self.held_end_offset = None
 
     def lags(self, leader_end_offset: int, now_ms: float, lag_time_max_ms: float) -> bool:
         """Whether it lacks something, and has not been caught up for more than `lag_time_max_ms`."""

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 
 from raftlog.v1 import replication_pb2
 from replication.ports import LedPartition, Wake
+
+
+class Kind(Enum):
+    """Which of the follower's credits records count against."""
+
+    LIVE = "live"
+    CATCH_UP = "catch up"
+    THROTTLED = "throttled"
 
 
 class Subscription:
@@ -15,10 +24,10 @@ class Subscription:
     """
 
     __slots__ = (
+        "catch_up_kind",
         "changed",
         "cold",
         "ended",
-        "held_end_offset",
         "id",
         "on_change",
         "partition",
@@ -37,7 +46,8 @@ class Subscription:
         self.id = opening.subscription_id
         self.partition = partition
         self.position = opening.fetch_offset
-        self.held_end_offset = opening.held_end_offset
+        self.catch_up_kind = Kind.THROTTLED if opening.throttled else Kind.CATCH_UP
+        """What its records count as while the follower is not in the ISR."""
         self.changed = False  # is in the session's list of changed ones
         self.queued_live: bool | None = None  # which queue it waits in, if any; an entry in the other one is stale
         self.reading = False  # also while what was read waits for its turn

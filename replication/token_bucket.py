@@ -6,6 +6,8 @@ from typing import Final
 
 BURST_MS: Final = 200.0
 """What may flow at once after a pause: this much of the rate."""
+PIECE_MS: Final = 100.0
+"""What is sent or asked for in one piece, so that it flows smoothly: this much of the rate."""
 
 
 class TokenBucket:
@@ -27,6 +29,11 @@ class TokenBucket:
     def rate_bytes_per_s(self) -> int | None:
         """The limit; None: there is none."""
         return self._rate
+
+    @property
+    def piece_bytes(self) -> int | None:
+        """How much to let pass in one piece, but for a larger batch; None: there is no limit."""
+        return None if self._rate is None else max(1, int(self._rate * PIECE_MS / 1000))
 
     def set_rate(self, rate_bytes_per_s: int | None, now_ms: float) -> None:
         """Change the limit from now on. A debt is kept, so that a change does not forgive it; None does."""

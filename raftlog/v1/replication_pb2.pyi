@@ -31,12 +31,15 @@ class ReplicateRequest(_message.Message):
     ACKS_FIELD_NUMBER: _builtins.int
     LIVE_CREDIT_BYTES_FIELD_NUMBER: _builtins.int
     CATCH_UP_CREDIT_BYTES_FIELD_NUMBER: _builtins.int
+    THROTTLED_CREDIT_BYTES_FIELD_NUMBER: _builtins.int
     live_credit_bytes: _builtins.int
     """Added to what is left of each credit; the leader sends records only while the one they count against is above zero.
     for partitions whose ISR the follower is in
     """
     catch_up_credit_bytes: _builtins.int
     """for the others: what lies far behind does not hold up what is live"""
+    throttled_credit_bytes: _builtins.int
+    """for those of the others that were opened as throttled, in frames no larger than this"""
     @_builtins.property
     def hello(self) -> Global___ReplicaHello:
         """in the first request, and only there"""
@@ -58,10 +61,11 @@ class ReplicateRequest(_message.Message):
         acks: _abc.Iterable[Global___ReplicaAck] | None = ...,
         live_credit_bytes: _builtins.int = ...,
         catch_up_credit_bytes: _builtins.int = ...,
+        throttled_credit_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "catch_up_credit_bytes", b"catch_up_credit_bytes", "close", b"close", "hello", b"hello", "live_credit_bytes", b"live_credit_bytes", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "catch_up_credit_bytes", b"catch_up_credit_bytes", "close", b"close", "hello", b"hello", "live_credit_bytes", b"live_credit_bytes", "open", b"open", "throttled_credit_bytes", b"throttled_credit_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -111,6 +115,7 @@ class OpenReplica(_message.Message):
     FETCH_OFFSET_FIELD_NUMBER: _builtins.int
     LAST_FETCHED_EPOCH_FIELD_NUMBER: _builtins.int
     HELD_END_OFFSET_FIELD_NUMBER: _builtins.int
+    THROTTLED_FIELD_NUMBER: _builtins.int
     DAMAGED_OFFSET_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     """chosen by the follower, above all before it on this stream; comes back in every frame"""
@@ -124,6 +129,8 @@ class OpenReplica(_message.Message):
     """leader epoch of the record before `fetch_offset`; -1: it has none"""
     held_end_offset: _builtins.int
     """what it holds durably, at most `fetch_offset`; counts once the leader accepts"""
+    throttled: _builtins.bool
+    """while it catches up it goes by throttled_credit_bytes"""
     damaged_offset: _builtins.int
     """the batch that the leader sent for this offset does not check: it is to look"""
     def __init__(
@@ -136,11 +143,12 @@ class OpenReplica(_message.Message):
         fetch_offset: _builtins.int = ...,
         last_fetched_epoch: _builtins.int = ...,
         held_end_offset: _builtins.int = ...,
+        throttled: _builtins.bool = ...,
         damaged_offset: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "damaged_offset", b"damaged_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "damaged_offset", b"damaged_offset", "fetch_offset", b"fetch_offset", "held_end_offset", b"held_end_offset", "last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "partition", b"partition", "subscription_id", b"subscription_id", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "damaged_offset", b"damaged_offset", "fetch_offset", b"fetch_offset", "held_end_offset", b"held_end_offset", "last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "partition", b"partition", "subscription_id", b"subscription_id", "throttled", b"throttled", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__damaged_offset: _TypeAlias = _typing.Literal["damaged_offset"]  # noqa: Y015
     _WhichOneofArgType__damaged_offset: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset"]  # noqa: Y015
@@ -207,6 +215,7 @@ class ReplicaFrame(_message.Message):
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
     CATCH_UP_FIELD_NUMBER: _builtins.int
+    THROTTLED_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     out_of_range: _builtins.bool
@@ -216,6 +225,8 @@ class ReplicaFrame(_message.Message):
     log_end_offset: _builtins.int
     catch_up: _builtins.bool
     """the records count against catch_up_credit_bytes"""
+    throttled: _builtins.bool
+    """or, with catch_up, against throttled_credit_bytes"""
     records: _builtins.bytes
     """whole batches as the leader has them, the first one at the follower's log end"""
     @_builtins.property
@@ -233,11 +244,12 @@ class ReplicaFrame(_message.Message):
         log_start_offset: _builtins.int = ...,
         log_end_offset: _builtins.int = ...,
         catch_up: _builtins.bool = ...,
+        throttled: _builtins.bool = ...,
         records: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["diverging", b"diverging", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up", b"catch_up", "diverging", b"diverging", "error", b"error", "high_watermark", b"high_watermark", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "out_of_range", b"out_of_range", "records", b"records", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up", b"catch_up", "diverging", b"diverging", "error", b"error", "high_watermark", b"high_watermark", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "out_of_range", b"out_of_range", "records", b"records", "subscription_id", b"subscription_id", "throttled", b"throttled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

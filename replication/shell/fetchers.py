@@ -3,7 +3,7 @@
 The states of a link to a leader, each change of which makes one line in the log:
 
     connecting --(the leader takes the hello)--> up
-    up         --(broken, silent, another address)--> connecting      dialled again at once
+    up         --(broken, silent, another address)--> connecting      dialled again at once, if it was of use
     connecting --(refused, or nobody there)--> trouble: <why>         and dialled again, with growing pauses
     trouble    --(the leader takes the hello)--> up
 """
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import grpc
@@ -32,6 +32,10 @@ from replication.token_bucket import TokenBucket
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S: Final = 1.0
+OF_USE_S: Final = 1.0
+"""A stream that lasted for less does not end the pauses: the leader welcomes it and breaks it, for whatever reason."""
+CLEAN_UP_S: Final = 3.0
+"""How long the end of a stream may take before it is left to itself."""
 FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 0.3
 REFUSED_RETRY_S: Final = 1.0
@@ -155,6 +159,7 @@ class LeaderLink:
         self._look_up = asyncio.Event()
         self._address: str | None = None
         self._up = False
+        self._up_ms = 0.0
         self._heard_ms = 0.0
         self._task: asyncio.Task[None] | None = None
         self.trouble = "not connected yet"
@@ -181,7 +186,7 @@ class LeaderLink:
         """Stop dialling and end the stream."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await _end_of([self._task])
         self._alarm.close()
 
     async def _run(self) -> None:
@@ -191,7 +196,7 @@ class LeaderLink:
             error = await self._one_stream()
             self.session.lost(error)
             self._say_lost(error)
-            if self._up:
+            if self._up and now_ms() - self._up_ms >= OF_USE_S * 1000:
                 delay_s = 0.0  # the first retry comes at once
             elif not error.retriable:
                 delay_s = REFUSED_RETRY_S
@@ -208,8 +213,11 @@ class LeaderLink:
             self._address = self._address_of(self._leader_id)
             if self._address is None:
                 return BrokerUnavailable(f"it is not known where broker {self._leader_id} listens for other nodes")
-            async with aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+            channel = aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+            try:
                 return await self._serve(channel)
+            finally:
+                await _end_of([asyncio.ensure_future(channel.close())])
         except RaftlogError as error:
             return error
         except Exception as error:  # a bug, which must not leave a replica behind that nobody fetches
@@ -253,7 +261,7 @@ class LeaderLink:
             call.cancel()
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _end_of(tasks)
 
     async def _read(self, call: Any) -> None:
         session = self.session
@@ -286,6 +294,7 @@ class LeaderLink:
 
     def _say_up(self) -> None:
         self._up = True
+        self._up_ms = now_ms()
         self.trouble = ""
         logger.info("following broker %d at %s", self._leader_id, self._address)
 
@@ -296,6 +305,17 @@ class LeaderLink:
         elif not error.retriable and trouble != self.trouble:
             logger.error("broker %d refuses this broker as a follower: %s", self._leader_id, trouble)
         self.trouble = trouble
+
+
+async def _end_of(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Wait until tasks that have to end have ended, whatever with; not for ever."""
+    if tasks:
+        done, pending = await asyncio.wait(tasks, timeout=CLEAN_UP_S)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # has been seen
+        if pending:
+            logger.warning("%d tasks of a stream to a leader do not end", len(pending))
 
 
 async def _ending(call: Any) -> RaftlogError:

@@ -44,6 +44,9 @@ SIGN_OF_LIFE_MS: Final = 500.0
 """A stream with nothing to send says this often, with an empty message, that the leader lives."""
 WELCOME: Final = ("raftlog-replicate", "open")
 """In the initial metadata: a call that is refused has none of its own, and ends with an empty one."""
+HELLO_TIMEOUT_S: Final = 5.0
+"""Who opens a stream and says nothing does not keep it from others."""
+CLEAN_UP_S: Final = 3.0
 MAX_STREAMS: Final = 1_000
 """More than there are brokers, several times over: streams that broke may not be noticed yet."""
 
@@ -153,8 +156,12 @@ class _Stream:
         """
         reader: asyncio.Task[None] | None = None
         try:
-            if not await self._take_next():
-                return
+            try:
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    if not await self._take_next():
+                        return
+            except TimeoutError:
+                raise BrokerUnavailable(f"nothing was said on this stream for {HELLO_TIMEOUT_S:g} s") from None
             # Tells the follower that it is welcome, before there is anything to send.
             await self._context.send_initial_metadata((WELCOME,))
             reader = asyncio.create_task(self._read(), name="replica-requests")
@@ -164,7 +171,7 @@ class _Stream:
             self._alarm.close()
             if reader is not None:
                 reader.cancel()
-                await asyncio.gather(reader, return_exceptions=True)
+                await asyncio.wait([reader], timeout=CLEAN_UP_S)
 
     async def _take_next(self) -> bool:
         """Take a request; return False at the end of the stream."""

@@ -105,6 +105,7 @@ class Led:
         """Reads below this offset have to wait for the disk."""
         self.reads = 0
         self.error: RaftlogError | None = None
+        self.suspected: list[int] = []
 
     @property
     def log_start_offset(self) -> int:
@@ -170,6 +171,12 @@ class Led:
         if self.open_by.get(replica.broker_id) == (replica, on_change):
             del self.open_by[replica.broker_id]
 
+    def check_open(self, on_change: Wake) -> None:
+        self._check(on_change)
+
+    def suspect(self, offset: int) -> None:
+        self.suspected.append(offset)
+
     def replica_held(self, replica: Replica, on_change: Wake, held_end_offset: int) -> None:
         self._check(on_change)
         if held_end_offset > self.log.end:
@@ -230,6 +237,14 @@ class Followed:
         self.waits_with_truncation = False
         self.truncated: Done | None = None
         self._waiting: dict[Callable[[int], None], None] = {}
+
+    @property
+    def name(self) -> str:
+        return f"topic-{self.partition}"
+
+    def call_when_held(self, on_held: Callable[[int], None]) -> None:
+        if self.held < self.log.end:
+            self._waiting[on_held] = None
 
     def fetch_state(self) -> FetchState:
         return FetchState(self.log.end, self.log.epoch_before(self.log.end), min(self.held, self.log.end))

@@ -262,7 +262,7 @@ def test_a_new_epoch_is_a_new_subscription_and_the_same_one_changes_nothing() ->
     assert followed.log.end == 0
 
 
-def test_a_flush_that_ends_after_the_epoch_has_changed_acks_nothing() -> None:
+def test_a_flush_that_ends_after_the_epoch_has_changed_acks_nothing_in_the_old_one() -> None:
     followed = Followed(MemoryLog())
     followed.flushes_by_hand = True
     wire = Wire(followed)
@@ -272,7 +272,7 @@ def test_a_flush_that_ends_after_the_epoch_has_changed_acks_nothing() -> None:
     wire.session.follow(followed)
     wire.said()
     followed.flush()
-    assert wire.request() is None
+    assert [ack.subscription_id for ack in wire.said().acks] == [2]
 
 
 def test_a_truncation_that_ends_after_the_partition_was_let_go_does_nothing() -> None:
@@ -333,25 +333,42 @@ def test_nothing_is_due_while_there_is_no_stream() -> None:
     assert wire.request() is None
 
 
-def test_credit_for_throttled_partitions_goes_back_at_the_rate() -> None:
+def test_credit_for_throttled_partitions_is_granted_at_the_rate() -> None:
     followed = Followed(MemoryLog())
     followed.is_throttled = True
     wire = Wire(followed, throttle=TokenBucket(1000))
-    wire.said()
-    wire.send(records=batches(0, size=484), catch_up=True)  # 500 bytes, of which 200 pass at once
-    assert wire.said().catch_up_credit_bytes == 0
-    due_ms = wire.session.next_deadline_ms(0.0)
-    assert due_ms == pytest.approx(301)
+    request = wire.said()
+    assert [opening.throttled for opening in request.open] == [True]
+    assert (request.throttled_credit_bytes, request.catch_up_credit_bytes) == (100, 800)
+    wire.send(records=batches(0, size=484), catch_up=True, throttled=True)  # 500 bytes, of which 200 pass at once
+    assert [ack.held_end_offset for ack in wire.said().acks] == [1]
+    assert wire.session.next_deadline_ms(0.0) == pytest.approx(301)
     wire.now_ms = 302.0
-    assert wire.said().catch_up_credit_bytes == 500
+    request = wire.said()
+    assert (request.throttled_credit_bytes, request.catch_up_credit_bytes) == (500, 0)  # what is owed, and a piece
     wire.send(records=batches(1, size=484))  # live: not held back
     assert wire.said().live_credit_bytes == 500
 
 
 def test_many_partitions_are_opened_in_several_requests() -> None:
     wire = Wire(*(Followed(MemoryLog(), partition=n) for n in range(4_500)))
-    sizes = [len(wire.said().open) for _ in range(3)]
-    assert sizes == [2_000, 2_000, 500]
+    sizes = [len(wire.said().open) for _ in range(9)]
+    assert sizes == [500] * 9
+    assert wire.request() is None
+
+
+def test_many_partitions_are_acked_and_closed_in_several_requests() -> None:
+    wire = Wire(*(Followed(MemoryLog(), partition=n) for n in range(4_500)))
+    for _ in range(9):
+        wire.said()
+    for number in range(4_500):
+        wire.send(number + 1, records=batches(0))
+    requests = [wire.said() for _ in range(3)]
+    assert [len(request.acks) for request in requests] == [2_000, 2_000, 500]
+    assert {ack.subscription_id for request in requests for ack in request.acks} == set(range(1, 4_501))
+    for number in range(4_500):
+        wire.session.unfollow(TOPIC, number)
+    assert [len(wire.said().close) for _ in range(3)] == [2_000, 2_000, 500]
     assert wire.request() is None
 
 
@@ -367,10 +384,72 @@ def test_what_was_being_flushed_when_the_epoch_changed_is_acked_in_the_new_one()
     assert (opening.fetch_offset, opening.held_end_offset) == (2, 0)
     wire.send(2, high_watermark=0)
     assert wire.request() is None
+    assert wire.session.next_deadline_ms(wire.now_ms) is None
     followed.flush()
-    due_ms = wire.session.next_deadline_ms(wire.now_ms)
-    assert due_ms is not None
-    wire.now_ms = due_ms
     request = wire.said()
     assert [(ack.subscription_id, ack.held_end_offset) for ack in request.acks] == [(2, 2)]
     assert wire.session.next_deadline_ms(wire.now_ms) is None
+
+
+def test_many_that_wait_for_their_flush_cost_nothing_until_it_is_done() -> None:
+    followed = [Followed(MemoryLog(), partition=n) for n in range(400)]
+    wire = Wire(*followed)
+    wire.said()
+    for one in followed:
+        one.flushes_by_hand = True
+        wire.send(one.partition + 1, records=batches(0))
+        one.leader_epoch = 2
+        wire.session.follow(one)
+    assert len(wire.said().open) == 400
+    assert wire.request() is None
+    assert wire.session.next_deadline_ms(wire.now_ms) is None
+    for one in followed:
+        one.flush()
+    assert len(wire.said().acks) == 400
+
+
+# What came damaged, and what is said of trouble
+
+
+def test_the_leader_is_told_where_a_batch_did_not_check_once() -> None:
+    followed, other = Followed(MemoryLog([1])), Followed(MemoryLog([1]), partition=1)
+    followed.append_error = CorruptRecordError("bits")
+    other.append_error = StorageError("the disk")
+    wire = Wire(followed, other)
+    assert not any(opening.HasField("damaged_offset") for opening in wire.said().open)
+    wire.send(1, records=batches(1))
+    wire.send(2, records=batches(1))
+    wire.said()
+    wire.session.lost()  # on which stream it is told does not matter
+    wire.session.connected(wire.now_ms)
+    wire.now_ms += 1_000
+    told = {opening.partition: opening for opening in wire.said().open}
+    assert told[0].damaged_offset == 1
+    assert not told[1].HasField("damaged_offset")
+    followed.append_error = None
+    wire.send(told[0].subscription_id, error=to_wire(NotLeader("gone")))
+    wire.now_ms += 1_000
+    assert [opening.HasField("damaged_offset") for opening in wire.said().open] == [False]
+
+
+def test_many_partitions_that_cannot_be_followed_for_one_reason_make_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    followed = [Followed(MemoryLog(), partition=n) for n in range(40)]
+    wire = Wire(*followed)
+    wire.said()
+    for one in followed:
+        one.append_error = StorageError("no space left") if one.partition else CorruptRecordError("bits")
+        wire.send(one.partition + 1, records=batches(0))
+    wire.said()
+    assert caplog.messages == []
+    due_ms = wire.session.next_deadline_ms(wire.now_ms)
+    assert due_ms == 1_000.0
+    wire.now_ms = due_ms
+    wire.request()
+    assert caplog.messages == [
+        "cannot follow topic-0: bits; trying again",
+        "cannot follow topic-1, topic-2, topic-3 and 36 more partitions: no space left; trying again",
+    ]
+    assert [vars(record)["partitions"] for record in caplog.records] == [1, 39]
+    wire.now_ms += 10_000
+    wire.request()
+    assert len(caplog.messages) == 2

@@ -368,6 +368,71 @@ def test_an_unknown_outcome_is_not_asked_for_again_while_it_would_add_who_lacks_
     assert state.wanted_isr(ACTIVE, 300.0) == change
 
 
+@pytest.mark.parametrize("how", ["another life", "gone", "stands still", "forgotten"])
+def test_a_change_in_doubt_for_one_that_lost_its_log_and_does_not_come_back_is_settled_by_a_question_to_be_refused(
+    how: str,
+) -> None:
+    state = running(isr=(1, 2), retry_ms=100.0)
+    change = state.wanted_isr(ACTIVE, 1.0)
+    assert change is not None
+    state.proposed(change)
+    state.answered(change, UnknownOutcome("no answer"))
+    active, now_ms = ACTIVE, 200.0
+    match how:
+        case "another life":
+            state.opened(Replica(3, 31), 0, 2.0)
+            active = {1: 10, 2: 20, 3: 31}
+        case "gone":
+            state.opened(THREE, 0, 2.0)
+            state.closed(THREE)
+            active = {1: 10, 2: 20}
+        case "stands still":
+            state.opened(THREE, 0, 2.0)
+            now_ms = LAG_MS + 1.0
+        case "forgotten":
+            state.forget(3)
+    append(state, 10)
+    state.acked(TWO, 110, now_ms)
+    assert state.high_watermark == 100
+    again = state.wanted_isr(active, now_ms)
+    assert again is not None
+    assert again.members == (Replica(1, 10), TWO, Replica(3, -1))
+    state.proposed(again)
+    assert state.maximal_isr == {1, 2, 3}
+    state.answered(again, UnknownOutcome("no answer again"))
+    again = state.wanted_isr(active, now_ms + 100.0)
+    assert again is not None
+    assert again.members[2] == Replica(3, -1)
+    state.proposed(again)
+    state.answered(again, IneligibleReplica("3 has no such life"))
+    assert state.high_watermark == 110
+
+
+def test_a_replica_that_is_forgotten_counts_again_once_it_has_opened() -> None:
+    state = running(isr=(1, 2))
+    state.forget(3)
+    state.forget(1)
+    state.forget(9)
+    assert state.wanted_isr(ACTIVE, 1.0) is None
+    with pytest.raises(InvalidRequestError, match="has not opened"):
+        state.acked(THREE, 100, 1.0)
+    with pytest.raises(StaleBrokerEpoch):
+        state.opened(Replica(3, 29), 100, 1.0)
+    assert [view.held_end_offset for view in state.progress(1.0)] == [100, 100, -1]
+    state.opened(THREE, 100, 2.0)
+    assert members(state.wanted_isr(ACTIVE, 2.0)) == [1, 2, 3]
+
+
+def test_a_member_that_is_forgotten_holds_the_high_watermark_up_until_it_has_opened() -> None:
+    state = running()
+    state.forget(2)
+    append(state, 10)
+    state.acked(THREE, 110, 1.0)
+    assert state.high_watermark == 100
+    state.opened(TWO, 110, 2.0)
+    assert state.high_watermark == 110
+
+
 def test_a_change_made_before_newer_metadata_is_passed_over() -> None:
     state = running(isr=(1, 2))
     change = state.wanted_isr(ACTIVE, 1.0)

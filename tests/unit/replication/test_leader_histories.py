@@ -106,6 +106,7 @@ class LeaderMachine(RuleBasedStateMachine):
             retry_ms=10.0,
         )
         self.asked: Attempt | None = None
+        self.offline = set[int]()
         self.highest = mark
 
     def follower(self, broker_id: int) -> Follower | None:
@@ -167,6 +168,18 @@ class LeaderMachine(RuleBasedStateMachine):
         if broker_id in self.controller.isr:
             self.controller.alter(self.controller.isr - {broker_id})
         self.controller.eligible -= {broker_id}
+
+    @rule(broker_id=brokers, lost=st.integers(0, 12))
+    def its_disk_is_taken_offline_and_replaced(self, broker_id: int, lost: int) -> None:
+        """In the same life: the controller drops it, and the leader forgets it as soon as it has heard."""
+        follower = self.follower(broker_id)
+        if follower is None:
+            return
+        follower.held, follower.is_open = max(0, follower.held - lost), False
+        self.controller.alter(self.controller.isr - {broker_id})
+        self.controller.eligible -= {broker_id}
+        self.state.closed(follower.replica)
+        self.offline.add(broker_id)
 
     @rule(broker_id=brokers)
     def an_earlier_life_is_late(self, broker_id: int) -> None:
@@ -231,6 +244,10 @@ class LeaderMachine(RuleBasedStateMachine):
     @rule()
     def hears_of_the_metadata(self) -> None:
         self.state.update_membership(self.controller.membership, self.now_ms)
+        for broker_id in self.offline:
+            self.state.forget(broker_id)
+            self.followers[broker_id].is_open = False
+        self.offline.clear()
 
     @rule(min_insync=st.integers(1, 3))
     def min_insync_replicas_changes(self, min_insync: int) -> None:

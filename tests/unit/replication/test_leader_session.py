@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from raftlog.v1.replication_pb2 import OpenReplica, ReplicaAck, ReplicaHello, Re
 from raftlog.wire import ReplicaFrame
 from replication import leader_session, push_queue
 from replication.leader_session import LeaderSession
+from replication.limits import MAX_ACKS, MAX_CLOSES, MAX_OPENS
 from replication.ports import Replica
 from replication.push_queue import MARKS_DELAY_MS
 from replication.token_bucket import TokenBucket
@@ -43,7 +45,7 @@ class Wire:
 
     def open(self, partition: int, offset: int = 0, last_epoch: int = -1, **fields: int) -> int:
         self._ids += 1
-        opening: dict[str, int] = {"leader_epoch": 1, "fetch_offset": offset, "held_end_offset": offset, **fields}
+        opening: dict[str, Any] = {"leader_epoch": 1, "fetch_offset": offset, "held_end_offset": offset, **fields}
         self.send(
             open=[
                 OpenReplica(
@@ -150,6 +152,17 @@ def test_a_log_that_parts_from_the_leaders_is_told_where_and_one_below_the_start
     assert (first.head.diverging.leader_epoch, first.head.diverging.end_offset) == (1, 2)
     assert (second.head.out_of_range, second.head.log_start_offset) == (True, 50)
     assert len(wire.leader) == 0
+
+
+def test_a_follower_that_was_sent_what_does_not_check_has_the_log_looked_at_and_is_served_as_usual() -> None:
+    led = Led(MemoryLog([1, 1]))
+    wire = Wire(led)
+    wire.open(0, damaged_offset=0)
+    assert led.suspected == [0]
+    assert offsets(wire.message()) == [(1, [0, 1])]
+    wire.open(0)
+    wire.open(0, leader_epoch=7, damaged_offset=1)
+    assert led.suspected == [0], "who does not follow in this epoch was sent nothing by this leader"
 
 
 # Marks
@@ -470,6 +483,10 @@ def refusals() -> list[tuple[Callable[[LeaderSession], None], type[Exception], s
         (after_hello(acks=[ReplicaAck(subscription_id=3)]), InvalidRequestError, "was never opened"),
         (after_hello(live_credit_bytes=-1), InvalidRequestError, "is not negative"),
         (after_hello(catch_up_credit_bytes=1 << 62), InvalidRequestError, "the sum at most"),
+        (after_hello(throttled_credit_bytes=-1), InvalidRequestError, "is not negative"),
+        (after_hello(open=[opening] * (MAX_OPENS + 1)), InvalidRequestError, "at most 500"),
+        (after_hello(acks=[ReplicaAck(subscription_id=1)] * (MAX_ACKS + 1)), InvalidRequestError, "at most 2000"),
+        (after_hello(close=[1] * (MAX_CLOSES + 1)), InvalidRequestError, "at most 2000"),
     ]
 
 

@@ -72,7 +72,8 @@ class Leader:
     async def stop(self) -> None:
         self.service.close()
         if self._server is not None:
-            await self._server.stop(0)
+            async with asyncio.timeout(5):
+                await self._server.stop(0)
 
     @property
     def address(self) -> str:
