@@ -80,6 +80,8 @@ class BrokerConfig:
     replica_credit_bytes: int
     replica_high_watermark_checkpoint_interval_ms: int
     log_retention_check_interval_ms: int
+    log_scrub_bytes_per_second: int
+    log_scrub_interval_ms: int
     log_format: str
     log_level: str
     topic_defaults: Mapping[str, str]

@@ -372,6 +372,23 @@ BROKER_CONFIGS: Final = ConfigDef(
             doc="Time between two looks for segments that retention lets go.",
         ),
         ConfigKey(
+            name="log.scrub.bytes.per.second",
+            kind="bytes",
+            default=20 * MIB,
+            minimum=0,
+            own=True,
+            doc="How fast all logs are read again in the background to find damage on the disk; 0 is never.",
+        ),
+        ConfigKey(
+            name="log.scrub.interval.ms",
+            kind="ms",
+            default=7 * 24 * 3_600_000,
+            minimum=100,
+            own=True,
+            doc="Time from the begin of one such pass to the next; the first is five minutes after the start, or "
+            "sooner if this is less.",
+        ),
+        ConfigKey(
             name="log.format",
             kind="string",
             default="text",

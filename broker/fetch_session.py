@@ -17,7 +17,7 @@ from typing import Protocol
 from broker.lease import Wake
 from broker.partition import Partition
 from broker.registry import PartitionRegistry
-from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, to_wire
+from raftlog.errors import BrokerOverloaded, CorruptRecordError, InvalidRequestError, RaftlogError, to_wire
 from raftlog.v1 import common_pb2, log_pb2
 from raftlog.wire import Frame
 
@@ -171,6 +171,8 @@ class FetchSession:
                 raise BrokerOverloaded(f"a fetch session follows at most {self._max_subscriptions} partitions")
             partition = self._registry.find(part.topic_id, part.partition)
             partition.check_leader_epoch(part.leader_epoch, from_follower=part.from_follower)
+            if part.HasField("damaged_offset"):
+                partition.suspect(part.damaged_offset)
         except RaftlogError as error:
             self._refusals.append(_refusal(part.subscription_id, error))
             if len(self._refusals) > self._max_subscriptions:
@@ -249,6 +251,8 @@ class FetchSession:
                 result = await loop.run_in_executor(self._disk, partial(read, blocking=True))
                 assert result is not None, "a blocking read waits"
         except RaftlogError as error:
+            if isinstance(error, CorruptRecordError):
+                partition.suspect(subscription.position)
             if not subscription.dropped:
                 self._drop(subscription)
                 frames.append(_refusal(subscription.id, error))

@@ -76,6 +76,11 @@ class Following:
         return self._log.partition
 
     @property
+    def name(self) -> str:
+        """Topic and number, for people."""
+        return self._name
+
+    @property
     def leader_epoch(self) -> int:
         """The epoch of this term."""
         return self._leader_epoch
@@ -121,6 +126,11 @@ class Following:
                 self._on_held[on_held] = log.log_end_offset
                 if self._flushing.appended():
                     self.held()
+
+    def call_when_held(self, on_held: Callable[[int], None]) -> None:
+        """Have `on_held` called for what an earlier role has appended, once it is held; see `FollowedPartition`."""
+        if self._ended_by is None and self._flushing.held_end_offset < self._log.log_end_offset:
+            self._on_held[on_held] = self._log.log_end_offset
 
     def _check_uncut(self) -> None:
         if self._cuts.busy:

@@ -5,11 +5,13 @@ a quarter of replica.lag.time.max.ms                who has fallen out of sync, 
 RETRY_INTERVAL_MS                                   logs that could not be opened
 replica.high.watermark.checkpoint.interval.ms       high watermarks, if any has moved
 log.retention.check.interval.ms                     rolling, retention, all checkpoints, removal of files
+log.scrub.interval.ms                               reading everything again, to find damage (`scrub.py`)
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from concurrent.futures import Executor
 from typing import Final
@@ -18,6 +20,7 @@ from broker.clock import Clock
 from broker.config import BrokerConfig
 from broker.log.manager import LogManager
 from broker.registry import PartitionRegistry
+from broker.scrub import Scrub
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,26 @@ async def housekeep(
     config: BrokerConfig, clock: Clock, logs: LogManager, registry: PartitionRegistry, disk: Executor
 ) -> None:
     """Do all of it; never returns."""
+    scrub = Scrub(
+        logs,
+        disk,
+        clock,
+        registry.on_damaged,
+        bytes_per_second=config.log_scrub_bytes_per_second,
+        interval_ms=config.log_scrub_interval_ms,
+    )
+    with contextlib.closing(scrub):
+        await _keep_going(config, clock, logs, registry, disk, scrub)
+
+
+async def _keep_going(
+    config: BrokerConfig,
+    clock: Clock,
+    logs: LogManager,
+    registry: PartitionRegistry,
+    disk: Executor,
+    scrub: Scrub,
+) -> None:
     loop = asyncio.get_running_loop()
     isr_interval_ms = config.replica_lag_time_max_ms / 4
     now_ms = clock.monotonic_ms()
@@ -41,16 +64,16 @@ async def housekeep(
     while True:
         by_time = any(partition.flushes_by_time for partition in registry.partitions())
         await asyncio.sleep(min(TICK_S if by_time else IDLE_TICK_S, isr_interval_ms / 1_000))
-        for partition in registry.partitions():
-            partition.housekeep()
+        registry.housekeep()
         now_ms = clock.monotonic_ms()
-        if now_ms >= next_isr_ms:
-            next_isr_ms = now_ms + isr_interval_ms
-            registry.check_isr()
-        if now_ms >= next_retry_ms:
-            next_retry_ms = now_ms + RETRY_INTERVAL_MS
-            registry.retry_failed()
         try:
+            if now_ms >= next_isr_ms:
+                next_isr_ms = now_ms + isr_interval_ms
+                registry.check_isr()
+            if now_ms >= next_retry_ms:
+                next_retry_ms = now_ms + RETRY_INTERVAL_MS
+                scrub.tick()
+                registry.retry_failed()
             if now_ms >= next_round_ms:
                 next_round_ms = now_ms + config.log_retention_check_interval_ms
                 await loop.run_in_executor(disk, logs.run_housekeeping_once, clock.now_ms())

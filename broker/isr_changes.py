@@ -59,8 +59,13 @@ class IsrChanges:
 
     def look_at_all(self, partitions: Iterable[Partition]) -> None:
         """Do the same for all of them: who has not been caught up for too long is found by the clock alone."""
+        if not self._has_lease():
+            return
         for partition in partitions:
-            self.look(partition)
+            try:
+                self.look(partition)
+            except Exception:  # a bug in one partition is no reason to leave the others alone
+                logger.exception("looking at the ISR of %s failed", partition.topic_partition)
 
     async def _ask(self, partition: Partition, change: IsrChange) -> None:
         members = [member.broker_id for member in change.members]

@@ -14,7 +14,7 @@ from broker.lease import Lease
 from broker.log.partition_log import PartitionLog, ReadResult
 from raftlog.errors import FencedLeaderEpoch, InvalidRequestError, NotEnoughReplicas, NotEnoughReplicasAfterAppend
 from replication.divergence import check_prefix
-from replication.isr import IsrChange
+from replication.isr import IsrChange, Pending
 from replication.leader import LeaderState, Membership, ReplicaView
 from replication.pending_acks import Answer, PendingAcks
 from replication.ports import Accepted, Opening, Replica, Wake
@@ -66,6 +66,8 @@ class Leading:
         self._streams: dict[Wake, Replica] = {}
         self._wake_of: dict[int, Wake] = {}
         self._over = False
+        self.offline: frozenset[int] = frozenset()
+        """Whose replicas have no working log, as the metadata said last."""
         held = flushing.held_end_offset
         self.state = LeaderState(
             leader_id=leader_id,
@@ -140,7 +142,7 @@ class Leading:
         if not self.has_enough_in_sync and len(self._acks.committed):
             self._acks.committed.fail(
                 NotEnoughReplicasAfterAppend(
-                    f"{self._name}: appended, but {len(self.state.isr)} replicas are in sync now and "
+                    f"{self._name}: appended, but {self._in_sync()} now and "
                     f"min.insync.replicas={membership.min_insync_replicas}; the records may yet be committed"
                 )
             )
@@ -151,9 +153,13 @@ class Leading:
     def not_enough(self) -> NotEnoughReplicas:
         """Return the refusal of a produce with acks=all that too few could hold."""
         return NotEnoughReplicas(
-            f"{self._name}: {len(self.state.isr)} replicas are in sync, acks=all needs "
+            f"{self._name}: {self._in_sync()}, acks=all needs "
             f"min.insync.replicas={self.state.membership.min_insync_replicas}"
         )
+
+    def _in_sync(self) -> str:
+        count = len(self.state.isr)
+        return f"{count} replica is in sync" if count == 1 else f"{count} replicas are in sync"
 
     def appended(self, log_end_offset: int, answer: Answer | None, *, all_replicas: bool) -> None:
         """Go on from an append: who waits for it, the flush, the followers."""
@@ -227,6 +233,19 @@ class Leading:
             del self._wake_of[replica.broker_id]
             self.state.closed(replica)
 
+    def replicas_offline(self, broker_ids: frozenset[int]) -> None:
+        """Forget what those held who are offline only now, and end their streams' subscriptions.
+
+        Only now: a replica begins anew with an empty log while the mark is still there, and then counts as it grows.
+        """
+        lost, self.offline = broker_ids - self.offline, broker_ids
+        for broker_id in lost:
+            self.state.forget(broker_id)
+            wake = self._wake_of.pop(broker_id, None)
+            if wake is not None:
+                del self._streams[wake]
+                wake()
+
     def check_open(self, on_change: Wake) -> Replica:
         """Return whose stream this is.
 
@@ -262,13 +281,23 @@ class Leading:
 
     def wanted_isr(self, active: Mapping[int, int]) -> IsrChange | None:
         """Return the change that the controller is to be asked for now, counted from this moment on."""
-        if self._alone:
+        if self._alone or self._lacks_nothing():
             return None
         now_ms = self._clock.monotonic_ms()
         change = self.state.wanted_isr(active, now_ms)
         if change is not None:
             self.state.proposed(change)
         return change
+
+    def _lacks_nothing(self) -> bool:
+        """Whether every replica is in sync, open, and holds everything: the ISR is as it should be; a quick look."""
+        state = self.state
+        return (
+            state.high_watermark == state.log_end_offset
+            and state.isr_is_whole
+            and len(self._wake_of) == len(state.membership.replicas) - 1
+            and state.pending is Pending.NONE
+        )
 
     def isr_answered(self, change: IsrChange, error: BaseException | None) -> None:
         """Take the controller's answer; an answer to an earlier term says nothing here."""

@@ -103,7 +103,8 @@ class Partition(LedReplicas):
         """Refuse a reader that has read what was truncated since (KIP-320); -1: it does not know what it has read.
 
         Raises:
-            OffsetOutOfRange: it has; names where its records part from these.
+            OffsetOutOfRange: it has; names where its records part from these. A follower says so of what lies below
+                its own high watermark only.
             UnknownLeaderEpoch: it has read what a later leader gave it, of whom this broker has not heard yet.
         """
         if last_fetched_epoch < 0:
@@ -114,7 +115,8 @@ class Partition(LedReplicas):
                 f"this broker knows of epoch {self.leader_epoch}"
             )
         start, end, epochs = self.log.bounds()
-        if from_follower and offset > end:
+        # What a follower has above its high watermark is not known to be committed, and may be cut.
+        if from_follower and offset > (end if self.leads else self.high_watermark):
             return
         found = check_prefix(epochs, start, end, offset, last_fetched_epoch)
         if isinstance(found, Diverging):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from broker.leading import Leading
 from broker.log.partition_log import ReadResult
 from broker.partition_roles import PartitionRoles
-from raftlog.errors import InvalidRequestError
+from raftlog.errors import CorruptRecordError, InvalidRequestError
 from replication.isr import IsrChange
 from replication.leader import ReplicaView
 from replication.ports import Opening, Replica, Wake
@@ -54,6 +54,10 @@ class LedReplicas(PartitionRoles):
         if self._leading is not None:
             self._leading.close_replica(replica, on_change)
 
+    def check_open(self, on_change: Wake) -> None:
+        """Check that a stream was opened in this epoch, and no other one has taken over; see the port."""
+        self._led().check_open(on_change)
+
     def replica_held(self, replica: Replica, on_change: Wake, held_end_offset: int) -> None:
         """Count what a follower holds durably; see the port."""
         self._led().replica_held(replica, on_change, held_end_offset)
@@ -61,7 +65,26 @@ class LedReplicas(PartitionRoles):
 
     def read_for_replica(self, on_change: Wake, offset: int, max_bytes: int, *, blocking: bool) -> ReadResult | None:
         """Return whole batches from `offset` up to the log end; see the port. May run in a thread."""
-        return self._led().read_for_replica(on_change, offset, max_bytes, blocking=blocking)
+        try:
+            return self._led().read_for_replica(on_change, offset, max_bytes, blocking=blocking)
+        except CorruptRecordError:
+            self._host.on_suspicion(self.log, offset)
+            raise
+
+    def replicas_offline(self, broker_ids: frozenset[int]) -> None:
+        """Take note whose replicas have no working log, by the metadata: what they held is forgotten."""
+        if self._leading is not None:
+            self._leading.replicas_offline(broker_ids)
+
+    @property
+    def has_offline_replicas(self) -> bool:
+        """Whether replicas were said to be offline last."""
+        return self._leading is not None and bool(self._leading.offline)
+
+    def suspect(self, offset: int) -> None:
+        """Have the log checked at an offset: somebody got a batch there that does not check. Returns at once."""
+        if self._closed_by is None:
+            self._host.on_suspicion(self.log, offset)
 
     def is_live(self, broker_id: int) -> bool:
         """Whether a follower is in the ISR."""

@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 class Host:
     """What all partitions of a broker share.
 
-    `on_isr_wish` is told of a partition whose follower may join the ISR now, any number of times.
+    `on_isr_wish` is told of a partition whose follower may join the ISR now, any number of times. `on_suspicion`: of a
+    log, and an offset at which somebody got a batch from it that does not check.
     """
 
     node_id: int
@@ -51,6 +52,7 @@ class Host:
     disk: Executor
     on_storage_error: Callable[[PartitionLog, BaseException], None]
     on_isr_wish: Callable[[PartitionRoles], None]
+    on_suspicion: Callable[[PartitionLog, int], None]
     replica_lag_time_max_ms: float = 10_000.0
 
 
@@ -107,10 +109,16 @@ class PartitionRoles:
 
     def throttle(self, leader: str, follower: str) -> None:
         """Take over the topic's `leader.` and `follower.replication.throttled.replicas` (KIP-73)."""
+        if (leader, follower) == self._throttled_replicas:
+            return
         self._throttled_replicas = (leader, follower)
         self._throttled.clear()
+        self._throttle_following()
+
+    def _throttle_following(self) -> None:
         if self._following is not None:
-            self._following.is_throttled = is_throttled(follower, self.log.partition, self._host.node_id)
+            names = self._throttled_replicas[1]
+            self._following.is_throttled = is_throttled(names, self.log.partition, self._host.node_id)
 
     def is_throttled(self, broker_id: int) -> bool:
         """Whether `leader.replication.throttled.replicas` names this broker's replica."""
@@ -132,6 +140,11 @@ class PartitionRoles:
     def following(self) -> Following | None:
         """The term as a follower, while there is one."""
         return self._following
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a truncation is under way, so that no role can begin yet (`settled`)."""
+        return self._cuts.busy
 
     async def settled(self) -> None:
         """Return once no truncation is under way: the next role begins with the log as it then is."""
@@ -196,7 +209,7 @@ class PartitionRoles:
             leader_epoch=leader_epoch,
             wake_readers=self._wake,
         )
-        self.throttle(*self._throttled_replicas)
+        self._throttle_following()
         self._acks.fail(refusal)
         self._following.begin()
         self._wake()

@@ -19,6 +19,7 @@ from raftlog._descriptions import (
     Reassignment,
     TopicDescription,
 )
+from raftlog.errors import RaftlogError
 from raftlog.types import TopicPartition
 
 
@@ -130,11 +131,16 @@ class Admin:
         return self._thread.run(self._engine.describe_topics(names, internal, timeout))
 
     def describe_replicas(
-        self, topics: Iterable[str] | None = None, *, timeout: float | None = None
+        self,
+        topics: Iterable[str] | None = None,
+        *,
+        silent: dict[int, RaftlogError] | None = None,
+        timeout: float | None = None,
     ) -> dict[TopicPartition, PartitionReplicas]:
         """Return how far the replicas of partitions are, as their leaders see it; of all topics, or of these.
 
-        Partitions that nobody leads, or whose leader does not answer, are missing.
+        Partitions that nobody leads, or whose leader does not answer, are missing. That no leader answers at all is an
+        error, but where `silent` is given: it gets, by broker, why leaders did not answer.
 
         >>> from raftlog import TopicPartition
         >>> with Admin(cluster.bootstrap) as admin:
@@ -145,7 +151,7 @@ class Admin:
         Raises:
             UnknownTopicOrPartition: one of the topics is not there.
         """
-        return self._thread.run(self._engine.describe_replicas(topics, timeout))
+        return self._thread.run(self._engine.describe_replicas(topics, silent, timeout))
 
     def alter_reassignments(
         self, wanted: Mapping[TopicPartition, Sequence[int] | None], *, timeout: float | None = None

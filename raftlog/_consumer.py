@@ -316,6 +316,28 @@ class Consumer:
         self.close()
 
 
+def out_of_reach(consumer: Consumer) -> dict[TopicPartition, str]:
+    """Return the assigned partitions whose leaders the consumer has no contact with, and why."""
+    consumer._engine.check_open()
+    return consumer._thread.run(consumer._engine.out_of_reach())
+
+
+def leaderless(consumer: Consumer, partition: TopicPartition) -> str | None:
+    """Return a sentence when nobody leads the partition, as far as the consumer knows."""
+    return consumer._engine.metadata.view.without_leader(partition)
+
+
+def partitions_now(consumer: Consumer, topic: str, patience_s: float) -> list[TopicPartition]:
+    """Return the partitions of a topic as brokers know them now.
+
+    Raises:
+        RaftlogError: nobody says so within `patience_s`.
+    """
+    consumer._engine.check_open()
+    view = consumer._thread.run(consumer._engine.metadata.topic(topic, patience_s * 1000, fresh=True))
+    return [TopicPartition(topic, part.partition) for part in view.partitions]
+
+
 def try_offsets(
     consumer: Consumer,
     partitions: Iterable[TopicPartition],

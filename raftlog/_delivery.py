@@ -54,7 +54,8 @@ def wait_sync(batch: Batch, timeout: float | None) -> None:
     if _when_done(batch, done.set):
         engine.close_batches((batch,))
         if not done.wait(timeout):
-            raise TimeoutError(f"no acknowledgement for {batch.queue} within {timeout} s; the delivery goes on")
+            within = f"within {timeout:g} s" if timeout else "yet"
+            raise TimeoutError(f"no acknowledgement for {batch.queue} {within}; the delivery goes on")
 
 
 async def wait_async(batch: Batch) -> None:
@@ -192,7 +193,7 @@ def awaited(delivery: BaseBatchDelivery) -> str:
     for batch in delivery._leaves():
         if not batch.done:
             engine: ProducerBuffer = batch.owner
-            reason = batch.queue.last_error or engine.last_trouble()
+            reason = engine.trouble_of(batch.queue)
             reasons[str(batch.queue)] = str(reason or "no answer yet")
     return "; ".join(why if why.startswith(name) else f"{name}: {why}" for name, why in sorted(reasons.items()))
 

@@ -11,6 +11,7 @@ Files of this form, and a line in each:
     partition.metadata       per partition  `topic_id HEX`, `topic NAME`, `partition NUMBER`
     meta.properties          per log dir    `cluster_id ID`, `node_id NUMBER`, `directory_id HEX`
     clean-shutdown           per log dir    `broker_epoch NUMBER`
+    damaged                  per partition  what was found damaged in it while it was online
 
 One file holds all three offsets of a partition, so that they are of one moment: recovery relies on
 log start <= high watermark <= recovery point for what it may never lose. Files are written aside, fsynced, renamed,
@@ -19,6 +20,7 @@ and the directory is fsynced; so a torn or altered one is damage, and is reporte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -34,6 +36,7 @@ LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = "clean-shutdown"
+DAMAGED: Final = "damaged"
 
 
 class Marks(NamedTuple):
@@ -43,6 +46,8 @@ class Marks(NamedTuple):
     recovery_point: int = 0
     high_watermark: int = 0
 
+
+_DIRECTORY_ID: Final = re.compile("[0-9a-f]{32}")
 
 PartitionKey = tuple[bytes, int]
 """(topic id, partition)"""
@@ -140,6 +145,17 @@ def store_partition_metadata(storage: Storage, directory: str, metadata: Partiti
     replace_file(storage, directory, PARTITION_METADATA, encode_lines("partition", lines))
 
 
+def load_damage(storage: Storage, directory: str) -> str | None:
+    """Return what was found damaged in a log, None when nothing was."""
+    lines = _load(storage, f"{directory}/{DAMAGED}", "damaged")
+    return None if lines is None else " ".join(lines)
+
+
+def store_damage(storage: Storage, directory: str, what: str) -> None:
+    """Note that a log is damaged, for the next start: that one does not read everything."""
+    replace_file(storage, directory, DAMAGED, encode_lines("damaged", what.splitlines()))
+
+
 class MetaProperties(NamedTuple):
     """Whose log directory this is."""
 
@@ -154,7 +170,12 @@ def load_meta_properties(storage: Storage, directory: str) -> MetaProperties | N
     if lines is None:
         return None
     fields = dict(line.split(" ", 1) for line in lines)
-    return MetaProperties(fields["cluster_id"], int(fields["node_id"]), fields["directory_id"])
+    directory_id = fields.get("directory_id", "")
+    if not _DIRECTORY_ID.fullmatch(directory_id):
+        raise CorruptRecordError(
+            f"{directory}/{META_PROPERTIES} is damaged: directory_id {directory_id!r} is not 32 hex digits"
+        )
+    return MetaProperties(fields["cluster_id"], int(fields["node_id"]), directory_id)
 
 
 def store_meta_properties(storage: Storage, directory: str, meta: MetaProperties) -> None:

@@ -4,6 +4,7 @@
     log_flush.py       what makes records durable
     log_trim.py        what takes records away at the front
     log_cut.py         what takes them away at the back
+    damage.py          whether the bytes on the disk still are what was written
     partition_log.py   append and read
 
 Who calls what. Appends, `begin_flush`/`finish_flush` and non-blocking reads run on the event loop; `FlushTicket.run`,

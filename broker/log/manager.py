@@ -12,15 +12,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from broker.clock import Clock
 from broker.log.checkpoints import (
+    DAMAGED,
     PARTITION_METADATA,
     PartitionKey,
     PartitionMetadata,
+    load_damage,
     load_partition_metadata,
+    store_damage,
 )
 from broker.log.config import LogConfig
 from broker.log.faults import is_passing, is_refusal
@@ -90,8 +94,16 @@ class LogManager:
         """Failed before it was known which logs are in them."""
         self._lock = threading.Lock()
         """Guards the tables; never held while the disk works or another lock is taken."""
+        self._log_counts: Counter[LogDir] = Counter()
+        """Logs in each directory, online or being made."""
         self._change_lock = threading.Lock()
-        """One creation or deletion at a time; guards the next three."""
+        """Guards which logs come and go, and the names of what goes: what follows here."""
+        self._made = threading.Condition(self._change_lock)
+        self._making: set[PartitionKey | str] = set()
+        """Keys and names of logs that are being made, several at a time: the disk merges their fsyncs.
+
+        Who wants one of these waits for `_made`.
+        """
         self._leaving: list[_Leaving] = []
         """Taken away, but the renaming was refused; tried again by housekeeping and before anything is created."""
         self._garbage: list[tuple[LogDir, str]] = []
@@ -196,14 +208,22 @@ class LogManager:
                 raise CorruptRecordError(
                     f"{path} and {other.directory} both claim to be {metadata.topic}-{metadata.partition}"
                 )
+            damage = load_damage(self._storage, path)
+            if damage is not None:
+                raise CorruptRecordError(
+                    f"{damage} (found while it was online; once {path} is mended, remove {path}/{DAMAGED})"
+                )
             self._logs[key] = self._recover(log_dir, path, metadata, self._defaults)
+            self._log_counts[log_dir] += 1
         except CorruptRecordError as error:
             logger.error("log is damaged and not served", extra={"path": path, "error": str(error)})
             if metadata is None:
                 log_dir.fail(error, f"opening {path}")
             else:
                 key = (metadata.topic_id, metadata.partition)
-                self._logs.pop(key, None)
+                former = self._logs.pop(key, None)
+                if former is not None:
+                    self._log_counts[former.log_dir] -= 1
                 self.corrupt_logs[key] = CorruptLog(metadata, path, error)
         except OSError as error:
             if is_passing(error):
@@ -231,48 +251,69 @@ class LogManager:
             StorageError: it lies in a directory that is offline, or none works, or for want of descriptors; where it
                 is possible later, trying again goes on from where this came to.
         """
-        key = (topic_id, partition)
+        key, name = (topic_id, partition), f"{topic}-{partition}"
         with self._change_lock:
+            self._await_making(key, name)
             self._check_open()
             present = self._logs.get(key)
             if present is not None:
                 return present
-            if key in self.corrupt_logs:
-                raise self.corrupt_logs[key].error
-            if self._unread_dirs and not is_new:
-                raise StorageError(
-                    f"{topic}-{partition} may lie in {self._unread_dirs[0].path}, which is offline; "
-                    "an empty log elsewhere would hide its records"
-                )
-            if key in self._offline_logs:
-                offline = self._offline_logs[key].log_dir.offline_reason
-                assert offline is not None
-                raise offline
-            self._finish_leaving()
-            log_dir = self._emptiest_dir()
-            if any(entry.key == key or entry.log_dir is log_dir for entry in self._leaving):
-                raise StorageError(f"deleted logs in {log_dir.path} could not be renamed yet; try again later")
-            metadata = PartitionMetadata(topic_id, topic, partition)
-            try:
-                if log_dir.marks_of(key) is not None:
-                    log_dir.update_marks(dict, removed=[key])
-                path = make_log(self._storage, log_dir.path, metadata)
-                log = self._recover(log_dir, path, metadata, config or self._defaults)
-            except OSError as error:
-                raise log_dir.judge(error, f"making the log of {topic}-{partition}") from error
-            with self._lock:
-                self._logs[key] = log
-            return log
+            log_dir = self._dir_for(topic, key, is_new=is_new)
+            self._making |= {key, name}
+            self._log_counts[log_dir] += 1
+        log: PartitionLog | None = None
+        try:
+            log = self._make(log_dir, PartitionMetadata(topic_id, topic, partition), config or self._defaults)
+        finally:
+            with self._change_lock:
+                self._making -= {key, name}
+                with self._lock:
+                    if log is None:
+                        self._log_counts[log_dir] -= 1
+                    else:
+                        self._logs[key] = log
+                self._made.notify_all()
+        return log
+
+    def _await_making(self, *keys: PartitionKey | str) -> None:
+        while not self._making.isdisjoint(keys):
+            self._made.wait()
+
+    def _dir_for(self, topic: str, key: PartitionKey, *, is_new: bool) -> LogDir:
+        """Return the directory in which to make a log, if it may be made."""
+        what = f"{topic}-{key[1]}"
+        if key in self.corrupt_logs:
+            raise self.corrupt_logs[key].error
+        if self._unread_dirs and not is_new:
+            raise StorageError(
+                f"{what} may lie in {self._unread_dirs[0].path}, which is offline; "
+                "an empty log elsewhere would hide its records"
+            )
+        if key in self._offline_logs:
+            offline = self._offline_logs[key].log_dir.offline_reason
+            assert offline is not None
+            raise offline
+        self._finish_leaving()
+        log_dir = self._emptiest_dir()
+        if any(entry.key == key or entry.log_dir is log_dir for entry in self._leaving):
+            raise StorageError(f"deleted logs in {log_dir.path} could not be renamed yet; try again later")
+        return log_dir
+
+    def _make(self, log_dir: LogDir, metadata: PartitionMetadata, config: LogConfig) -> PartitionLog:
+        key = (metadata.topic_id, metadata.partition)
+        try:
+            if log_dir.marks_of(key) is not None:
+                log_dir.update_marks(dict, removed=[key])
+            path = make_log(self._storage, log_dir.path, metadata)
+            return self._recover(log_dir, path, metadata, config)
+        except OSError as error:
+            raise log_dir.judge(error, f"making the log of {metadata.topic}-{metadata.partition}") from error
 
     def _emptiest_dir(self) -> LogDir:
         working = [log_dir for log_dir in self._dirs if log_dir.offline_reason is None]
         if not working:
             raise StorageError("no log directory works: " + "; ".join(map(str, self.offline_dirs.values())))
-        used: dict[LogDir, int] = dict.fromkeys(working, 0)
-        for log in self.logs():
-            if log.log_dir in used:
-                used[log.log_dir] += 1
-        return min(working, key=used.__getitem__)
+        return min(working, key=self._log_counts.__getitem__)
 
     def delete(self, topic_id: bytes, partition: int) -> bool:
         """Take a log away, damaged or not; its files go at the next housekeeping. Return whether it was here.
@@ -297,6 +338,7 @@ class LogManager:
     def _take_away(self, topic_id: bytes, partition: int, prefix: str) -> str | None:
         key = (topic_id, partition)
         with self._change_lock:
+            self._await_making(key)
             self._check_open()
             log = self._logs.get(key)
             corrupt = self.corrupt_logs.get(key)
@@ -308,7 +350,8 @@ class LogManager:
             else:
                 return None
             with self._lock:
-                self._logs.pop(key, None)
+                if self._logs.pop(key, None) is not None:
+                    self._log_counts[log_dir] -= 1
                 self.corrupt_logs.pop(key, None)
             if log is not None:
                 log.close()
@@ -377,6 +420,31 @@ class LogManager:
         for log_dir in self._dirs:
             if log_dir.path == path.rstrip("/"):
                 log_dir.judge(error, "an operation on it")
+
+    def mark_corrupt(self, log: PartitionLog, error: CorruptRecordError) -> None:
+        """Take an online log whose files turned out to be damaged out of service, after a restart too.
+
+        It is closed and listed in `corrupt_logs`, at once; what follows waits for the disk. One that is not online any
+        more is passed over.
+        """
+        key = (log.topic_id, log.partition)
+        corrupt = CorruptLog(PartitionMetadata(log.topic_id, log.topic, log.partition), log.directory, error)
+        with self._lock:
+            if self._logs.get(key) is not log:
+                return
+            del self._logs[key]
+            self._log_counts[log.log_dir] -= 1
+            self.corrupt_logs[key] = corrupt
+        logger.error("log is damaged and not served", extra={"path": log.directory, "error": str(error)})
+        log.close()
+        with self._change_lock:
+            if self.corrupt_logs.get(key) is not corrupt or self._closed:
+                return
+            try:
+                store_damage(self._storage, log.directory, str(error))
+            except OSError as refused:  # then the next start does not know, until somebody complains again
+                reason = log.log_dir.judge(refused, f"writing {log.directory}/{DAMAGED}")
+                logger.warning("the damage of %s is not noted on the disk: %s", log.directory, reason)
 
     def _dir_failed(self, log_dir: LogDir, error: BaseException) -> None:
         with self._lock:
@@ -499,6 +567,8 @@ class LogManager:
         """
         self._closing.set()
         with self._housekeeping_lock, self._change_lock:
+            while self._making:
+                self._made.wait()
             if self._closed:
                 return
             self._closed = True

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from broker.log import time_lookup
-from broker.log.log_cut import CuttableLog
+from broker.log.damage import CheckableLog
 from broker.log.log_flush import FlushTicket
 from broker.log.log_state import SegmentRemoved
 from broker.log.offset_index import MAX_RELATIVE_OFFSET
 from broker.log.segment import Segment
 from broker.log.segment_reader import ReadResult, read_segment
-from raftlog.errors import InvalidRecord, OffsetOutOfRange
+from raftlog.errors import CorruptRecordError, InvalidRecord, OffsetOutOfRange, UnsupportedVersion
 from raftlog.format import (
     HEADER_BYTES,
     STAMP_BYTES,
@@ -39,7 +39,7 @@ class AppendResult(NamedTuple):
     appended_bytes: int
 
 
-class PartitionLog(CuttableLog):
+class PartitionLog(CheckableLog):
     """Made by `LogManager`. `high_watermark` is set by whoever leads or follows the partition."""
 
     # Append
@@ -86,7 +86,10 @@ class PartitionLog(CuttableLog):
         view = memoryview(data)
         position, first_offset = 0, self._end
         while position < len(view):
-            header = parse_batch(view, position)
+            try:
+                header = parse_batch(view, position)
+            except UnsupportedVersion as error:  # a flipped bit, unless the leader is newer, which then finds nothing
+                raise CorruptRecordError(str(error)) from error
             with self._lock:
                 self._check_appendable()
                 if header.base_offset != self._end:

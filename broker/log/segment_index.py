@@ -95,6 +95,13 @@ class SegmentIndex:
             return Boundary(self.base_offset, 0)
         return Boundary(self.base_offset + self._offsets[index], self._positions[index])
 
+    def ceiling(self, position: int) -> Boundary | None:
+        """Return the first boundary beyond `position`; None when no entry lies there."""
+        index = bisect_right(self._positions, position)
+        if index == len(self._positions):
+            return None
+        return Boundary(self.base_offset + self._offsets[index], self._positions[index])
+
     def before_time(self, timestamp_ms: int) -> Boundary:
         """Return the last boundary below which every record is older than `timestamp_ms`."""
         index = bisect_left(self._max_timestamps_ms, timestamp_ms) - 1

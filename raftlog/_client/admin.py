@@ -25,10 +25,12 @@ from raftlog._descriptions import (
 )
 from raftlog.errors import (
     ClosedError,
+    EligibleLeadersNotAvailable,
     FencedError,
     InvalidPartitions,
     InvalidRequestError,
     LeaderNotAvailable,
+    PreferredLeaderNotAvailable,
     UnknownTopicOrPartition,
     from_wire,
 )
@@ -97,7 +99,7 @@ class AdminEngine(ReplicaAdmin):
         request = admin_pb2.DescribeClusterRequest(
             linearizable=linearizable, min_metadata_offset=self._metadata.min_offset
         )
-        return describe_cluster(await self._anyone("DescribeCluster", request, timeout))
+        return describe_cluster(await self._anyone("DescribeCluster", request, timeout, in_turn=True))
 
     async def describe_quorum(self, timeout: float | None) -> QuorumDescription:
         """Return the metadata quorum as its leader sees it."""
@@ -109,7 +111,8 @@ class AdminEngine(ReplicaAdmin):
     async def elect_leaders(self, topic: str, partitions: Iterable[int], unclean: bool, timeout: float | None) -> None:
         """Have partitions led by their first replica, or by one that may miss records."""
         request = admin_pb2.ElectLeadersRequest(topic=topic, partitions=list(partitions), unclean=unclean)
-        await self._anyone("ElectLeaders", request, timeout)
+        refusals = (PreferredLeaderNotAvailable, EligibleLeadersNotAvailable)
+        await self._anyone("ElectLeaders", request, timeout, at_once=refusals)
 
     async def unregister_broker(self, broker_id: int, timeout: float | None) -> None:
         """Have the cluster forget a broker."""

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from raftlog._client.connections import Connections, from_grpc
+from raftlog._client.connections import REFUSED_GRACE_S, Connections, NobodyListens, from_grpc, nobody_answers
 from raftlog._client.metadata import MetadataCache
 from raftlog._client.options import AdminOptions
 from raftlog._core.cluster import TopicView
@@ -51,6 +51,7 @@ class AdminCalls:
             request_timeout_ms=options.request_timeout_ms,
             pauses=options.pauses,
         )
+        self._metadata.refused_grace_s = REFUSED_GRACE_S
         self.closed = False
         self._answered = False
         self._last_address = ""
@@ -62,14 +63,21 @@ class AdminCalls:
             limit_s = min(limit_s, _FIRST_CONTACT_S)
         return limit_s
 
-    async def _retried(self, attempt: Callable[[float], Awaitable[T]], timeout: float | None) -> T:
+    async def _retried(
+        self,
+        attempt: Callable[[float], Awaitable[T]],
+        timeout: float | None,
+        at_once: tuple[type[RaftlogError], ...] = (),
+    ) -> T:
+        """Return what an attempt returns that succeeds; errors that may pass are retried, but for `at_once`."""
         if self.closed:
             raise ClosedError("the admin client is closed, or was made in another process")
         loop = asyncio.get_running_loop()
         limit_s = self._limit_s(timeout)
-        deadline = loop.time() + limit_s
+        started = loop.time()
+        deadline = started + limit_s
         failures = 0
-        last: RaftlogError = RequestTimedOut(f"no answer within {limit_s:g} s")
+        last: RaftlogError = RequestTimedOut(f"no answer within {limit_s:g} s" if limit_s else "no answer yet")
         while True:
             try:
                 async with asyncio.timeout_at(deadline + _DEADLINE_MARGIN_S):
@@ -79,6 +87,8 @@ class AdminCalls:
             except TimeoutError:
                 raise last from None
             except RetriableError as error:
+                if isinstance(error, at_once) or self._is_hopeless(error, loop.time() - started):
+                    raise
                 last = error
                 failures += 1
                 pause_s = self._options.pauses.after_ms(error, failures) / 1000
@@ -87,13 +97,26 @@ class AdminCalls:
                     raise
                 await asyncio.sleep(pause_s)
 
+    def _is_hopeless(self, error: RaftlogError, waited_s: float) -> bool:
+        """Whether nobody listens at any address, and never has."""
+        known = self._answered or self._metadata.view.brokers
+        return isinstance(error, NobodyListens) and not known and waited_s >= REFUSED_GRACE_S
+
     async def _anyone(
-        self, method: str, request: Any, timeout: float | None, *, done: type[RaftlogError] | None = None
+        self,
+        method: str,
+        request: Any,
+        timeout: float | None,
+        *,
+        done: type[RaftlogError] | None = None,
+        at_once: tuple[type[RaftlogError], ...] = (),
+        in_turn: bool = False,
     ) -> Any:
         """Call a method of the Admin service on the first broker that can answer; none may take beyond the deadline.
 
         `done`: what a broker says if the change is there already. After an attempt that was not answered in time that
-        attempt may be why, and then it is no error.
+        attempt may be why, and then it is no error. `at_once`: refusals that waiting does not help against.
+        `in_turn`: no broker takes more than its share of the time, so that all of them are asked.
         """
         cause: RaftlogError | None = None  # what a broker said that was reached: it tells more than a time that is up
         timed_out = False
@@ -104,9 +127,11 @@ class AdminCalls:
             addresses = list(dict.fromkeys([*known, *self._metadata.bootstrap]))
             addresses.sort(key=lambda address: address != self._last_address)  # stable
             reasons = []
-            for address in addresses:
+            loop = asyncio.get_running_loop()
+            for number, address in enumerate(addresses):
+                until = loop.time() + (deadline - loop.time()) / (len(addresses) - number) if in_turn else deadline
                 try:
-                    response = await self._response(address, method, request, deadline)
+                    response = await self._response(address, method, request, until)
                 except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:
                     reasons.append(str(error))
                     timed_out = timed_out or isinstance(error, RequestTimedOut)
@@ -122,12 +147,9 @@ class AdminCalls:
                         raise
                 self._last_address = address
                 return response
-            raise cause or BrokerUnavailable(
-                f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses and "
-                f"ports are right and that no firewall is between ({'; '.join(reasons)})"
-            )
+            raise cause or nobody_answers(addresses, reasons)
 
-        return await self._retried(attempt, timeout)
+        return await self._retried(attempt, timeout, at_once)
 
     async def _call(self, address: str, method: str, request: Any, deadline: float) -> Any:
         response = await self._response(address, method, request, deadline)

@@ -51,9 +51,12 @@ class ReplicaAdmin(AdminCalls):
         return await self._retried(attempt, timeout)
 
     async def describe_replicas(
-        self, topics: Iterable[str] | None, timeout: float | None
+        self, topics: Iterable[str] | None, silent: dict[int, RaftlogError] | None, timeout: float | None
     ) -> dict[TopicPartition, PartitionReplicas]:
-        """Return what leaders know of their replicas; partitions of leaders that do not answer are missing."""
+        """Return what leaders know of their replicas; partitions of leaders that do not answer are missing.
+
+        `silent` gets why, by broker. Without it, it is an error when none of them answers.
+        """
         wanted = None if topics is None else list(topics)
 
         async def attempt(deadline: float) -> dict[TopicPartition, PartitionReplicas]:
@@ -71,10 +74,11 @@ class ReplicaAdmin(AdminCalls):
             ]
             names = {view.topic_id: view.name for view in views}
             found: dict[TopicPartition, PartitionReplicas] = {}
-            failures: list[RaftlogError] = []
-            for answer in await asyncio.gather(*asked, return_exceptions=True):
+            failures: dict[int, RaftlogError] = {}
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            for leader, answer in zip(sorted(led_by), answers, strict=True):
                 if isinstance(answer, RaftlogError):
-                    failures.append(answer)
+                    failures[leader] = answer
                 elif isinstance(answer, BaseException):
                     raise answer
                 else:
@@ -82,8 +86,10 @@ class ReplicaAdmin(AdminCalls):
                         key = TopicPartition(described.topic, described.partition)
                         if key not in found or found[key].leader_epoch < described.leader_epoch:
                             found[key] = described
-            if failures and len(failures) == len(asked):
-                raise failures[0]
+            if silent is not None:
+                silent.update(failures)
+            elif failures and len(failures) == len(asked):
+                raise next(iter(failures.values()))
             return dict(sorted(found.items()))
 
         return await self._retried(attempt, timeout)

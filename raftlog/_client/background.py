@@ -99,7 +99,7 @@ class LoopThread:
                 if not self.alive:
                     raise ClosedError(_ENDED)
                 if left_s is not None and left_s <= _LOOK_S:
-                    raise TimeoutError(f"no answer within {timeout} s")
+                    raise TimeoutError(f"no answer within {timeout:g} s" if timeout else "no answer yet")
         except (KeyboardInterrupt, TimeoutError):
             future.cancel()
             raise

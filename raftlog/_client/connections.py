@@ -51,6 +51,42 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[str]:
     return addresses
 
 
+REFUSED: Final = "connection refused"
+REFUSED_GRACE_S: Final = 2.0
+"""How long a server may take to open its port that is just being started."""
+_IN_WORDS: Final = {
+    "connection refused": REFUSED,
+    "domain name not found": "the host name is not known",
+    "name or service not known": "the host name is not known",
+    "no route to host": "no route to host",
+    "network is unreachable": "the network is not reachable",
+    "connection reset": "the connection was reset",
+    "broken pipe": "the connection was reset",
+    "socket closed": "the connection was closed",
+    "connection timed out": "it does not answer",
+}
+"""What gRPC's texts come down to."""
+
+
+class NobodyListens(BrokerUnavailable):
+    """Every address has refused the connection: no server runs there, or not yet. Never travels."""
+
+
+def nobody_answers(addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUnavailable:
+    """Return the error when all addresses were tried, and what came of each."""
+    refused = bool(reasons) and all(reason.endswith(REFUSED) for reason in reasons)
+    return (NobodyListens if refused else BrokerUnavailable)(
+        f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses and ports are "
+        f"right and that no firewall is between ({'; '.join(reasons)})"
+    )
+
+
+def in_words(details: str) -> str:
+    """Return what gRPC says of a connection in a few words; as it is, where there are none for it."""
+    text = details.lower()
+    return next((words for part, words in _IN_WORDS.items() if part in text), details)
+
+
 def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, address: str) -> RaftlogError:
     """Return the error of the tree for a failed call."""
     if isinstance(error, RaftlogError):
@@ -66,9 +102,10 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
             | grpc.StatusCode.UNKNOWN
             | grpc.StatusCode.INTERNAL  # what gRPC says of a stream that was reset
         ):
-            return BrokerUnavailable(f"no connection to {address}: {details}")
+            return BrokerUnavailable(f"no connection to {address}: {in_words(details)}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return RequestTimedOut(f"{address} did not answer in time: {details}")
+            more = "" if details == "Deadline Exceeded" else f": {details}"
+            return RequestTimedOut(f"{address} did not answer in time{more}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return BrokerOverloaded(f"{address}: {details}")
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:

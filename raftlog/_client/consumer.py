@@ -250,6 +250,33 @@ class ConsumerEngine(PartitionReader):
         with self.lock:
             return [state for state in self.positions.states.values() if state.unplaced]
 
+    async def out_of_reach(self) -> dict[TopicPartition, str]:
+        """Return the assigned partitions whose leaders this client has no contact with, and why."""
+        found: dict[TopicPartition, str] = {}
+        with self.lock:
+            for part, state in self.positions.states.items():
+                reason = self._why_out_of_reach(state)
+                if reason is not None and state.error is None:
+                    found[part] = reason
+        return dict(sorted(found.items()))
+
+    def _why_out_of_reach(self, state: PartitionState) -> str | None:
+        part = state.topic_partition
+        view = self.metadata.view.partition(part)
+        if view is None:
+            return f"{part} is not there"
+        leaderless = self.metadata.view.without_leader(part)
+        if leaderless is not None:
+            return leaderless
+        node_id = state.node_id if state.near is not None else view.leader
+        if self.metadata.silent_since(node_id) is not None:
+            return f"{part}: broker {node_id} does not answer"
+        if node_id in self._troubles:
+            return f"{part}: no connection to broker {node_id}"
+        if state.unplaced and state.refusal is not None:
+            return self._named(state, state.refusal)
+        return None
+
     def _refuse_start(self, states: list[PartitionState]) -> None:
         with self.lock:
             for state in states:

@@ -18,7 +18,7 @@ from raftlog._client.metadata import MetadataCache
 from raftlog._client.options import ConsumerOptions
 from raftlog._core.positions import Fetched, NearReplica, PartitionState, Positions
 from raftlog._core.read_source import ReadSource, has_moved, leads_anew, read_source
-from raftlog.errors import FencedError, OffsetOutOfRange, RaftlogError, RetriableError, from_wire
+from raftlog.errors import CorruptRecordError, FencedError, OffsetOutOfRange, RaftlogError, RetriableError, from_wire
 from raftlog.v1 import common_pb2, log_pb2
 from raftlog.wire import Frame
 
@@ -196,6 +196,7 @@ class Fetcher:
             leader_epoch=source.leader_epoch,
             last_fetched_epoch=state.last_epoch,
             from_follower=source.from_follower,
+            damaged_offset=state.position if state.complaints else None,
         )
 
     def _request_refresh(self, missing_since_ms: float, probe: int | None = None) -> None:
@@ -290,13 +291,24 @@ class Fetcher:
                 else:
                     logger.warning("%s; starting over at the %s", text, self.options.auto_offset_reset)
                     state.unplace(self.options.auto_offset_reset)
-            elif isinstance(error, (RetriableError, FencedError, OffsetOutOfRange)):
-                # Out of range with unread records: the position lies before, ask from there.
+            elif isinstance(error, (RetriableError, FencedError, OffsetOutOfRange)) or (
+                isinstance(error, CorruptRecordError) and state.complain()
+            ):
+                # Out of range with unread records: the position lies before, ask from there. Damaged: another replica
+                # is to take over.
                 self._back_off(state, error)
                 state.missing_since_ms = state.missing_since_ms or monotonic_ms()
                 self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
             else:
                 self._fail(state, type(error)(text))
+        self.request_sync()
+
+    def _ask_again(self) -> None:
+        """Ask for what did not check once more, and say so: it may come from another replica then. Under the lock."""
+        for state, error in self.positions.doubtful:
+            logger.warning("%s; asking for it again", error)
+            self._back_off(state, error)
+        self.positions.doubtful.clear()
         self.request_sync()
 
     def _fail(self, state: PartitionState, error: RaftlogError) -> None:
@@ -306,7 +318,8 @@ class Fetcher:
 
     def _back_off(self, state: PartitionState, error: RaftlogError) -> None:
         state.failures += 1
-        state.not_before_ms = monotonic_ms() + self.options.pauses.after_ms(error, state.failures)
+        failures = max(state.failures, state.complaints)
+        state.not_before_ms = monotonic_ms() + self.options.pauses.after_ms(error, failures)
 
     @staticmethod
     def _named(state: PartitionState, error: RaftlogError) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Callable
 from typing import Final
 
-from raftlog._client.connections import Connections
+from raftlog._client.connections import Connections, NobodyListens, nobody_answers
 from raftlog._client.inquiry import Inquiry, NobodyAnswers
 from raftlog._core.backoff import Pace, Pauses
 from raftlog._core.cluster import BrokerView, ClusterCache, TopicView
 from raftlog.errors import (
-    BrokerUnavailable,
     RaftlogError,
     RetriableError,
     UnknownTopicOrPartition,
@@ -52,6 +52,8 @@ class MetadataCache:
         """No answer from metadata older than this is wanted."""
         self.bootstrap = bootstrap
         self.last_error: RaftlogError | None = None
+        self.refused_grace_s = math.inf
+        """How long `topic` goes on when every address refuses the connection, and none has ever answered."""
         self._connections = connections
         self._max_age_s = max_age_ms / 1000
         self._request_timeout_s = request_timeout_ms / 1000
@@ -191,10 +193,7 @@ class MetadataCache:
                 addresses, request, probes=probes, good_enough=lambda answer: not self.view.is_older(answer)
             )
         except NobodyAnswers as nobody:
-            self.last_error = BrokerUnavailable(
-                f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses "
-                f"and ports are right and that no firewall is between ({nobody})"
-            )
+            self.last_error = nobody_answers(addresses, nobody.reasons)
             raise self.last_error from None
         self.view.merge(response, all_topics=all_topics)
         self.last_error = None
@@ -225,6 +224,8 @@ class MetadataCache:
             if name in self.view.topics:
                 continue
             waited_s = loop.time() - started
+            if isinstance(error, NobodyListens) and not self.view.brokers and waited_s >= self.refused_grace_s:
+                raise error
             denied = isinstance(error, UnknownTopicOrPartition)
             if (
                 waited_s * 1000 >= timeout_ms

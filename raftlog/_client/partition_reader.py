@@ -74,6 +74,8 @@ class PartitionReader(Fetcher):
                 if not self._raised_last:
                     self._raise_pending()
                 taken = self.positions.take(max_rows, spent, check_crcs=self.options.check_crcs)
+                if self.positions.doubtful:
+                    self._ask_again()
                 if not taken:
                     self._raise_pending()
                 self._raised_last = False

@@ -19,6 +19,7 @@ from raftlog.errors import (
     ClosedError,
     DeliveryTimeout,
     FencedError,
+    LeaderNotAvailable,
     MessageTooLarge,
     RaftlogError,
     RetriableError,
@@ -74,9 +75,13 @@ class ProducerEngine(ProducerBuffer):
         self._linger_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
 
-    def last_trouble(self) -> RaftlogError | None:
-        """Return why the cluster could not be asked for leaders, None when it could."""
-        return self.metadata.last_error
+    def trouble_of(self, queue: PartitionQueue) -> RaftlogError | None:
+        """Return why nothing gets through to a partition, as far as that is known."""
+        if self.metadata.last_error is None:
+            leaderless = self.metadata.view.without_leader(TopicPartition(queue.topic, queue.partition))
+            if leaderless is not None:
+                return LeaderNotAvailable(leaderless)
+        return queue.last_error or self.metadata.last_error
 
     async def load_topic(self, topic: str) -> TopicQueues:
         """Return the queues of a topic, asking the cluster when it is not known.
@@ -243,10 +248,15 @@ class ProducerEngine(ProducerBuffer):
         with self.lock:
             for batch in list(self.accumulator.expired(now_ms)):
                 queue = batch.queue
-                reason = queue.last_error or self.metadata.last_error
+                reason = self.trouble_of(queue)
+                fate = (
+                    "may or may not be in the log"
+                    if batch.sent
+                    else "are certainly not in the log, they were never sent"
+                )
                 error = DeliveryTimeout(
                     f"{queue}: no acknowledgement within delivery.timeout.ms={self.options.delivery_timeout_ms}; the "
-                    f"records may or may not be in the log" + (f"; last error: {reason}" if reason else "")
+                    f"records {fate}" + (f"; last error: {reason}" if reason else "")
                 )
                 if queue.open is batch:
                     self.accumulator.close(batch)

@@ -13,6 +13,7 @@ from typing import Final
 from raftlog._client.options import ProducerOptions
 from raftlog._core.accumulator import Accumulator, AccumulatorConfig
 from raftlog._core.batch import BATCH_BYTES, Batch
+from raftlog._core.partition_queue import PartitionQueue
 from raftlog._core.send_batch import Piece
 from raftlog._core.topic_queues import TopicQueues
 from raftlog._delivery import Deadline, wait_async
@@ -78,9 +79,9 @@ class ProducerBuffer:
         """Whether the caller runs in the event loop's thread."""
         return threading.get_ident() == self._loop_thread_id
 
-    def last_trouble(self) -> RaftlogError | None:
-        """Return why the cluster could not be asked for leaders, None when it could."""
-        return None
+    def trouble_of(self, queue: PartitionQueue) -> RaftlogError | None:
+        """Return why nothing gets through to a partition, as far as that is known."""
+        return queue.last_error
 
     def check_open(self) -> None:
         """Refuse when closed, or carried over into another process.

@@ -178,7 +178,7 @@ class Accumulator:
                 batch.queue, (*batch.order, index), batch.limit_bytes, batch.deadline_ms, batch.linger_until_ms
             )
             self._set_columns(part, half, int(half.timestamp_ms[0].as_py()), batch.size_bytes // 2)
-            part.failures = batch.failures
+            part.failures, part.sent = batch.failures, batch.failures > 0  # refused now, but what about before?
             halves.append(part)
         self.release(batch)
         for part in halves:

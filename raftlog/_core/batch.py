@@ -69,6 +69,7 @@ class Batch:
         "parts",
         "queue",
         "reserved_bytes",
+        "sent",
         "size_bytes",
         "timestamp_runs",
         "timestamps",
@@ -108,6 +109,8 @@ class Batch:
         self.error: RaftlogError | None = None
         self.parts: tuple[Batch, Batch] | None = None
         self.callbacks: list[Callable[[], None]] | None = None
+        self.sent = False
+        """Whether it was ever on its way to a broker: else it is certainly not in the log."""
 
     def append(
         self, value: bytes | None, key: bytes | None, headers: tuple[Header, ...], timestamp_ms: int, size: int

@@ -161,6 +161,14 @@ class ClusterCache:
         self.topics[topic] = replace(known, partitions=tuple(partitions))
         return True
 
+    def without_leader(self, topic_partition: TopicPartition) -> str | None:
+        """Return a sentence that says that nobody leads the partition, None when somebody does or it is not known."""
+        view = self.partition(topic_partition)
+        if view is None or view.leader >= 0:
+            return None
+        replicas, isr = (", ".join(map(str, each)) for each in (view.replicas, view.isr))
+        return f"{topic_partition} has no leader (replicas {replicas}; in sync {isr})"
+
     def partition(self, topic_partition: TopicPartition) -> PartitionView | None:
         """Return what is known of a partition."""
         topic = self.topics.get(topic_partition.topic)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from raftlog.format.header import check_header
 from raftlog.types import Record, TopicPartition
 
 _new_record = tuple.__new__
+_PLACE: Final = struct.Struct("<q4xi")
+"""base_offset and leader_epoch of a batch"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +97,28 @@ def _headers(pairs: list[tuple[str, bytes | None]] | None) -> tuple[tuple[str, b
 
 
 def wanted_rows(
-    topic_partition: TopicPartition, records: Buffer, position: int, *, check_crcs: bool
+    topic_partition: TopicPartition, records: Buffer, position: int, *, check_crcs: bool, end_offset: int | None = None
 ) -> Iterator[Rows | Skipped]:
     """Yield the rows from `position` on, batch by batch.
 
     What lies before the position in the first batch is dropped; control batches and batches that compaction has
     emptied are passed over. The position never goes back, whatever the frame holds.
 
+    A checksum covers neither the batch's offset nor its leader epoch, so these are held against its neighbours', and
+    the offset against `end_offset`, at or above which nothing can have been sent.
+
     Raises:
-        CorruptRecordError: a batch that is cut short, does not match its checksum or does not decode; names where.
+        CorruptRecordError: a batch that is cut short, does not match its checksum, lies where it cannot or does not
+            decode; names where.
     """
-    at, end = 0, len(records)
+    at, end, reached = 0, len(records), (0, -1)
     while at < end:
         try:
             header = parse_header(records, at)
             check_header(header)
             if header.size > end - at:
                 raise CorruptRecordError(f"the batch claims {header.size} bytes, {end - at} are there")
+            reached = _check_place(header, reached, records, at + header.size, end_offset)
             wanted = header.next_offset > position
             if wanted and not header.is_control:
                 decoded = decode_batch(records, at, check_checksum=check_crcs)
@@ -126,6 +134,30 @@ def wanted_rows(
         rows = _from(topic_partition, header, decoded.columns, position)
         position = header.next_offset
         yield rows if len(rows) else Skipped(position, header.leader_epoch)
+
+
+def _check_place(
+    header: BatchHeader, reached: tuple[int, int], records: Buffer, end: int, end_offset: int | None
+) -> tuple[int, int]:
+    """Return the next offset and the epoch that a batch reaches, which neither goes back itself nor makes others do.
+
+    `reached`: the same of the batch before. The one after it begins at `end`.
+    """
+    next_offset, epoch = header.next_offset, header.leader_epoch
+    if header.base_offset < reached[0]:
+        raise CorruptRecordError(f"offset {header.base_offset} where {reached[0]} or more must follow")
+    if 0 <= epoch < reached[1]:
+        raise CorruptRecordError(f"leader epoch {epoch} after epoch {reached[1]}")
+    if end_offset is not None and next_offset > end_offset:
+        raise CorruptRecordError(f"offset {header.base_offset} where nothing lies beyond {end_offset}")
+    leaps, rises = header.base_offset > reached[0], epoch > reached[1]
+    if (leaps or rises) and end + _PLACE.size <= len(records):
+        following, following_epoch = _PLACE.unpack_from(records, end)
+        if leaps and following < next_offset:
+            raise CorruptRecordError(f"offset {header.base_offset} in front of offset {following}")
+        if rises and 0 <= following_epoch < epoch:
+            raise CorruptRecordError(f"leader epoch {epoch} in front of epoch {following_epoch}")
+    return next_offset, epoch
 
 
 def _from(topic_partition: TopicPartition, header: BatchHeader, columns: Any, position: int) -> Rows:

@@ -99,6 +99,7 @@ class PartitionQueue:
             if size > room_bytes and not (at_least_one and not taken):
                 break
             room_bytes -= size
+            batch.sent = True
             taken.append(waiting.popleft())
         if taken:
             self.node_id = node_id

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from raftlog._core.fetched import Rows, Skipped, wanted_rows
-from raftlog.errors import RaftlogError
+from raftlog.errors import CorruptRecordError, RaftlogError, UnsupportedVersion
 from raftlog.format import Buffer
 from raftlog.types import TopicPartition
+
+MAX_COMPLAINTS: Final = 6
+"""Times that a batch which does not check is asked for again: the replica that it came from may be the damaged one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class PartitionState:
         unplaced    -> placed      the start was looked up, or `seek`
         placed      -> subscribed  the shell subscribed at `position`; frames of that subscription count
         subscribed  -> placed      seek, pause, refusal, broken stream, another leader or a nearer replica to read
-                                   from: frames of the old subscription are stale
+                                   from, a batch that does not check: frames of the old subscription are stale
         any         -> unplaced    out of range with a policy to start over
         any         -> failed      `error` is raised by a poll, again and again with pauses between; seek ends it
         failed      -> as before   the error was raised and may be over: it is tried again after the pause
@@ -47,6 +50,7 @@ class PartitionState:
     """
 
     __slots__ = (
+        "complaints",
         "error",
         "failures",
         "frames",
@@ -99,6 +103,11 @@ class PartitionState:
         self.failures = 0
         self.not_before_ms = 0.0
         """When to ask the broker again, after `failures` refusals in a row."""
+        self.complaints = 0
+        """Times that the batch at `position` did not check; above zero, brokers are told so with the next subscription.
+
+        They look at their disks then, and another replica takes over from a damaged one.
+        """
         self.raised = 0
         """Errors that polls have raised for it since its last record."""
         self.raise_not_before_ms = 0.0
@@ -108,7 +117,7 @@ class PartitionState:
         self.position = position
         self.last_epoch = -1
         self.error = None
-        self.failures = self.raised = 0
+        self.failures = self.raised = self.complaints = 0
         self.not_before_ms = self.raise_not_before_ms = 0.0
         return self.unsubscribe()
 
@@ -118,6 +127,7 @@ class PartitionState:
         self.reset = reset
         self.last_epoch = -1
         self.error = None
+        self.complaints = 0
         return self.unsubscribe()
 
     def unsubscribe(self) -> list[Fetched]:
@@ -156,7 +166,11 @@ class PartitionState:
                     return None
                 assert self.position is not None
                 self.source = wanted_rows(
-                    self.topic_partition, self.frames[0].records, self.position, check_crcs=check_crcs
+                    self.topic_partition,
+                    self.frames[0].records,
+                    self.position,
+                    check_crcs=check_crcs,
+                    end_offset=self.high_watermark if self.high_watermark >= 0 else None,
                 )
             try:
                 found = next(self.source, None)
@@ -180,8 +194,13 @@ class PartitionState:
             self._advance(rows.header.next_offset)
             self.rows = None
         self.last_epoch = rows.header.leader_epoch
-        self.raised = 0
+        self.raised = self.complaints = 0
         return rows
+
+    def complain(self) -> bool:
+        """The batch at the position did not check: whether to ask for it again, before that is an error."""
+        self.complaints += 1
+        return self.complaints <= MAX_COMPLAINTS
 
     def _advance(self, position: int) -> None:
         assert self.position is not None
@@ -195,6 +214,8 @@ class Positions:
     def __init__(self) -> None:
         self.states: dict[TopicPartition, PartitionState] = {}
         self._turn: deque[PartitionState] = deque()
+        self.doubtful: list[tuple[PartitionState, RaftlogError]] = []
+        """Whose next batch did not check, and is to be asked for again after a pause."""
 
     def add(self, state: PartitionState) -> None:
         """Begin to read a partition."""
@@ -217,7 +238,8 @@ class Positions:
     def take(self, max_rows: int, spent: list[Fetched], *, check_crcs: bool) -> list[Rows]:
         """Hand out rows of at most `max_rows` together; the partition that comes next is another one every time.
 
-        A partition whose next batch is corrupt gets that as its `error`; the others go on.
+        A partition whose next batch is corrupt is listed in `doubtful`, to be asked for again, or gets that as its
+        `error` when that was done often enough; the others go on.
         """
         taken: list[Rows] = []
         left = max_rows
@@ -228,7 +250,10 @@ class Positions:
                 rows = state.take(left, spent, check_crcs=check_crcs)
             except RaftlogError as error:
                 turn.popleft().queued = False
-                state.error = error
+                if isinstance(error, (CorruptRecordError, UnsupportedVersion)) and state.complain():
+                    self.doubtful.append((state, error))
+                else:
+                    state.error = error
                 continue
             if rows is None:  # used up, or made stale
                 turn.popleft().queued = False

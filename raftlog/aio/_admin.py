@@ -18,6 +18,7 @@ from raftlog._descriptions import (
     Reassignment,
     TopicDescription,
 )
+from raftlog.errors import RaftlogError
 from raftlog.types import TopicPartition
 
 
@@ -74,10 +75,14 @@ class Admin:
         return await self._engine.describe_topics(names, internal, timeout)
 
     async def describe_replicas(
-        self, topics: Iterable[str] | None = None, *, timeout: float | None = None
+        self,
+        topics: Iterable[str] | None = None,
+        *,
+        silent: dict[int, RaftlogError] | None = None,
+        timeout: float | None = None,
     ) -> dict[TopicPartition, PartitionReplicas]:
         """As `raftlog.Admin.describe_replicas`."""
-        return await self._engine.describe_replicas(topics, timeout)
+        return await self._engine.describe_replicas(topics, silent, timeout)
 
     async def alter_reassignments(
         self, wanted: Mapping[TopicPartition, Sequence[int] | None], *, timeout: float | None = None

@@ -89,7 +89,7 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except BrokenPipeError:
         _close_quietly()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except RaftlogError as error:
         print_error(str(error) or type(error).__name__)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import typer
 
 import raftlog
+from raftlog._client.connections import REFUSED_GRACE_S
 from raftlog.errors import InvalidConfig
 
 _PATIENCE_MS = 10_000
@@ -32,10 +33,14 @@ def connect_admin(bootstrap: str) -> raftlog.Admin:
 def connect_consumer(bootstrap: str, when_out_of_range: str) -> raftlog.Consumer:
     """Return a consumer without a group; `when_out_of_range` is what it does when its position is gone."""
     with _checked():
-        return raftlog.Consumer(bootstrap, auto_offset_reset=when_out_of_range, default_api_timeout_ms=_PATIENCE_MS)
+        found = raftlog.Consumer(bootstrap, auto_offset_reset=when_out_of_range, default_api_timeout_ms=_PATIENCE_MS)
+    found._engine.metadata.refused_grace_s = REFUSED_GRACE_S
+    return found
 
 
 def connect_producer(bootstrap: str, settings: Mapping[str, str]) -> raftlog.Producer:
     """Return a producer with these settings, which win."""
     with _checked():
-        return raftlog.Producer(bootstrap, config={"max.block.ms": _PATIENCE_MS, **settings})
+        found = raftlog.Producer(bootstrap, config={"max.block.ms": _PATIENCE_MS, **settings})
+    found._engine.metadata.refused_grace_s = REFUSED_GRACE_S
+    return found

@@ -10,6 +10,7 @@ from raftlog._descriptions import QuorumDescription, TopicDescription
 from raftlog.cli import partition_health as health
 from raftlog.cli import partitions
 from raftlog.cli.clients import connect_admin
+from raftlog.cli.freshness import is_agreed
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
     BootstrapOption,
@@ -29,8 +30,7 @@ _BROKER_COLUMNS = (
     "host",
     "port",
     "rack",
-    "fenced",
-    "in_controlled_shutdown",
+    "state",
     "broker_epoch",
     "leaderships",
     "replicas",
@@ -45,7 +45,7 @@ def describe(
     linearizable: Annotated[
         bool,
         typer.Option(
-            "--linearizable", metavar="", help="Ask the controllers first: miss nothing that was acknowledged before."
+            "--linearizable", metavar="", help="Show nothing at all when the controllers do not say what is newest."
         ),
     ] = False,
     topic: Annotated[
@@ -56,12 +56,16 @@ def describe(
 ) -> None:
     """Show the cluster's id, its controller, its brokers, and every topic's partitions.
 
+    The controllers are asked first. When they do not answer, what a broker knows is shown, with a note on stderr, and
+    the exit code is 1.
+
     Example: raftlog cluster describe --output json
     """
     with connect_admin(bootstrap) as admin:
+        agreed = linearizable or is_agreed(admin)
         found = admin.describe_cluster(linearizable=linearizable)
         topics = admin.describe_topics(topic or None)
-    brokers = [{column: getattr(broker, column) for column in _BROKER_COLUMNS} for broker in found.brokers]
+    brokers = [{**broker._asdict(), "state": health.state_of(broker)} for broker in found.brokers]
     if output is Output.JSON:
         print_json({**found._asdict(), "brokers": brokers, "topics": [_document(each) for each in topics]})
     else:
@@ -74,16 +78,18 @@ def describe(
         if rows:
             print()
             print_rows(rows, _PARTITION_COLUMNS, output)
+    if not agreed:
+        raise typer.Exit(1)
 
 
 def _document(topic: TopicDescription) -> dict[str, Any]:
-    parts = [health.document_of(part, None) for part in topic.partitions]
+    parts = [health.document_of(part, None, {}) for part in topic.partitions]
     return {"topic": topic.name, "topic_id": topic.topic_id.hex(), "partitions": parts}
 
 
 @app.command()
 def quorum(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputOption = Output.TABLE) -> None:
-    """Show the metadata quorum: its leader, how far voters and brokers are, and its snapshot.
+    """Show the metadata quorum: its leader, how far voters and brokers are, and its snapshot. Exit code 1: no leader.
 
     Example: raftlog cluster quorum
     """
@@ -92,7 +98,17 @@ def quorum(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputOption 
 
 
 def print_quorum(found: QuorumDescription, output: Output) -> None:
-    """Print a quorum: a few lines and two tables, or one JSON object."""
+    """Print a quorum: a few lines and two tables, or one JSON object.
+
+    Raises:
+        typer.Exit: with 1, after that, when nobody leads.
+    """
+    _print_quorum(found, output)
+    if found.leader_id < 0:
+        raise typer.Exit(1)
+
+
+def _print_quorum(found: QuorumDescription, output: Output) -> None:
     voters: list[Row] = [
         {**voter._asdict(), "address": f"{voter.host}:{voter.port}" if voter.host else None} for voter in found.voters
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 
 import raftlog
 from raftlog._server_root import server_environment
+from raftlog.cli import min_isr
 from raftlog.cli.clients import connect_admin
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
@@ -93,6 +94,12 @@ def _alter(admin: raftlog.Admin, target: dict[str, Any], **changes: Any) -> None
         ) from None
 
 
+def _warn(admin: raftlog.Admin, target: Mapping[str, Any], changed: Collection[str]) -> None:
+    """Warn of topics that cannot be written to any more."""
+    if min_isr.KEY in changed:
+        min_isr.warn_of_topics(admin, [target["topic"]] if "topic" in target else None)
+
+
 def _rows(entries: Mapping[str, Any], everything: bool) -> list[Row]:
     return [
         {
@@ -163,6 +170,7 @@ def set_keys(
     target, changes = _target(resource, name), key_value_pairs(pairs)
     with connect_admin(bootstrap) as admin:
         _alter(admin, target, set=changes)
+        _warn(admin, target, changes)
     print_done(f"set for {resource} {name}: {', '.join(changes)}", {resource.value: name, "set": changes}, output)
 
 
@@ -181,6 +189,7 @@ def unset(
     target = _target(resource, name)
     with connect_admin(bootstrap) as admin:
         _alter(admin, target, unset=keys)
+        _warn(admin, target, keys)
     print_done(f"default again for {resource} {name}: {', '.join(keys)}", {resource.value: name, "unset": keys}, output)
 
 

@@ -88,6 +88,26 @@ def print_note(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def confirmed(question: str) -> bool:
+    """Ask whoever sits at the terminal; anything but y and yes is no.
+
+    Raises:
+        typer.BadParameter: nobody does: the command takes --yes then.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("there is no terminal to ask at; pass --yes to go on without being asked")
+    print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        raise
+    if not answer.endswith("\n"):
+        print(file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")
+
+
 def key_value_pairs(pairs: Sequence[str]) -> dict[str, str]:
     """Return what `KEY=VALUE` arguments say.
 

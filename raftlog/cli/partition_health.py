@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import raftlog
-from raftlog._descriptions import PartitionDescription, PartitionReplicas, TopicDescription
+from raftlog._descriptions import BrokerDescription, PartitionDescription, PartitionReplicas, TopicDescription
 from raftlog.cli.output import print_note
 from raftlog.errors import RaftlogError
 from raftlog.types import TopicPartition
@@ -19,13 +19,24 @@ IF_ANY: Final = ("eligible", "offline", "adding", "removing")
 """Columns that a terminal shows only when there is something in them; scripts get them always."""
 
 
-def lags_of(admin: raftlog.Admin, topics: Iterable[str]) -> Mapping[TopicPartition, PartitionReplicas]:
-    """Return what leaders say of the replicas; nothing, and a note, where none of them answers."""
+class Seen(NamedTuple):
+    """What leaders say of their replicas, and which of them said nothing, and why."""
+
+    replicas: Mapping[TopicPartition, PartitionReplicas]
+    silent: Mapping[int, RaftlogError]
+
+
+def ask_leaders(admin: raftlog.Admin, topics: Iterable[str]) -> Seen:
+    """Ask leaders how far the replicas are; with a note where one does not answer."""
+    silent: dict[int, RaftlogError] = {}
     try:
-        return admin.describe_replicas(topics, timeout=PATIENCE_S)
+        found = admin.describe_replicas(topics, silent=silent, timeout=PATIENCE_S)
     except RaftlogError as error:
         print_note(f"note: how far the replicas are is not known: {error}")
-        return {}
+        return Seen({}, {})
+    for broker, why in sorted(silent.items()):
+        print_note(f"note: leader {broker} does not answer: {why}")
+    return Seen(found, silent)
 
 
 def is_under_replicated(part: PartitionDescription) -> bool:
@@ -38,9 +49,27 @@ def is_under_min_isr(part: PartitionDescription, min_insync_replicas: int) -> bo
     return len(part.isr) < min_insync_replicas
 
 
-def is_unavailable(part: PartitionDescription) -> bool:
-    """Whether nobody leads, or the leader's broker is down."""
-    return part.leader < 0 or part.leader in part.offline_replicas
+def is_at_min_isr(part: PartitionDescription, min_insync_replicas: int) -> bool:
+    """Whether writes with acks=all are refused as soon as one more replica falls out of sync."""
+    return len(part.isr) == min_insync_replicas
+
+
+def why_unavailable(part: PartitionDescription, silent: Mapping[int, RaftlogError]) -> str | None:
+    """Return why nobody can write to it: nobody leads, or its leader is down or does not answer; else None."""
+    if part.leader < 0:
+        return "nobody leads it"
+    if part.leader in part.offline_replicas:
+        return f"leader {part.leader} is down"
+    if part.leader in silent:
+        return f"leader {part.leader} does not answer: {silent[part.leader]}"
+    return None
+
+
+def state_of(broker: BrokerDescription) -> str:
+    """Return what a broker is doing: it is active, is about to stop, has stopped, or is fenced: nobody hears of it."""
+    if broker.in_controlled_shutdown:
+        return "stopped" if broker.fenced else "stopping"
+    return "fenced" if broker.fenced else "active"
 
 
 def row_of(topic: TopicDescription, part: PartitionDescription, seen: PartitionReplicas | None) -> dict[str, Any]:
@@ -64,9 +93,11 @@ def row_of(topic: TopicDescription, part: PartitionDescription, seen: PartitionR
     return row
 
 
-def document_of(part: PartitionDescription, seen: PartitionReplicas | None) -> dict[str, Any]:
-    """Return a partition for programs."""
-    document: dict[str, Any] = part._asdict()
+def document_of(
+    part: PartitionDescription, seen: PartitionReplicas | None, silent: Mapping[int, RaftlogError]
+) -> dict[str, Any]:
+    """Return a partition for programs; `unavailable` says why, where it is."""
+    document: dict[str, Any] = {**part._asdict(), "unavailable": why_unavailable(part, silent)}
     if seen is not None:
         document |= {
             "log_start_offset": seen.log_start_offset,

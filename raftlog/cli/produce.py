@@ -223,6 +223,8 @@ class _Sender:
     def _failed(self, problem: str, *, at_least: bool = False) -> ProduceFailed:
         # Of a part that failed, pieces for other partitions may have arrived.
         sent = counted(self._acknowledged, "record")
+        if at_least and not self._acknowledged:
+            return ProduceFailed(f"{problem}; none before was acknowledged")
         if at_least:
             return ProduceFailed(f"{problem}; at least {sent} arrived all the same")
         return ProduceFailed(f"{problem}; {sent} {'was' if self._acknowledged == 1 else 'were'} sent before")

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import raftlog
-from raftlog._descriptions import TopicDescription
+from raftlog._descriptions import PartitionDescription, TopicDescription
+from raftlog.cli import min_isr, throttles
 from raftlog.cli.clients import connect_admin
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
@@ -34,21 +35,22 @@ from raftlog.cli.plans import (
     moves_from_json,
     plan_of,
     present,
-    throttled_replicas,
 )
 from raftlog.config import parse_size_bytes
 from raftlog.errors import UnknownTopicOrPartition
 from raftlog.types import TopicPartition
 
 LOOK_EVERY_S: Final = 0.5
-RATES: Final = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
-THROTTLED: Final = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+TELL_EVERY_S: Final = 5.0
+"""How often a line tells of progress where there is no terminal for a bar."""
 COLUMNS: Final = ("topic", "partition", "replicas", "state", "adding", "removing", "lag")
 
 DONE: Final = "done"
 UNDER_WAY: Final = "under way"
 ELSEWHERE: Final = "elsewhere"
 """Neither where it was to be nor moving."""
+NOT_MOVING: Final = "not moving"
+GONE: Final = "the topic is gone"
 
 
 def reassign(
@@ -108,8 +110,26 @@ def reassign(
         else:
             _execute(admin, wanted, rate, output, quiet=wait)
             if wait:
-                _wait(admin, wanted, timeout)
-                _verify(admin, wanted, preserve_throttles or rate is None, output)
+                _see_through(admin, wanted, timeout, rate is not None, preserve_throttles, output)
+            elif rate is not None:
+                print_note(throttles.STAYS)
+
+
+def _see_through(
+    admin: raftlog.Admin,
+    moves: Sequence[Move],
+    timeout: float | None,
+    throttled: bool,
+    preserve_throttles: bool,
+    output: Output,
+) -> None:
+    if _wait(admin, moves, timeout, throttled=throttled):
+        _verify(admin, moves, preserve_throttles or not throttled, output)
+        return
+    states = _show(admin, moves, output)
+    undone = sum(state != DONE for state in states.values())
+    print_error(f"after {timeout:g} s {_goes_on(undone, len(moves), throttled=throttled)}")
+    raise typer.Exit(1)
 
 
 def _rate(text: str) -> int:
@@ -149,29 +169,41 @@ def _topics(admin: raftlog.Admin, moves: Sequence[Move]) -> dict[str, TopicDescr
 
 
 def _state(move: Move, topics: Mapping[str, TopicDescription]) -> str:
-    part = topics[move.part.topic].partitions[move.part.partition]
+    part = _partition(move, topics)
+    if part is None:
+        return GONE
     if part.adding_replicas or part.removing_replicas:
         return UNDER_WAY
     return DONE if tuple(part.replicas) == move.replicas or not move.replicas else ELSEWHERE
 
 
-def _rows(admin: raftlog.Admin, moves: Sequence[Move], states: Mapping[TopicPartition, str]) -> list[dict[str, object]]:
-    topics = _topics(admin, moves)
+def _partition(move: Move, topics: Mapping[str, TopicDescription]) -> PartitionDescription | None:
+    topic = topics.get(move.part.topic)
+    return topic.partitions[move.part.partition] if topic and move.part.partition < len(topic.partitions) else None
+
+
+def _rows(
+    admin: raftlog.Admin,
+    topics: Mapping[str, TopicDescription],
+    moves: Sequence[Move],
+    states: Mapping[TopicPartition, str],
+) -> list[dict[str, object]]:
     moving = {move.part.topic for move in moves if states[move.part] == UNDER_WAY}
-    known = admin.describe_replicas(moving) if moving else {}
+    known = admin.describe_replicas(moving, silent={}) if moving else {}
     rows: list[dict[str, object]] = []
     for move in moves:
-        part = topics[move.part.topic].partitions[move.part.partition]
+        part = _partition(move, topics)
         described = known.get(move.part)
-        lags = [each.lag for each in described.replicas if each.broker_id in part.adding_replicas] if described else []
+        adding = part.adding_replicas if part is not None else []
+        lags = [each.lag for each in described.replicas if each.broker_id in adding] if described else []
         rows.append(
             {
                 "topic": move.part.topic,
                 "partition": move.part.partition,
-                "replicas": list(move.replicas or part.replicas),
+                "replicas": list(move.replicas or (part.replicas if part is not None else ())),
                 "state": states[move.part],
-                "adding": part.adding_replicas,
-                "removing": part.removing_replicas,
+                "adding": adding,
+                "removing": part.removing_replicas if part is not None else [],
                 "lag": max(lags) if lags and min(lags) >= 0 else None,
             }
         )
@@ -190,7 +222,8 @@ def _print(rows: Sequence[Mapping[str, object]], output: Output, **more: object)
 
 def _list(admin: raftlog.Admin, output: Output) -> None:
     moves = [Move(part, tuple(found.replicas)) for part, found in sorted(admin.list_reassignments().items())]
-    _print(_rows(admin, moves, {move.part: UNDER_WAY for move in moves}) if moves else [], output)
+    topics = _topics(admin, moves) if moves else {}
+    _print(_rows(admin, topics, moves, {move.part: UNDER_WAY for move in moves}), output)
 
 
 def _generate(admin: raftlog.Admin, names: Sequence[str], brokers: str | None, output: Output) -> None:
@@ -212,8 +245,11 @@ def _generate(admin: raftlog.Admin, names: Sequence[str], brokers: str | None, o
     if output is Output.JSON:
         print_json({"current": plan_of(current), "proposed": plan_of(proposed)})
     else:
-        moved = sum(set(new.replicas) != set(old.replicas) for new, old in zip(proposed, current, strict=True))
-        print_note(f"now:\n{json_text(plan_of(current))}\nwanted, with {counted(moved, 'partition')} to move:")
+        pairs = [(new.replicas, old.replicas) for new, old in zip(proposed, current, strict=True)]
+        moved = sum(set(new) != set(old) for new, old in pairs)
+        turned = sum(set(new) == set(old) and new != old for new, old in pairs)
+        what = f"{counted(moved, 'partition')} to move and {turned:,} with another order"
+        print_note(f"now:\n{json_text(plan_of(current))}\nwanted, with {what}:")
         print_json(plan_of(proposed))
 
 
@@ -224,85 +260,115 @@ def _execute(admin: raftlog.Admin, moves: Sequence[Move], rate: int | None, outp
     goals = {move.part: move for move in moves}
     topics = _topics(admin, moves)
     before = [move for move in present(topics.values()) if move.part in goals]
+    min_isr.warn(admin, {move.part: len(move.replicas) for move in moves})
     if rate is not None:
-        _throttle(admin, before, goals, rate)
+        throttles.put_on(admin, before, goals, rate)
     admin.alter_reassignments({move.part: move.replicas for move in moves})
     print_note(f"{counted(len(moves), 'move')} begun; the way back, as a plan:\n{json_text(plan_of(before))}")
     if not quiet:
         topics = _topics(admin, moves)
         states = {move.part: _state(move, topics) for move in moves}
-        _print(_rows(admin, moves, states), output, before=plan_of(before))
-
-
-def _throttle(admin: raftlog.Admin, before: Sequence[Move], goals: Mapping[TopicPartition, Move], rate: int) -> None:
-    """Hold the moves back before they begin."""
-    involved = {broker for move in (*before, *goals.values()) for broker in move.replicas}
-    for broker in sorted(involved & {each.broker_id for each in admin.describe_cluster().brokers}):
-        admin.alter_configs(broker=broker, set=dict.fromkeys(RATES, rate))
-    for topic, configs in throttled_replicas(before, goals).items():
-        admin.alter_configs(topic=topic, set=configs)
-
-
-def _take_throttle_off(admin: raftlog.Admin, moves: Sequence[Move]) -> None:
-    for topic in sorted({move.part.topic for move in moves}):
-        admin.alter_configs(topic=topic, unset=THROTTLED)
-    if admin.list_reassignments():
-        return  # others are held back by the same rates
-    for broker in admin.describe_cluster().brokers:
-        admin.alter_configs(broker=broker.broker_id, unset=RATES)
+        _print(_rows(admin, topics, moves, states), output, before=plan_of(before))
 
 
 def _verify(admin: raftlog.Admin, moves: Sequence[Move], preserve_throttles: bool, output: Output) -> None:
-    topics = _topics(admin, moves)
-    states = {move.part: _state(move, topics) for move in moves}
-    _print(_rows(admin, moves, states), output)
-    undone = sum(state != DONE for state in states.values())
+    states = _show(admin, moves, output)
+    if not preserve_throttles and UNDER_WAY not in states.values():
+        throttles.take_off(admin, _there(states))
+    if set(states.values()) == {GONE}:
+        raise UnknownTopicOrPartition(f"there is no {next(iter(states))}, nor any other of these partitions")
+    undone = [part for part, state in states.items() if state not in (DONE, GONE)]
     if undone:
-        print_error(f"{undone} of {counted(len(moves), 'move')} {'is' if undone == 1 else 'are'} not done")
+        print_error(_not_done(len(undone), len(moves)))
         raise typer.Exit(1)
-    if not preserve_throttles:
-        _take_throttle_off(admin, moves)
+
+
+def _show(admin: raftlog.Admin, moves: Sequence[Move], output: Output) -> dict[TopicPartition, str]:
+    """Print how far moves are, and return it."""
+    topics = {topic.name: topic for topic in admin.describe_topics()}
+    states = {move.part: _state(move, topics) for move in moves}
+    _print(_rows(admin, topics, moves, states), output)
+    return states
+
+
+def _there(states: Mapping[TopicPartition, str]) -> set[str]:
+    return {part.topic for part, state in states.items() if state != GONE}
+
+
+def _not_done(undone: int, of: int) -> str:
+    return f"{undone} of {counted(of, 'move')} {'is' if undone == 1 else 'are'} not done"
 
 
 def _cancel(admin: raftlog.Admin, moves: Sequence[Move], preserve_throttles: bool, output: Output) -> None:
-    _topics(admin, moves)
-    admin.alter_reassignments(dict.fromkeys((move.part for move in moves), None))
+    """Cancel what is under way, and clean up after all of it, also where nothing is left to cancel."""
+    topics = {topic.name: topic for topic in admin.describe_topics()}
+    now = {move.part: _state(move, topics) for move in moves}
+    if set(now.values()) == {GONE}:
+        throttles.take_off(admin, ())
+        raise UnknownTopicOrPartition(f"there is no {next(iter(now))}, nor any other of these partitions")
+    moving = [part for part, state in now.items() if state == UNDER_WAY]
+    if moving:
+        admin.alter_reassignments(dict.fromkeys(moving, None))
     if not preserve_throttles:
-        _take_throttle_off(admin, moves)
+        throttles.take_off(admin, _there(now))
+    words = {UNDER_WAY: "cancelled", GONE: GONE}
+    topics = {topic.name: topic for topic in admin.describe_topics()}
     back = [Move(move.part, ()) for move in moves]
-    _print(_rows(admin, back, {move.part: "cancelled" for move in moves}), output)
+    _print(_rows(admin, topics, back, {part: words.get(state, NOT_MOVING) for part, state in now.items()}), output)
+    still = [part for part, state in now.items() if state not in words]
+    for part in still:
+        print_error(f"{part} is not being moved")
+    if still:
+        raise typer.Exit(1)
 
 
-def _wait(admin: raftlog.Admin, moves: Sequence[Move], timeout: float | None) -> None:
-    """Wait until none of the moves is under way; a bar on a terminal, else a line whenever one is done."""
+def _wait(admin: raftlog.Admin, moves: Sequence[Move], timeout: float | None, *, throttled: bool) -> bool:
+    """Wait until none of the moves is under way: a bar on a terminal, else a line every few seconds.
+
+    Returns:
+        whether that came about before the timeout.
+
+    Raises:
+        KeyboardInterrupt: after a word about what goes on.
+    """
     deadline = None if timeout is None else time.monotonic() + timeout
     columns = (TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[lag]}"))
     console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("moving", total=len(moves), lag="")
-        told = -1
-        while True:
-            under_way = admin.list_reassignments()
-            left = [move for move in moves if move.part in under_way]
-            done = len(moves) - len(left)
-            lag = _lag(admin, left, {part: set(each.adding_replicas) for part, each in under_way.items()})
-            words = f"{lag:,} records to go" if lag is not None else ""
-            bar.update(task, completed=done, lag=words)
-            if done != told and not console.is_terminal:
-                print_note(f"{done} of {counted(len(moves), 'move')} done{', ' + words if words else ''}")
-                told = done
-            if not left:
-                return
-            if deadline is not None and time.monotonic() >= deadline:
-                return
-            time.sleep(LOOK_EVERY_S)
+    left = list(moves)
+    try:
+        with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bar:
+            task = bar.add_task("moving", total=len(moves), lag="")
+            told, told_at_s = -1, 0.0
+            while True:
+                under_way = admin.list_reassignments()
+                left = [move for move in moves if move.part in under_way]
+                done = len(moves) - len(left)
+                lag = _lag(admin, left, {part: set(each.adding_replicas) for part, each in under_way.items()})
+                words = f"{counted(lag, 'record')} to go" if lag is not None else ""
+                bar.update(task, completed=done, lag=words)
+                if not console.is_terminal and (done != told or time.monotonic() - told_at_s >= TELL_EVERY_S):
+                    print_note(f"{done} of {counted(len(moves), 'move')} done{', ' + words if words else ''}")
+                    told, told_at_s = done, time.monotonic()
+                if not left:
+                    return True
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+                time.sleep(LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        print_note(_goes_on(len(left), len(moves), throttled=throttled))
+        raise
+
+
+def _goes_on(undone: int, of: int, *, throttled: bool) -> str:
+    more = f"; {throttles.STAYS}" if throttled else ""
+    return f"{_not_done(undone, of)}; {'it goes' if undone == 1 else 'they go'} on{more}"
 
 
 def _lag(admin: raftlog.Admin, left: Sequence[Move], adding: Mapping[TopicPartition, set[int]]) -> int | None:
     """Return how many records the new replicas are behind altogether; None while that is not known of all."""
     if not left:
         return None
-    known = admin.describe_replicas({move.part.topic for move in left})
+    known = admin.describe_replicas({move.part.topic for move in left}, silent={})
     lags = [
         replica.lag
         for move in left

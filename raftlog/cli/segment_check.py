@@ -39,6 +39,8 @@ class SegmentReport:
     size_bytes: int
     batches: list[BatchAt] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    unread: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of positions of which it cannot be told which batches are in them; what indexes say of them is moot."""
     index_entries: int | None = None
     time_index_entries: int | None = None
 
@@ -52,14 +54,15 @@ def check_segment(path: Path) -> SegmentReport:
     report = SegmentReport(path, base_offset, path.stat().st_size)
     if base_offset < 0:
         report.problems.append(f"the name is not the segment's base offset: {path.name}")
+    anchors = _anchors(report)
     if report.size_bytes:
         with (
             path.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as view,
         ):
-            _walk(view, report)
-    _check_order(report)
+            _walk(view, report, anchors)
+    _check_order(report, anchors)
     if base_offset >= 0:
         _check_offset_index(report)
         _check_time_index(report)
@@ -80,35 +83,88 @@ def read_records(path: Path, position: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _walk(data: Buffer, report: SegmentReport) -> None:
-    """Add every batch; a header that cannot be ends the walk, since nobody knows where the next batch begins."""
+def _anchors(report: SegmentReport) -> list[tuple[int, int]]:
+    """Return (position, offset) of every sound entry of the offset index."""
+    path = report.path.with_suffix(".index")
+    if report.base_offset < 0 or not path.exists():
+        return []
+    entries = _entries(path, _OFFSET_ENTRY, _OFFSET_ENTRY_CRC_AT, report.base_offset)
+    return [(entry[1], report.base_offset + entry[0]) for entry in entries if entry is not None]
+
+
+def _walk(data: Buffer, report: SegmentReport, anchors: list[tuple[int, int]]) -> None:
+    """Add every batch; behind a header that cannot be, go on where the index says that the next batch begins."""
     position = 0
     while position < len(data):
+        header: BatchHeader | None = None
+        problem = None
         try:
             header = parse_header(data, position)
-            problem = None
-            try:
-                parse_batch(data, position)
-            except (CorruptRecordError, UnsupportedVersion) as error:
-                problem = str(error)
-                report.problems.append(f"position {position}, offset {header.base_offset}: {error}")
-        except CorruptRecordError as error:
-            report.problems.append(f"position {position}: {error}")
-            return
-        if problem is not None and (header.magic != 1 or position + header.size > len(data)):
-            return
+            parse_batch(data, position)
+        except (CorruptRecordError, UnsupportedVersion) as error:
+            problem = str(error)
+        if header is None or (problem is not None and not _leads_on(data, position, header)):
+            where = f"position {position}" if header is None else f"position {position}, offset {header.base_offset}"
+            resumed = _resume(data, position, anchors)
+            report.problems.append(f"{where}: {problem}; {resumed - position} bytes are passed over")
+            report.unread.append((position, resumed))
+            position = resumed
+            continue
+        if problem is not None:
+            report.problems.append(f"position {position}, offset {header.base_offset}: {problem}")
         report.batches.append(BatchAt(position, header, problem))
         position += header.size
 
 
-def _check_order(report: SegmentReport) -> None:
-    expected = report.base_offset
-    for position, header, _ in report.batches:
-        if header.base_offset < expected:
-            report.problems.append(
-                f"position {position}: the batch begins at offset {header.base_offset}, expected at least {expected}"
-            )
+def _leads_on(data: Buffer, position: int, header: BatchHeader) -> bool:
+    """Whether the length of a damaged batch can be right: the file ends behind it, or another header is there."""
+    end = position + header.size
+    if header.magic != 1 or header.size < HEADER_BYTES or end > len(data):
+        return False
+    if end == len(data):
+        return True
+    try:
+        following = parse_header(data, end)
+    except CorruptRecordError:
+        return False
+    return following.magic == 1 and following.base_offset >= header.base_offset
+
+
+def _resume(data: Buffer, position: int, anchors: list[tuple[int, int]]) -> int:
+    """Return where the next batch begins by the index, or the end of the file."""
+    for begin, offset in anchors:
+        if begin > position and begin + HEADER_BYTES <= len(data):
+            (found,) = _I64.unpack_from(data, begin)
+            if found == offset:
+                return begin
+    return len(data)
+
+
+def _check_order(report: SegmentReport, anchors: list[tuple[int, int]]) -> None:
+    """Find batches that lie where they cannot; of two that contradict each other, it is the one that made a leap."""
+    expected, leapt = report.base_offset, None
+    known = dict(anchors)
+    for number, (position, header, problem) in enumerate(report.batches):
+        if problem is not None:  # nor can its offsets be relied on
+            continue
+        begins = f"position {position}: the batch begins at offset {header.base_offset}"
+        if header.base_offset < expected and leapt is not None:
+            at, leap, _ = report.batches[leapt]
+            _blame(report, leapt, f"position {at}: offset {leap.base_offset} in front of offset {header.base_offset}")
+        elif header.base_offset < expected:
+            _blame(report, number, f"{begins}, expected at least {expected}")
+        elif header.base_offset > expected and known.get(position) == expected:
+            _blame(report, number, f"{begins}, expected {expected} as the index says")
+            continue
+        leapt = number if header.base_offset > expected else None
         expected = header.next_offset
+
+
+def _blame(report: SegmentReport, number: int, sentence: str) -> None:
+    found = report.batches[number]
+    if found.problem is None:
+        report.batches[number] = found._replace(problem=sentence)
+        report.problems.append(sentence)
 
 
 def _entries(path: Path, entry: struct.Struct, crc_at: int, base_offset: int) -> Iterator[tuple[int, int] | None]:
@@ -132,15 +188,19 @@ def _check_offset_index(report: SegmentReport) -> None:
     if not path.exists():
         return
     begins = {position: header.base_offset for position, header, _ in report.batches}
+    moot = {position for position, _, problem in report.batches if problem is not None}
     if report.batches:
         begins[report.size_bytes] = report.batches[-1].header.next_offset
+        if report.batches[-1].problem is not None or (report.unread and report.unread[-1][1] == report.size_bytes):
+            moot.add(report.size_bytes)
     report.index_entries = 0
     for entry in _entries(path, _OFFSET_ENTRY, _OFFSET_ENTRY_CRC_AT, report.base_offset):
         if entry is None:
             report.problems.append(f"{path.name}: entry {report.index_entries} is damaged")
             return
         offset, position = report.base_offset + entry[0], entry[1]
-        if begins.get(position) != offset and not (position == report.size_bytes == 0):
+        known = position not in moot and not any(begin <= position < end for begin, end in report.unread)
+        if known and begins.get(position) != offset and not (position == report.size_bytes == 0):
             report.problems.append(f"{path.name}: no batch with offset {offset} begins at position {position}")
         report.index_entries += 1
 
@@ -153,16 +213,20 @@ def _check_time_index(report: SegmentReport) -> None:
     batches = iter(report.batches)
     upcoming = next(batches, None)
     largest_ms: int | None = None
+    partial = bool(report.unread)  # then one that was not read may have had a larger timestamp
     for entry in _entries(path, _TIME_ENTRY, _TIME_ENTRY_CRC_AT, report.base_offset):
         if entry is None:
             report.problems.append(f"{path.name}: entry {report.time_index_entries} is damaged")
             return
         timestamp_ms, offset = entry[0], report.base_offset + entry[1]
-        while upcoming is not None and upcoming.header.base_offset < offset:
-            found_ms = upcoming.header.max_timestamp_ms
-            largest_ms = found_ms if largest_ms is None else max(largest_ms, found_ms)
+        while upcoming is not None and (upcoming.problem is not None or upcoming.header.base_offset < offset):
+            if upcoming.problem is not None:
+                partial = True
+            else:
+                found_ms = upcoming.header.max_timestamp_ms
+                largest_ms = found_ms if largest_ms is None else max(largest_ms, found_ms)
             upcoming = next(batches, None)
-        if largest_ms is not None and largest_ms != timestamp_ms:
+        if largest_ms is not None and (timestamp_ms < largest_ms or (timestamp_ms != largest_ms and not partial)):
             report.problems.append(
                 f"{path.name}: says {timestamp_ms} is the largest timestamp below offset {offset}, it is {largest_ms}"
             )

@@ -19,6 +19,8 @@ from raftlog.testing import Cluster
 
 _DEFAULT_PORT = int(BOOTSTRAP_DEFAULT.rpartition(":")[2])
 _LOOK_AFTER_S = 0.5
+_CLEANLY = "with exit code 0"
+"""How a server ends that somebody asked to stop, with SIGTERM."""
 
 InsecureOption = Annotated[
     bool,
@@ -65,17 +67,25 @@ def up(
         _print_welcome(cluster, keeps_data=data is not None)
         ended: set[int] = set()
         told = 0
+        failed = False
         while not stop.wait(_LOOK_AFTER_S):
             for node_id in cluster.node_ids:
                 if node_id not in ended and not cluster.is_running(node_id):
                     ended.add(node_id)
-                    print_note(cluster.log_tail(node_id))
-                    print_error(f"server {node_id} has ended {cluster.ending(node_id)}; above is the end of its log")
+                    cluster.config_file(node_id).with_name("ready.json").unlink(missing_ok=True)
+                    if cluster.ending(node_id) == _CLEANLY:
+                        print_note(f"server {node_id} has stopped")
+                    else:
+                        failed = True
+                        print_note(cluster.log_tail(node_id))
+                        print_error(
+                            f"server {node_id} has ended {cluster.ending(node_id)}; above is the end of its log"
+                        )
                     if len(ended) < nodes:
                         again = f"raftlog server --config {shlex.quote(str(cluster.config_file(node_id)))}"
                         print_note(f"to start it again, in another terminal: {again}")
             if len(ended) == nodes:
-                raise typer.Exit(1)
+                raise typer.Exit(1 if failed else 0)
             if ended and len(ended) > told:
                 told = len(ended)
                 print_note(f"{nodes - told} of {nodes} servers run on")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 import raftlog
+from raftlog._descriptions import PartitionDescription, TopicDescription
+from raftlog.cli import min_isr
 from raftlog.cli import partition_health as health
 from raftlog.cli.clients import connect_admin
+from raftlog.cli.freshness import is_agreed
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
     BootstrapOption,
@@ -19,6 +23,7 @@ from raftlog.cli.output import (
     key_value_pairs,
     print_done,
     print_json,
+    print_note,
     print_rows,
 )
 from raftlog.errors import TopicAlreadyExists
@@ -36,8 +41,14 @@ SetOption = Annotated[
 @app.command()
 def create(
     topic: TopicArgument,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1)] = 1,
-    replication_factor: Annotated[int, typer.Option("--replication-factor", "-r", min=1)] = 1,
+    partitions: Annotated[
+        int | None,
+        typer.Option("--partitions", "-p", min=1, help="How many; else the server's default."),
+    ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option("--replication-factor", "-r", min=1, help="Replicas of each; else the server's default."),
+    ] = None,
     replica_assignment: Annotated[
         str | None,
         typer.Option(
@@ -51,16 +62,17 @@ def create(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create a topic.
+    """Create a topic. What is not said is as the server has it: num.partitions, default.replication.factor.
 
     Example: raftlog topic create events --partitions 6 --config retention.ms=7d
     """
     configs = key_value_pairs(config or [])
-    assignment = None if replica_assignment is None else _assignment(replica_assignment)
+    assignment = None if replica_assignment is None else _assignment(replica_assignment, partitions, replication_factor)
     created = True
     with connect_admin(bootstrap) as admin:
         try:
-            admin.create_topic(topic, partitions, replication_factor, configs, replica_assignment=assignment)
+            admin.create_topic(topic, partitions or 0, replication_factor or 0, configs, replica_assignment=assignment)
+            min_isr.warn_of_topics(admin, [topic])
         except TopicAlreadyExists:
             if not if_not_exists:
                 raise
@@ -72,11 +84,36 @@ def create(
     )
 
 
-def _assignment(text: str) -> list[list[int]]:
+def _assignment(text: str, partitions: int | None, replication_factor: int | None) -> list[list[int]]:
+    """Return the brokers of each partition.
+
+    Raises:
+        typer.BadParameter: it cannot be understood, or contradicts itself or one of the numbers.
+    """
     try:
-        return [[int(replica) for replica in partition.split(":")] for partition in text.split(",")]
+        found = [[int(replica) for replica in partition.split(":")] for partition in text.split(",")]
     except ValueError:
         raise typer.BadParameter(f"--replica-assignment {text}: write BROKER:BROKER,..., for example 1:2,2:3") from None
+    wrong = f"--replica-assignment {text}: "
+    for number, brokers in enumerate(found):
+        twice = [each for each in brokers if brokers.count(each) > 1]
+        if twice:
+            raise typer.BadParameter(f"{wrong}partition {number} names broker {twice[0]} twice")
+        if len(brokers) != len(found[0]):
+            raise typer.BadParameter(
+                f"{wrong}partition 0 has {counted(len(found[0]), 'replica')} and partition {number} has "
+                f"{counted(len(brokers), 'replica')}; a comma begins the next partition, a colon the next replica"
+            )
+    if partitions not in (None, len(found)):
+        raise typer.BadParameter(
+            f"--replica-assignment names {counted(len(found), 'partition')} and --partitions {partitions}"
+        )
+    if replication_factor not in (None, len(found[0])):
+        raise typer.BadParameter(
+            f"--replica-assignment names {counted(len(found[0]), 'replica')} and --replication-factor "
+            f"{replication_factor}"
+        )
+    return found
 
 
 @app.command("list")
@@ -102,67 +139,93 @@ def describe(
         bool,
         typer.Option("--under-min-isr", metavar="", help="Only where fewer are in sync than min.insync.replicas."),
     ] = False,
+    at_min_isr: Annotated[
+        bool,
+        typer.Option("--at-min-isr", metavar="", help="Only where just as many are in sync as min.insync.replicas."),
+    ] = False,
     unavailable: Annotated[
-        bool, typer.Option("--unavailable", metavar="", help="Only where nobody leads, or the leader is down.")
+        bool,
+        typer.Option(
+            "--unavailable", metavar="", help="Only where nobody leads, or the leader is down or does not answer."
+        ),
     ] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show the partitions of topics: who leads them, where their replicas are, and how far these are behind.
 
+    The controllers are asked first. When they do not answer, what a broker knows is shown, with a note on stderr, and
+    the exit code is 1. With --output json it is an array of topics, also when one is named.
+
     Example: raftlog topic describe events
 
     Example: raftlog topic describe --under-replicated
     """
+    only = _Only(under_replicated, under_min_isr, at_min_isr, unavailable)
+    one = topics is not None and len(topics) == 1
     with connect_admin(bootstrap) as admin:
-        if topics and len(topics) == 1:
+        agreed = is_agreed(admin)
+        if topics and one:
             found = [admin.describe_topic(topics[0])]  # waits for one that was created a moment ago
         else:
             found = admin.describe_topics(topics)
-        wanted = [(topic, topic.partitions) for topic in found]
-        if under_replicated or under_min_isr or unavailable:
-            minimum = {topic.name: _min_insync_replicas(admin, topic.name) if under_min_isr else 0 for topic in found}
-            wanted = [
-                (
-                    topic,
-                    [
-                        part
-                        for part in topic.partitions
-                        if (under_replicated and health.is_under_replicated(part))
-                        or (under_min_isr and health.is_under_min_isr(part, minimum[topic.name]))
-                        or (unavailable and health.is_unavailable(part))
-                    ],
-                )
-                for topic in found
-            ]
-            wanted = [(topic, parts) for topic, parts in wanted if parts]
-        seen = health.lags_of(admin, [topic.name for topic, _ in wanted]) if wanted else {}
+        seen = health.ask_leaders(admin, [topic.name for topic in found]) if found else health.Seen({}, {})
+        wanted = [(topic, only.of(admin, topic, seen)) for topic in found]
+        wanted = [(topic, parts) for topic, parts in wanted if parts or not any(only)]
+        if one and output is Output.TABLE:
+            print_note(_settings(admin, found[0].name))
     if output is Output.JSON:
-        documents = [
-            {
-                "topic": topic.name,
-                "topic_id": topic.topic_id.hex(),
-                "partitions": [
-                    health.document_of(part, seen.get(TopicPartition(topic.name, part.partition))) for part in parts
-                ],
-            }
+        print_json([_document(topic, parts, seen) for topic, parts in wanted])
+    else:
+        rows = [
+            health.row_of(topic, part, seen.replicas.get(TopicPartition(topic.name, part.partition)))
             for topic, parts in wanted
+            for part in parts
         ]
-        one = topics is not None and len(topics) == 1 and len(documents) == 1
-        print_json(documents[0] if one else documents)
-        return
-    rows = [
-        health.row_of(topic, part, seen.get(TopicPartition(topic.name, part.partition)))
-        for topic, parts in wanted
-        for part in parts
-    ]
-    extra = [column for column in health.IF_ANY if not sys.stdout.isatty() or any(row[column] for row in rows)]
-    always = health.ALWAYS[1:] if topics and len(topics) == 1 else health.ALWAYS
-    print_rows(rows, (*always, *extra), output)
+        extra = [column for column in health.IF_ANY if not sys.stdout.isatty() or any(row[column] for row in rows)]
+        print_rows(rows, (*(health.ALWAYS[1:] if one else health.ALWAYS), *extra), output)
+    if not agreed:
+        raise typer.Exit(1)
 
 
-def _min_insync_replicas(admin: raftlog.Admin, topic: str) -> int:
-    return int(admin.describe_configs(topic=topic)["min.insync.replicas"].value)
+class _Only(NamedTuple):
+    """Which partitions are shown: those with any of these troubles, or all where none is named."""
+
+    under_replicated: bool
+    under_min_isr: bool
+    at_min_isr: bool
+    unavailable: bool
+
+    def of(self, admin: raftlog.Admin, topic: TopicDescription, seen: health.Seen) -> list[PartitionDescription]:
+        """Return those of a topic."""
+        minimum = min_isr.of_topic(admin, topic.name) if self.under_min_isr or self.at_min_isr else 0
+        return [
+            part
+            for part in topic.partitions
+            if not any(self)
+            or (self.under_replicated and health.is_under_replicated(part))
+            or (self.under_min_isr and health.is_under_min_isr(part, minimum))
+            or (self.at_min_isr and health.is_at_min_isr(part, minimum))
+            or (self.unavailable and health.why_unavailable(part, seen.silent) is not None)
+        ]
+
+
+def _document(topic: TopicDescription, parts: Sequence[PartitionDescription], seen: health.Seen) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "topic_id": topic.topic_id.hex(),
+        "partitions": [
+            health.document_of(part, seen.replicas.get(TopicPartition(topic.name, part.partition)), seen.silent)
+            for part in parts
+        ],
+    }
+
+
+def _settings(admin: raftlog.Admin, topic: str) -> str:
+    """Return a line with what is set for a topic; min.insync.replicas always, as it says what the ISR means."""
+    entries = admin.describe_configs(topic=topic)
+    own = sorted(key for key, entry in entries.items() if entry.source == "dynamic_topic" and key != min_isr.KEY)
+    return f"{topic}: " + ", ".join(f"{key}={entries[key].value}" for key in (min_isr.KEY, *own))
 
 
 @app.command()
@@ -197,6 +260,8 @@ def alter(
         raise typer.BadParameter("nothing to change; give --config KEY=VALUE or --unset KEY")
     with connect_admin(bootstrap) as admin:
         admin.alter_configs(topic, set=changes, unset=unset or [])
+        if min_isr.KEY in (*changes, *(unset or [])):
+            min_isr.warn_of_topics(admin, [topic])
     print_done(f"topic {topic} altered", {"topic": topic, "set": changes, "unset": unset or []}, output)
 
 

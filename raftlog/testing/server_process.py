@@ -133,6 +133,7 @@ class ServerProcess:
     def release(self) -> None:
         """Let others start a server in the directory; for one that has ended."""
         if self._lock is not None:
+            self._ready_file.unlink(missing_ok=True)  # the process id in it is somebody else's before long
             self._lock.close()
             self._lock = None
 

@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
+from raftlog._client.connections import in_words
 from raftlog.errors import BrokerUnavailable, RaftlogError, from_wire
 from raftlog.v1 import raft_pb2, raft_pb2_grpc
 from raftlog.v1.common_pb2 import NONE
@@ -167,7 +168,7 @@ class OutgoingLink:
             raise BrokerUnavailable("it does not answer") from None
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            raise self._broken or BrokerUnavailable(details or "the connection broke") from None
+            raise self._broken or BrokerUnavailable(in_words(details or "the connection broke")) from None
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr] # there is one
                 raise

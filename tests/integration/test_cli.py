@@ -74,7 +74,7 @@ def test_a_topics_life(run: Run) -> None:
     assert again.err.count("\n") == 1
     assert run("topic", "create", "life", "--if-not-exists").code == 0
     assert "life\t2\n" in run("topic", "list").out
-    described = json.loads(run("topic", "describe", "life", "--output", "json").out)
+    [described] = json.loads(run("topic", "describe", "life", "--output", "json").out)
     assert [(found["partition"], found["leader"], found["isr"]) for found in described["partitions"]] == [
         (0, 1, [1]),
         (1, 1, [1]),
@@ -345,7 +345,7 @@ def test_files_that_are_not_there_are_told_in_words(run: Run, topic: str, tmp_pa
 
 
 def test_tables_write_booleans_as_json_does(run: Run) -> None:
-    assert "\tfalse\t" in run("cluster", "describe").out
+    assert "\tfalse\t" in run("cluster", "quorum").out
 
 
 def up(*options: str) -> subprocess.Popen[str]:
@@ -417,3 +417,30 @@ def test_the_demo_refuses_arguments_that_it_does_not_have() -> None:
     usage = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
     assert usage.stdout.startswith("usage: ./dev demo")
     assert subprocess.run([*command, "--fast"], capture_output=True, check=False).returncode == 2
+
+
+def test_a_server_that_was_stopped_is_no_error(tmp_path: Path) -> None:
+    with up("--nodes", "2", "--data", str(tmp_path)) as process:
+        first_line(process)
+        ready = {node: tmp_path / f"node-{node}" / "ready.json" for node in (1, 2)}
+        os.kill(json.loads(ready[2].read_bytes())["pid"], signal.SIGTERM)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "server 2 has stopped\n"
+        assert process.stderr.readline().startswith("to start it again, in another terminal: raftlog server --config")
+        assert process.stderr.readline() == "1 of 2 servers run on\n"
+        assert not ready[2].exists(), "its pid is nobody's now"
+        assert ready[1].exists()
+        os.kill(json.loads(ready[1].read_bytes())["pid"], signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "error" not in errors
+    assert not ready[1].exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_no_ready_file_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
+    with up("--data", str(tmp_path)) as process:
+        first_line(process)
+        process.send_signal(number)
+        assert process.wait(30) == 0
+    assert not (tmp_path / "node-1" / "ready.json").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 import time
@@ -32,7 +33,8 @@ def run(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
 def described(cluster: Cluster, topic: str) -> list[dict[str, Any]]:
     ran = run(cluster, "topic", "describe", topic, "-o", "json")
     assert ran.returncode == 0, ran.stderr
-    parts: list[dict[str, Any]] = json.loads(ran.stdout)["partitions"]
+    [found] = json.loads(ran.stdout)
+    parts: list[dict[str, Any]] = found["partitions"]
     return parts
 
 
@@ -109,3 +111,54 @@ def test_the_preferred_replica_is_elected(three: Cluster) -> None:
         time.sleep(0.2)
     assert leader == 3
     assert values_of(three, "preferred") == list(range(RECORDS))
+
+
+def test_a_partition_added_later_is_read_by_who_follows(three: Cluster) -> None:
+    assert run(three, "topic", "create", "growing", "-p", "1").returncode == 0
+    reading = [sys.executable, "-m", "raftlog", "consume", "growing", "--timeout", "20", "--bootstrap", three.bootstrap]
+    with subprocess.Popen(reading, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        time.sleep(3)
+        assert run(three, "topic", "add-partitions", "growing", "2").returncode == 0
+        with raftlog.Producer(three.bootstrap) as to:
+            to.send("growing", b"newest", partition=1).result(20)
+        ready, _, _ = select.select([reader.stdout], [], [], 15)
+        assert ready, "the partition was never read"
+        assert reader.stdout.readline() == "newest\n"
+        reader.terminate()
+
+
+def test_who_cannot_reach_a_leader_says_so(three: Cluster) -> None:
+    assert run(three, "topic", "create", "alone", "--replica-assignment", "3").returncode == 0
+    assert run(three, "topic", "create", "both", "--replica-assignment", "1,3").returncode == 0
+    idle = run(three, "consume", "alone", "--timeout", "1")
+    assert (idle.returncode, idle.stderr) == (0, "")
+    command = [sys.executable, "-m", "raftlog", "consume", "both", "--timeout", "15", "--bootstrap", three.bootstrap]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as reading:
+        time.sleep(3)
+        three.kill(3)
+        _, said = reading.communicate(timeout=60)
+    assert reading.returncode == 1
+    assert "waiting for both-1" in said
+    assert said.count("waiting for") <= 2, "once, and on change"
+    assert said.splitlines()[-1].startswith("error: nothing came for 15 s; there was no contact with ")
+    late = run(three, "consume", "alone", "--timeout", "6")
+    assert late.returncode == 1
+    assert "waiting for alone-0: alone-0 has no leader (replicas 3; in sync 3)" in late.stderr
+    assert late.stderr.splitlines()[-1].startswith("error: ")
+    settings = ("-c", "delivery.timeout.ms=5000", "-c", "request.timeout.ms=1000", "-c", "linger.ms=0")
+    sent = subprocess.run(
+        [sys.executable, "-m", "raftlog", "produce", "alone", *settings, "-b", three.bootstrap],
+        input="v\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert sent.returncode == 1
+    assert "waiting for acknowledgements of alone-0 has no leader (replicas 3; in sync 3)" in sent.stderr
+    assert "certainly not in the log" in sent.stderr
+    assert "at least 0" not in sent.stderr
+    unavailable = run(three, "topic", "describe", "--unavailable", "-o", "json")
+    assert [topic["topic"] for topic in json.loads(unavailable.stdout)][:1] == ["alone"]
+    three.start(3)

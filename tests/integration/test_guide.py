@@ -28,7 +28,7 @@ def test_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed[1].endswith(" 1 1")
     assert printed[2:4] == ["[(1, False)]", "1 [(1, 'leader', 0)]"]
     assert printed[4:7] == ["1 [1] [1] []", "[(1, 0, True)]", "{}"]
-    assert printed[7:9] == ["readings 0", "3"]
+    assert printed[7:9] == ["sensors 0", "3"]
     assert sum(line.startswith("refused: ") for line in printed) == 2
     assert "['topic', 'partition', 'offset', 'timestamp', 'key', 'value', 'headers']" in printed
     assert "9 records in all" in printed

@@ -31,9 +31,9 @@ def test_the_sdk_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_testing_example() -> None:
     code = block_with("raftlog.testing").replace(
-        "    ...\n", "    from raftlog import Admin\n    Admin(cluster.bootstrap).list_topics()\n"
+        "    ...\n", "    from raftlog import Admin\n    Admin(cluster.bootstrap).create_topic('orders', 1, 3)\n"
     )
-    assert "list_topics" in code
+    assert "create_topic" in code
     exec(compile(code, "README", "exec"), {})
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 0.3
 EAGER_HEARTBEAT_S = 0.1
 """While it has no lease."""
+RESTART_S = 0.5
+"""After which whoever looks after processes starts one again that has ended by itself."""
 PRODUCE_S = 0.05
 ALTER_SHARE = 0.04
 """How often a leader changes an ISR instead of acknowledging a record."""
@@ -184,6 +186,11 @@ class SimBroker:
         if answer.lease_ms:
             self.lease.granted(answer.sequence, answer.lease_ms, self._now_ms())
             self.simulation.invariants.beliefs_changed(self)
+        if answer.replaced:  # by a registration of an earlier life that was under way for long, for example
+            self.lease.revoke()
+            self.simulation.scheduler.after(RESTART_S, self.host.boot)
+            self.host.stop("ends: a later registration of this broker is committed")
+            raise ProcessGone
         if answer.may_shut_down and self.wants_shutdown:
             self.lease.revoke()
             self.leave()

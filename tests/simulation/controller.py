@@ -40,13 +40,17 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """What it is told; `lease_ms` 0 is no lease. `active` False: this is not the controller, `hint` may be."""
+    """What it is told; `lease_ms` 0 is no lease. `active` False: this is not the controller, `hint` may be.
+
+    `replaced`: a later registration of this broker is committed, so the process that asks has to end.
+    """
 
     sequence: int
     lease_ms: int = 0
     active: bool = True
     hint: int = -1
     may_shut_down: bool = False
+    replaced: bool = False
 
 
 class SimController:
@@ -129,6 +133,10 @@ class SimController:
         def confirmed(image: MetadataImage | None) -> None:
             if image is None or not self.serving or self._term != term:
                 connection.answer(HeartbeatAnswer(heartbeat.sequence, active=False))
+                return
+            known = image.brokers.get(heartbeat.broker_id)
+            if known is not None and known.broker_epoch > heartbeat.broker_epoch:
+                connection.answer(HeartbeatAnswer(heartbeat.sequence, replaced=True))
                 return
             leased = counted and self.sessions.may_lease(
                 heartbeat.broker_id, heartbeat.broker_epoch, heartbeat.applied_offset

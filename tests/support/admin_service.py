@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from grpc import aio
 
@@ -20,8 +20,9 @@ from raftlog.v1 import admin_pb2, admin_pb2_grpc, common_pb2, metadata_pb2_grpc
 from raftlog.v1.admin_pb2 import ConfigEntry
 from raftlog.v1.records_pb2 import AlterPartitionCommand, ConfigResource, IsrMember, MetadataCommand
 from raftmeta.image import MetadataImage, PartitionImage
+from replication.leader import ReplicaView
 from tests.support.memory_metadata import MemoryMetadata
-from tests.support.metadata import broker_epoch
+from tests.support.metadata import broker_epoch, uuid_of
 
 TOPIC, BROKER = ConfigResource.TOPIC, ConfigResource.BROKER
 WAIT_SECONDS = 20.0
@@ -141,6 +142,39 @@ def run(work: Work, values: Mapping[str, object] | None = None, logs: FakeLogs |
             await work(cluster)
 
     asyncio.run(main())
+
+
+class LogName(NamedTuple):
+    """Which log it is."""
+
+    topic_id: bytes
+    partition: int
+
+
+class Description(NamedTuple):
+    """What a leader says of a partition."""
+
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    replicas: Sequence[ReplicaView]
+
+
+class Led(NamedTuple):
+    """A partition that this server leads, as far as DescribeReplicas is concerned."""
+
+    log: LogName
+    described: Description
+
+    def describe_replicas(self) -> Description:
+        """Return it."""
+        return self.described
+
+
+def led(topic: int, partition: int, *views: ReplicaView) -> Led:
+    """Return a partition with 100 records of which 80 are committed."""
+    return Led(LogName(uuid_of(topic), partition), Description(0, 0, 80, 100, views))
 
 
 class AdminServer:

@@ -246,6 +246,13 @@ class MemoryStorage:
         assert isinstance(node, _FileNode)
         return node.data
 
+    def lose_durably(self, path: str, size: int) -> None:
+        """Cut a file that is at rest to `size` bytes, for good; no operation of a process, so no fault that is due."""
+        node = self._find(path)
+        assert isinstance(node, _FileNode)
+        del node.data[size:]
+        node.sync()
+
     def clone(self) -> MemoryStorage:
         """Return another machine with the same contents, all of them durable."""
 

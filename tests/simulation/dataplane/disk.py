@@ -61,9 +61,7 @@ class LogDisk:
 
     def lose_half(self, path: str) -> None:
         """Lose the second half of a file that is at rest, though it was synced."""
-        content = self.storage.raw(path)
-        del content[len(content) // 2 :]
-        self.storage.open(path).datasync()
+        self.storage.lose_durably(path, len(self.storage.raw(path)) // 2)
 
     def mend(self) -> None:
         """Make it quick, empty enough and whole."""

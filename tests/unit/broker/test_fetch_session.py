@@ -304,3 +304,63 @@ def test_a_client_may_leave_while_its_frames_wait_for_a_lease(tmp_path: Path) ->
             assert not parts.lease.waiting
 
     asyncio.run(scenario())
+
+
+# Damage
+
+
+def flip(parts: Parts, at: int) -> None:
+    """Flip a bit in the only segment of the partition."""
+    (path,) = Path(parts.registry.find(TOPIC_ID, 0).log.directory).glob("*.log")
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+def damage_told(parts: Parts) -> list[str]:
+    """Return what the registry is told from now on."""
+    told: list[str] = []
+    parts.registry._suspicions._on_damaged = lambda log, error: told.append(str(error))
+    return told
+
+
+def test_a_client_that_complains_has_the_log_looked_at(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
+            append(parts, b"a")
+            append(parts, b"b")
+            await settle()
+            told = damage_told(parts)
+            complaint = subscribe(1)
+            complaint.subscribe.partitions[0].damaged_offset = 1
+            requests.send(complaint)
+            await writer.wait_for(1)
+            await settle()
+            assert told == [], "it is whole"
+            flip(parts, -9)
+            parts.registry._suspicions._checked_logs.clear()
+            parts.registry._suspicions._checked_offsets.clear()
+            complaint.subscribe.partitions[0].subscription_id = 2
+            requests.send(complaint)
+            await writer.wait_for(2)
+            await settle()
+            assert len(told) == 1
+            assert "offsets 1 to 1" in told[0]
+
+    asyncio.run(scenario())
+
+
+def test_a_header_that_cannot_be_read_is_refused_and_looked_at_without_a_complaint(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
+            append(parts, b"a")
+            await settle()
+            told = damage_told(parts)
+            flip(parts, 6)
+            requests.send(subscribe(1))
+            frames = await writer.wait_for(1)
+            assert frames[0][0].head.error.code == common_pb2.CORRUPT_MESSAGE
+            await settle()
+            assert len(told) == 1
+
+    asyncio.run(scenario())

@@ -11,7 +11,14 @@ import pytest
 
 from broker.log.config import LogConfig
 from broker.partition import Partition
-from raftlog.errors import CorruptRecordError, FencedLeaderEpoch, NotLeader, RaftlogError, UnknownTopicId
+from raftlog.errors import (
+    CorruptRecordError,
+    FencedLeaderEpoch,
+    NotLeader,
+    OffsetOutOfRange,
+    RaftlogError,
+    UnknownTopicId,
+)
 from raftmeta.image import MetadataImage
 from replication.ports import Diverging, Replica
 from tests.support.batches import batch_of
@@ -350,11 +357,12 @@ def test_a_role_begins_once_the_truncation_of_the_one_before_has_ended(tmp_path:
             disk.held = True
             link.follower.truncate(opening, 2, done.append)
             elections = [asyncio.create_task(two.elect(*change, only=1)) for change in ((2, 3), (1, 4), (2, 5), (1, 6))]
-            await settle()
-            assert two.nodes[1].registry.applied_offset == 2
-            disk.release()
             await asyncio.gather(*elections)
             partition = two.partition(1)
+            assert two.nodes[1].registry.applied_offset == 6, "nothing that others are to have is kept by it"
+            assert (partition.leads, partition.following) == (False, None)
+            disk.release()
+            await settle()
             assert partition.leader_epoch == 6
             assert partition.leads
             assert partition.log_end_offset in (0, 3), "cut, or not begun"
@@ -421,6 +429,32 @@ def test_a_term_that_is_over_appends_and_acks_nothing(tmp_path: Path) -> None:
 
 
 # Readers of a follower
+
+
+def test_a_follower_that_is_not_cut_yet_refuses_no_position_above_what_it_knows_to_be_committed(tmp_path: Path) -> None:
+    """Its tail may be of a term that was voted down; the reader's record is committed elsewhere."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as two:
+            await two.elect(2, 1)
+            link = await two.joined(2, 1)
+            produce(two.partition(2), b"kept")
+            await settle()
+            await link.pump()
+            produce(two.partition(2), *[b"never committed"] * 5)
+            await settle()
+            await two.elect(1, 2, (1,))
+            produce(two.partition(1), *[b"new"] * 4)
+            await settle()
+            leader, follower = two.partition(1), two.partition(2)
+            assert (leader.high_watermark, follower.high_watermark, follower.log_end_offset) == (5, 1, 6)
+            leader.check_position(4, 2)
+            follower.check_position(4, 2, from_follower=True)
+            follower.check_position(1, 1, from_follower=True)
+            with pytest.raises(OffsetOutOfRange):
+                follower.check_position(1, 0, from_follower=True)
+
+    asyncio.run(scenario())
 
 
 def test_a_follower_serves_those_who_were_sent_to_it_up_to_its_own_high_watermark(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_too_few_in_sync_refuse_before_and_answer_after_an_append(tmp_path: Path
         lead(partition, (1,), partition_epoch=2)
         assert [type(error) for error in answers] == [NotEnoughReplicasAfterAppend]
         end = partition.log_end_offset
-        with pytest.raises(NotEnoughReplicas, match=r"1 replicas are in sync, acks=all needs min.insync.replicas=2"):
+        with pytest.raises(NotEnoughReplicas, match=r"1 replica is in sync, acks=all needs min.insync.replicas=2"):
             produce(partition)
         assert partition.log_end_offset == end
         await settle()

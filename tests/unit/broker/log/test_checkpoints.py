@@ -5,16 +5,24 @@ from __future__ import annotations
 import pytest
 
 from broker.log.checkpoints import (
+    META_PROPERTIES,
     Marks,
+    MetaProperties,
     PartitionMetadata,
     decode_lines,
+    encode_lines,
+    load_damage,
     load_leader_epochs,
     load_marks,
+    load_meta_properties,
     load_partition_metadata,
+    store_damage,
     store_leader_epochs,
     store_marks,
+    store_meta_properties,
     store_partition_metadata,
 )
+from broker.log.storage import replace_file
 from raftlog.errors import CorruptRecordError, UnsupportedVersion
 from replication.leader_epochs import EpochEntry
 from tests.support.memory_storage import MemoryStorage
@@ -73,3 +81,22 @@ def test_every_altered_byte_is_noticed() -> None:
 def test_a_newer_format_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedVersion, match="format version 2, this raftlog reads 1"):
         decode_lines("/d/x", "offsets", b"offsets 2\nwhatever")
+
+
+def test_what_is_damaged_is_kept_line_by_line() -> None:
+    storage = stored()
+    assert load_damage(storage, "/d") is None
+    store_damage(storage, "/d", "the batch at 4\nand more")
+    assert load_damage(storage, "/d") == "the batch at 4 and more"
+
+
+@pytest.mark.parametrize("directory_id", ["", "12", "0123456789abcdef0123456789abcdeg", "0" * 33])
+def test_a_directory_id_that_is_none_is_damage(directory_id: str) -> None:
+    storage = stored()
+    meta = MetaProperties("c", 1, "0123456789abcdef0123456789abcdef")
+    store_meta_properties(storage, "/d", meta)
+    assert load_meta_properties(storage, "/d") == meta
+    lines = ("cluster_id c", "node_id 1", f"directory_id {directory_id}")
+    replace_file(storage, "/d", META_PROPERTIES, encode_lines("log-dir", lines))
+    with pytest.raises(CorruptRecordError, match=r"/d/meta.properties is damaged: directory_id .* 32 hex digits"):
+        load_meta_properties(storage, "/d")

@@ -6,6 +6,7 @@ import errno
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from raftlog.format import validate_produced
 from tests.support.log_driver import LOG_DIR, TOPIC_ID, FakeClock, LogDriver, open_manager, timed_batch
 from tests.support.memory_storage import Fault, MemoryStorage
 
+OTHER_TOPIC_ID = bytes(reversed(range(16)))
 TWO_DIRS = ("/one", "/two")
 BATCH = timed_batch([5, 6])
 HEADER = validate_produced(BATCH)
@@ -510,3 +512,122 @@ def test_a_mark_of_an_old_form_or_a_damaged_one_vouches_for_nothing(mark: bytes)
     open_manager(storage).close(broker_epoch=17)
     replace_file(storage, LOG_DIR, "clean-shutdown", mark)
     assert open_manager(storage).clean_broker_epoch is None
+
+
+# Several at a time
+
+
+class MeetingStorage(MemoryStorage):
+    """Fsyncs of new logs' directories wait until as many are under way as are expected."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__()
+        self.meeting = threading.Barrier(expected, timeout=10)
+
+    def sync_dir(self, path: str) -> None:
+        """Wait for the others."""
+        if "~new-" in path:
+            self.meeting.wait()
+        super().sync_dir(path)
+
+
+def test_logs_are_made_several_at_a_time_and_share_the_directories() -> None:
+    manager = open_manager(MeetingStorage(4), log_dirs=TWO_DIRS)
+    makers = [threading.Thread(target=manager.create, args=("t", TOPIC_ID, number)) for number in range(4)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert sorted(manager.dir_of(log) for log in manager.logs()) == ["/one", "/one", "/two", "/two"]
+
+
+def test_a_log_that_is_being_made_is_made_once_and_deleted_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = open_manager(MemoryStorage())
+    begun, go_on = threading.Event(), threading.Event()
+    make = manager._make
+
+    def slowly(*arguments: Any) -> PartitionLog:
+        begun.set()
+        assert go_on.wait(10)
+        return make(*arguments)
+
+    monkeypatch.setattr(manager, "_make", slowly)
+    made: list[PartitionLog] = []
+    makers = [threading.Thread(target=lambda: made.append(manager.create("t", TOPIC_ID, 0))) for _ in range(2)]
+    deleted: list[bool] = []
+    deleting = threading.Thread(target=lambda: deleted.append(manager.delete(TOPIC_ID, 0)))
+    makers[0].start()
+    assert begun.wait(10)
+    makers[1].start()
+    go_on.set()
+    for maker in makers:
+        maker.join()
+    assert made[0] is made[1]
+    begun.clear()
+    go_on.clear()
+    other = threading.Thread(target=manager.create, args=("u", OTHER_TOPIC_ID, 0))
+    other.start()
+    assert begun.wait(10)
+    deleting.start()
+    deleting.join(10)
+    assert deleted == [True], "one that is made does not hold up another's end"
+    closing = threading.Thread(target=manager.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive(), "what is under way is waited for"
+    go_on.set()
+    closing.join(10)
+    other.join(10)
+    assert manager._log_counts == {manager._dirs[0]: 1}
+
+
+def test_a_log_that_cannot_be_made_does_not_count() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage, log_dirs=TWO_DIRS)
+
+    def refuse(op: str, path: str) -> None:
+        if "~new-" in path:
+            raise OSError(errno.ENOSPC, "no space", path)
+
+    storage.on_step = refuse
+    for partition in range(3):
+        with pytest.raises(StorageFull):
+            manager.create("t", TOPIC_ID, partition)
+    storage.on_step = None
+    dirs = [manager.dir_of(manager.create("t", TOPIC_ID, partition)) for partition in range(4)]
+    assert sorted(dirs) == ["/one", "/one", "/two", "/two"]
+    for log in manager.logs():
+        if manager.dir_of(log) == "/one":
+            manager.delete(TOPIC_ID, log.partition)
+    assert {manager.dir_of(manager.create("u", OTHER_TOPIC_ID, partition)) for partition in range(2)} == {"/one"}
+
+
+def test_two_topics_of_one_name_are_not_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = open_manager(MemoryStorage())
+    make, under_way = manager._make, threading.Lock()
+
+    def alone(*arguments: Any) -> PartitionLog:
+        assert under_way.acquire(blocking=False), "one after the other"
+        try:
+            threading.Event().wait(0.02)
+            return make(*arguments)
+        finally:
+            under_way.release()
+
+    monkeypatch.setattr(manager, "_make", alone)
+    errors: list[str] = []
+
+    def create(topic_id: bytes) -> None:
+        try:
+            manager.create("t", topic_id, 0)
+        except StorageError as error:
+            errors.append(str(error))
+
+    makers = [threading.Thread(target=create, args=(topic_id,)) for topic_id in (TOPIC_ID, OTHER_TOPIC_ID)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert len(manager.logs()) == 1
+    assert ["is there already" in error for error in errors] == [True]
+    assert not manager.offline_dirs

@@ -2,100 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import pytest
 
-from raftlog.cli import clients, main
 from raftlog.v1.records_pb2 import ConfigResource
 from raftmeta.image import NO_LEADER
 from replication.leader import ReplicaView
-from tests.support.admin_service import AdminServer
-from tests.support.metadata import broker_epoch, create_topic, elect, fence, offline_replicas, refs, uuid_of
+from tests.support.admin_service import AdminServer, led
+from tests.support.command_line import Run
+from tests.support.metadata import create_topic, offline_replicas, uuid_of
 
 RATES = {"leader.replication.throttled.rate": "2097152", "follower.replication.throttled.rate": "2097152"}
-
-
-class Ran(NamedTuple):
-    """What a command left: its exit code and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def table(self) -> list[dict[str, str]]:
-        """The lines of the table by column."""
-        header, *lines = (line.split("\t") for line in self.out.splitlines())
-        return [dict(zip(header, line, strict=True)) for line in lines]
-
-    @property
-    def json(self) -> Any:
-        """The document."""
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def server() -> Iterator[AdminServer]:
-    """Four brokers; topic `a` has two partitions of three replicas, led by 1 and 2, min.insync.replicas=2."""
-    with AdminServer() as server:
-        command = create_topic("a", 1, 2, 3, {"min.insync.replicas": "2"})
-        for replicas in ([1, 2, 3], [2, 3, 1]):
-            command.create_topic.assignments.add(replicas=replicas)
-        server.propose(command)
-        yield server
-
-
-@pytest.fixture
-def run(server: AdminServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process; `stdin` is what it reads."""
-    monkeypatch.setenv("RAFTLOG_BOOTSTRAP", server.bootstrap)
-
-    def call(*arguments: str, stdin: str = "") -> Ran:
-        monkeypatch.setattr(sys, "argv", ["raftlog", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), printed.out, printed.err)
-
-    return call
-
-
-class Log(NamedTuple):
-    topic_id: bytes
-    partition: int
-
-
-class Description(NamedTuple):
-    leader_epoch: int
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    replicas: Sequence[ReplicaView]
-
-
-class Led(NamedTuple):
-    """A partition that this server leads, as far as DescribeReplicas is concerned."""
-
-    log: Log
-    described: Description
-
-    def describe_replicas(self) -> Description:
-        return self.described
-
-
-def led(partition: int, *views: ReplicaView) -> Led:
-    return Led(Log(uuid_of(1), partition), Description(0, 0, 80, 100, views))
 
 
 def own(broker_id: int) -> ReplicaView:
@@ -107,8 +28,8 @@ def own(broker_id: int) -> ReplicaView:
 
 def test_a_topic_is_described_with_the_lag_of_each_replica(server: AdminServer, run: Run) -> None:
     server.cluster.partitions = [
-        led(0, own(1), ReplicaView(2, 90, 10, 4_000, True), ReplicaView(3, -1, -1, -1, True)),
-        led(1, own(2), ReplicaView(3, 100, 0, 5_000, True), ReplicaView(1, 100, 0, 5_000, True)),
+        led(1, 0, own(1), ReplicaView(2, 90, 10, 4_000, True), ReplicaView(3, -1, -1, -1, True)),
+        led(1, 1, own(2), ReplicaView(3, 100, 0, 5_000, True), ReplicaView(1, 100, 0, 5_000, True)),
     ]
     first, second = run("topic", "describe", "a").table
     assert first == {
@@ -124,7 +45,7 @@ def test_a_topic_is_described_with_the_lag_of_each_replica(server: AdminServer, 
         "removing": "",
     }
     assert second["lag"] == "2:0,3:0,1:0"
-    document = run("topic", "describe", "a", "-o", "json").json
+    [document] = run("topic", "describe", "a", "-o", "json").json
     assert (document["topic"], document["topic_id"]) == ("a", uuid_of(1).hex())
     part = document["partitions"][0]
     assert (part["isr"], part["high_watermark"], part["log_end_offset"]) == ([1, 2, 3], 80, 100)
@@ -194,33 +115,6 @@ def test_the_cluster_is_described_down_to_its_partitions(server: AdminServer, ru
     ]
 
 
-# partition elect
-
-
-@pytest.mark.parametrize("command", [("partition", "elect"), ("cluster", "elect-leaders")])
-def test_an_election_that_is_not_needed_is_an_error(run: Run, command: Sequence[str]) -> None:
-    ran = run(*command, "a")
-    assert ran.code == 1
-    assert "is led by its preferred replica" in ran.err
-
-
-def test_an_election_that_cannot_be_is_an_error(server: AdminServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_PATIENCE_MS", 300)  # the cluster is asked again for so long
-    server.propose(fence(1, broker_epoch(server.image, 1)))
-    server.propose(elect(refs((1, 0), (1, 1))))
-    assert server.partition("a").leader == 2
-    refused = run("partition", "elect", "a", "--partition", "0")
-    assert refused.code == 1
-    assert "preferred replica 1 is down" in refused.err
-
-
-def test_an_unclean_election_comes_with_a_warning(run: Run) -> None:
-    ran = run("partition", "elect", "a", "--unclean")
-    assert "warning: partitions of a that nobody leads" in ran.err
-    assert "has a leader" in ran.err
-    assert ran.code == 1
-
-
 # partition reassign
 
 
@@ -240,7 +134,7 @@ def test_a_move_is_begun_looked_after_and_done(server: AdminServer, run: Run) ->
         "leader.replication.throttled.replicas": "0:1,0:2,0:3",
         "follower.replication.throttled.replicas": "0:4",
     }
-    server.cluster.partitions = [led(0, own(1), ReplicaView(4, 70, 30, -1, False))]
+    server.cluster.partitions = [led(1, 0, own(1), ReplicaView(4, 70, 30, -1, False))]
     verified = run("partition", "reassign", "a-0=4,1,2", "--verify")
     assert verified.code == 1
     assert "1 of 1 move is not done" in verified.err
@@ -348,3 +242,83 @@ def test_refusals_are_counted_and_the_others_go_on(server: AdminServer, run: Run
     assert server.partition("a").adding_replicas == (4,)
     assert "none numbered 7" in run("partition", "reassign", "a-7=1").err
     assert run("partition", "reassign", "--plan", "/nowhere/plan.json").code == 1
+
+
+# topic create, topic describe: what the numbers mean
+
+
+def test_without_numbers_the_servers_defaults_count(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    with AdminServer(3, {"num.partitions": 3, "default.replication.factor": 2}) as other:
+        monkeypatch.setenv("RAFTLOG_BOOTSTRAP", other.bootstrap)
+        assert run("topic", "create", "plain").code == 0
+        assert [len(other.partition("plain", number).replicas) for number in range(3)] == [2, 2, 2]
+        assert run("topic", "create", "one", "-p", "1", "-r", "1").code == 0
+        found = other.image.topic("one")
+        assert found is not None
+        assert [len(part.replicas) for part in found.partitions] == [1]
+    helped = "".join(run("topic", "create", "--help").out.replace("│", "").split())
+    assert "num.partitions" in helped
+    assert "default.replication.factor" in helped
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("1:2", "-p", "3"), "--replica-assignment names 1 partition and --partitions 3"),
+        (("1:2,2:3", "-p", "1"), "--replica-assignment names 2 partitions and --partitions 1"),
+        (("1:2", "-r", "3"), "--replica-assignment names 2 replicas and --replication-factor 3"),
+        (("1:2,2",), "partition 0 has 2 replicas and partition 1 has 1 replica"),
+        (("1:1",), "partition 0 names broker 1 twice"),
+    ],
+)
+def test_an_assignment_that_contradicts_itself_is_refused(run: Run, options: Sequence[str], words: str) -> None:
+    ran = run("topic", "create", "c", "--replica-assignment", *options)
+    assert ran.code == 2
+    assert words in " ".join(ran.err.split())
+
+
+def test_an_assignment_may_say_again_what_it_says(server: AdminServer, run: Run) -> None:
+    assert run("topic", "create", "c", "--replica-assignment", "1:2,2:3", "-p", "2", "-r", "2").code == 0
+
+
+def test_a_single_topic_comes_with_its_settings(run: Run) -> None:
+    ran = run("topic", "describe", "a")
+    assert ran.err == "a: min.insync.replicas=2\n"
+    assert run("config", "set", "topic", "a", "retention.ms=1d").code == 0
+    assert run("topic", "describe", "a").err == "a: min.insync.replicas=2, retention.ms=86400000\n"
+    assert run("topic", "describe", "a", "-o", "json").err == ""
+
+
+def test_partitions_that_must_lose_nobody_more_are_shown(server: AdminServer, run: Run) -> None:
+    assert run("topic", "describe", "--at-min-isr").table == []
+    server.set_isr("a", [1, 2])
+    assert [row["partition"] for row in run("topic", "describe", "--at-min-isr").table] == ["0"]
+    server.set_isr("a", [1])
+    assert run("topic", "describe", "--at-min-isr").table == []
+
+
+# min.insync.replicas above the number of replicas
+
+UNWRITABLE = "has 1 replica and min.insync.replicas=2: writes with acks=all are refused"
+
+
+def test_a_topic_that_nobody_can_write_to_is_warned_of(server: AdminServer, run: Run) -> None:
+    created = run("topic", "create", "c", "-r", "1", "-c", "min.insync.replicas=2")
+    assert (created.code, created.out) == (0, "topic c created\n")
+    assert f"warning: c-0 {UNWRITABLE}" in created.err
+    assert run("topic", "create", "d", "-r", "2", "-c", "min.insync.replicas=2").err == ""
+    assert run("topic", "create", "e", "-r", "1").err == ""
+    assert f"e-0 {UNWRITABLE}" in run("config", "set", "topic", "e", "min.insync.replicas=2").err
+    assert run("config", "set", "topic", "e", "retention.ms=1d").err == "", "nothing about what was so before"
+    assert run("config", "unset", "topic", "e", "min.insync.replicas").err == ""
+    assert f"e-0 {UNWRITABLE}" in run("topic", "alter", "e", "-c", "min.insync.replicas=2").err
+    assert run("topic", "alter", "e", "--unset", "min.insync.replicas").err == ""
+    everywhere = run("config", "set", "broker", "default", "min.insync.replicas=2")
+    assert f"e-0 {UNWRITABLE}" in everywhere.err
+
+
+def test_a_move_to_too_few_brokers_is_warned_of(server: AdminServer, run: Run) -> None:
+    ran = run("partition", "reassign", "a-0=4")
+    assert ran.code == 0, ran.err
+    assert f"warning: a-0 {UNWRITABLE}" in ran.err.replace("will have", "has")
+    assert "warning" not in run("partition", "reassign", "a-1=4,3").err

@@ -167,14 +167,71 @@ def test_out_of_range_without_a_policy_is_raised_until_seek(cluster: FakeCluster
         assert values(consumer.poll(10)) == [b"000004"]
 
 
-def test_a_corrupt_batch_is_raised_and_then_read_again(cluster: FakeCluster) -> None:
-    cluster.faults.corrupt_frames = 1
+def complaints(cluster: FakeCluster) -> list[tuple[int, int | None]]:
+    """Return node and damaged offset of every subscription so far."""
+    return [
+        (node, part.damaged_offset if part.HasField("damaged_offset") else None) for node, part in cluster.subscribed
+    ]
+
+
+def test_a_batch_that_does_not_check_is_asked_for_again_and_the_broker_is_told(cluster: FakeCluster) -> None:
+    cluster.append("t", batch(numbered(0, 5)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **FAST) as consumer:
+        consumer.subscribe("t")
+        assert values(read(consumer, 5)) == numbered(0, 5)
+        cluster.faults.corrupt_frames = 2
+        cluster.append("t", batch(numbered(5, 5)))
+        assert values(read(consumer, 5)) == numbered(5, 5), "no error came up"
+        cluster.move_leader("t", 0, 2)
+        cluster.append("t", batch(numbered(10, 5)))
+        assert values(read(consumer, 5)) == numbered(10, 5)
+    assert complaints(cluster) == [(1, None), (1, 5), (1, 5), (2, None)]
+
+
+def test_another_replica_has_the_batch_whole(cluster: FakeCluster) -> None:
+    cluster.append("t", batch(numbered(0, 5)))
+    cluster.faults.corrupt_partitions.add(0)
+    options: dict[str, Any] = {"retry_backoff_ms": 50, "retry_backoff_max_ms": 200}
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **options) as consumer:
+        consumer.subscribe("t")
+
+        def move() -> None:
+            while (1, 0) not in complaints(cluster):
+                time.sleep(0.005)
+            cluster.move_leader("t", 0, 2)
+            cluster.faults.corrupt_partitions.clear()
+
+        moving = threading.Thread(target=move)
+        moving.start()
+        assert values(read(consumer, 5)) == numbered(0, 5)
+        moving.join()
+
+
+def test_a_batch_that_stays_corrupt_is_raised_and_read_once_it_is_mended(cluster: FakeCluster) -> None:
+    cluster.faults.corrupt_partitions.add(0)
     cluster.append("t", batch(numbered(0, 5)))
     with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **FAST) as consumer:
         consumer.subscribe("t")
         with pytest.raises(CorruptRecordError, match="t-0 at offset 0: checksum mismatch"):
             consumer.poll(10)
+        assert complaints(cluster)[-1] == (1, 0)
+        assert 3 <= len(cluster.subscribed) <= 10, "a few times"
+        cluster.faults.corrupt_partitions.clear()
         assert values(consumer.poll(10)) == numbered(0, 5)
+
+
+def test_a_seek_is_a_new_beginning_for_complaints(cluster: FakeCluster) -> None:
+    cluster.faults.corrupt_partitions.add(0)
+    cluster.append("t", batch(numbered(0, 5)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **FAST) as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 0)
+        with pytest.raises(CorruptRecordError):
+            consumer.poll(10)
+        cluster.faults.corrupt_partitions.clear()
+        consumer.seek(T0, 2)
+        assert values(consumer.poll(10)) == numbered(2, 3)
+        assert complaints(cluster)[-1] == (1, None)
 
 
 def test_a_topic_made_again_is_not_silently_continued(cluster: FakeCluster) -> None:

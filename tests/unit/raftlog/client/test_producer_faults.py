@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from raftlog import Delivery, Producer
+from raftlog._delivery import awaited
 from raftlog.errors import (
     BrokerUnavailable,
     BufferExhausted,
@@ -283,3 +284,29 @@ def test_stale_leader_hint_does_not_loop() -> None:
         with Producer(cluster.bootstrap, **FAST) as producer:
             assert producer.send("t", b"a").result(10).offset == 0
         assert cluster.topics["t"].partitions[0].asked == 6
+
+
+def test_what_was_never_sent_is_certainly_not_in_the_log() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.move_leader("t", 0, -1)
+        with Producer(cluster.bootstrap, delivery_timeout_ms=400, request_timeout_ms=300, **FAST) as producer:
+            delivery = producer.send_batch("t", [b"v"])
+            with pytest.raises(TimeoutError):
+                delivery.result(0.1)
+            assert awaited(delivery) == "t-0 has no leader (replicas 1; in sync 1)"
+            with pytest.raises(DeliveryTimeout) as expired:
+                delivery.result(10)
+        assert "t-0 has no leader (replicas 1; in sync 1)" in str(expired.value)
+        assert "the records are certainly not in the log, they were never sent" in str(expired.value)
+        assert cluster.values("t") == []
+
+
+def test_what_was_sent_once_may_be_in_the_log() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.ack_delay_s = lambda: 60.0
+        with Producer(cluster.bootstrap, delivery_timeout_ms=400, request_timeout_ms=300, **FAST) as producer:
+            delivery = producer.send("t", b"v", partition=0)
+            with pytest.raises(DeliveryTimeout, match="the records may or may not be in the log"):
+                delivery.result(10)

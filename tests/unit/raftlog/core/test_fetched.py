@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog._core.fetched import Rows
-from raftlog._core.positions import Fetched, PartitionState, Positions
+from raftlog._core.positions import MAX_COMPLAINTS, Fetched, PartitionState, Positions
 from raftlog._core.tables import table
+from raftlog.errors import CorruptRecordError
 from raftlog.format import Attributes, Columns, encode_batch
 from raftlog.types import TopicPartition
 
@@ -113,3 +115,69 @@ def test_the_table_of_several_topics_has_one_dictionary() -> None:
     assert found["partition"].to_pylist() == [5] * 4
     assert {tuple(chunk.dictionary.to_pylist()) for chunk in found["topic"].chunks} == {("a", "b")}
     assert table([], ["a"]).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "flipped", "error"),
+    [
+        (0, 1 << 36, "beyond 6"),
+        (0, 1 << 3, "beyond 6"),
+        (0, 1, "in front of offset 2"),
+        (1, 1, "in front of offset 4"),
+        (1, 2, "where 2 or more must follow"),
+        (2, 1, "beyond 6"),
+        (2, 4, "where 4 or more must follow"),
+    ],
+)
+def test_an_offset_that_cannot_be_is_never_handed_out(batch: int, flipped: int, error: str) -> None:
+    batches, offsets = log_of([("plain", [True, True])] * 3)
+    damaged = bytearray(batches[batch])
+    damaged[:8] = (2 * batch ^ flipped).to_bytes(8, "little")
+    state = PartitionState(T0, b"i" * 16, "earliest")
+    state.place(0)
+    state.subscription_id, state.high_watermark = 1, 6
+    state.frames.append(Fetched(1, b"".join([*batches[:batch], damaged, *batches[batch + 1 :]]), None))
+    for expected in range(batch):
+        rows = state.take(100, [], check_crcs=True)
+        assert rows is not None
+        assert rows.first_offset == offsets[2 * expected]
+    with pytest.raises(CorruptRecordError, match=error):
+        state.take(100, [], check_crcs=True)
+    assert state.position == 2 * batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "epoch", "error"),
+    [(0, 7, "epoch 7 in front of epoch 3"), (1, 7, "epoch 7 in front of epoch 3"), (2, 2, "epoch 2 after epoch 3")],
+)
+def test_a_leader_epoch_that_cannot_be_is_never_believed(batch: int, epoch: int, error: str) -> None:
+    batches, _ = log_of([("plain", [True, True])] * 3)
+    damaged = bytearray(batches[batch])
+    damaged[12:16] = epoch.to_bytes(4, "little")
+    state = PartitionState(T0, b"i" * 16, "earliest")
+    state.place(0)
+    state.subscription_id = 1
+    state.frames.append(Fetched(1, b"".join([*batches[:batch], damaged, *batches[batch + 1 :]]), None))
+    for _ in range(batch):
+        assert state.take(100, [], check_crcs=True) is not None
+    with pytest.raises(CorruptRecordError, match=error):
+        state.take(100, [], check_crcs=True)
+    assert (state.position, state.last_epoch) == (2 * batch, 3 if batch else -1)
+
+
+@pytest.mark.parametrize("byte", [16, 20, 40, -1])
+def test_a_batch_that_does_not_check_is_asked_for_again_some_times_and_then_an_error(byte: int) -> None:
+    (batch,), _ = log_of([("plain", [True, True])])
+    damaged = bytearray(batch)
+    damaged[byte] ^= 32
+    state = PartitionState(T0, b"i" * 16, "earliest")
+    state.place(0)
+    positions = Positions()
+    positions.add(state)
+    for attempt in range(MAX_COMPLAINTS + 1):
+        state.subscription_id = attempt
+        assert positions.receive(state, Fetched(attempt, bytes(damaged), None))
+        assert positions.take(100, [], check_crcs=True) == []
+        assert (state.error is None) == (attempt < MAX_COMPLAINTS)
+        assert [found for found, _ in positions.doubtful] == [state] * min(attempt + 1, MAX_COMPLAINTS)
+    assert state.position == 0
