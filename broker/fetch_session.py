@@ -60,7 +60,7 @@ class _Subscription:
     def __init__(self, partition: Partition, part: log_pb2.FetchPartition) -> None:
         self.id = part.subscription_id
         self.from_follower = part.from_follower
-        self.last_fetched_epoch = part.last_fetched_epoch
+        self.last_fetched_epoch = part.last_fetched_epoch if part.HasField("last_fetched_epoch") else -1
         self.partition = partition
         self.position = part.offset
         self.queued = False

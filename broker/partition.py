@@ -107,7 +107,7 @@ class Partition(LedReplicas):
                 its own high watermark only.
             UnknownLeaderEpoch: it has read what a later leader gave it, of whom this broker has not heard yet.
         """
-        if last_fetched_epoch < 0:
+        if last_fetched_epoch < 0 or offset < 0:  # nothing was read, and `read` refuses what cannot be
             return
         if last_fetched_epoch > self.leader_epoch:
             raise UnknownLeaderEpoch(

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from raftlog.v1 import common_pb2 as raftlog_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raftlog/v1/log.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\"\x8e\x01\n\x0eProduceRequest\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12\x1e\n\x04\x61\x63ks\x18\x02 \x01(\x0e\x32\x10.raftlog.v1.Acks\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x30\n\npartitions\x18\x04 \x03(\x0b\x32\x1c.raftlog.v1.ProducePartition\"m\n\x10ProducePartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\r\n\x05\x63hain\x18\x04 \x01(\r\x12\x0f\n\x07records\x18\x05 \x01(\x0c\"U\n\x0fProduceResponse\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12*\n\x07results\x18\x02 \x03(\x0b\x32\x19.raftlog.v1.ProduceResult\"|\n\rProduceResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x03\x12\x1a\n\x12log_append_time_ms\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\"\xce\x01\n\x0c\x46\x65tchRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.raftlog.v1.OpenFetchSessionH\x00\x12*\n\tsubscribe\x18\x02 \x01(\x0b\x32\x15.raftlog.v1.SubscribeH\x00\x12.\n\x0bunsubscribe\x18\x03 \x01(\x0b\x32\x17.raftlog.v1.UnsubscribeH\x00\x12)\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x17.raftlog.v1.GrantCreditH\x00\x42\t\n\x07request\"\x97\x01\n\x10OpenFetchSession\x12\x33\n\x0fisolation_level\x18\x01 \x01(\x0e\x32\x1a.raftlog.v1.IsolationLevel\x12\x17\n\x0fmax_frame_bytes\x18\x02 \x01(\r\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x14\n\x0c\x63redit_bytes\x18\x04 \x01(\x03\x12\x0c\n\x04rack\x18\x05 \x01(\t\";\n\tSubscribe\x12.\n\npartitions\x18\x01 \x03(\x0b\x32\x1a.raftlog.v1.FetchPartition\"\xd7\x01\n\x0e\x46\x65tchPartition\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\x1a\n\x12last_fetched_epoch\x18\x06 \x01(\x05\x12\x15\n\rfrom_follower\x18\x07 \x01(\x08\x12\x1b\n\x0e\x64\x61maged_offset\x18\x08 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_damaged_offset\"\'\n\x0bUnsubscribe\x12\x18\n\x10subscription_ids\x18\x01 \x03(\r\"\x1c\n\x0bGrantCredit\x12\r\n\x05\x62ytes\x18\x01 \x01(\x03\"7\n\rFetchResponse\x12&\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x16.raftlog.v1.FetchFrame\"\xe6\x01\n\nFetchFrame\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x16\n\x0ehigh_watermark\x18\x03 \x01(\x03\x12\x1a\n\x12last_stable_offset\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x0f\n\x07records\x18\x06 \x01(\x0c\x12#\n\x16preferred_read_replica\x18\x07 \x01(\x05H\x00\x88\x01\x01\x42\x19\n\x17_preferred_read_replica\"\x7f\n\x12ListOffsetsRequest\x12\x34\n\npartitions\x18\x01 \x03(\x0b\x32 .raftlog.v1.ListOffsetsPartition\x12\x33\n\x0fisolation_level\x18\x02 \x01(\x0e\x32\x1a.raftlog.v1.IsolationLevel\"g\n\x14ListOffsetsPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x14\n\x0ctimestamp_ms\x18\x04 \x01(\x03\"E\n\x13ListOffsetsResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.raftlog.v1.ListOffsetsResult\"q\n\x11ListOffsetsResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\"M\n\x1bOffsetForLeaderEpochRequest\x12.\n\npartitions\x18\x01 \x03(\x0b\x32\x1a.raftlog.v1.EpochPartition\"i\n\x0e\x45pochPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x1c\n\x14\x63urrent_leader_epoch\x18\x03 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\"K\n\x1cOffsetForLeaderEpochResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.raftlog.v1.EpochEndOffset\"\\\n\x0e\x45pochEndOffset\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x12\n\nend_offset\x18\x03 \x01(\x03\"N\n\x14\x44\x65leteRecordsRequest\x12\x36\n\npartitions\x18\x01 \x03(\x0b\x32\".raftlog.v1.DeleteRecordsPartition\"T\n\x16\x44\x65leteRecordsPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x15\n\rbefore_offset\x18\x03 \x01(\x03\"I\n\x15\x44\x65leteRecordsResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.raftlog.v1.DeleteRecordsResult\"Q\n\x13\x44\x65leteRecordsResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x18\n\x10log_start_offset\x18\x02 \x01(\x03*\'\n\x04\x41\x63ks\x12\x07\n\x03\x41LL\x10\x00\x12\n\n\x06LEADER\x10\x01\x12\n\n\x06NO_ACK\x10\x02\x32\xa0\x03\n\x03Log\x12\x46\n\x07Produce\x12\x1a.raftlog.v1.ProduceRequest\x1a\x1b.raftlog.v1.ProduceResponse(\x01\x30\x01\x12@\n\x05\x46\x65tch\x12\x18.raftlog.v1.FetchRequest\x1a\x19.raftlog.v1.FetchResponse(\x01\x30\x01\x12N\n\x0bListOffsets\x12\x1e.raftlog.v1.ListOffsetsRequest\x1a\x1f.raftlog.v1.ListOffsetsResponse\x12i\n\x14OffsetForLeaderEpoch\x12\'.raftlog.v1.OffsetForLeaderEpochRequest\x1a(.raftlog.v1.OffsetForLeaderEpochResponse\x12T\n\rDeleteRecords\x12 .raftlog.v1.DeleteRecordsRequest\x1a!.raftlog.v1.DeleteRecordsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raftlog/v1/log.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\"\x8e\x01\n\x0eProduceRequest\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12\x1e\n\x04\x61\x63ks\x18\x02 \x01(\x0e\x32\x10.raftlog.v1.Acks\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x30\n\npartitions\x18\x04 \x03(\x0b\x32\x1c.raftlog.v1.ProducePartition\"m\n\x10ProducePartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\r\n\x05\x63hain\x18\x04 \x01(\r\x12\x0f\n\x07records\x18\x05 \x01(\x0c\"U\n\x0fProduceResponse\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12*\n\x07results\x18\x02 \x03(\x0b\x32\x19.raftlog.v1.ProduceResult\"|\n\rProduceResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x03\x12\x1a\n\x12log_append_time_ms\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\"\xce\x01\n\x0c\x46\x65tchRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.raftlog.v1.OpenFetchSessionH\x00\x12*\n\tsubscribe\x18\x02 \x01(\x0b\x32\x15.raftlog.v1.SubscribeH\x00\x12.\n\x0bunsubscribe\x18\x03 \x01(\x0b\x32\x17.raftlog.v1.UnsubscribeH\x00\x12)\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x17.raftlog.v1.GrantCreditH\x00\x42\t\n\x07request\"\x97\x01\n\x10OpenFetchSession\x12\x33\n\x0fisolation_level\x18\x01 \x01(\x0e\x32\x1a.raftlog.v1.IsolationLevel\x12\x17\n\x0fmax_frame_bytes\x18\x02 \x01(\r\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x14\n\x0c\x63redit_bytes\x18\x04 \x01(\x03\x12\x0c\n\x04rack\x18\x05 \x01(\t\";\n\tSubscribe\x12.\n\npartitions\x18\x01 \x03(\x0b\x32\x1a.raftlog.v1.FetchPartition\"\xf3\x01\n\x0e\x46\x65tchPartition\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\x1f\n\x12last_fetched_epoch\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\rfrom_follower\x18\x07 \x01(\x08\x12\x1b\n\x0e\x64\x61maged_offset\x18\x08 \x01(\x03H\x01\x88\x01\x01\x42\x15\n\x13_last_fetched_epochB\x11\n\x0f_damaged_offset\"\'\n\x0bUnsubscribe\x12\x18\n\x10subscription_ids\x18\x01 \x03(\r\"\x1c\n\x0bGrantCredit\x12\r\n\x05\x62ytes\x18\x01 \x01(\x03\"7\n\rFetchResponse\x12&\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x16.raftlog.v1.FetchFrame\"\xe6\x01\n\nFetchFrame\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x16\n\x0ehigh_watermark\x18\x03 \x01(\x03\x12\x1a\n\x12last_stable_offset\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x0f\n\x07records\x18\x06 \x01(\x0c\x12#\n\x16preferred_read_replica\x18\x07 \x01(\x05H\x00\x88\x01\x01\x42\x19\n\x17_preferred_read_replica\"\x7f\n\x12ListOffsetsRequest\x12\x34\n\npartitions\x18\x01 \x03(\x0b\x32 .raftlog.v1.ListOffsetsPartition\x12\x33\n\x0fisolation_level\x18\x02 \x01(\x0e\x32\x1a.raftlog.v1.IsolationLevel\"g\n\x14ListOffsetsPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x14\n\x0ctimestamp_ms\x18\x04 \x01(\x03\"E\n\x13ListOffsetsResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.raftlog.v1.ListOffsetsResult\"q\n\x11ListOffsetsResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\"M\n\x1bOffsetForLeaderEpochRequest\x12.\n\npartitions\x18\x01 \x03(\x0b\x32\x1a.raftlog.v1.EpochPartition\"i\n\x0e\x45pochPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x1c\n\x14\x63urrent_leader_epoch\x18\x03 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\"K\n\x1cOffsetForLeaderEpochResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.raftlog.v1.EpochEndOffset\"\\\n\x0e\x45pochEndOffset\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x12\n\nend_offset\x18\x03 \x01(\x03\"N\n\x14\x44\x65leteRecordsRequest\x12\x36\n\npartitions\x18\x01 \x03(\x0b\x32\".raftlog.v1.DeleteRecordsPartition\"T\n\x16\x44\x65leteRecordsPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x15\n\rbefore_offset\x18\x03 \x01(\x03\"I\n\x15\x44\x65leteRecordsResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.raftlog.v1.DeleteRecordsResult\"Q\n\x13\x44\x65leteRecordsResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x18\n\x10log_start_offset\x18\x02 \x01(\x03*\'\n\x04\x41\x63ks\x12\x07\n\x03\x41LL\x10\x00\x12\n\n\x06LEADER\x10\x01\x12\n\n\x06NO_ACK\x10\x02\x32\xa0\x03\n\x03Log\x12\x46\n\x07Produce\x12\x1a.raftlog.v1.ProduceRequest\x1a\x1b.raftlog.v1.ProduceResponse(\x01\x30\x01\x12@\n\x05\x46\x65tch\x12\x18.raftlog.v1.FetchRequest\x1a\x19.raftlog.v1.FetchResponse(\x01\x30\x01\x12N\n\x0bListOffsets\x12\x1e.raftlog.v1.ListOffsetsRequest\x1a\x1f.raftlog.v1.ListOffsetsResponse\x12i\n\x14OffsetForLeaderEpoch\x12\'.raftlog.v1.OffsetForLeaderEpochRequest\x1a(.raftlog.v1.OffsetForLeaderEpochResponse\x12T\n\rDeleteRecords\x12 .raftlog.v1.DeleteRecordsRequest\x1a!.raftlog.v1.DeleteRecordsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'raftlog.v1.log_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACKS']._serialized_start=2634
-  _globals['_ACKS']._serialized_end=2673
+  _globals['_ACKS']._serialized_start=2662
+  _globals['_ACKS']._serialized_end=2701
   _globals['_PRODUCEREQUEST']._serialized_start=62
   _globals['_PRODUCEREQUEST']._serialized_end=204
   _globals['_PRODUCEPARTITION']._serialized_start=206
@@ -49,39 +49,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBSCRIBE']._serialized_start=893
   _globals['_SUBSCRIBE']._serialized_end=952
   _globals['_FETCHPARTITION']._serialized_start=955
-  _globals['_FETCHPARTITION']._serialized_end=1170
-  _globals['_UNSUBSCRIBE']._serialized_start=1172
-  _globals['_UNSUBSCRIBE']._serialized_end=1211
-  _globals['_GRANTCREDIT']._serialized_start=1213
-  _globals['_GRANTCREDIT']._serialized_end=1241
-  _globals['_FETCHRESPONSE']._serialized_start=1243
-  _globals['_FETCHRESPONSE']._serialized_end=1298
-  _globals['_FETCHFRAME']._serialized_start=1301
-  _globals['_FETCHFRAME']._serialized_end=1531
-  _globals['_LISTOFFSETSREQUEST']._serialized_start=1533
-  _globals['_LISTOFFSETSREQUEST']._serialized_end=1660
-  _globals['_LISTOFFSETSPARTITION']._serialized_start=1662
-  _globals['_LISTOFFSETSPARTITION']._serialized_end=1765
-  _globals['_LISTOFFSETSRESPONSE']._serialized_start=1767
-  _globals['_LISTOFFSETSRESPONSE']._serialized_end=1836
-  _globals['_LISTOFFSETSRESULT']._serialized_start=1838
-  _globals['_LISTOFFSETSRESULT']._serialized_end=1951
-  _globals['_OFFSETFORLEADEREPOCHREQUEST']._serialized_start=1953
-  _globals['_OFFSETFORLEADEREPOCHREQUEST']._serialized_end=2030
-  _globals['_EPOCHPARTITION']._serialized_start=2032
-  _globals['_EPOCHPARTITION']._serialized_end=2137
-  _globals['_OFFSETFORLEADEREPOCHRESPONSE']._serialized_start=2139
-  _globals['_OFFSETFORLEADEREPOCHRESPONSE']._serialized_end=2214
-  _globals['_EPOCHENDOFFSET']._serialized_start=2216
-  _globals['_EPOCHENDOFFSET']._serialized_end=2308
-  _globals['_DELETERECORDSREQUEST']._serialized_start=2310
-  _globals['_DELETERECORDSREQUEST']._serialized_end=2388
-  _globals['_DELETERECORDSPARTITION']._serialized_start=2390
-  _globals['_DELETERECORDSPARTITION']._serialized_end=2474
-  _globals['_DELETERECORDSRESPONSE']._serialized_start=2476
-  _globals['_DELETERECORDSRESPONSE']._serialized_end=2549
-  _globals['_DELETERECORDSRESULT']._serialized_start=2551
-  _globals['_DELETERECORDSRESULT']._serialized_end=2632
-  _globals['_LOG']._serialized_start=2676
-  _globals['_LOG']._serialized_end=3092
+  _globals['_FETCHPARTITION']._serialized_end=1198
+  _globals['_UNSUBSCRIBE']._serialized_start=1200
+  _globals['_UNSUBSCRIBE']._serialized_end=1239
+  _globals['_GRANTCREDIT']._serialized_start=1241
+  _globals['_GRANTCREDIT']._serialized_end=1269
+  _globals['_FETCHRESPONSE']._serialized_start=1271
+  _globals['_FETCHRESPONSE']._serialized_end=1326
+  _globals['_FETCHFRAME']._serialized_start=1329
+  _globals['_FETCHFRAME']._serialized_end=1559
+  _globals['_LISTOFFSETSREQUEST']._serialized_start=1561
+  _globals['_LISTOFFSETSREQUEST']._serialized_end=1688
+  _globals['_LISTOFFSETSPARTITION']._serialized_start=1690
+  _globals['_LISTOFFSETSPARTITION']._serialized_end=1793
+  _globals['_LISTOFFSETSRESPONSE']._serialized_start=1795
+  _globals['_LISTOFFSETSRESPONSE']._serialized_end=1864
+  _globals['_LISTOFFSETSRESULT']._serialized_start=1866
+  _globals['_LISTOFFSETSRESULT']._serialized_end=1979
+  _globals['_OFFSETFORLEADEREPOCHREQUEST']._serialized_start=1981
+  _globals['_OFFSETFORLEADEREPOCHREQUEST']._serialized_end=2058
+  _globals['_EPOCHPARTITION']._serialized_start=2060
+  _globals['_EPOCHPARTITION']._serialized_end=2165
+  _globals['_OFFSETFORLEADEREPOCHRESPONSE']._serialized_start=2167
+  _globals['_OFFSETFORLEADEREPOCHRESPONSE']._serialized_end=2242
+  _globals['_EPOCHENDOFFSET']._serialized_start=2244
+  _globals['_EPOCHENDOFFSET']._serialized_end=2336
+  _globals['_DELETERECORDSREQUEST']._serialized_start=2338
+  _globals['_DELETERECORDSREQUEST']._serialized_end=2416
+  _globals['_DELETERECORDSPARTITION']._serialized_start=2418
+  _globals['_DELETERECORDSPARTITION']._serialized_end=2502
+  _globals['_DELETERECORDSRESPONSE']._serialized_start=2504
+  _globals['_DELETERECORDSRESPONSE']._serialized_end=2577
+  _globals['_DELETERECORDSRESULT']._serialized_start=2579
+  _globals['_DELETERECORDSRESULT']._serialized_end=2660
+  _globals['_LOG']._serialized_start=2704
+  _globals['_LOG']._serialized_end=3120
 # @@protoc_insertion_point(module_scope)

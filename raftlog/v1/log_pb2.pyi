@@ -277,7 +277,7 @@ class FetchPartition(_message.Message):
     leader_epoch: _builtins.int
     """the epoch that the sender believes in; -1: it does not know"""
     last_fetched_epoch: _builtins.int
-    """epoch of the record before `offset`; -1: none. Detects truncation (KIP-320)"""
+    """Epoch of the record before `offset`; absent or -1: not known. Detects truncation (KIP-320)."""
     from_follower: _builtins.bool
     """the leader has named this broker as the preferred read replica"""
     damaged_offset: _builtins.int
@@ -290,17 +290,22 @@ class FetchPartition(_message.Message):
         partition: _builtins.int = ...,
         offset: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
-        last_fetched_epoch: _builtins.int = ...,
+        last_fetched_epoch: _builtins.int | None = ...,
         from_follower: _builtins.bool = ...,
         damaged_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "damaged_offset", b"damaged_offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "_last_fetched_epoch", b"_last_fetched_epoch", "damaged_offset", b"damaged_offset", "last_fetched_epoch", b"last_fetched_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "damaged_offset", b"damaged_offset", "from_follower", b"from_follower", "last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "offset", b"offset", "partition", b"partition", "subscription_id", b"subscription_id", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset", "_last_fetched_epoch", b"_last_fetched_epoch", "damaged_offset", b"damaged_offset", "from_follower", b"from_follower", "last_fetched_epoch", b"last_fetched_epoch", "leader_epoch", b"leader_epoch", "offset", b"offset", "partition", b"partition", "subscription_id", b"subscription_id", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__damaged_offset: _TypeAlias = _typing.Literal["damaged_offset"]  # noqa: Y015
     _WhichOneofArgType__damaged_offset: _TypeAlias = _typing.Literal["_damaged_offset", b"_damaged_offset"]  # noqa: Y015
+    _WhichOneofReturnType__last_fetched_epoch: _TypeAlias = _typing.Literal["last_fetched_epoch"]  # noqa: Y015
+    _WhichOneofArgType__last_fetched_epoch: _TypeAlias = _typing.Literal["_last_fetched_epoch", b"_last_fetched_epoch"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__damaged_offset) -> _WhichOneofReturnType__damaged_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_fetched_epoch) -> _WhichOneofReturnType__last_fetched_epoch | None: ...
 
 Global___FetchPartition: _TypeAlias = FetchPartition  # noqa: Y015
 

@@ -32,7 +32,7 @@ def image(offset: int, *, leader: int = 1, epoch: int = 3) -> MetadataImage:
 
 @asynccontextmanager
 async def reading(
-    parts: Parts, *, rack: str = "", offset: int = 0, from_follower: bool = False, last_fetched_epoch: int = -1
+    parts: Parts, *, rack: str = "", offset: int = 0, from_follower: bool = False, last_fetched_epoch: int | None = -1
 ) -> AsyncIterator[FetchWriter]:
     requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
     session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1 << 20, max_subscriptions=10)
@@ -138,6 +138,24 @@ def test_a_reader_of_truncated_records_hears_where_the_logs_part(tmp_path: Path)
                 assert frame.head.error.code == common_pb2.OFFSET_OUT_OF_RANGE
                 assert "epoch 3 up to offset 2" in frame.head.error.message
             async with reading(parts, offset=2, last_fetched_epoch=3) as writer:
+                ((frame,),) = writer.written
+                assert not frame.head.HasField("error")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("last_fetched_epoch", [None, -1])
+def test_a_reader_that_does_not_say_what_it_has_read_is_asked_nothing(
+    tmp_path: Path, last_fetched_epoch: int | None
+) -> None:
+    """A client made of generated code alone, say: what it does not set is not epoch 0."""
+
+    async def scenario() -> None:
+        parts = Parts(tmp_path)
+        parts.image = image(1)
+        async with parts:
+            filled(parts)
+            async with reading(parts, offset=1, last_fetched_epoch=last_fetched_epoch) as writer:
                 ((frame,),) = writer.written
                 assert not frame.head.HasField("error")
 

@@ -262,6 +262,7 @@ def test_a_reader_of_what_was_truncated_is_told_so(tmp_path: Path) -> None:
             produce(partition)
         partition.check_position(2, 3)
         partition.check_position(2, -1)
+        partition.check_position(-1, 0)  # `read` refuses it as out of range
         with pytest.raises(OffsetOutOfRange, match="it was truncated"):
             partition.check_position(5, 2)
         partition.check_position(5, 2, from_follower=True)  # it is only behind
