@@ -9,7 +9,7 @@ from statistics import median
 from grpc import aio
 
 from bench import ceiling
-from bench.produce import ONE_IN_FLIGHT, ROUNDS, SHAPES, SHARE, UNSAFE, Shape, broker_run, ceiling_run, ceiling_servers
+from bench.produce import ROUNDS, UNSAFE, Shape, broker_run, ceiling_servers, compare
 from bench.report import Report
 from raftlog import Admin
 from raftlog.testing import Cluster
@@ -36,38 +36,10 @@ def run(report: Report) -> None:
         for label, fsync, topic in (("no fsync", False, "unsafe"), ("with fsync", True, "safe")):
             with ceiling_servers(fsync=fsync, followers=BROKERS - 1) as top:
                 leader = address(cluster, cluster.leader(topic))
-                asyncio.run(_compare(report, label, top, leader, topic))
+                what = f"RF=3 acks=all {label}"
+                asyncio.run(compare(report, "replicate", what, top=top, leader=leader, topic=topic, p50_ms=2.0))
         _compare_sizes(report, cluster)
     report.add("replicate", "took", f"{time.perf_counter() - started:.0f} s")
-
-
-async def _compare(report: Report, label: str, top: str, leader: str, topic: str) -> None:
-    async with (
-        aio.insecure_channel(top, options=ceiling.UNLIMITED) as bare,
-        aio.insecure_channel(leader, options=ceiling.UNLIMITED) as channel,
-    ):
-        for shape in SHAPES:
-            most, ours = [], []
-            for _ in range(ROUNDS):
-                most.append((await ceiling_run(bare, shape)).mb_per_second)
-                ours.append((await broker_run(channel, topic, shape)).mb_per_second)
-            ratio = median(mine / top for mine, top in zip(ours, most, strict=True))
-            report.add(
-                "replicate",
-                f"RF=3 acks=all {label}, {shape.name}",
-                f"{median(ours):.0f} MB/s, {ratio:.0%} of the ceiling's {median(most):.0f}",
-                f">= {SHARE:.0%}",
-                ratio >= SHARE,
-            )
-        most_ms = (await ceiling_run(bare, ONE_IN_FLIGHT)).percentile_ms(0.5)
-        one = await broker_run(channel, topic, ONE_IN_FLIGHT)
-        report.add(
-            "replicate",
-            f"RF=3 acks=all {label}, {ONE_IN_FLIGHT.name}",
-            f"p50 {one.percentile_ms(0.5):.2f} ms, p99 {one.percentile_ms(0.99):.2f} ms (ceiling p50 {most_ms:.2f})",
-            "p50 < 2 ms",
-            one.percentile_ms(0.5) < 2.0,
-        )
 
 
 def _compare_sizes(report: Report, cluster: Cluster) -> None:

@@ -149,6 +149,7 @@ class ReplicasHere:
         self._failed.pop(key, None)
         self._given_up.discard(key)
         self._damaged.pop(key, None)
+        self._damage_served.pop(key, None)
         self._close(key, reason)
 
     def _close(self, key: PartitionKey, reason: RaftlogError) -> None:
