@@ -53,6 +53,21 @@ def timed_batch(timestamps_ms: list[int], value_bytes: int = 20, fill: int = 0) 
     return encode_batch(Columns(values, timestamp_ms=pa.array(timestamps_ms, pa.int64())), timestamps_ms[0])
 
 
+_PAIR = timed_batch([5, 6])
+_PAIR_HEADER = validate_produced(_PAIR)
+
+
+def append(log: PartitionLog) -> None:
+    """Append a batch of two records in epoch 1."""
+    log.append(_PAIR, _PAIR_HEADER, leader_epoch=1, now_ms=1_000)
+
+
+def append_and_flush(log: PartitionLog) -> None:
+    """Append it and make it durable."""
+    append(log)
+    log.flush()
+
+
 def open_manager(
     storage: Storage,
     *,
