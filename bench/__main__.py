@@ -5,18 +5,44 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import catch_up, failover, footprint, produce, quorum, replication, sdk
+from bench import (
+    catch_up,
+    compaction,
+    decommission,
+    failover,
+    footprint,
+    groups,
+    produce,
+    quorum,
+    replication,
+    rolling_restart,
+    scrape,
+    sdk,
+    spark,
+    tls,
+    tracing,
+    transactions,
+)
 from bench.report import Report
 from bench.warm import touch_memory
 
 SUITES = {
     "produce": produce.run,
     "sdk": sdk.run,
+    "tracing": tracing.run,
     "footprint": footprint.run,
     "quorum": quorum.run,
     "replication": replication.run,
     "failover": failover.run,
+    "rolling-restart": rolling_restart.run,
+    "decommission": decommission.run,
     "catch-up": catch_up.run,
+    "compaction": compaction.run,
+    "groups": groups.run,
+    "scrape": scrape.run,
+    "transactions": transactions.run,
+    "tls": tls.run,
+    "spark": spark.run,
 }
 
 

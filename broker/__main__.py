@@ -20,6 +20,7 @@ import uvloop
 from broker.config import BrokerConfig
 from broker.logs import configure_logging
 from broker.server import NodeServer
+from raftlog import __version__
 from raftlog.errors import InvalidConfig, RaftlogError
 
 logger = logging.getLogger(__name__)
@@ -61,12 +62,13 @@ def _flags(pairs: Sequence[str], insecure: bool) -> dict[str, str]:
 
 
 def _write_ready_file(path: Path, config: BrokerConfig, server: NodeServer) -> None:
-    """Say where the node is: `bootstrap` for clients, `inter_node` for other nodes; "" where there is no listener."""
+    """Say where the node is: `bootstrap` for clients, `inter_node` for nodes, `metrics`; "" without a listener."""
     aside = path.with_suffix(".tmp")
     ready = {
         "node_id": config.node_id,
         "bootstrap": server.bootstrap,
         "inter_node": server.inter_node,
+        "metrics": server.metrics,
         "pid": os.getpid(),
     }
     aside.write_text(json.dumps(ready))
@@ -111,14 +113,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidConfig as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG
-    configure_logging(config.log_level, config.log_format)
-    logger.info("starting node %d, roles %s", config.node_id, ",".join(config.process_roles))
+    configure_logging(config.log_level, config.log_format, config.node_id)
+    logger.info(
+        "starting node %d, roles %s",
+        config.node_id,
+        ",".join(config.process_roles),
+        extra={"event": "node_starting", "version": __version__},
+    )
     try:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         uvloop.run(_serve(config, arguments.ready_file))
     except RaftlogError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(error, InvalidConfig) else EXIT_CANNOT_RUN
+    logger.info("node stopped", extra={"event": "node_stopped"})
     return 0
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from broker.config_keys import KIB
 from broker.endpoints import parse_endpoint, parse_voters
+from broker.security_keys import PLAINTEXT, SAME, SASL_SSL, SSL, WITH_TLS
+from raftlog._core.bootstrap import is_loopback
 from raftlog.errors import InvalidConfig
 
 REQUEST_OVERHEAD_BYTES: Final = 64 * KIB
@@ -18,12 +19,18 @@ LONGEST_LEASE: Final = 0.9
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address; names other than localhost count as reachable."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+def inter_node_protocol(values: Mapping[str, Any]) -> str:
+    """Return what this node speaks to others: `plaintext` or `ssl`."""
+    protocol = values["security.inter.broker.protocol"]
+    if protocol == SAME:
+        protocol = SSL if values["listener.security.protocol"] in WITH_TLS else PLAINTEXT
+    return str(protocol)
+
+
+def asks_for_certificates(values: Mapping[str, Any]) -> bool:
+    """Whether clients have to show certificates."""
+    asked = values["ssl.client.auth"]
+    return bool(asked == "required" or (asked == "auto" and values["listener.security.protocol"] != SASL_SSL))
 
 
 def check_values(values: Mapping[str, Any]) -> None:
@@ -50,12 +57,19 @@ def check_values(values: Mapping[str, Any]) -> None:
         )
     _check_listeners(values)
     _check_quorum(values)
+    _check_security(values)
     _check_times(values)
     needed = values["message.max.bytes"] + REQUEST_OVERHEAD_BYTES
     if values["socket.request.max.bytes"] < needed:
         raise InvalidConfig(
             f"socket.request.max.bytes={values['socket.request.max.bytes']} leaves no room for a batch of "
             f"message.max.bytes={values['message.max.bytes']}; set it to {needed} or more"
+        )
+    heartbeat_ms, session_ms = (values[f"group.consumer.{key}.ms"] for key in ("heartbeat.interval", "session.timeout"))
+    if 2 * heartbeat_ms >= session_ms:
+        raise InvalidConfig(
+            f"group.consumer.session.timeout.ms={session_ms} ends when one heartbeat is late: set it above "
+            f"{2 * heartbeat_ms}, two of group.consumer.heartbeat.interval.ms={heartbeat_ms}"
         )
     if values["num.partitions"] > values["max.partitions.per.topic"]:
         raise InvalidConfig(
@@ -71,11 +85,7 @@ def _normalized(path: str) -> str:
 def _check_listeners(values: Mapping[str, Any]) -> None:
     listener = values["listeners"][0]
     host, _ = parse_endpoint(listener)
-    if not is_loopback(host) and not values["insecure"]:
-        raise InvalidConfig(
-            f"listeners={listener!r}: plaintext without authentication is for loopback addresses only; "
-            "listen on 127.0.0.1, or start with --insecure (insecure = true) if anyone who reaches the port may do all"
-        )
+    _check_reachable(values, host, values["listener.security.protocol"], f"listeners={listener!r}")
     if host in ANY_ADDRESS and not values["advertised.listeners"]:
         raise InvalidConfig(
             f"listeners={listener!r} is every address of this machine, which clients cannot connect to; "
@@ -84,6 +94,51 @@ def _check_listeners(values: Mapping[str, Any]) -> None:
     for advertised in values["advertised.listeners"]:
         if parse_endpoint(advertised)[0] in ANY_ADDRESS:
             raise InvalidConfig(f"advertised.listeners={advertised!r}: clients cannot connect to that address")
+
+
+def _check_reachable(values: Mapping[str, Any], host: str, protocol: str, key: str) -> None:
+    """Refuse plaintext where others than this machine reach it, unless somebody has said that it is meant."""
+    takes_plaintext = protocol == PLAINTEXT or values["listener.security.migration"]
+    if not takes_plaintext or is_loopback(host) or values["insecure"]:
+        return
+    if protocol == PLAINTEXT:
+        raise InvalidConfig(
+            f"{key}: plaintext without authentication is for loopback addresses only; listen on 127.0.0.1, turn TLS on "
+            "(listener.security.protocol = ssl), or start with --insecure (insecure = true) if anyone who reaches the "
+            "port may do all"
+        )
+    raise InvalidConfig(
+        f"{key}: with listener.security.migration=true plaintext is still taken; set it to false, or say with "
+        "--insecure (insecure = true) that until then anyone who reaches the port may do all"
+    )
+
+
+def _check_security(values: Mapping[str, Any]) -> None:
+    """Check that there are certificates for whatever speaks TLS. Whether they are any good is seen at the start."""
+    roles, migration = values["process.roles"], values["listener.security.migration"]
+    protocol = values["listener.security.protocol"]
+    for_clients = "broker" in roles and (protocol in WITH_TLS or migration)
+    for_nodes = bool(values["controller.quorum.voters"]) and (inter_node_protocol(values) == SSL or migration)
+    if not for_clients and not for_nodes:
+        return
+    if migration:
+        why = "listener.security.migration=true"
+    elif for_clients:
+        why = f"listener.security.protocol={protocol}"
+    else:
+        why = "ssl between nodes (security.inter.broker.protocol)"
+    if not values["ssl.keystore.location"]:
+        raise InvalidConfig(
+            f"ssl.keystore.location is not set, and {why} needs it: name the PEM file with this node's certificate "
+            "and key"
+        )
+    if not values["ssl.truststore.location"] and (for_nodes or asks_for_certificates(values)):
+        asks = "nodes have to show certificates to each other" if for_nodes else "ssl.client.auth=required"
+        instead = "" if for_nodes else ", or set ssl.client.auth = none if anyone who reaches the port may do all"
+        raise InvalidConfig(
+            f"ssl.truststore.location is not set, and {asks}: name the PEM file with the certificate of the CA that "
+            f"has issued them{instead}"
+        )
 
 
 def _check_quorum(values: Mapping[str, Any]) -> None:
@@ -135,11 +190,7 @@ def _check_inter_node_listener(values: Mapping[str, Any], voter: tuple[str, int]
     key = f"inter.node.listener={own!r}" if own else f"controller.quorum.voters: this node is at {host}:{port}"
     if port == 0:
         raise InvalidConfig(f"{key}: the other nodes need to know the port; name one")
-    if not is_loopback(host) and not values["insecure"]:
-        raise InvalidConfig(
-            f"{key}: plaintext without authentication is for loopback addresses only; listen on 127.0.0.1, or start "
-            "with --insecure (insecure = true) if anyone who reaches the port may do all"
-        )
+    _check_reachable(values, host, inter_node_protocol(values), key)
     if not own and host in ANY_ADDRESS:
         raise InvalidConfig(f"{key}, which the others cannot connect to; name the address that they reach")
     if voter is None and host in ANY_ADDRESS and not values["advertised.inter.node.listener"]:

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from broker.endpoints import DEFAULT_PORT, parse_endpoint, parse_nodes, parse_voters
-from raftlog.config import ConfigDef, ConfigKey, Value
+from broker.group_keys import GROUP_KEYS
+from broker.security_keys import SECURITY_KEYS
+from broker.tracing_keys import TRACING_KEYS
+from broker.transaction_keys import TRANSACTION_KEYS
+from raftlog.config import MAX_INT64, ConfigDef, ConfigKey, Value
 from raftmeta.decide import MAX_PARTITIONS_PER_TOPIC
 from raftmeta.topic_configs import REPLICATION_THROTTLE_KEYS, TOPIC_DEFAULT_KEYS
 
@@ -144,7 +148,7 @@ BROKER_CONFIGS: Final = ConfigDef(
             kind="bool",
             default=False,
             own=True,
-            doc="Allow plaintext without authentication on an address that is not loopback. "
+            doc="Allow plaintext without authentication on an address that is not loopback, where TLS is not on. "
             "Anyone who reaches the port can then read, write and delete everything.",
         ),
         ConfigKey(
@@ -323,6 +327,25 @@ BROKER_CONFIGS: Final = ConfigDef(
             doc="How long a produce waits for its replicas when it does not say so itself.",
         ),
         ConfigKey(
+            name="producer.id.expiration.ms",
+            kind="ms",
+            default=86_400_000,
+            minimum=600_000,
+            doc="How long a partition remembers an idempotent producer after its last append; longer than any producer "
+            "tries to deliver.",
+        ),
+        ConfigKey(
+            name="producer.ids.max",
+            kind="int",
+            default=100_000,
+            minimum=1,
+            maximum=10_000_000,
+            own=True,
+            doc="Idempotent producers that one partition remembers; the same on all brokers. Beyond it those idle for "
+            "ten minutes are forgotten, those whose transaction has ended after one; while there are none, new "
+            "producers are refused.",
+        ),
+        ConfigKey(
             name="fetch.max.bytes",
             kind="bytes",
             default=1 * MIB,
@@ -372,6 +395,36 @@ BROKER_CONFIGS: Final = ConfigDef(
             doc="Time between two looks for segments that retention lets go.",
         ),
         ConfigKey(
+            name="log.cleaner.enable",
+            kind="bool",
+            default=True,
+            doc="Whether topics with cleanup.policy compact are compacted here. Off, they grow, and so do the offsets "
+            "of consumer groups.",
+        ),
+        ConfigKey(
+            name="log.cleaner.backoff.ms",
+            kind="ms",
+            default=15_000,
+            minimum=1,
+            maximum=3_600_000,
+            doc="Time between two looks for logs to be compacted, while there is none.",
+        ),
+        ConfigKey(
+            name="log.cleaner.dedupe.buffer.size",
+            kind="bytes",
+            default=128 * MIB,
+            minimum=1 * MIB,
+            maximum=1 << 30,
+            doc="Memory for the keys of what is compacted in one go; what does not fit waits for the next time.",
+        ),
+        ConfigKey(
+            name="log.cleaner.io.max.bytes.per.second",
+            kind="bytes",
+            default=MAX_INT64,
+            minimum=1 * KIB,
+            doc="How many bytes compaction reads and writes a second at most.",
+        ),
+        ConfigKey(
             name="log.scrub.bytes.per.second",
             kind="bytes",
             default=20 * MIB,
@@ -397,6 +450,35 @@ BROKER_CONFIGS: Final = ConfigDef(
             doc="How the server's own log is written.",
         ),
         ConfigKey(
+            name="metrics.listener",
+            kind="string",
+            default="",
+            own=True,
+            check=_endpoint_if_set,
+            doc="Address of the HTTP endpoint for Prometheus (`/metrics`) and for probes (`/livez`, `/startupz`, "
+            "`/readyz`); none without it. It tells figures, names of topics and groups, and no records, to anybody who "
+            "reaches it.",
+        ),
+        ConfigKey(
+            name="metrics.group.lag.interval.ms",
+            kind="ms",
+            default=5_000,
+            minimum=0,
+            maximum=3_600_000,
+            own=True,
+            doc="How often the coordinator of a group looks how far it is behind, while there is a `metrics.listener`; "
+            "0: never. Lag in seconds is exact to this.",
+        ),
+        ConfigKey(
+            name="liveness.timeout.ms",
+            kind="ms",
+            default=10_000,
+            minimum=1_000,
+            maximum=3_600_000,
+            own=True,
+            doc="How long the event loop may hang until `/livez` says that this process is dead.",
+        ),
+        ConfigKey(
             name="log.level",
             kind="string",
             default="info",
@@ -404,6 +486,10 @@ BROKER_CONFIGS: Final = ConfigDef(
             own=True,
             doc="Least severity that is written to the server's own log.",
         ),
+        *SECURITY_KEYS,
+        *TRACING_KEYS,
+        *GROUP_KEYS,
+        *TRANSACTION_KEYS,
         *REPLICATION_THROTTLE_KEYS,
         *TOPIC_DEFAULT_KEYS,
     ),

@@ -2,29 +2,48 @@
 
 A client that says where it stands is sent to a replica there, once one is in sync (KIP-392); it comes back to the
 leader by itself.
+
+Permissions: READ of the topic, when a partition is subscribed, and as long as it is. Once decisions have changed, what
+stands is looked at before the next frame is made, so nothing leaves after that; a subscription that nothing happens to
+hears of it with the next record.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from broker.lease import Wake
+from broker.log.partition_log import ReadResult
+from broker.log.transactions import AbortedTransaction
 from broker.partition import Partition
 from broker.registry import PartitionRegistry
+from broker.security.caller import EVERYTHING_ALLOWED, Caller
+from broker.security.decisions import Decisions
 from raftlog.errors import BrokerOverloaded, CorruptRecordError, InvalidRequestError, RaftlogError, to_wire
 from raftlog.v1 import common_pb2, log_pb2
+from raftlog.v1.security_pb2 import Acl
 from raftlog.wire import Frame
 
 logger = logging.getLogger(__name__)
 
 SMALLEST_FRAME_BYTES = 4096
 """Even a client that asks for less gets frames of this size: a frame holds at least one batch anyway."""
+MAX_PARTS: Final = 10_000
+"""Partitions that one request may be about; clients split those that are about more."""
+AT_A_TIME: Final = 500
+"""Partitions of a request between which the event loop is free."""
+
+
+def readable_end(partition: Partition, isolation: common_pb2.IsolationLevel.ValueType) -> int:
+    """Return where the records end (exclusive) that a reader may get: READ_COMMITTED, at the last stable offset."""
+    return partition.high_watermark if isolation == common_pb2.READ_UNCOMMITTED else partition.last_stable_offset
 
 
 class FrameWriter(Protocol):
@@ -83,13 +102,16 @@ class FetchSession:
         *,
         max_frame_bytes: int,
         max_subscriptions: int,
+        who: Caller = EVERYTHING_ALLOWED,
     ) -> None:
         self._registry = registry
         self._disk = disk
         self._max_frame_bytes = max_frame_bytes
         self._max_subscriptions = max_subscriptions
         self._lease = registry.lease
-        self._committed_only = True
+        self._counters = registry.counters
+        self._requests = registry.counters.request("Fetch")
+        self._isolation: common_pb2.IsolationLevel.ValueType = common_pb2.READ_COMMITTED
         self._rack = ""
         self._opened = False
         self._credit = 0
@@ -99,6 +121,11 @@ class FetchSession:
         self._refusals: deque[Frame] = deque()
         self._changed = asyncio.Event()
         self._requests_done = False
+        self._topics = Decisions.of(who, Acl.READ, Acl.TOPIC)
+        self._permitted_at: object = None
+        """Version of the decisions by which all subscriptions stand."""
+        self._traced: list[tuple[_Subscription, int, int, int]] = []
+        """What is on its way of traced partitions: from which offset to which (exclusive), and its size."""
 
     async def run(self, requests: AsyncIterator[log_pb2.FetchRequest], writer: FrameWriter) -> None:
         """Serve the stream until the client ends it.
@@ -109,9 +136,14 @@ class FetchSession:
         reader = asyncio.ensure_future(self._read(requests))
         try:
             while not self._requests_done:
+                begun_s = time.monotonic()
                 frames = await self._next_frames()
+                built_s = time.monotonic()
                 if frames and await self._may_leave(frames):
                     await writer.write(frames)
+                    self._count(begun_s, built_s)
+                    if self._traced:
+                        self._trace(begun_s)
                 elif not frames and not self._requests_done:
                     await self._changed.wait()
                     self._changed.clear()
@@ -122,32 +154,48 @@ class FetchSession:
             for subscription in list(self._subscriptions.values()):
                 self._drop(subscription)
 
+    def _count(self, begun_s: float, built_s: float) -> None:
+        """Count a message: reading is the local part, waiting for a reader that is slow the response."""
+        now_s = time.monotonic()
+        self._requests.outcomes["NONE"] += 1
+        stages = self._requests.stages
+        stages["local"].observe(built_s - begun_s)
+        stages["response"].observe(now_s - built_s)
+        stages["total"].observe(now_s - begun_s)
+
+    def _trace(self, begun_s: float) -> None:
+        """Make the spans of what has left just now."""
+        traced, self._traced = self._traced, []
+        for subscription, begin, end, size_bytes in traced:
+            traces = subscription.partition.traces
+            if traces is not None:
+                traces.fetched(begin, end, size_bytes, begun_s, from_follower=subscription.from_follower)
+
     # Requests
 
     async def _read(self, requests: AsyncIterator[log_pb2.FetchRequest]) -> None:
         try:
             async for request in requests:
-                self._handle(request)
+                await self._handle(request)
                 self._changed.set()
         finally:
             self._requests_done = True
             self._changed.set()
 
-    def _handle(self, request: log_pb2.FetchRequest) -> None:
+    async def _handle(self, request: log_pb2.FetchRequest) -> None:
         kind = request.WhichOneof("request")
         if (kind == "open") == self._opened:
             raise InvalidRequestError("a fetch session is opened once, before anything else")
         match kind:
             case "open":
                 self._opened = True
-                self._committed_only = request.open.isolation_level == common_pb2.READ_COMMITTED
+                self._isolation = request.open.isolation_level
                 wanted = request.open.max_frame_bytes or self._max_frame_bytes
                 self._max_frame_bytes = max(SMALLEST_FRAME_BYTES, min(wanted, self._max_frame_bytes))
                 self._credit = request.open.credit_bytes
                 self._rack = request.open.rack
             case "subscribe":
-                for part in request.subscribe.partitions:
-                    self._subscribe(part)
+                await self._subscribe_all(request.subscribe.partitions)
             case "unsubscribe":
                 for subscription_id in request.unsubscribe.subscription_ids:
                     subscription = self._subscriptions.get(subscription_id)
@@ -160,6 +208,15 @@ class FetchSession:
             case _:
                 raise InvalidRequestError("an empty fetch request")
 
+    async def _subscribe_all(self, parts: Collection[log_pb2.FetchPartition]) -> None:
+        if len(parts) > MAX_PARTS:
+            raise InvalidRequestError(f"one request subscribes at most {MAX_PARTS} partitions, not {len(parts)}")
+        for number, part in enumerate(parts, 1):
+            self._subscribe(part)
+            if number % AT_A_TIME == 0:
+                self._changed.set()
+                await asyncio.sleep(0)
+
     def _subscribe(self, part: log_pb2.FetchPartition) -> None:
         if part.subscription_id <= self._highest_id:
             raise InvalidRequestError(
@@ -169,11 +226,16 @@ class FetchSession:
         try:
             if len(self._subscriptions) >= self._max_subscriptions:
                 raise BrokerOverloaded(f"a fetch session follows at most {self._max_subscriptions} partitions")
+            if self._topics is not None:
+                topic = self._registry.topic_name(part.topic_id, part.partition)
+                if topic is not None:
+                    self._topics.check(topic)
             partition = self._registry.find(part.topic_id, part.partition)
             partition.check_leader_epoch(part.leader_epoch, from_follower=part.from_follower)
             if part.HasField("damaged_offset"):
                 partition.suspect(part.damaged_offset)
         except RaftlogError as error:
+            self._requests.outcomes[type(error).__name__] += 1
             self._refusals.append(_refusal(part.subscription_id, error))
             if len(self._refusals) > self._max_subscriptions:
                 raise BrokerOverloaded("the client does not read its refusals") from None
@@ -196,12 +258,27 @@ class FetchSession:
         self._lease.stop_waiting(subscription.wake)
         self._subscriptions.pop(subscription.id, None)
 
+    async def _drop_forbidden(self, topics: Decisions) -> None:
+        """Drop what may not be read any more."""
+        self._permitted_at = topics.version
+        for number, subscription in enumerate(list(self._subscriptions.values()), 1):
+            topic = subscription.partition.log.topic
+            if not subscription.dropped and not topics.allow(topic):
+                error = topics.refusal(topic)
+                self._requests.outcomes[type(error).__name__] += 1
+                self._drop(subscription)
+                self._refusals.append(_refusal(subscription.id, error))
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)
+
     # Frames
 
     async def _next_frames(self) -> list[Frame]:
         """Return what goes into the next message: as much as fits `max_frame_bytes`; nothing when there is none."""
         frames: list[Frame] = []
         room = self._max_frame_bytes
+        while self._topics is not None and self._topics.version != self._permitted_at:
+            await self._drop_forbidden(self._topics)
         while self._refusals:
             frames.append(self._refusals.popleft())
         while room > 0 and self._credit > 0 and self._queue:
@@ -237,7 +314,7 @@ class FetchSession:
         partition, from_follower = subscription.partition, subscription.from_follower
         if self._rack and not from_follower and self._send_away(frames, subscription):
             return 0
-        end = partition.last_stable_offset if self._committed_only else partition.high_watermark
+        end = readable_end(partition, self._isolation)
         read = partial(partition.read, subscription.position, room, end, from_follower=from_follower)
         try:
             if not subscription.announced and partition.refusal(from_follower=from_follower) is None:
@@ -247,10 +324,15 @@ class FetchSession:
                 )
             result = read(blocking=False)
             if result is None:  # not in the page cache
+                self._counters.reads_from_disk += 1
                 loop = asyncio.get_running_loop()
                 result = await loop.run_in_executor(self._disk, partial(read, blocking=True))
                 assert result is not None, "a blocking read waits"
+            elif result.records:
+                self._counters.reads_from_cache += 1
+            aborted = await self._aborted(subscription, result) if result.records else ()
         except RaftlogError as error:
+            self._requests.outcomes[type(error).__name__] += 1
             if isinstance(error, CorruptRecordError):
                 partition.suspect(subscription.position)
             if not subscription.dropped:
@@ -260,6 +342,9 @@ class FetchSession:
         if subscription.dropped:
             return 0
         records = result.records
+        self._counters.topic(partition.log.topic).bytes_out += len(records)
+        if records and partition.traces:
+            self._traced.append((subscription, subscription.position, result.next_offset, len(records)))
         subscription.position = max(subscription.position, result.next_offset)
         if records or not subscription.announced:
             subscription.announced = True
@@ -269,13 +354,29 @@ class FetchSession:
                 last_stable_offset=partition.last_stable_offset,
                 log_start_offset=partition.log.log_start_offset,
             )
+            for transaction in aborted:
+                head.aborted.add(
+                    producer_id=transaction.producer_id,
+                    first_offset=transaction.first_offset,
+                    last_offset=transaction.last_offset,
+                )
             frames.append(Frame(head, records))
-        current_end = partition.last_stable_offset if self._committed_only else partition.high_watermark
-        if subscription.position < current_end:
+        if subscription.position < readable_end(partition, self._isolation):
             subscription.wake()
         else:
             partition.wait(subscription.wake, from_follower=from_follower)
         return len(records)
+
+    async def _aborted(self, subscription: _Subscription, read: ReadResult) -> Sequence[AbortedTransaction]:
+        """Return the aborted transactions that what was read may have records of, for readers of committed ones."""
+        if self._isolation == common_pb2.READ_UNCOMMITTED:
+            return ()
+        log, begin, end = subscription.partition.log, subscription.position, read.next_offset
+        found = log.aborted_transactions(begin, end, blocking=False)
+        if found is None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._disk, log.aborted_transactions, begin, end)
+        return found
 
     def _send_away(self, frames: list[Frame], subscription: _Subscription) -> bool:
         """Drop a subscription with the name of a nearer replica, if there is one."""

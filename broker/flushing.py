@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.clock import Clock
+from broker.log.faults import is_passing, passing
 from broker.log.group_commit import GroupCommit
 from broker.log.partition_log import PartitionLog
 from raftlog.errors import RaftlogError
@@ -19,7 +20,8 @@ class Flushing:
     """The flushes of one log.
 
     `on_held` is called after a flush, `on_refused` when one was refused for a reason that passes (no descriptors) and
-    is due again, `on_broken` with what the operating system said when the disk is at fault.
+    is due again, `on_broken` with what the operating system said when the disk is at fault, or with what went wrong in
+    the program: no answer may come of that either.
     """
 
     def __init__(
@@ -98,10 +100,11 @@ class Flushing:
             self._on_held()
 
     def _failed(self, error: BaseException) -> None:
-        if isinstance(error, RaftlogError) and not self.closed:
-            # Judged already: nothing was synced, for a reason that passes (no descriptors), or because the directory
-            # is offline, and then the partition is about to be closed. Who waits hears of it; another flush follows.
-            self._refused = True
-            self._on_refused(error)
+        if isinstance(error, RaftlogError) or is_passing(error):
+            # Nothing was synced, for a reason that passes (no descriptors, no memory), or because the directory is
+            # offline, and then the partition is about to be closed. Who waits hears of it; another flush follows.
+            if not self.closed:
+                self._refused = True
+                self._on_refused(error if isinstance(error, RaftlogError) else passing(error, "a flush"))
         else:
             self._on_broken(self._log, error)

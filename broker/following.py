@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from broker.clock import Clock
 from broker.flushing import Flushing
 from broker.log.partition_log import PartitionLog
+from broker.log.transactions import MarkerMissing
 from broker.log_cuts import LogCuts
-from raftlog.errors import FencedLeaderEpoch, InvalidRequestError, RaftlogError, StorageError
+from raftlog.errors import CorruptRecordError, FencedLeaderEpoch, InvalidRequestError, RaftlogError, StorageError
 from raftlog.format import parse_header
 from replication.divergence import truncation_offset
 from replication.ports import Diverging, Done, FetchState
+
+if TYPE_CHECKING:
+    from broker.observability.partition_traces import PartitionTraces, ReplicatedSpans
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +44,9 @@ class Following:
         leader_id: int,
         leader_epoch: int,
         wake_readers: Callable[[], None],
+        on_damaged: Callable[[PartitionLog, CorruptRecordError], None],
+        traces: PartitionTraces | None = None,
+        count_replicated: Callable[[int, int], None] = lambda bytes_in, bytes_out: None,
     ) -> None:
         self.leader_id = leader_id
         self.is_throttled = False
@@ -48,6 +57,7 @@ class Following:
         self._cuts = cuts
         self._clock = clock
         self._wake_readers = wake_readers
+        self._on_damaged = on_damaged
         self._leader_high_watermark = 0
         self._leader_log_start = 0
         self._on_held: dict[Callable[[int], None], int] = {}
@@ -55,6 +65,10 @@ class Following:
         self._told = 0
         """The largest held end told; the topic's flush config may make it less, but not what was said."""
         self._ended_by: RaftlogError | None = None
+        self._traces = traces
+        self._count_replicated = count_replicated
+        self._spans: deque[ReplicatedSpans] = deque()
+        """Of what is appended and not held yet, in order."""
 
     def begin(self) -> None:
         """Have flushed what an earlier role has left unflushed."""
@@ -64,6 +78,7 @@ class Following:
         """End the term."""
         self._ended_by = reason
         self._on_held.clear()
+        self._end_spans(reason)
 
     @property
     def topic_id(self) -> bytes:
@@ -106,26 +121,54 @@ class Following:
 
     # Records
 
-    def append_replicated(self, records: bytes | memoryview, leader_epoch: int, on_held: Callable[[int], None]) -> None:
+    def append_replicated(
+        self,
+        records: bytes | memoryview,
+        leader_epoch: int,
+        on_held: Callable[[int], None],
+        traceparents: Sequence[str] = (),
+    ) -> None:
         """Check and append batches as the leader stamped them, see `FollowedPartition`.
 
         Raises:
             FencedLeaderEpoch, NotLeader: another epoch, or this term is over.
             CorruptRecordError: what came does not check or does not continue the log; what came before it is appended.
-            StorageFull, StorageError: it cannot be written now.
+            StorageFull, StorageError: it cannot be written now, or this log is to be copied anew.
         """
         self._check(leader_epoch)
         self._check_uncut()
         log = self._log
         self._check_beginning(records, leader_epoch)
         before = log.log_end_offset
+        spans = self._traces.replicate(traceparents) if traceparents and self._traces is not None else None
         try:
             log.append_stamped(records, now_ms=self._clock.now_ms(), max_epoch=leader_epoch)
+        except MarkerMissing as error:
+            self._on_damaged(log, error)
+            raise StorageError(f"{self._name}: {error}; it is copied anew") from error  # no damage of the leader's log
         finally:
+            if spans is not None:
+                self._appended_traced(spans, before, traceparents)
             if log.log_end_offset > before:
+                self._count_replicated(len(records), 0)
                 self._on_held[on_held] = log.log_end_offset
                 if self._flushing.appended():
                     self.held()
+
+    def _appended_traced(self, spans: ReplicatedSpans, begin: int, traceparents: Sequence[str]) -> None:
+        assert self._traces is not None, "who has spans traces"
+        end = self._log.log_end_offset
+        if end == begin:
+            spans.end(CorruptRecordError("nothing of it was appended"))
+            return
+        self._traces.note(begin, end, traceparents)
+        spans.appended(begin, end)
+        self._spans.append(spans)
+
+    def _end_spans(self, error: RaftlogError | None = None, held_end_offset: int | None = None) -> None:
+        """End the spans of what is held by now, or all of them."""
+        while self._spans and (held_end_offset is None or self._spans[0].end_offset <= held_end_offset):
+            self._spans.popleft().end(error)
 
     def call_when_held(self, on_held: Callable[[int], None]) -> None:
         """Have `on_held` called for what an earlier role has appended, once it is held; see `FollowedPartition`."""
@@ -148,7 +191,7 @@ class Following:
         if log.log_end_offset != log.log_start_offset:
             return
         first = parse_header(records)
-        if first.base_offset < log.log_end_offset < first.next_offset:
+        if 0 <= first.base_offset < log.log_end_offset < first.next_offset:
             kept = bytes(records)  # asked for from its beginning, the leader would refuse: that is deleted
 
             def begin() -> None:
@@ -166,6 +209,8 @@ class Following:
         if self._ended_by is not None or self._cuts.busy:
             return
         held = self._flushing.held_end_offset
+        if self._spans:
+            self._end_spans(held_end_offset=held)
         self._raise_marks()
         if held < self._told:
             return
@@ -194,6 +239,7 @@ class Following:
         log_start_offset = min(self._leader_log_start, log.high_watermark)
         if log_start_offset > log.log_start_offset:
             log.delete_records(log_start_offset)
+            moves = True  # who waits for a transaction to end may be below it now
         if moves:
             self._wake_readers()
 
@@ -209,6 +255,7 @@ class Following:
             logger.info(
                 "log parts from its leader's and is cut",
                 extra={
+                    "event": "log_truncated",
                     "partition": self._name,
                     "leader_epoch": leader_epoch,
                     "log_end_offset": log.log_end_offset,
@@ -238,7 +285,12 @@ class Following:
                 raise InvalidRequestError(f"{self._name}: a log cannot start at {log_start_offset}")
             logger.warning(
                 "log lies outside of its leader's and starts over",
-                extra={"partition": self._name, "log_end_offset": self._log.log_end_offset, "offset": log_start_offset},
+                extra={
+                    "event": "log_started_over",
+                    "partition": self._name,
+                    "log_end_offset": self._log.log_end_offset,
+                    "offset": log_start_offset,
+                },
             )
             self._start_at(log_start_offset, leader_epoch)
 
@@ -250,6 +302,7 @@ class Following:
 
     def _cut(self, cut: Callable[[], None], done: Done) -> None:
         self._on_held.clear()
+        self._end_spans(StorageError(f"{self._name}: the log is being cut"))
         self._told = 0
         self._leader_high_watermark = self._leader_log_start = 0
         self._cuts.run(cut, functools.partial(self._cut_ended, done))

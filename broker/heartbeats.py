@@ -233,7 +233,10 @@ class Heartbeats:
         self._answered_epoch = response.controller_epoch
         if self._connected is not True:
             self._connected = True
-            logger.info("heartbeats are answered", extra={"controller_epoch": response.controller_epoch})
+            logger.info(
+                "heartbeats are answered",
+                extra={"event": "heartbeats_answered", "controller_epoch": response.controller_epoch},
+            )
         if response.fenced:
             self._fenced.set()
             self._lease.revoke("the controller has fenced this broker")
@@ -248,7 +251,11 @@ class Heartbeats:
 
     def _lost(self, error: BaseException) -> None:
         if self._connected is not False:
-            logger.warning("no heartbeats to a controller: %s; trying again", error)
+            logger.warning(
+                "no heartbeats to a controller: %s; trying again",
+                error,
+                extra={"event": "heartbeats_lost", "reason": str(error)},
+            )
         self._connected = False
 
     def _end(self, error: RaftlogError) -> None:

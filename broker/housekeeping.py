@@ -5,6 +5,7 @@ a quarter of replica.lag.time.max.ms                who has fallen out of sync, 
 RETRY_INTERVAL_MS                                   logs that could not be opened
 replica.high.watermark.checkpoint.interval.ms       high watermarks, if any has moved
 log.retention.check.interval.ms                     rolling, retention, all checkpoints, removal of files
+log.cleaner.backoff.ms                              compaction (`cleaning.py`)
 log.scrub.interval.ms                               reading everything again, to find damage (`scrub.py`)
 """
 
@@ -16,6 +17,7 @@ import logging
 from concurrent.futures import Executor
 from typing import Final
 
+from broker.cleaning import Cleaner
 from broker.clock import Clock
 from broker.config import BrokerConfig
 from broker.log.manager import LogManager
@@ -43,8 +45,18 @@ async def housekeep(
         bytes_per_second=config.log_scrub_bytes_per_second,
         interval_ms=config.log_scrub_interval_ms,
     )
-    with contextlib.closing(scrub):
-        await _keep_going(config, clock, logs, registry, disk, scrub)
+    cleaner = Cleaner(
+        logs,
+        disk,
+        clock,
+        registry.on_damaged,
+        bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
+        backoff_ms=config.log_cleaner_backoff_ms,
+        dedupe_bytes=config.log_cleaner_dedupe_buffer_size,
+        markers_below_of=registry.held_by_all,
+    )
+    with contextlib.closing(scrub), contextlib.closing(cleaner):
+        await _keep_going(config, clock, logs, registry, disk, scrub, cleaner)
 
 
 async def _keep_going(
@@ -54,6 +66,7 @@ async def _keep_going(
     registry: PartitionRegistry,
     disk: Executor,
     scrub: Scrub,
+    cleaner: Cleaner,
 ) -> None:
     loop = asyncio.get_running_loop()
     isr_interval_ms = config.replica_lag_time_max_ms / 4
@@ -73,6 +86,8 @@ async def _keep_going(
             if now_ms >= next_retry_ms:
                 next_retry_ms = now_ms + RETRY_INTERVAL_MS
                 scrub.tick()
+                if config.log_cleaner_enable:
+                    cleaner.tick()
                 registry.retry_failed()
             if now_ms >= next_round_ms:
                 next_round_ms = now_ms + config.log_retention_check_interval_ms

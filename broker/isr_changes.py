@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
+from broker.observability.counters import Counters
 from broker.partition import Partition
 from raftlog.errors import InternalError, RaftlogError
 from raftlog.v1 import records_pb2
@@ -38,12 +39,14 @@ class IsrChanges:
         propose: Propose,
         active: Callable[[], Mapping[int, int]],
         has_lease: Callable[[], bool],
+        counters: Counters | None = None,
     ) -> None:
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
         self._propose = propose
         self._active = active
         self._has_lease = has_lease
+        self._counters = counters or Counters()
         self._room = asyncio.Semaphore(MAX_UNDER_WAY)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -70,6 +73,7 @@ class IsrChanges:
     async def _ask(self, partition: Partition, change: IsrChange) -> None:
         members = [member.broker_id for member in change.members]
         fields = {"partition": str(partition.topic_partition), "isr": members, "leader_epoch": change.leader_epoch}
+        before = partition.isr
         error: RaftlogError | None = None
         try:
             async with self._room:
@@ -80,9 +84,11 @@ class IsrChanges:
             logger.exception("a change of the ISR failed", extra=fields)
             error = InternalError(f"the change of the ISR failed: {failure}")
         if error is None:
-            logger.info("isr changed", extra=fields)
+            logger.info("isr changed", extra={"event": "isr_changed", "was": sorted(before), **fields})
+            self._counters.isr_shrinks += bool(before - set(members))
+            self._counters.isr_expands += bool(set(members) - before)
         else:
-            logger.info("isr not changed: %s", error, extra=fields)
+            logger.info("isr not changed: %s", error, extra={"event": "isr_change_refused", **fields})
         partition.isr_answered(change, error)
 
     def _command(self, partition: Partition, change: IsrChange) -> records_pb2.MetadataCommand:

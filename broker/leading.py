@@ -7,6 +7,7 @@ wait, the readers, and the streams of the followers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from broker.clock import Clock
 from broker.flushing import Flushing
@@ -18,6 +19,9 @@ from replication.isr import IsrChange, Pending
 from replication.leader import LeaderState, Membership, ReplicaView
 from replication.pending_acks import Answer, PendingAcks
 from replication.ports import Accepted, Opening, Replica, Wake
+
+MAX_DENIED: Final = 10_000
+"""Producers of a partition of which a refusal is remembered: each has lost a batch within this term."""
 
 
 class Acks:
@@ -66,6 +70,8 @@ class Leading:
         self._streams: dict[Wake, Replica] = {}
         self._wake_of: dict[int, Wake] = {}
         self._over = False
+        self._denied: dict[int, int] = {}
+        """Producer id to the epoch of it that has been told that a batch is not in the log."""
         self.offline: frozenset[int] = frozenset()
         """Whose replicas have no working log, as the metadata said last."""
         held = flushing.held_end_offset
@@ -104,6 +110,31 @@ class Leading:
     def has_confirmed(self) -> bool:
         """Whether the high watermark that clients see has reached this term's start (KIP-207)."""
         return self._log.high_watermark >= self.state.epoch_start_offset
+
+    @property
+    def may_deny(self) -> bool:
+        """Whether a batch that is not in this log cannot turn up in it later, when another replica has led meanwhile.
+
+        That takes more than a confirmed term: where nothing is uncommitted it is confirmed at once, and a member of
+        the ISR may have more all the same. With too few in sync replicas outside of the ISR may be elected.
+        """
+        return self.has_confirmed and self.has_enough_in_sync and self.state.has_heard_all_in_sync
+
+    def deny(self, producer_id: int, producer_epoch: int) -> None:
+        """Keep a refusal true: nothing more of this epoch of the producer is appended in this term.
+
+        The producer numbers anew, in its next epoch, what it has not heard of. A late copy of what was missing would
+        let late copies of all that followed in as well, beside what is numbered anew. Copies that come in a later term
+        name this one's leader epoch, and are refused for that.
+        """
+        denied = self._denied
+        denied[producer_id] = max(producer_epoch, denied.pop(producer_id, -1))
+        if len(denied) > MAX_DENIED:
+            del denied[next(iter(denied))]
+
+    def has_denied(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether this epoch of the producer, or a later one, was told so in this term."""
+        return producer_epoch <= self._denied.get(producer_id, -1)
 
     def advance(self) -> None:
         """Move the high watermark to where the state has it, and answer who has waited for that; under a lease."""
@@ -174,6 +205,14 @@ class Leading:
             self.held()
         if self._streams:
             self.wake_streams()
+
+    def repeated(self, end_offset: int, answer: Answer, *, all_replicas: bool) -> None:
+        """Owe an answer for what was appended before; at once, where it is held as asked already."""
+        reached = self._log.high_watermark if all_replicas else self._flushing.held_end_offset
+        if end_offset <= reached:
+            answer(None)
+        else:
+            (self._acks.committed if all_replicas else self._acks.held).wait_again(end_offset, answer)
 
     def held(self) -> None:
         """Count what the leader itself holds now."""

@@ -71,7 +71,9 @@ class ServingLease:
             return
         if not self._held:
             self._held = True
-            logger.info("lease granted: this broker serves", extra={"waiting": len(self._waiting)})
+            logger.info(
+                "lease granted: this broker serves", extra={"event": "lease_granted", "waiting": len(self._waiting)}
+            )
         waiting, self._waiting = self._waiting, {}
         for wake in waiting:
             wake()
@@ -94,7 +96,11 @@ class ServingLease:
     def _ended(self, why: str) -> None:
         if self._held:
             self._held = False
-            logger.warning("lease ended, nothing is served until there is a new one: %s", why)
+            logger.warning(
+                "lease ended, nothing is served until there is a new one: %s",
+                why,
+                extra={"event": "lease_ended", "reason": why},
+            )
 
 
 def without_lease(what: str) -> NotLeader:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left
+from collections.abc import Callable
 from typing import Final
 
 from broker.clock import Clock
+from broker.observability.counters import Histogram
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +25,19 @@ BUCKETS_MS: Final = (1, 2, 5, 10, 20, 50, 100)
 
 
 class LoopLagMonitor:
-    """Sleeps in a loop and counts by how much it woke too late."""
+    """Sleeps in a loop and counts by how much it woke too late; `on_turn` is called each time."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_turn: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
+        self._on_turn = on_turn
         self._task: asyncio.Task[None] | None = None
         self.largest_ms = 0.0
-        self.counts = [0] * (len(BUCKETS_MS) + 1)
+        self.seconds = Histogram(tuple(ms / 1_000 for ms in BUCKETS_MS))
+
+    @property
+    def counts(self) -> list[int]:
+        """How many measurements fell into each of BUCKETS_MS, and above."""
+        return self.seconds.counts
 
     def start(self) -> None:
         """Start measuring on the running loop."""
@@ -44,15 +51,20 @@ class LoopLagMonitor:
     def note(self, lag_ms: float) -> None:
         """Count one measurement."""
         self.largest_ms = max(self.largest_ms, lag_ms)
-        self.counts[bisect_left(BUCKETS_MS, lag_ms)] += 1
+        self.seconds.observe(lag_ms / 1_000)
         if lag_ms >= WARN_MS:
-            logger.warning("the event loop was late by %.0f ms", lag_ms)
+            logger.warning(
+                "the event loop was late by %.0f ms",
+                lag_ms,
+                extra={"event": "event_loop_late", "late_ms": round(lag_ms)},
+            )
 
     async def _measure(self) -> None:
         while True:
             before = self._clock.monotonic_ms()
             await asyncio.sleep(INTERVAL_MS / 1000)
             self.note(max(0.0, self._clock.monotonic_ms() - before - INTERVAL_MS))
+            self._on_turn()
 
     async def stop(self, *, report: bool = True) -> None:
         """Stop measuring, and log what was seen; without `report` there is nothing worth telling."""

@@ -88,7 +88,10 @@ class OfflineReplicas:
                     logger.warning("%d offline replicas are not reported yet: %s", len(some), error)
                     return
                 self._reported.update(dict.fromkeys(some, result.offset))
-                logger.warning("replicas without a working log were reported", extra={"replicas": len(some)})
+                logger.warning(
+                    "replicas without a working log were reported",
+                    extra={"event": "replicas_offline", "replicas": len(some)},
+                )
 
     async def close(self) -> None:
         """Report nothing any more."""

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.lease import without_lease
+from broker.leading import Leading
 from broker.log.partition_log import ReadResult
-from broker.partition_replicas import LedReplicas, PartitionDescription
+from broker.partition_replicas import PartitionDescription
 from broker.partition_roles import Host
+from broker.partition_transactions import MarkedPartition
 from raftlog.errors import (
+    DuplicateSequence,
+    InvalidProducerEpoch,
+    InvalidRecord,
     InvalidRequestError,
+    InvalidTxnState,
     LeaderNotAvailable,
     MessageTooLarge,
     OffsetOutOfRange,
+    OutOfOrderSequence,
+    SequenceError,
     UnknownLeaderEpoch,
     UnknownTopicId,
 )
-from raftlog.format import BatchHeader, Buffer, validate_produced
+from raftlog.format import Attributes, BatchHeader, Buffer, validate_produced
 from replication.divergence import check_prefix
 from replication.pending_acks import Answer
 from replication.ports import Diverging
 
+_TRANSACTIONAL: Final = int(Attributes.TRANSACTIONAL)
+
 __all__ = ["TOPIC_ID_BYTES", "Host", "Partition", "PartitionDescription", "check_topic_id", "unknown_partition"]
 
 
-class Partition(LedReplicas):
+class Partition(MarkedPartition):
     """One partition, as the services and sessions see it."""
-
-    def check_serving(self, leader_epoch: int = -1) -> None:
-        """Refuse what only a leader with a lease may do, on top of `check_leader_epoch`.
-
-        Raises:
-            NotLeader: no lease; and what `check_leader_epoch` raises.
-        """
-        self.check_leader_epoch(leader_epoch)
-        if not self._lease.valid():
-            raise without_lease(str(self.topic_partition))
 
     def check_confirmed(self) -> None:
         """Refuse to say where the committed records end before this term's high watermark is known (KIP-207).
@@ -55,7 +54,8 @@ class Partition(LedReplicas):
         """Return the header of a batch that may be appended. May run in any thread.
 
         Raises:
-            MessageTooLarge: beyond `max.message.bytes`; and what `validate_produced` raises.
+            MessageTooLarge: beyond `max.message.bytes`; and what `validate_produced` raises, a record without key
+                in a compacted topic among them.
         """
         limit = self.log.config.max_message_bytes
         if len(batch) > limit:
@@ -63,7 +63,7 @@ class Partition(LedReplicas):
                 f"{self.topic_partition}: the batch has {len(batch)} bytes, max.message.bytes={limit}; "
                 "send smaller batches or raise the topic's limit"
             )
-        return validate_produced(batch, limits=self.inflate_limits)
+        return validate_produced(batch, limits=self.inflate_limits, needs_keys=self.log.config.compacts)
 
     def append(
         self,
@@ -76,6 +76,9 @@ class Partition(LedReplicas):
     ) -> tuple[int, int]:
         """Validate and append one produced batch; return (base offset, log append time in ms or -1).
 
+        A batch of an idempotent producer that was appended before is not appended again: the answer is that of the
+        first time, and comes when that one is held as asked.
+
         `answer` is called once the batch is held as asked, or with the error that came in between; it may be called
         before this returns. None: nobody waits (acks=0). `all_replicas` (acks=all): the high watermark has to pass it,
         and at least `min.insync.replicas` be in sync; else this replica has to hold it, as the topic's flush config
@@ -83,6 +86,10 @@ class Partition(LedReplicas):
 
         Raises:
             NotEnoughReplicas: fewer are in sync with `all_replicas`; nothing was appended.
+            LeaderNotAvailable: a batch before this one is missing here, and it is too early to say that it is lost.
+            OutOfOrderSequence, UnknownProducerId: it is lost, or was deleted: no later leader can have it either.
+            InvalidProducerEpoch, InvalidTxnState: it belongs to no transaction that can be open here now.
+            InvalidRecord: transactional, but not with `all_replicas`, or in an internal topic.
             RaftlogError: refused otherwise; nothing was appended.
         """
         leading = self._leading
@@ -93,9 +100,79 @@ class Partition(LedReplicas):
         if all_replicas and not leading.has_enough_in_sync:
             raise leading.not_enough()
         header = checked or self.check(batch)
-        result = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        if header.producer_id >= 0:
+            if header.attributes & _TRANSACTIONAL and (self.is_internal or not all_replicas):
+                raise self._no_transaction()
+            found = self._appended_before(leading, header, now_ms, answer, all_replicas=all_replicas)
+            if found is not None:
+                return found
+        result = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms)
         leading.appended(result.last_offset + 1, answer, all_replicas=all_replicas)
         return result.base_offset, result.timestamp_ms
+
+    def _no_transaction(self) -> InvalidRecord:
+        if self.is_internal:
+            return InvalidRecord(f"{self.topic_partition}: an internal topic has no transactions")
+        return InvalidRecord(
+            f"{self.topic_partition}: a transactional batch needs acks=all: what was committed must not vanish"
+        )
+
+    def _appended_before(
+        self, leading: Leading, header: BatchHeader, now_ms: int, answer: Answer | None, *, all_replicas: bool
+    ) -> tuple[int, int] | None:
+        """See to a batch of an idempotent producer that is in the log already; None: it is to be appended.
+
+        A refusal lets the producer number anew what it has not heard of (docs/adr/0012), so it has to be true of every
+        later leader as well.
+        """
+        try:
+            duplicate = self.log.check_producer(header, now_ms)
+        except DuplicateSequence as refusal:
+            return self._appended_long_before(leading, header, refusal, answer, all_replicas=all_replicas)
+        except (SequenceError, InvalidProducerEpoch, InvalidTxnState) as refusal:
+            if not leading.may_deny:
+                raise LeaderNotAvailable(
+                    f"{self.topic_partition}: {refusal}; the leader of epoch {self.leader_epoch} is new, and a replica "
+                    "in sync may have what is missing; try again"
+                ) from None
+            if not isinstance(refusal, InvalidTxnState):  # that one lets nobody number anything anew
+                leading.deny(header.producer_id, header.producer_epoch)
+            raise type(refusal)(f"{self.topic_partition}: {refusal}") from None
+        if duplicate is None:
+            if leading.has_denied(header.producer_id, header.producer_epoch):
+                raise OutOfOrderSequence(
+                    f"{self.topic_partition}: a batch of producer id {header.producer_id} was missing, and its epoch "
+                    f"{header.producer_epoch} has ended with that; begin the next one with sequence 0"
+                )
+            return None
+        if answer is not None:
+            leading.repeated(duplicate.last_offset + 1, answer, all_replicas=all_replicas)
+        return duplicate.base_offset, duplicate.timestamp_ms
+
+    def _appended_long_before(
+        self,
+        leading: Leading,
+        header: BatchHeader,
+        refusal: DuplicateSequence,
+        answer: Answer | None,
+        *,
+        all_replicas: bool,
+    ) -> tuple[int, int]:
+        """Say that a batch was appended once everything of its producer is held as asked: where, nobody knows."""
+        # Housekeeping may have forgotten the producer since: then everything that is there has to be held.
+        state = self.log.producers.get(header.producer_id)
+        end_offset = self.log.log_end_offset if state is None else state.last_offset + 1
+        error = DuplicateSequence(f"{self.topic_partition}: {refusal}")
+        if answer is None:
+            raise error from None
+
+        def held(failure: BaseException | None) -> None:
+            assert answer is not None
+            answer(error if failure is None else failure)
+
+        leading.repeated(end_offset, held, all_replicas=all_replicas)
+        return -1, -1
 
     # Fetch
 

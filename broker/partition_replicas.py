@@ -66,10 +66,13 @@ class LedReplicas(PartitionRoles):
     def read_for_replica(self, on_change: Wake, offset: int, max_bytes: int, *, blocking: bool) -> ReadResult | None:
         """Return whole batches from `offset` up to the log end; see the port. May run in a thread."""
         try:
-            return self._led().read_for_replica(on_change, offset, max_bytes, blocking=blocking)
+            read = self._led().read_for_replica(on_change, offset, max_bytes, blocking=blocking)
         except CorruptRecordError:
             self._host.on_suspicion(self.log, offset)
             raise
+        if read is not None:
+            self._host.count_replicated(0, len(read.records))
+        return read
 
     def replicas_offline(self, broker_ids: frozenset[int]) -> None:
         """Take note whose replicas have no working log, by the metadata: what they held is forgotten."""
@@ -85,6 +88,11 @@ class LedReplicas(PartitionRoles):
         """Have the log checked at an offset: somebody got a batch there that does not check. Returns at once."""
         if self._closed_by is None:
             self._host.on_suspicion(self.log, offset)
+
+    @property
+    def held_by_all(self) -> int:
+        """Exclusive: what is on the disk of every assigned replica; 0: not known, or this broker does not lead."""
+        return 0 if self._leading is None else self._leading.state.held_by_all
 
     def is_live(self, broker_id: int) -> bool:
         """Whether a follower is in the ISR."""
@@ -125,6 +133,16 @@ class LedReplicas(PartitionRoles):
             self.leader_epoch, self.log_start_offset, self.high_watermark, self.log_end_offset, progress
         )
 
+    @property
+    def isr(self) -> frozenset[int]:
+        """The committed ISR, as this leader knows; empty while another broker leads."""
+        return frozenset() if self._leading is None else self._leading.state.isr
+
+    def follower_lags(self) -> list[tuple[int, int]]:
+        """Return (broker id, records it lacks) of each follower; none while another broker leads. For any thread."""
+        leading = self._leading
+        return [] if leading is None else leading.state.follower_lags()
+
     def nearer_replica(self, nearby: Collection[int]) -> int | None:
         """Return a follower among `nearby` that is in sync and has every committed record (KIP-392), or None."""
         if self._leading is None or self._host.node_id in nearby:
@@ -135,6 +153,7 @@ class LedReplicas(PartitionRoles):
         return None
 
     def log_start_moved(self) -> None:
-        """Tell the followers that the log start has moved."""
+        """Tell the followers that the log start has moved, and readers who wait below it."""
         if self._leading is not None:
             self._leading.wake_streams()
+            self._wake()

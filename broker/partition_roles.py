@@ -18,7 +18,9 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from broker.bugs import report
 from broker.clock import Clock
 from broker.flushing import Flushing
 from broker.following import Following
@@ -27,12 +29,16 @@ from broker.lease import Lease
 from broker.log.group_commit import GroupCommit
 from broker.log.partition_log import PartitionLog
 from broker.log_cuts import LogCuts
-from raftlog.errors import FencedLeaderEpoch, NotLeader, RaftlogError, UnknownLeaderEpoch
+from raftlog.errors import CorruptRecordError, FencedLeaderEpoch, NotLeader, RaftlogError, UnknownLeaderEpoch
 from raftlog.format import InflateLimits
 from raftlog.types import NO_LEADER_EPOCH, TopicPartition
+from raftmeta.image import INTERNAL_PREFIX
 from raftmeta.topic_configs import is_throttled
 from replication.leader import Membership
 from replication.ports import Wake
+
+if TYPE_CHECKING:
+    from broker.observability.partition_traces import PartitionTraces
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +48,10 @@ class Host:
     """What all partitions of a broker share.
 
     `on_isr_wish` is told of a partition whose follower may join the ISR now, any number of times. `on_suspicion`: of a
-    log, and an offset at which somebody got a batch from it that does not check.
+    log, and an offset at which somebody got a batch from it that does not check. `on_damaged`: of a log that can only
+    be copied anew. `on_term`: of a partition whose term as leader has begun or ended on this broker, in the midst of
+    that change. `traces`: returns what makes a partition's spans, None where nothing is traced. `count_replicated`: of
+    bytes that came from a leader, and of bytes that were read for a follower; from any thread.
     """
 
     node_id: int
@@ -53,7 +62,11 @@ class Host:
     on_storage_error: Callable[[PartitionLog, BaseException], None]
     on_isr_wish: Callable[[PartitionRoles], None]
     on_suspicion: Callable[[PartitionLog, int], None]
+    on_damaged: Callable[[PartitionLog, CorruptRecordError], None]
     replica_lag_time_max_ms: float = 10_000.0
+    on_term: Callable[[PartitionRoles], None] = lambda partition: None
+    traces: Callable[[str, int], PartitionTraces | None] = lambda topic, partition: None
+    count_replicated: Callable[[int, int], None] = lambda bytes_in, bytes_out: None
 
 
 class PartitionRoles:
@@ -77,6 +90,10 @@ class PartitionRoles:
     def __init__(self, log: PartitionLog, host: Host) -> None:
         self.topic_partition = TopicPartition(log.topic, log.partition)
         self.log = log
+        self.is_internal = log.topic.startswith(INTERNAL_PREFIX)
+        """Whether the topic is raftlog's own: clients may read it, no more."""
+        self.traces = host.traces(log.topic, log.partition)
+        """What makes the spans of its records; None: this node does not trace."""
         self.leader_epoch: int = NO_LEADER_EPOCH
         self.refused_by: RaftlogError | None = NotLeader(f"{self.topic_partition}: it is not known yet who leads")
         """Why nothing is served here, lease or not; None while this broker leads."""
@@ -184,6 +201,7 @@ class PartitionRoles:
         )
         self._leading.begin()
         self._wake()
+        self._host.on_term(self)
         return True
 
     def follow(self, leader_epoch: int, leader_id: int, refusal: NotLeader) -> bool:
@@ -208,6 +226,9 @@ class PartitionRoles:
             leader_id=leader_id,
             leader_epoch=leader_epoch,
             wake_readers=self._wake,
+            on_damaged=self._host.on_damaged,
+            traces=self.traces,
+            count_replicated=self._host.count_replicated,
         )
         self._throttle_following()
         self._acks.fail(refusal)
@@ -242,6 +263,7 @@ class PartitionRoles:
             following.end(reason)
         if leading is not None:
             leading.end()
+            self._host.on_term(self)
         return leading is not None
 
     def close(self, reason: RaftlogError) -> None:
@@ -250,7 +272,10 @@ class PartitionRoles:
             return
         self._closed_by = self.refused_by = reason
         self._flushing.closed = True
-        logger.info("partition closed", extra={"partition": str(self.topic_partition), "reason": str(reason)})
+        logger.info(
+            "partition closed",
+            extra={"event": "partition_closed", "partition": str(self.topic_partition), "reason": str(reason)},
+        )
         self._end_term(reason)
         self._acks.fail(reason)
         self._wake()
@@ -274,13 +299,18 @@ class PartitionRoles:
 
     @property
     def last_stable_offset(self) -> int:
-        """Exclusive end for `read_committed`; equals the high watermark while there are no transactions."""
-        return self.log.high_watermark
+        """Exclusive end for `read_committed`: below it every transaction is decided; never above the high watermark."""
+        return self.log.last_stable_offset
 
     @property
     def held_end_offset(self) -> int:
         """Exclusive: what this replica counts as held (`Flushing`)."""
         return self._flushing.held_end_offset
+
+    @property
+    def pending_acks(self) -> int:
+        """How many produces wait to be held by enough replicas. For any thread."""
+        return len(self._acks.held) + len(self._acks.committed)
 
     def _held(self) -> None:
         if self._leading is not None:
@@ -349,4 +379,7 @@ class PartitionRoles:
         if self._waiters:
             waiters, self._waiters = self._waiters, {}
             for wake in waiters:
-                wake()
+                try:
+                    wake()
+                except Exception as error:  # a bug of this one: neither the others nor the high watermark shall suffer
+                    report(f"{self.topic_partition}: a reader could not be woken", error)

@@ -1,19 +1,34 @@
-"""One `Log.Produce` stream: requests in, answers out by correlation id, order kept per partition."""
+"""One `Log.Produce` stream: requests in, answers out by correlation id, order kept per partition.
+
+Permissions (KIP-11): each part needs WRITE of its topic. A transactional batch needs WRITE of a transactional id
+besides. Kafka's produce request names the id and the broker checks that one, which a client may choose among those that
+it may write; this protocol's parts carry producer id and epoch alone, so WRITE of any transactional id is asked for.
+The very id is checked where it is known: by the coordinator's calls, which give out producer ids and add partitions.
+As in Kafka before KIP-890's second part, who may write a topic may write there under the producer id of somebody else.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final, Protocol
 
+from broker.internal_topics import refuse_internal
 from broker.partition import TOPIC_ID_BYTES
 from broker.registry import PartitionRegistry
-from raftlog.errors import BrokerOverloaded, ChainBroken, RaftlogError, RequestTimedOut, to_wire
+from broker.security.caller import EVERYTHING_ALLOWED, Caller
+from broker.security.decisions import Decisions
+from raftlog._core.traceparent import MAX_TRACES
+from raftlog.errors import BrokerOverloaded, ChainBroken, DuplicateSequence, RaftlogError, RequestTimedOut, to_wire
 from raftlog.format import BatchHeader, checking_cost_bytes
+from raftlog.format.header import says_transactional
 from raftlog.v1 import log_pb2
+from raftlog.v1.security_pb2 import Acl
 from raftlog.wire import Produce, ProducePart
 from replication.pending_acks import Answer
 
@@ -41,9 +56,11 @@ class ResponseWriter(Protocol):
 class _Request:
     """Answers still owed for one request; when the last one is in, the response goes out."""
 
-    __slots__ = ("missing", "open", "response", "timer")
+    __slots__ = ("appended_s", "arrived_s", "begun_s", "complete_s", "missing", "open", "response", "timer")
 
-    def __init__(self, correlation_id: int) -> None:
+    def __init__(self, correlation_id: int, arrived_s: float) -> None:
+        self.arrived_s = arrived_s
+        self.begun_s = self.appended_s = self.complete_s = time.monotonic()
         self.response = log_pb2.ProduceResponse(correlation_id=correlation_id)
         self.open: list[Answer] = []
         self.missing = 0
@@ -58,7 +75,13 @@ class ProduceSession:
     """
 
     def __init__(
-        self, registry: PartitionRegistry, disk: Executor, *, max_in_flight: int, default_timeout_ms: int
+        self,
+        registry: PartitionRegistry,
+        disk: Executor,
+        *,
+        max_in_flight: int,
+        default_timeout_ms: int,
+        who: Caller = EVERYTHING_ALLOWED,
     ) -> None:
         self._registry = registry
         self._disk = disk
@@ -67,11 +90,15 @@ class ProduceSession:
         self._in_flight = 0
         self._failure: RaftlogError | None = None
         self._lease = registry.lease
-        self._answers: deque[log_pb2.ProduceResponse] = deque()
-        self._held: list[log_pb2.ProduceResponse] = []
+        self._counters = registry.counters
+        self._requests = registry.counters.request("Produce")
+        self._answers: deque[_Request] = deque()
+        self._held: list[_Request] = []
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._broken_chains: dict[tuple[bytes, int], int] = {}
+        self._topics = Decisions.of(who, Acl.WRITE, Acl.TOPIC)
+        self._transactional_ids = Decisions.of(who, Acl.WRITE, Acl.TRANSACTIONAL_ID)
 
     async def run(self, requests: AsyncIterator[Produce], writer: ResponseWriter) -> None:
         """Serve the stream until the client ends it and has all its answers."""
@@ -79,11 +106,15 @@ class ProduceSession:
         try:
             while True:
                 while self._answers:
-                    response = self._answers.popleft()
-                    if not self._lease.valid() and _acknowledges(response):
-                        self._hold(response)
+                    owed = self._answers.popleft()
+                    if not self._lease.valid() and _acknowledges(owed.response):
+                        self._hold(owed)
                         continue
-                    await writer.write(response)
+                    try:
+                        await writer.write(owed.response)
+                    finally:  # a client that has its answer may leave before we hear that it went out
+                        self._count(owed)
+                    self._counters.produces_unanswered -= 1
                     self._in_flight -= 1  # only now: a client that does not read its answers holds none of our memory
                     self._room.set()
                 if self._failure is not None:
@@ -96,11 +127,23 @@ class ProduceSession:
                 await self._answer_ready.wait()
         finally:
             reader.cancel()
+            self._counters.produces_unanswered -= self._in_flight
+            self._in_flight = 0
             self._lease.stop_waiting(self._release_held)
 
-    def _hold(self, response: log_pb2.ProduceResponse) -> None:
+    def _count(self, owed: _Request) -> None:
+        """Count a request that was answered, and how long each stage took."""
+        now_s = time.monotonic()
+        stages = self._requests.stages
+        stages["queue"].observe(owed.begun_s - owed.arrived_s)
+        stages["local"].observe(owed.appended_s - owed.begun_s)
+        stages["remote"].observe(max(0.0, owed.complete_s - owed.appended_s))
+        stages["response"].observe(now_s - max(owed.complete_s, owed.appended_s))
+        stages["total"].observe(now_s - owed.arrived_s)
+
+    def _hold(self, owed: _Request) -> None:
         """Keep an acknowledgement that was decided on while there was a lease, from before a pause: it stays true."""
-        self._held.append(response)
+        self._held.append(owed)
         self._lease.call_when_renewed(self._release_held)
 
     def _release_held(self) -> None:
@@ -111,7 +154,8 @@ class ProduceSession:
     async def _read(self, requests: AsyncIterator[Produce]) -> None:
         try:
             async for request in requests:
-                self._handle(request, await self._check_heavy(request))
+                arrived_s = time.monotonic()
+                self._handle(request, await self._check_heavy(request), arrived_s)
                 del request  # the payload is in the log; an idle stream must not keep it
                 while self._in_flight >= self._max_in_flight:
                     self._room.clear()
@@ -126,6 +170,7 @@ class ProduceSession:
             if checking_cost_bytes(part.records) <= CHECK_ON_LOOP_BYTES:
                 continue
             try:
+                self._check_permissions(part)
                 partition = self._registry.find(part.head.topic_id, part.head.partition)
                 loop = asyncio.get_running_loop()
                 checked[number] = await loop.run_in_executor(self._disk, partition.check, part.records)
@@ -133,23 +178,27 @@ class ProduceSession:
                 checked[number] = error
         return checked
 
-    def _handle(self, request: Produce, checked: Checked) -> None:
+    def _handle(self, request: Produce, checked: Checked, arrived_s: float) -> None:
         head = request.head
         if head.acks == log_pb2.NO_ACK:
             for number, part in enumerate(request.parts):
                 try:
                     self._append(part, None, log_pb2.NO_ACK, checked.get(number))
+                    self._requests.outcomes["NONE"] += 1
                 except RaftlogError as error:
+                    self._requests.outcomes[type(error).__name__] += 1
                     logger.debug("acks=0 batch refused: %s", error)
             return
-        owed = _Request(head.correlation_id)
+        owed = _Request(head.correlation_id, arrived_s)
         owed.missing = len(request.parts)
         self._in_flight += 1
+        self._counters.produces_unanswered += 1
         if not owed.missing:
             self._finish(owed)
             return
         for number, part in enumerate(request.parts):
             self._serve(part, owed, head.acks, checked.get(number))
+        owed.appended_s = time.monotonic()
         if owed.missing:
             timeout_ms = head.timeout_ms or self._default_timeout_ms
             loop = asyncio.get_running_loop()
@@ -167,11 +216,13 @@ class ProduceSession:
             if answered:
                 return
             answered = True
+            self._requests.outcomes["NONE" if error is None else type(error).__name__] += 1
             if error is not None:
                 result.Clear()
                 result.error.CopyFrom(to_wire(error))
                 result.base_offset = -1
-                self._break_chain(key, chain)
+                if not isinstance(error, DuplicateSequence):  # that one says that the batch is in the log
+                    self._break_chain(key, chain)
             owed.missing -= 1
             if not owed.missing:
                 self._finish(owed)
@@ -202,13 +253,42 @@ class ProduceSession:
                 f"a batch before this one was refused in chain {head.chain}; "
                 "send both again, in order, in a larger chain"
             )
+        if self._topics is not None:
+            self._check_permissions(part)
         if isinstance(checked, RaftlogError):
             raise checked
         partition = self._registry.find(*key)
-        base_offset, append_time_ms = partition.append(
-            part.records, head.leader_epoch, answer, all_replicas=acks == log_pb2.ALL, checked=checked
-        )
+        if partition.is_internal:
+            refuse_internal(partition.log.topic, "not written to by clients")
+        counted, end_offset = self._counters.topic(partition.log.topic), partition.log_end_offset
+        append = partition.append
+        if partition.traces is not None and head.traceparents:
+            append = partial(partition.traces.append, partition, head.traceparents[:MAX_TRACES])
+        try:
+            base_offset, append_time_ms = append(
+                part.records, head.leader_epoch, answer, all_replicas=acks == log_pb2.ALL, checked=checked
+            )
+        except RaftlogError:
+            counted.failed_produces += 1
+            raise
+        appended = partition.log_end_offset - end_offset  # nothing, of a batch that was there already
+        counted.records_in += appended
+        counted.bytes_in += len(part.records) if appended else 0
         return base_offset, append_time_ms, partition.log.log_start_offset
+
+    def _check_permissions(self, part: ProducePart) -> None:
+        """Check what this part needs; a topic that is not known here is left to `find`.
+
+        Raises:
+            AuthorizationError: the client may not write this.
+        """
+        if self._topics is None or self._transactional_ids is None:
+            return
+        topic = self._registry.topic_name(part.head.topic_id, part.head.partition)
+        if topic is not None:
+            self._topics.check(topic)
+        if says_transactional(part.records):
+            self._transactional_ids.check_any()
 
     def _break_chain(self, key: tuple[bytes, int], chain: int) -> None:
         if len(key[0]) != TOPIC_ID_BYTES:
@@ -233,7 +313,8 @@ class ProduceSession:
         if owed.timer is not None:
             owed.timer.cancel()
         owed.open.clear()
-        self._answers.append(owed.response)
+        owed.complete_s = time.monotonic()
+        self._answers.append(owed)
         self._answer_ready.set()
 
 

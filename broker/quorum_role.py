@@ -14,8 +14,11 @@ from grpc import aio
 
 from broker.clock import Clock
 from broker.config import BrokerConfig
-from broker.listening import why_not
+from broker.listening import Listener, why_not
+from broker.node_tls import NodeTls
 from broker.services.metadata import MetadataService
+from broker.services.peers import NodesOnly
+from raftlog._client.tls import ChannelTls
 from raftlog.errors import BrokerUnavailable, RaftlogError
 from raftlog.v1 import metadata_pb2_grpc
 from raftmeta.port import MetadataPort
@@ -56,42 +59,49 @@ async def open_metadata(
     on_fatal: Callable[[RaftlogError], None],
     stack: AsyncExitStack,
     services: Sequence[grpc.GenericRpcHandler] = (),
+    interceptors: Sequence[aio.ServerInterceptor] = (),
+    tls: NodeTls | None = None,
 ) -> NodeMetadata:
     """Return the metadata of this node, started but not ready yet; `stack` ends it, leadership handed over before.
 
-    `services` are served on the inter-node listener besides the quorum's own.
+    `services` are served on the inter-node listener besides the quorum's own; `interceptors` stand before all of them.
 
     Raises:
         RaftlogError: the directory cannot be used, or the inter-node listener cannot be opened.
     """
     voters = {node_id: Endpoint(*endpoint) for node_id, endpoint in config.controller_quorum_voters.items()}
-    server = _listening_server(config)
-    if server is not None:
-        stack.push_async_callback(server.stop, INTER_NODE_GRACE_S)
-        server.add_generic_rpc_handlers(tuple(services))
+    to_nodes = tls.channels if tls is not None else None
+    inter_node = _InterNodeServer(config, interceptors, tls) if config.inter_node_listener is not None else None
+    if inter_node is not None:
+        stack.push_async_callback(inter_node.stop)
+        inter_node.server.add_generic_rpc_handlers(tuple(services))
     if not config.is_controller:
         observed = await open_observed(
             ObserverConfig(
-                config.node_id, voters, cluster_id=config.cluster_id, request_timeout_ms=config.request_timeout_ms
+                config.node_id,
+                voters,
+                cluster_id=config.cluster_id,
+                request_timeout_ms=config.request_timeout_ms,
+                tls=to_nodes,
             ),
             executor,
         )
         stack.push_async_callback(observed.close)
-        if server is not None:
-            await server.start()
+        if inter_node is not None:
+            await inter_node.start()
         await observed.start()
         return observed
-    quorum = await open_quorum(_quorum_config(config, voters), executor, clock, on_fatal)
+    quorum = await open_quorum(_quorum_config(config, voters, to_nodes), executor, clock, on_fatal)
     stack.push_async_callback(quorum.close)
-    if server is not None:
-        quorum.add_to_server(server)
-        metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(quorum), server)
-        await server.start()
+    if inter_node is not None:
+        quorum.add_to_server(inter_node.server)
+        metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(quorum, to_nodes=True), inter_node.server)
+        await inter_node.start()
     await quorum.start()
     return quorum
 
 
-def _quorum_config(config: BrokerConfig, voters: dict[int, Endpoint]) -> QuorumConfig:
+def _quorum_config(config: BrokerConfig, voters: dict[int, Endpoint], tls: ChannelTls | None) -> QuorumConfig:
     return QuorumConfig(
         node_id=config.node_id,
         directory=config.metadata_log_dir,
@@ -100,6 +110,7 @@ def _quorum_config(config: BrokerConfig, voters: dict[int, Endpoint]) -> QuorumC
         snapshot_bytes=config.metadata_log_max_record_bytes_between_snapshots,
         election_timeout_ms=config.controller_quorum_election_timeout_ms,
         request_timeout_ms=config.request_timeout_ms,
+        tls=tls,
         controller=ControllerOptions(
             session_timeout_ms=config.broker_session_timeout_ms,
             lease_ms=config.broker_lease_ms,
@@ -110,21 +121,39 @@ def _quorum_config(config: BrokerConfig, voters: dict[int, Endpoint]) -> QuorumC
     )
 
 
-def _listening_server(config: BrokerConfig) -> aio.Server | None:
-    """Return a server that holds the port of the inter-node listener, not started; None when there is none."""
-    if config.inter_node_listener is None:
-        return None
-    endpoint = Endpoint(*config.inter_node_listener)
-    server = aio.server(options=INTER_NODE_OPTIONS)
-    try:
-        server.add_insecure_port(endpoint.address)
-    except RuntimeError:
-        why = why_not(endpoint.host, endpoint.port)
-        raise BrokerUnavailable(
-            f"cannot listen for other nodes on {endpoint.address}: {why}; is another server using the port, or "
-            f"this node running already? Change controller.quorum.voters on all nodes, or inter.node.listener here"
-        ) from None
-    return server
+class _InterNodeServer:
+    """The server of the inter-node listener; it holds the port from when it is made."""
+
+    def __init__(
+        self, config: BrokerConfig, interceptors: Sequence[aio.ServerInterceptor], tls: NodeTls | None
+    ) -> None:
+        """Take the port. Raises BrokerUnavailable when it cannot be had."""
+        assert config.inter_node_listener is not None, "a node alone has none"
+        endpoint = Endpoint(*config.inter_node_listener)
+        both = config.listener_security_migration
+        credentials = None
+        if tls is not None and (tls.channels is not None or both):
+            credentials = tls.inter_node_credentials()
+            interceptors = (NodesOnly(), *interceptors)
+        self.server = aio.server(interceptors=list(interceptors), options=INTER_NODE_OPTIONS)
+        try:
+            self._listener = Listener(self.server, endpoint.host, endpoint.port, credentials, both=both)
+        except RuntimeError:
+            why = why_not(endpoint.host, endpoint.port)
+            raise BrokerUnavailable(
+                f"cannot listen for other nodes on {endpoint.address}: {why}; is another server using the port, or "
+                f"this node running already? Change controller.quorum.voters on all nodes, or inter.node.listener here"
+            ) from None
+
+    async def start(self) -> None:
+        """Serve."""
+        await self.server.start()
+        await self._listener.open()
+
+    async def stop(self) -> None:
+        """End all calls."""
+        await self.server.stop(INTER_NODE_GRACE_S)
+        await self._listener.close()
 
 
 async def until_ready(metadata: MetadataPort, failure: asyncio.Future[None]) -> None:
@@ -137,6 +166,7 @@ async def until_ready(metadata: MetadataPort, failure: asyncio.Future[None]) -> 
     logger.info(
         "metadata ready",
         extra={
+            "event": "metadata_ready",
             "cluster_id": metadata.image.cluster_id,
             "controller_id": metadata.image.controller_id,
             "controller_epoch": metadata.image.controller_epoch,

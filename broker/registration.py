@@ -26,7 +26,9 @@ PATIENCE_MARGIN_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a broker says of itself. `directory_id`: of its first log directory. `lock_identity`: see that module.
+    """What a broker says of itself. `lock_identity`: see that module.
+
+    `directory_id`: of its first log directory that works, `other_directory_ids`: of the others that do.
 
     `previous_broker_epoch`: from the mark of a clean shutdown; None says that the last stop was not clean.
     The inter-node address may be empty.
@@ -41,6 +43,7 @@ class Registration:
     previous_broker_epoch: int | None
     inter_node_host: str = ""
     inter_node_port: int = 0
+    other_directory_ids: tuple[bytes, ...] = ()
 
     def command(self, incarnation_id: bytes) -> MetadataCommand:
         """Return the command that registers this process."""
@@ -52,6 +55,7 @@ class Registration:
                 port=self.port,
                 rack=self.rack,
                 directory_id=self.directory_id,
+                other_directory_ids=self.other_directory_ids,
                 lock_identity=self.lock_identity,
                 inter_node_host=self.inter_node_host,
                 inter_node_port=self.inter_node_port,

@@ -22,6 +22,7 @@ from broker.isr_changes import IsrChanges, Propose
 from broker.lease import Lease
 from broker.log.group_commit import GroupCommit
 from broker.log.manager import LogManager
+from broker.log.partition_log import PartitionLog
 from broker.offline_replicas import OfflineReplicas
 from broker.partition import Partition, check_topic_id, unknown_partition
 from broker.partition_logs import Leaving, PartitionKey
@@ -61,7 +62,9 @@ class PartitionRegistry(ReplicasHere):
         assert self._task is None, "partitions begin with what is given here"
         self._host = replace(self._host, replica_lag_time_max_ms=replica_lag_time_max_ms)
         self._roles.fetchers = fetchers
-        self._isr_changes = IsrChanges(self._node_id, broker_epoch, propose, lambda: self._active, self.lease.valid)
+        self._isr_changes = IsrChanges(
+            self._node_id, broker_epoch, propose, lambda: self._active, self.lease.valid, self.counters
+        )
         self._offline_replicas = OfflineReplicas(
             self._node_id, broker_epoch, propose, self._lost_replicas, lambda: self._image
         )
@@ -90,9 +93,22 @@ class PartitionRegistry(ReplicasHere):
             return unknown_partition(topic_id, partition)
         return refusal(self._image, topic, part)
 
+    def topic_name(self, topic_id: bytes, partition: int) -> str | None:
+        """Return the topic of a partition that `find` returns, or says something of; None: it knows no such topic."""
+        found = self._partitions.get((topic_id, partition))
+        if found is not None:
+            return found.log.topic
+        topic = self._image.topics.get(topic_id)
+        return None if topic is None else topic.name
+
     def partitions(self) -> list[Partition]:
         """Return the partitions as they are now."""
         return list(self._partitions.values())
+
+    def held_by_all(self, log: PartitionLog) -> int:
+        """Return up to where all replicas of a log hold it, exclusive; 0 where that is not for this broker to know."""
+        partition = self._partitions.get((log.topic_id, log.partition))
+        return partition.held_by_all if partition is not None and partition.log is log else 0
 
     def __len__(self) -> int:
         return len(self._partitions)

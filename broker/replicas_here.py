@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
 from broker.clock import Clock
 from broker.isr_changes import IsrChanges
@@ -13,14 +14,19 @@ from broker.lease import Lease
 from broker.log.group_commit import GroupCommit
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
+from broker.observability.counters import Counters
 from broker.offline_replicas import OfflineReplicas
 from broker.partition import Host, Partition
 from broker.partition_logs import Leaving, PartitionKey, PartitionLogs
+from broker.partition_roles import PartitionRoles
 from broker.registry_parts import DiskWork, OffsetWaiters, RulesCache
 from broker.role_changes import RoleChanges, refusal
 from broker.suspicion import Suspicions
 from raftlog.errors import CorruptRecordError, InternalError, RaftlogError, StorageError, UnknownTopicId
 from raftmeta.image import MetadataImage
+
+if TYPE_CHECKING:
+    from broker.observability.partition_traces import PartitionTraces
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +40,7 @@ class ReplicasHere:
         at disk   its log is being made or taken away (`_disk_work`); what comes after that looks at the newest metadata
         open      in `_partitions`, with the role that the metadata gives it
         failed    in `_failed`, with the reason; `retry_failed` tries again where that may help
-        given up  failed until the restart, since applying its metadata failed (`_given_up`)
+        given up  failed until the restart, since applying its metadata, or a flush, failed by a bug (`_given_up`)
 
     Whatever fails, what has to let go has let go before the metadata offset counts as applied: closing comes first and
     waits for nothing, the disk afterwards.
@@ -53,6 +59,12 @@ class ReplicasHere:
         self.lease = lease
         self.on_applied: Callable[[bool], None] | None = None
         """Called after every change that is in effect; True when leaderships came or went."""
+        self.counters = Counters()
+        """Where the registry, and the sessions that use it, count."""
+        self.on_term: list[Callable[[PartitionRoles], None]] = []
+        """Called with a partition whose term as leader begins or ends here, in the midst of that; they do not wait."""
+        self.traces: Callable[[str, int], PartitionTraces | None] = lambda topic, partition: None
+        """Makes what makes the spans of a partition; set before the first one is opened."""
         self._node_id = node_id
         self._logs = logs
         self._partition_logs = PartitionLogs(node_id, logs, disk)
@@ -67,6 +79,10 @@ class ReplicasHere:
             on_storage_error=self._on_storage_error,
             on_isr_wish=self._on_isr_wish,
             on_suspicion=self._on_suspicion,
+            on_damaged=self.on_damaged,
+            on_term=self._on_term,
+            traces=lambda topic, partition: self.traces(topic, partition),
+            count_replicated=lambda bytes_in, bytes_out: self.counters.replicated(bytes_in, bytes_out),
         )
         self._suspicions = Suspicions(disk, clock, self.on_damaged)
         self._isr_changes: IsrChanges | None = None
@@ -98,9 +114,15 @@ class ReplicasHere:
         roles = self._roles
         changed = bool(roles.gained or roles.lost)
         if changed:
-            logger.info(
+            logger.log(
+                logging.INFO if roles.gained + roles.lost > 1 else logging.DEBUG,  # a single one has its own line
                 "leaderships changed",
-                extra={"gained": roles.gained, "lost": roles.lost, "metadata_offset": self._image.offset},
+                extra={
+                    "event": "leaderships_changed",
+                    "gained": roles.gained,
+                    "lost": roles.lost,
+                    "metadata_offset": self._image.offset,
+                },
             )
             roles.gained = roles.lost = 0
         self._waiters.moved()
@@ -258,6 +280,10 @@ class ReplicasHere:
 
     # What partitions tell their host
 
+    def _on_term(self, partition: PartitionRoles) -> None:
+        for listener in self.on_term:
+            listener(partition)
+
     def _on_isr_wish(self, partition: object) -> None:
         if self._isr_changes is not None:
             assert isinstance(partition, Partition)
@@ -286,7 +312,26 @@ class ReplicasHere:
         ]
 
     def _on_storage_error(self, log: PartitionLog, error: BaseException) -> None:
-        self._logs.mark_dir_offline(self._logs.dir_of(log), error)
+        """Take out of service what a flush has failed in: the directory, or what only this log is to blame for.
+
+        After an error of the operating system pages may be lost that other logs count on. Any other one is a bug: no
+        fsync has failed, and nothing that was not flushed was counted, so the other logs in the directory are as good
+        as before; what this one's memory says is not to be trusted any more.
+        """
+        if isinstance(error, OSError):
+            self._logs.mark_dir_offline(self._logs.dir_of(log), error)
+            return
+        key = (log.topic_id, log.partition)
+        partition = self._partitions.get(key)
+        if partition is None or partition.log is not log:
+            return
+        logger.error("flushing %s failed; it is closed until the restart", partition.topic_partition, exc_info=error)
+        reason = StorageError(f"{partition.topic_partition}: a flush failed: {error!r}; restart this broker")
+        self._failed[key] = reason
+        self._given_up.add(key)
+        self._close(key, reason)
+        self._report_soon()
+        self._tell()
 
     def on_dir_offline(self, path: str, error: BaseException, logs: Sequence[PartitionLog]) -> None:
         """Close every partition of a log directory that failed; may be called from any thread, in any place."""

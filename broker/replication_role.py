@@ -11,11 +11,13 @@ from typing import Final
 
 from broker.config import BrokerConfig
 from broker.registry import PartitionRegistry
+from raftlog._client.tls import ChannelTls
 from raftlog.config import MAX_INT64
 from raftlog.errors import BrokerUnavailable, StaleBrokerEpoch
 from raftmeta.image import MetadataImage
 from raftmeta.port import MetadataPort
 from raftmeta.quorum.config import Endpoint
+from raftmeta.quorum.peer_identity import check_claim
 from raftmeta.topic_configs import FOLLOWER_THROTTLE_RATE, LEADER_THROTTLE_RATE
 from replication.follower_session import FollowerOptions
 from replication.ports import Replica
@@ -39,6 +41,7 @@ class ReplicationRole:
         service: ReplicationService,
         reads: Executor,
         broker_epoch: int,
+        tls: ChannelTls | None = None,
     ) -> None:
         self._config = config
         self._metadata = metadata
@@ -56,6 +59,7 @@ class ReplicationRole:
                 credit_bytes=config.replica_credit_bytes, max_frame_bytes=config.replica_fetch_max_bytes
             ),
             throttle=self._receives,
+            tls=tls,
         )
 
     def open(self) -> None:
@@ -84,6 +88,10 @@ class ReplicationRole:
                 if rate != bucket.rate_bytes_per_s:
                     bucket.set_rate(rate, now_ms())
 
+    def throttles(self) -> dict[str, TokenBucket]:
+        """Return the throttles by what they hold back, in Kafka's words."""
+        return {"leader_replication": self._sends, "follower_replication": self._receives}
+
     async def close(self) -> None:
         """End all streams of both kinds."""
         self._service.close()
@@ -93,6 +101,7 @@ class ReplicationRole:
         return address_of(self._metadata.image, self._config.inter_node_routes, broker_id)
 
     def _check_replica(self, replica: Replica) -> None:
+        check_claim(replica.broker_id)
         check_replica(self._metadata.image, self._config.node_id, replica)
 
 

@@ -16,9 +16,19 @@ from typing import Final
 from broker.broker_role import BrokerRole
 from broker.clock import Clock, SystemClock
 from broker.config import BrokerConfig
-from broker.loop_lag import LoopLagMonitor
+from broker.node_tls import node_tls
+from broker.observability.certificate_families import CertificateFamilies
+from broker.observability.election_counter import ElectionCounter
+from broker.observability.metadata_tracing import TracedMetadata
+from broker.observability.node import Observability
+from broker.observability.quorum_families import NodeFamilies
 from broker.quorum_role import open_metadata, until_ready
+from broker.services.look_ups import LookUpService
+from broker.services.markers import MarkerService
+from broker.services.node import NodeFacts, NodeService
+from raftlog import __version__
 from raftlog.errors import RaftlogError
+from raftmeta.quorum.voter_metadata import QuorumMetadata
 from replication.shell.service import ReplicationService
 
 logger = logging.getLogger(__name__)
@@ -32,7 +42,7 @@ METADATA_THREADS: Final = 1
 
 
 class NodeServer:
-    """A node: `start`, then the addresses `bootstrap` (for clients) and `inter_node` ("" where none), and `stop`."""
+    """A node: `start`, then `bootstrap` (for clients), `inter_node` and `metrics` ("" where none), and `stop`."""
 
     def __init__(self, config: BrokerConfig, clock: Clock | None = None) -> None:
         self._config = config
@@ -42,6 +52,7 @@ class NodeServer:
         self._ready = False
         self.bootstrap = ""
         self.inter_node = ""
+        self.metrics = ""
 
     async def start(self) -> None:
         """Come up; ready to serve when this returns. May be cancelled.
@@ -79,15 +90,38 @@ class NodeServer:
 
         metadata_disk = ThreadPoolExecutor(METADATA_THREADS, thread_name_prefix="metadata")
         stack.callback(metadata_disk.shutdown)
-        loop_lag = LoopLagMonitor(clock)
-        loop_lag.start()
-        stack.push_async_callback(lambda: loop_lag.stop(report=self._ready))
+        observed = Observability(config, clock)
+        stack.push_async_callback(lambda: observed.close(report=self._ready))
+        observed.open()
+        self.metrics = observed.address
 
+        tls = node_tls(config)
+        facts = NodeFacts(config, clock, observed.loop_lag, observed.health)
+        facts.metrics_listener = self.metrics
+        facts.tls = tls
         replication = ReplicationService()
-        services = (replication.handlers(),) if config.is_broker else ()
-        metadata = await open_metadata(config, metadata_disk, clock, self._fail, stack, services)
+        markers = MarkerService()
+        look_ups = LookUpService()
+        services = (replication.handlers(), markers.handlers(), look_ups.handlers()) if config.is_broker else ()
+        services = (NodeService(facts).handlers(), *services)
+        tracing = observed.tracing
+        traced = () if tracing is None else (tracing.calls(),)
+        metadata = await open_metadata(config, metadata_disk, clock, self._fail, stack, services, traced, tls)
+        voter = metadata if isinstance(metadata, QuorumMetadata) else None
+        facts.image, facts.voter = lambda: metadata.image, voter
+        observed.registry.register(
+            NodeFamilies(
+                config.node_id, __version__, lambda: metadata.image, observed.loop_lag, voter, observed.counters
+            )
+        )
+        if tls is not None:
+            observed.registry.register(CertificateFamilies(lambda: tls.expires_ms / 1_000))
+        if voter is not None:
+            voter.time_commits(observed.counters.commit_seconds.observe)
+            elections = ElectionCounter(observed.counters, lambda: voter.is_active_controller, voter.image)
+            stack.callback(voter.subscribe(elections))
         if config.inter_node_listener is not None:
-            self.inter_node = "{}:{}".format(*config.inter_node_listener)
+            self.inter_node = facts.inter_node_listener = "{}:{}".format(*config.inter_node_listener)
         await until_ready(metadata, failure)
 
         partitions = 0
@@ -96,13 +130,38 @@ class NodeServer:
             stack.callback(disk.shutdown)
             reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
             stack.callback(reads.shutdown)
-            role = BrokerRole(config, clock, metadata, replication, disk, reads, failure, self._fail)
+            role = BrokerRole(
+                config,
+                clock,
+                metadata if tracing is None else TracedMetadata(metadata, tracing),
+                replication,
+                markers,
+                look_ups,
+                disk,
+                reads,
+                failure,
+                self._fail,
+                observed,
+                facts,
+                tls,
+            )
             await role.start(stack)
             self.bootstrap, partitions = role.bootstrap, len(role)
+            observed.health.why_not = role.why_not_ready
+        else:
+            observed.health.why_not = metadata.waiting_for
+        stack.callback(observed.health.stopping)
+        observed.health.serving()
         self._ready = True
-        fields: dict[str, object] = {"node_id": config.node_id, "roles": ",".join(config.process_roles)}
+        fields: dict[str, object] = {
+            "event": "node_ready",
+            "node_id": config.node_id,
+            "roles": ",".join(config.process_roles),
+        }
         if config.is_broker:
             fields |= {"bootstrap": self.bootstrap, "partitions": partitions}
         if self.inter_node:
             fields["inter_node"] = self.inter_node
+        if self.metrics:
+            fields["metrics"] = self.metrics
         logger.info("node ready", extra=fields)

@@ -20,43 +20,87 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from raftlog.types import OffsetAndTimestamp, Record, RecordMetadata, TopicPartition
+from raftlog.types import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from raftlog import aio, errors, testing
     from raftlog._admin import Admin
     from raftlog._consumer import Consumer
+    from raftlog._core.staging import CommittedBatch, StageToken
+    from raftlog._delay_queue import DelayQueue
     from raftlog._delivery import BatchDelivery, Delivery, RecordRange
+    from raftlog._group_listener import RebalanceListener
     from raftlog._producer import Producer
+    from raftlog._staged_writer import Stage, StagedWriter
     from raftlog.errors import RaftlogError
+    from raftlog.security import (
+        AclBinding,
+        AclFilter,
+        AclOperation,
+        AclPermission,
+        PatternType,
+        ResourceType,
+        ScramMechanism,
+        UserScramCredential,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AclBinding",
+    "AclFilter",
+    "AclOperation",
+    "AclPermission",
     "Admin",
     "BatchDelivery",
+    "CommittedBatch",
     "Consumer",
+    "DelayQueue",
     "Delivery",
+    "GroupMetadata",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "PatternType",
     "Producer",
     "RaftlogError",
+    "RebalanceListener",
     "Record",
     "RecordMetadata",
     "RecordRange",
+    "ResourceType",
+    "ScramMechanism",
+    "Stage",
+    "StageToken",
+    "StagedWriter",
     "TopicPartition",
+    "UserScramCredential",
     "aio",
     "errors",
     "testing",
 ]
 
 _MODULE_OF = {
+    "AclBinding": "raftlog.security",
+    "AclFilter": "raftlog.security",
+    "AclOperation": "raftlog.security",
+    "AclPermission": "raftlog.security",
     "Admin": "raftlog._admin",
     "BatchDelivery": "raftlog._delivery",
+    "CommittedBatch": "raftlog._core.staging",
     "Consumer": "raftlog._consumer",
+    "DelayQueue": "raftlog._delay_queue",
     "Delivery": "raftlog._delivery",
+    "PatternType": "raftlog.security",
     "Producer": "raftlog._producer",
     "RaftlogError": "raftlog.errors",
+    "RebalanceListener": "raftlog._group_listener",
     "RecordRange": "raftlog._delivery",
+    "ResourceType": "raftlog.security",
+    "ScramMechanism": "raftlog.security",
+    "Stage": "raftlog._staged_writer",
+    "StageToken": "raftlog._core.staging",
+    "StagedWriter": "raftlog._staged_writer",
+    "UserScramCredential": "raftlog.security",
 }
 _SUBMODULES = frozenset({"aio", "errors", "testing"})
 

@@ -1,5 +1,5 @@
 """`python -m raftlog`: the command, where the script `raftlog` is not on the path."""
 
-from raftlog.cli.app import main
+from raftlog.cli import run
 
-main()
+run()

@@ -6,10 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from raftlog._admin_groups import GroupAdmin
+from raftlog._admin_nodes import NodeAdmin
+from raftlog._admin_security import SecurityAdmin
+from raftlog._admin_transactions import TransactionAdmin
 from raftlog._client.admin import AdminEngine
 from raftlog._client.background import abandon_after_fork, loop_thread
-from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import AdminOptions
+from raftlog._core.bootstrap import parse_bootstrap
 from raftlog._descriptions import (
     ClusterDescription,
     ConfigDescription,
@@ -23,7 +27,7 @@ from raftlog.errors import RaftlogError
 from raftlog.types import TopicPartition
 
 
-class Admin:
+class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
     """Manages topics, configs and logs of a cluster. Thread-safe.
 
     >>> from raftlog import Admin
@@ -54,6 +58,16 @@ class Admin:
 
     def _abandon(self) -> None:
         self._engine.closed = True
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return what this client counts of its requests, as `Producer.metrics`.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     _ = admin.describe_cluster()
+        ...     admin.metrics()["admin-client-metrics"]["request-total"] >= 1
+        True
+        """
+        return self._engine.metrics()
 
     def create_topic(
         self,
@@ -229,28 +243,81 @@ class Admin:
         """
         self._thread.run(self._engine.unregister_broker(broker_id, timeout))
 
+    def alter_broker(
+        self,
+        broker_id: int,
+        *,
+        cordoned: bool | None = None,
+        drained: bool | None = None,
+        until_restart: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Cordon or drain a broker, or take that back; None leaves it as it is. `describe_cluster` shows both.
+
+        A cordoned broker gets no new replicas, and keeps those that it has. A drained one does not get any either, and
+        leads nothing that another replica in sync can lead: the controller moves its leaderships, after this returns,
+        and gives it none. Both stay when it is started again, but for `until_restart`, which `drained=True` may have.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.alter_broker(1, drained=True)
+        ...     [(broker.broker_id, broker.drained) for broker in admin.describe_cluster().brokers]
+        ...     admin.alter_broker(1, drained=False)
+        [(1, True)]
+
+        Raises:
+            BrokerIdNotRegistered: there is no such broker.
+            InvalidRequestError: nothing is asked for, or it is to be uncordoned while it is drained.
+            UnsupportedVersion: the cluster's metadata.version does not have it yet; see `update_feature`.
+        """
+        self._thread.run(self._engine.alter_broker(broker_id, cordoned, drained, until_restart, timeout))
+
+    def update_feature(
+        self, name: str, level: int, *, validate_only: bool = False, timeout: float | None = None
+    ) -> None:
+        """Raise the level of a feature, after every node runs a version that knows it. There is no way back.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.update_feature("metadata.version", 2)
+        ...     admin.describe_cluster().features
+        {'metadata.version': 2}
+
+        Raises:
+            FeatureUpdateFailed: a broker or the controller does not know the level, or it is below the present one.
+        """
+        self._thread.run(self._engine.update_feature(name, level, validate_only, timeout))
+
     def describe_configs(
-        self, topic: str | None = None, broker: int | str | None = None, *, timeout: float | None = None
+        self,
+        topic: str | None = None,
+        broker: int | str | None = None,
+        *,
+        broker_logger: int | None = None,
+        timeout: float | None = None,
     ) -> dict[str, ConfigDescription]:
         """Return the config of a topic or of a broker, by key; `broker=""` is the default of all brokers.
+
+        `broker_logger`, a broker's id: the levels of that broker's loggers.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.describe_configs(topic="payments")["retention.ms"].value
         '3600000'
         """
-        return self._thread.run(self._engine.describe_configs(topic, broker, timeout))
+        return self._thread.run(self._engine.describe_configs(topic, broker, broker_logger, timeout))
 
     def alter_configs(
         self,
         topic: str | None = None,
         broker: int | str | None = None,
         *,
+        broker_logger: int | None = None,
         set: Mapping[str, Any] | None = None,
         unset: Iterable[str] = (),
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> None:
         """Set and unset config keys of a topic or of a broker; keys that are not named stay as they are.
+
+        `broker_logger`, a broker's id: the levels of that broker's loggers (`{"root": "DEBUG"}`), until it restarts.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.alter_configs(topic="payments", set={"max.message.bytes": 2097152}, unset=["retention.ms"])
@@ -260,7 +327,9 @@ class Admin:
         Raises:
             InvalidConfig: an unknown key or a bad value; nothing was changed.
         """
-        self._thread.run(self._engine.alter_configs(topic, broker, set or {}, unset, validate_only, timeout))
+        self._thread.run(
+            self._engine.alter_configs(topic, broker, broker_logger, set or {}, unset, validate_only, timeout)
+        )
 
     def describe_log_dirs(self, broker: int | None = None, *, timeout: float | None = None) -> list[LogDirDescription]:
         """Return the log directories of one broker, or of all: space, partitions, and why one is offline."""

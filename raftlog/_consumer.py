@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from raftlog._client.background import abandon_after_fork, loop_thread
-from raftlog._client.connections import parse_bootstrap
+from raftlog._client.commit_arguments import as_partition
 from raftlog._client.consumer import ConsumerEngine
-from raftlog._client.offsets import EARLIEST, LATEST, STRAGGLER_GRACE_S
+from raftlog._client.fetcher import monotonic_ms
+from raftlog._client.group_consumer import GroupEngine
+from raftlog._client.offsets import EARLIEST, LATEST
 from raftlog._client.options import ConsumerOptions
-from raftlog._consumer_arguments import ALL_ROWS, Unread, as_names, check_offset, check_times, refuse_group, table_of
+from raftlog._client.partition_reader import PASSED_WAIT_S
+from raftlog._client.tracing_choice import consumer_tracing
+from raftlog._consumer_arguments import (
+    ALL_ROWS,
+    Unread,
+    as_names,
+    as_partitions,
+    check_offset,
+    check_times,
+    table_of,
+)
+from raftlog._core.bootstrap import parse_bootstrap
 from raftlog._core.fetched import Rows
+from raftlog._core.positions import Mark, PartitionState
 from raftlog._delivery import Deadline
-from raftlog.errors import InvalidRequestError, RaftlogError
+from raftlog._group import GroupCalls, GroupPart
+from raftlog._group_listener import RebalanceListener
+from raftlog._group_offsets import check_group_id, check_group_options
+from raftlog.errors import InvalidRequestError
 from raftlog.types import OffsetAndTimestamp, Record, TopicPartition
 
 
-class Consumer:
-    """Reads records from a cluster. Thread-safe, though one thread that polls is the usual shape.
+class Consumer(GroupCalls):
+    """Reads records from a cluster. Thread-safe, though one thread that polls is the usual shape, and with a group the
+    only one.
 
     >>> from raftlog import Consumer, Producer
     >>> with Producer(cluster.bootstrap) as producer:
@@ -31,13 +51,14 @@ class Consumer:
     ...     (record.key, record.value, record.offset)
     (b'a17', b'one apple', 0)
 
-    Without a group every consumer reads all partitions of its topics. Options are Kafka's keys with underscores
-    (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them. Fetched and not yet
-    polled bytes are bounded by `fetch_max_bytes`.
+    With a `group_id` the members of the group share the partitions of what they subscribe to, and what they commit is
+    where the group goes on; without one every consumer reads all partitions of its topics. Options are Kafka's keys
+    with underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
+    Fetched and not yet polled bytes are bounded by `fetch_max_bytes`.
 
     Raises:
         InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
-        InvalidRequestError: `group_id` is given; groups come with a later version.
+        InvalidGroupId: not 1 to 255 characters.
     """
 
     def __init__(
@@ -50,22 +71,29 @@ class Consumer:
         config: Mapping[str, object] | None = None,
         **options: object,
     ) -> None:
-        refuse_group(group_id)
+        check_group_id(group_id)
         addresses = parse_bootstrap(bootstrap)
         if auto_offset_reset is not None:
             options["auto_offset_reset"] = auto_offset_reset
         if isolation_level is not None:
             options["isolation_level"] = isolation_level
+        if group_id is not None:
+            options["group_id"] = group_id
         resolved = ConsumerOptions.make(config, options)
+        check_group_options(resolved, options, config or {})
+        self._tracing = consumer_tracing(resolved)
         self._thread = loop_thread()
         self._data = threading.Event()
         self._unread = Unread()
 
         async def make() -> ConsumerEngine:
-            return ConsumerEngine(addresses, resolved, self._thread.loop)
+            return (GroupEngine if resolved.group_id else ConsumerEngine)(addresses, resolved, self._thread.loop)
 
         self._engine = self._thread.run(make())
         self._engine.on_data = self._data.set
+        self._group = (
+            GroupPart(self._engine, self._thread, self._unread) if isinstance(self._engine, GroupEngine) else None
+        )
         abandon_after_fork(self)
 
     def _abandon(self) -> None:
@@ -73,14 +101,20 @@ class Consumer:
 
     # What to read
 
-    def subscribe(self, topics: str | Iterable[str] | None = None, pattern: str | None = None) -> None:
+    def subscribe(
+        self,
+        topics: str | Iterable[str] | None = None,
+        pattern: str | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
         """Read all partitions of these topics, or of every topic whose whole name matches `pattern`.
 
         Returns when the starting positions are known, so what is sent afterwards is read, at `latest` too. Partitions
         without a leader delay the others by 2 seconds at most, and all together by `default.api.timeout.ms`: then a
         warning names them, and their positions are looked for further on.
         Topics and partitions that appear later are followed, from their start. Replaces what was subscribed or
-        assigned before.
+        assigned before. With a group it returns when the group has said what this member reads first; `listener` is
+        told of partitions that come and go.
 
         >>> with Consumer(cluster.bootstrap) as consumer:
         ...     consumer.subscribe(pattern="orde.*")
@@ -90,10 +124,28 @@ class Consumer:
         Raises:
             InvalidRequestError: neither topics nor pattern, or both.
             BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
+            TopicAuthorizationFailed: some of the topics this user may not read; the others are read.
+            RaftlogError: the group refuses this member (GroupMaxSizeReached, UnsupportedAssignor, FencedInstanceId), or
+                has no coordinator for so long (CoordinatorNotAvailable, UnreleasedInstanceId).
         """
         names, compiled = as_names(topics, pattern)
+        if listener is not None:
+            self._of_group("a listener").listener = listener
         self._unread.put_back(self._engine)
-        self._thread.run(self._engine.subscribe(names, compiled))
+        group = self._group
+        if group is None:
+            self._thread.run(self._engine.subscribe(names, compiled))
+            return
+        if not self._engine.subscribed:
+            group.progress.forget()
+        try:
+            self._thread.run(self._engine.subscribe(names, compiled))
+            group.look()
+            self._thread.run(group.engine.something_to_read())
+            group.look()
+            self._thread.run(self._engine.placed())
+        finally:
+            group.engine.polled_ms = monotonic_ms()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions; one that was assigned before keeps its position.
@@ -109,17 +161,26 @@ class Consumer:
             UnknownTopicOrPartition: no such topic or partition.
             BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
         """
+        wanted = as_partitions("assign", partitions)
         self._unread.put_back(self._engine)
-        self._thread.run(self._engine.assign(partitions))
+        if self._group is not None and self._group.engine.subscribed:
+            self._group.end(clean=True)
+        self._thread.run(self._engine.assign(wanted))
 
     def unsubscribe(self) -> None:
-        """Read nothing any more."""
+        """Read nothing any more; a member commits what is done, if it commits by itself, and leaves its group."""
+        if self._group is not None:
+            self._group.end(clean=True)
         self._unread.records.clear()
         self._thread.run(self._engine.unsubscribe())
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the partitions that are read, in order."""
-        return sorted(self._engine.positions.states)
+        """Return the partitions that are read, in order.
+
+        A member of a group finds those that it has lost among them until its listener was told, by a poll; nothing of
+        them is handed out any more, and commits of them are refused.
+        """
+        return self._engine.assigned()
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
         """Return the partitions of a topic.
@@ -133,14 +194,15 @@ class Consumer:
         )
         return [TopicPartition(topic, part.partition) for part in view.partitions]
 
-    def pause(self, *partitions: TopicPartition) -> None:
+    def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """Stop fetching these partitions; positions stay."""
+        wanted = as_partitions("pause", partitions)
         self._unread.put_back(self._engine)
-        self._engine.pause(partitions, True)
+        self._engine.pause(wanted, True)
 
-    def resume(self, *partitions: TopicPartition) -> None:
+    def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """Go on with paused partitions."""
-        self._engine.pause(partitions, False)
+        self._engine.pause(as_partitions("resume", partitions), False)
 
     def paused(self) -> list[TopicPartition]:
         """Return the paused partitions, in order."""
@@ -153,21 +215,33 @@ class Consumer:
         """Return the next records, waiting up to `timeout` seconds (None: for ever) for the first one.
 
         Returns as soon as there is something, `max_records` at most (by default `max.poll.records`); an empty list
-        after the timeout. Partitions take turns.
+        after the timeout, or sooner if all that came were records that nobody gets (aborted ones) or markers of
+        transactions: then positions have moved on. Partitions take turns.
 
         Raises:
             OffsetOutOfRange: the position is gone and `auto_offset_reset` is "none"; seek to go on.
             CorruptRecordError: a batch does not match its checksum; it is fetched again after that.
+            AuthorizationError: the user may not do this, or cannot log in; the next poll tries once more.
             InvalidRequestError: nothing is subscribed or assigned.
             ClosedError: the consumer is closed.
         """
+        engine, group = self._engine, self._group
+        engine.check_open()
         if self._unread.records:
-            self._engine.check_open()
-            return self._unread.take_all()
-        found: list[Record] = []
-        for rows in self._rows(timeout, max_records or self._engine.options.max_poll_records):
-            found += rows.records()
-        return found
+            if group is None:
+                return self._unread.take_all(None)
+            group.come_back()
+            if self._unread.records:
+                return self._unread.take_all(group.progress.handed_records)
+        marks = self._come_back()
+        try:
+            found: list[Record] = []
+            for rows in self._rows(timeout, max_records or engine.options.max_poll_records, marks):
+                found += rows.records()
+            return found
+        except BaseException:
+            engine.take_back(marks)
+            raise
 
     def poll_arrow(self, timeout: float | None = 1.0, max_records: int | None = None) -> Any:
         """Return everything that is there as a `pyarrow.Table`, waiting up to `timeout` seconds for the first record.
@@ -185,35 +259,84 @@ class Consumer:
         Raises:
             RaftlogError: as `poll`.
         """
-        self._unread.put_back(self._engine)
-        return table_of(self._rows(timeout, max_records or ALL_ROWS), self._engine)
+        engine = self._engine
+        engine.check_open()
+        self._unread.put_back(engine)
+        marks = self._come_back()
+        try:
+            return table_of(self._rows(timeout, max_records or ALL_ROWS, marks), engine)
+        except BaseException:
+            engine.take_back(marks)
+            raise
 
-    def _rows(self, timeout: float | None, max_rows: int) -> list[Rows]:
-        engine, data = self._engine, self._data
+    def _come_back(self) -> dict[PartitionState, Mark]:
+        """A poll begins; return where it is to mark what it takes."""
+        if self._group is None:
+            self._engine.settle()
+            return {}
+        self._group.come_back()
+        return self._group.progress.out
+
+    def _rows(self, timeout: float | None, max_rows: int, marks: dict[PartitionState, Mark]) -> list[Rows]:
+        tracing = self._tracing
+        if tracing is None:
+            return self._untraced_rows(timeout, max_rows, marks)
+        begun_ns = tracing.begin()
+        found = self._untraced_rows(timeout, max_rows, marks)
+        tracing.end(begun_ns, found)
+        return found
+
+    def _untraced_rows(self, timeout: float | None, max_rows: int, marks: dict[PartitionState, Mark]) -> list[Rows]:
+        if self._group is None:
+            return self._wait_for_rows(timeout, max_rows, marks)
+        member = self._group.engine
+        member.polled_ms = math.inf
+        try:
+            return self._wait_for_rows(timeout, max_rows, marks)
+        finally:
+            member.polled_ms = monotonic_ms()
+
+    def _wait_for_rows(self, timeout: float | None, max_rows: int, marks: dict[PartitionState, Mark]) -> list[Rows]:
+        engine, data, group = self._engine, self._data, self._group
         deadline: Deadline | None = None
+        passed = engine.positions.passed
         while True:
             data.clear()
-            rows = engine.take(max_rows)
+            if group is not None:
+                group.look()
+            rows = engine.take(max_rows, marks)
             if rows or timeout == 0:
                 return rows
             deadline = deadline or Deadline(timeout)
             left_s = deadline.left()
+            if left_s is not None and passed != engine.positions.passed:
+                passed, left_s = engine.positions.passed, min(left_s, PASSED_WAIT_S)
+                deadline = Deadline(left_s)
             if left_s is not None and left_s <= 0:
                 return rows
-            data.wait(left_s)
+            data.wait(left_s if group is None else group.progress.wait_s(left_s))
 
     def __iter__(self) -> Consumer:
         return self
 
     def __next__(self) -> Record:
         """Return the next record; waits for ever, or ends after `consumer.timeout.ms` without one."""
-        records = self._unread.records
-        if not records:
+        unread, group = self._unread, self._group
+        self._engine.check_open()
+        if group is not None:
+            group.come_back()
+        if not unread.records:
             limit_ms = self._engine.options.consumer_timeout_ms
-            records.extend(self.poll(None if limit_ms is None else limit_ms / 1000))
-            if not records:
-                raise StopIteration
-        return records.popleft()
+            left = Deadline(None if limit_ms is None else limit_ms / 1000).left
+            while not (found := self.poll(left())):
+                if left() == 0:
+                    raise StopIteration
+            unread.records.extend(found)
+        record = unread.records[0]
+        if group is not None:
+            group.progress.yielded(record)
+        del unread.records[0]  # no call, so no signal between this and the return
+        return record
 
     # Positions
 
@@ -223,17 +346,21 @@ class Consumer:
         Raises:
             InvalidRequestError: not assigned, or a negative offset.
         """
+        wanted = as_partition(partition)
         check_offset(offset)
         self._unread.put_back(self._engine)
-        self._engine.place(TopicPartition(*partition), offset)
+        self._engine.place(wanted, offset)
 
-    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+    def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """Go to the first offset of these partitions, of all assigned ones by default."""
-        self._seek_to(self.beginning_offsets(partitions or self.assignment()))
+        self._seek_to(self.beginning_offsets(self._or_all("seek_to_beginning", partitions)))
 
-    def seek_to_end(self, *partitions: TopicPartition) -> None:
+    def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """Go past the last offset of these partitions, of all assigned ones by default."""
-        self._seek_to(self.end_offsets(partitions or self.assignment()))
+        self._seek_to(self.end_offsets(self._or_all("seek_to_end", partitions)))
+
+    def _or_all(self, call: str, partitions: Iterable[object]) -> list[TopicPartition]:
+        return as_partitions(call, partitions) or sorted(self._engine.positions.states)
 
     def _seek_to(self, offsets: Mapping[TopicPartition, int]) -> None:
         for topic_partition, offset in offsets.items():
@@ -246,7 +373,7 @@ class Consumer:
             InvalidRequestError: not assigned.
             OffsetOutOfRange: there is none, and `auto_offset_reset` is "none".
         """
-        topic_partition = TopicPartition(*partition)
+        topic_partition = as_partition(partition)
         unread = self._unread.first_offsets().get(topic_partition)
         if unread is not None:
             return unread
@@ -290,22 +417,47 @@ class Consumer:
         return self._ends(partitions, LATEST)
 
     def _ends(self, partitions: Iterable[TopicPartition], end: int) -> dict[TopicPartition, int]:
-        found = self._find({TopicPartition(*part): end for part in partitions})
+        found = self._find(dict.fromkeys(as_partitions("this", partitions), end))
         return {part: answer.offset for part, answer in found.items() if answer is not None}
 
     def _find(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         engine = self._engine
         engine.check_open()
-        wanted = {TopicPartition(*part): at for part, at in timestamps_ms.items()}
+        wanted = {as_partition(part): at for part, at in timestamps_ms.items()}
         found = self._thread.run(engine.lookup.find(wanted, engine.options.isolation_level))
         return {part: found[part] for part in wanted}
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return what this consumer counts, under the names of Kafka's client metrics, by group.
+
+        As `Producer.metrics`; `records-lag` of a partition is what it had when its last records came.
+
+        >>> with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        ...     consumer.subscribe("orders")
+        ...     _ = consumer.poll(timeout=10)
+        ...     consumer.metrics()["consumer-fetch-manager-metrics"]["records-consumed-total"]
+        1.0
+        """
+        return self._engine.metrics()
 
     # End
 
     def close(self) -> None:
-        """Stop reading. Closing twice is allowed."""
+        """Stop reading. Closing twice is allowed.
+
+        A member of a group leaves it; a static one keeps its partitions until the session timeout. If it commits by
+        itself, what the last poll returned counts as done, unless an exception is under way, or another thread polled.
+        """
+        self._close(clean=sys.exc_info()[0] is None)
+
+    def _close(self, *, clean: bool) -> None:
         if self._engine.closed is None:
-            self._thread.run(self._engine.close())
+            try:
+                if self._group is not None:
+                    self._group.end(clean=clean)
+            finally:
+                if self._engine.closed is None:  # out of a listener it was closed already
+                    self._thread.run(self._engine.close())
 
     def __enter__(self) -> Consumer:
         return self
@@ -313,48 +465,4 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
-
-
-def out_of_reach(consumer: Consumer) -> dict[TopicPartition, str]:
-    """Return the assigned partitions whose leaders the consumer has no contact with, and why."""
-    consumer._engine.check_open()
-    return consumer._thread.run(consumer._engine.out_of_reach())
-
-
-def leaderless(consumer: Consumer, partition: TopicPartition) -> str | None:
-    """Return a sentence when nobody leads the partition, as far as the consumer knows."""
-    return consumer._engine.metadata.view.without_leader(partition)
-
-
-def partitions_now(consumer: Consumer, topic: str, patience_s: float) -> list[TopicPartition]:
-    """Return the partitions of a topic as brokers know them now.
-
-    Raises:
-        RaftlogError: nobody says so within `patience_s`.
-    """
-    consumer._engine.check_open()
-    view = consumer._thread.run(consumer._engine.metadata.topic(topic, patience_s * 1000, fresh=True))
-    return [TopicPartition(topic, part.partition) for part in view.partitions]
-
-
-def try_offsets(
-    consumer: Consumer,
-    partitions: Iterable[TopicPartition],
-    which: int,
-    grace_s: float = STRAGGLER_GRACE_S,
-    patience_s: float | None = None,
-) -> dict[TopicPartition, int | RaftlogError]:
-    """Return the first or last offset (EARLIEST, LATEST) of the partitions that answer, and why the others do not.
-
-    Arguments and errors are those of `OffsetLookup.find_some`.
-    """
-    engine = consumer._engine
-    engine.check_open()
-    wanted = dict.fromkeys(partitions, which)
-    found = consumer._thread.run(engine.lookup.find_some(wanted, engine.options.isolation_level, grace_s, patience_s))
-    return {
-        part: answer if isinstance(answer, RaftlogError) else answer.offset
-        for part, answer in found.items()
-        if answer is not None
-    }
+        self._close(clean=kind is None)

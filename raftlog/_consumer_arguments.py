@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from raftlog._client.commit_arguments import as_partition
 from raftlog._client.consumer import ConsumerEngine
 from raftlog._core.fetched import Rows
 from raftlog._core.tables import table
-from raftlog.errors import InvalidRequestError
+from raftlog.errors import InvalidRequestError, InvalidTopic
 from raftlog.types import Record, TopicPartition
 
 ALL_ROWS: Final = 1 << 62
-
-
-def refuse_group(group_id: str | None) -> None:
-    """Refuse what is not there yet.
-
-    Raises:
-        InvalidRequestError: says what to do without.
-    """
-    if group_id is not None:
-        raise InvalidRequestError(
-            f"group_id={group_id!r}: this version has no consumer groups, they come with a later one; "
-            "leave group_id out to read all partitions of the topics"
-        )
+_LONGEST_NAME: Final = 249
+_TOPIC_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{_LONGEST_NAME}}}")
 
 
 def as_names(
@@ -35,7 +25,7 @@ def as_names(
     """Return what `subscribe` was given as names, or as a compiled pattern.
 
     Raises:
-        InvalidRequestError: both, neither, or not a regular expression.
+        InvalidRequestError: both, neither, or not a regular expression. InvalidTopic: a name that no topic can have.
     """
     if (topics is None) == (pattern is None):
         raise InvalidRequestError("subscribe takes topics or a pattern, one of the two")
@@ -46,7 +36,32 @@ def as_names(
             raise InvalidRequestError(f"pattern {pattern!r} is not a regular expression: {error}") from None
     assert topics is not None
     names = [topics] if isinstance(topics, str) else list(topics)
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidRequestError(f"subscribe takes topics by name, not {name!r}")
+        if _TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
+            raise InvalidTopic(
+                f"no topic can have the name {name[:_LONGEST_NAME]!r}: names have 1 to {_LONGEST_NAME} characters "
+                "a-z A-Z 0-9 . _ -; pattern= takes a regular expression"
+            )
     return names, None
+
+
+def as_partitions(call: str, given: Iterable[object]) -> list[TopicPartition]:
+    """Return the partitions that a call was given, one by one or as one list.
+
+    Raises:
+        InvalidRequestError: something else; says what is wanted.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidRequestError(f"{call} takes partitions, as TopicPartition('orders', 0) is one, not {given!r}")
+    items = [given] if isinstance(given, TopicPartition) else list(given)
+    if len(items) == 1 and not isinstance(items[0], (str, tuple)) and isinstance(items[0], Iterable):
+        items = list(items[0])
+    try:
+        return [as_partition(item) for item in items]
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{call} takes partitions: {error}") from None
 
 
 def table_of(rows: list[Rows], engine: ConsumerEngine) -> Any:
@@ -61,10 +76,15 @@ class Unread:
     def __init__(self) -> None:
         self.records: deque[Record] = deque()
 
-    def take_all(self) -> list[Record]:
-        """Return them all."""
-        records = list(self.records)
-        self.records.clear()
+    def take_all(self, noted: Callable[[list[Record]], None] | None) -> list[Record]:
+        """Return them all; `noted` is called with them before.
+
+        Nothing comes between letting go of them and returning them, so that a signal loses none.
+        """
+        records, nothing = list(self.records), deque[Record]()
+        if noted is not None:
+            noted(records)
+        self.records = nothing
         return records
 
     def first_offsets(self) -> dict[TopicPartition, int]:
@@ -73,6 +93,18 @@ class Unread:
         for record in self.records:
             found.setdefault(TopicPartition(record.topic, record.partition), record.offset)
         return found
+
+    def drop(self, partitions: set[TopicPartition], engine: ConsumerEngine | None) -> None:
+        """Forget the records of these partitions; an engine is to fetch them again."""
+        if not self.records:
+            return
+        if engine is not None:
+            for topic_partition, offset in self.first_offsets().items():
+                if topic_partition in partitions and topic_partition in engine.positions.states:
+                    engine.place(topic_partition, offset)
+        kept = [record for record in self.records if TopicPartition(record.topic, record.partition) not in partitions]
+        self.records.clear()
+        self.records.extend(kept)
 
     def put_back(self, engine: ConsumerEngine) -> None:
         """Let the engine fetch them again: positions are about to change."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class RecordRange(NamedTuple):
-    """Where consecutive records of a `send_batch` were put. `base_offset` is -1 with `acks=0`."""
+    """Where consecutive records of a `send_batch` were put. `base_offset` is -1 where it is not known, as
+    `RecordMetadata.offset` is."""
 
     topic: str
     partition: int
@@ -25,7 +26,7 @@ class RecordRange(NamedTuple):
     record_count: int
 
 
-def _when_done(batch: Batch, callback: Callable[[], None]) -> bool:
+def when_done(batch: Batch, callback: Callable[[], None]) -> bool:
     """Have `callback` called once the batch is done; False when it is already."""
     engine: ProducerBuffer = batch.owner
     with engine.lock:
@@ -51,7 +52,7 @@ def wait_sync(batch: Batch, timeout: float | None) -> None:
 
         raise InvalidRequestError("waiting for a delivery inside a delivery callback would be for ever")
     done = threading.Event()
-    if _when_done(batch, done.set):
+    if when_done(batch, done.set):
         engine.close_batches((batch,))
         if not done.wait(timeout):
             within = f"within {timeout:g} s" if timeout else "yet"
@@ -69,12 +70,12 @@ async def wait_async(batch: Batch) -> None:
         if not future.done():
             future.set_result(None)
 
-    if _when_done(batch, finish):
+    if when_done(batch, finish):
         engine.close_batches((batch,))
         await future
 
 
-def _raised(error: RaftlogError) -> RaftlogError:
+def raised(error: RaftlogError) -> RaftlogError:
     """Return an error of the same kind to raise: one that many share would collect all their tracebacks."""
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__)
@@ -98,13 +99,13 @@ class BaseDelivery:
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Call `callback(delivery)` once it is done: on the client's event loop thread, so it should be quick and
         must not block; at once when it is done already. What it raises is logged."""
-        if not _when_done(self._batch, lambda: callback(self)):
+        if not when_done(self._batch, lambda: callback(self)):
             callback(self)
 
     def _outcome(self) -> RecordMetadata:
         batch, _ = self._batch.leaf(self._index)
         if batch.error is not None:
-            raise _raised(batch.error)
+            raise raised(batch.error)
         return self._batch.metadata(self._index)
 
     def __repr__(self) -> str:
@@ -180,7 +181,7 @@ class BaseBatchDelivery:
     def _outcome(self) -> list[RecordRange]:
         error = self._error()
         if error is not None:
-            raise _raised(error)
+            raise raised(error)
         return [
             RecordRange(batch.queue.topic, batch.queue.partition, batch.base_offset, batch.count)
             for batch in self._leaves()

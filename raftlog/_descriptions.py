@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from raftlog._core.cluster import TopicView
@@ -16,6 +17,7 @@ class PartitionDescription(NamedTuple):
     `eligible_leader_replicas` left the ISR when it was too small to commit anything, so they have every committed
     record (KIP-966). `adding_replicas` and `removing_replicas` belong to a move under way; the latter stand at the end
     of `replicas`. `offline_replicas`: their broker is down, gone, or has no working log for them.
+    `lost_replicas`: their broker came back without their log, since its disk was replaced.
     """
 
     partition: int
@@ -27,6 +29,7 @@ class PartitionDescription(NamedTuple):
     adding_replicas: list[int]
     removing_replicas: list[int]
     offline_replicas: list[int]
+    lost_replicas: list[int]
 
 
 class TopicDescription(NamedTuple):
@@ -74,7 +77,11 @@ class Reassignment(NamedTuple):
 
 
 class BrokerDescription(NamedTuple):
-    """One broker. `leaderships` and `replicas`: of how many partitions it is the leader, and holds a copy."""
+    """One broker. `leaderships` and `replicas`: of how many partitions it is the leader, and holds a copy.
+
+    `cordoned`: it gets no new replicas; so it is with a drained one. `drained`: it leads nothing that another replica
+    in sync can lead. `drained_until_restart`: until another process of that broker starts.
+    """
 
     broker_id: int
     host: str
@@ -85,12 +92,16 @@ class BrokerDescription(NamedTuple):
     broker_epoch: int = -1
     leaderships: int = 0
     replicas: int = 0
+    cordoned: bool = False
+    drained: bool = False
+    drained_until_restart: bool = False
 
 
 class ClusterDescription(NamedTuple):
     """The cluster as of `metadata_offset`; `controller_id` is -1 when nobody is the active controller.
 
-    `features` has the levels that the cluster has agreed on.
+    `features` has the levels that the cluster has agreed on, `supported_features` the lowest and highest level of each
+    feature that every registered broker knows.
     """
 
     cluster_id: str
@@ -99,6 +110,7 @@ class ClusterDescription(NamedTuple):
     brokers: list[BrokerDescription]
     metadata_offset: int
     features: dict[str, int]
+    supported_features: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 
 class QuorumVoterDescription(NamedTuple):
@@ -144,7 +156,7 @@ class QuorumDescription(NamedTuple):
 
 
 class ConfigDescription(NamedTuple):
-    """One config key. `source`: default, static_broker, dynamic_topic or dynamic_broker."""
+    """One config key. `source`: default, static_broker, dynamic_topic, dynamic_broker or dynamic_broker_logger."""
 
     key: str
     value: str
@@ -228,6 +240,7 @@ def describe_cluster(response: admin_pb2.DescribeClusterResponse) -> ClusterDesc
         ],
         response.metadata_offset,
         dict(response.features),
+        {known.name: (known.min_level, known.max_level) for known in response.supported_features},
     )
 
 

@@ -5,23 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raftlog._client.background import abandon_after_fork, loop_thread
-from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import ProducerOptions
 from raftlog._client.producer import ProducerEngine
+from raftlog._client.tracing_choice import producer_tracing
 from raftlog._core.arguments import HeadersLike, as_bytes, as_headers, as_partition, as_timestamp, as_topic
 from raftlog._core.batch import RECORD_BYTES, Batch
+from raftlog._core.bootstrap import parse_bootstrap
 from raftlog._core.send_batch import Piece, pieces_of, prepare
 from raftlog._core.topic_queues import Partitioner, TopicQueues
 from raftlog._delivery import BatchDelivery, Deadline, Delivery, wait_sync
+from raftlog._transactions import TransactionMethods
 from raftlog.types import Header
+
+if TYPE_CHECKING:
+    from raftlog._tracing import Sending
 
 _time_ns = time.time_ns
 
 
-class Producer:
+class Producer(TransactionMethods):
     """Sends records to a cluster. Thread-safe; make one and share it.
 
     >>> from raftlog import Producer
@@ -36,8 +41,15 @@ class Producer:
     snappy, lz4, zstd), `delivery_timeout_ms`. `partitioner(topic, key, partition_count)` replaces the default one,
     which puts the same key where Kafka would put it.
 
-    Order within a partition is the order of `send`, also when batches have to be sent again. Closing flushes first;
+    Order within a partition is the order of `send`, also when batches have to be sent again. With acks="all" the
+    producer is idempotent: brokers recognise what is sent again, and every record is in the log once
+    (`enable_idempotence`). That holds for one producer object: who sends a record again himself, after a
+    `DeliveryTimeout` say, makes another one of it. Closing flushes first;
     a producer that is not closed never keeps the interpreter from exiting, and loses what was not sent yet.
+
+    With `transactional_id` every record belongs to a transaction (`transaction`, or `begin_transaction` and
+    `commit_transaction`), which becomes visible as a whole, in all partitions, or not at all. Closing aborts what is
+    open.
 
     Raises:
         InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
@@ -56,6 +68,7 @@ class Producer:
         if config is None or "acks" not in config:
             options["acks"] = acks
         resolved = ProducerOptions.make(config, options)
+        self._tracing = producer_tracing(resolved)
         self._thread = loop_thread()
 
         async def make() -> ProducerEngine:
@@ -63,7 +76,7 @@ class Producer:
 
         self._engine = self._thread.run(make())
         self._lock = self._engine.lock
-        self._lean = self._engine.lean
+        self._lean = self._engine.lean if self._tracing is None else {}  # with nothing there, `send` takes the long way
         abandon_after_fork(self)
 
     def _abandon(self) -> None:
@@ -122,6 +135,42 @@ class Producer:
         headers: HeadersLike | None,
         timestamp_ms: int | None,
     ) -> Delivery:
+        try:
+            if self._tracing is not None:
+                sending = self._tracing.begin(topic, as_headers(headers))
+                return self._place_traced(sending, topic, value, key, partition, timestamp_ms)
+            return self._place(topic, value, key, partition, headers, timestamp_ms)
+        except Exception as error:
+            self._engine.not_sent(error)
+            raise
+
+    def _place_traced(
+        self,
+        sending: Sending,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> Delivery:
+        try:
+            delivery = self._place(topic, value, key, partition, sending.headers, timestamp_ms, sending.traceparent)
+        except BaseException as error:
+            sending.fail(error)
+            raise
+        sending.follow([delivery._batch], delivery._index)
+        return delivery
+
+    def _place(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        headers: HeadersLike | None,
+        timestamp_ms: int | None,
+        traceparent: str | None = None,
+    ) -> Delivery:
         engine = self._engine
         value = as_bytes(value, "value")
         key = as_bytes(key, "key")
@@ -134,13 +183,15 @@ class Producer:
         deadline: Deadline | None = None
         while True:
             with self._lock:
-                engine.check_open()
+                engine.check_may_send()
                 placed = engine.place(queues, value, key, partition, pairs, at_ms, size)
                 if placed is None:
                     deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
                     engine.wait_for_room(size, deadline)
                     continue
-            batch, index, full = placed
+                batch, index, full = placed
+                if traceparent is not None:
+                    batch.trace(traceparent)
             if full is not None or not index:
                 engine.after_place(full)
             return Delivery(batch, index)
@@ -181,25 +232,64 @@ class Producer:
             MessageTooLarge: one row is larger than `max.request.size` allows; nothing was queued.
             BufferExhausted: as `send`; the rows before may have been queued.
         """
-        engine = self._engine
-        given = prepare(engine.accumulator, _time_ns() // 1_000_000, values, key, partition, headers, timestamp_ms)
+        sending = None if self._tracing is None else self._tracing.begin(topic)
+        try:
+            return self._send_batch(topic, values, key, partition, headers, timestamp_ms, sending)
+        except BaseException as error:
+            if sending is not None:
+                sending.fail(error)
+            if isinstance(error, Exception):
+                self._engine.not_sent(error)
+            raise
+
+    def _send_batch(
+        self,
+        topic: str,
+        values: Any,
+        key: Any,
+        partition: Any,
+        headers: HeadersLike | None,
+        timestamp_ms: Any,
+        sending: Sending | None,
+    ) -> BatchDelivery:
+        engine, now_ms = self._engine, _time_ns() // 1_000_000
+        more, traceparent = (sending.headers, sending.traceparent) if sending is not None else ((), None)
+        given = prepare(engine.accumulator, now_ms, values, key, partition, headers, timestamp_ms, more)
         queues = self._queues(topic)
         pieces = pieces_of(given, queues, engine.slice_limit_bytes())
-        return BatchDelivery([self._send_piece(queues, piece) for piece in pieces])
+        batches = [self._send_piece(queues, piece, traceparent) for piece in pieces]
+        if sending is not None:
+            sending.follow(batches)
+        return BatchDelivery(batches)
 
-    def _send_piece(self, queues: TopicQueues, piece: Piece) -> Batch:
+    def _send_piece(self, queues: TopicQueues, piece: Piece, traceparent: str | None) -> Batch:
         engine = self._engine
         deadline: Deadline | None = None
         while True:
             with self._lock:
-                engine.check_open()
+                engine.check_may_send()
                 placed = engine.place_columns(queues, piece)
                 if placed is None:
                     deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
                     engine.wait_for_room(piece.size_bytes, deadline)
                     continue
+                if traceparent is not None:
+                    placed[-1].trace(traceparent)
             engine.encode(placed)
             return placed[-1]
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return what this producer counts, under the names of Kafka's client metrics, by group.
+
+        Rates, averages and maxima are of the last half minute, `-total` since the producer was made; times are in ms.
+        `raftlog.prometheus.ClientCollector` shows the same to Prometheus, docs/metrics.md says what each figure means.
+
+        >>> with Producer(cluster.bootstrap) as producer:
+        ...     _ = producer.send("greetings", b"hallo").result(timeout=10)
+        ...     producer.metrics()["producer-metrics"]["record-send-total"]
+        1.0
+        """
+        return self._engine.metrics()
 
     def flush(self, timeout: float | None = None) -> None:
         """Send everything at once and wait until all of it is acknowledged or has failed.
@@ -228,19 +318,21 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Flush, `timeout` seconds at most, then stop; what is still not acknowledged ends with `ClosedError`.
 
-        Closing twice is allowed.
+        A transaction that is open is aborted, in `timeout` seconds at most, and else by its coordinator after its own
+        timeout. Closing twice is allowed.
         """
         engine = self._engine
         if engine.closed is not None:
             return
         try:
             engine.check_open()
-            self.flush(timeout)
+            if engine.transactions is None:
+                self.flush(timeout)
         except TimeoutError:
             pass  # the deliveries that are left say so
         finally:
             if engine.closed is None:
-                self._thread.run(engine.close())
+                self._thread.run(engine.close(timeout))
 
     def __enter__(self) -> Producer:
         return self

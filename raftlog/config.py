@@ -59,7 +59,8 @@ class ConfigKey:
 
     `mirrors` is the Kafka key with the same meaning where it has another name; `own` says that Kafka has none.
     `dynamic` keys may be altered while the cluster runs. `optional` allows no value at all (None, written "").
-    `check` returns what is wrong with a value that has the right type and range, or None.
+    `check` returns what is wrong with a value that has the right type and range, or None. `ignore_case`: text is taken
+    in any case and kept in lower case. `secret`: no message has the value.
     """
 
     name: str
@@ -73,6 +74,8 @@ class ConfigKey:
     own: bool = False
     dynamic: bool = False
     optional: bool = False
+    ignore_case: bool = False
+    secret: bool = False
     check: Callable[[Value], str | None] | None = None
 
     def __post_init__(self) -> None:
@@ -112,11 +115,16 @@ class ConfigKey:
         try:
             value = _PARSERS[self.kind](raw)
         except ValueError:
-            raise InvalidConfig(f"{self.name}={_shown(raw)}: expected {self.expected}") from None
+            raise InvalidConfig(f"{self.name}={self._shown(raw)}: expected {self.expected}") from None
+        if self.ignore_case and isinstance(value, str):
+            value = value.lower()
         complaint = self._complaint(value)
         if complaint is not None:
-            raise InvalidConfig(f"{self.name}={_shown(raw)}: {complaint}")
+            raise InvalidConfig(f"{self.name}={self._shown(raw)}: {complaint}")
         return value
+
+    def _shown(self, raw: object) -> str:
+        return "(not shown)" if self.secret else _shown(raw)
 
     def format(self, value: Value) -> str:
         """Return the canonical spelling of a typed value; `parse` takes it back to the same value."""
@@ -216,10 +224,11 @@ class ConfigDef:
             InvalidConfig: not TOML, or an unknown key; the values are not looked at.
         """
         try:
-            document = tomllib.loads(text)
+            raw = dict(_flatten(tomllib.loads(text), ""))
         except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
             raise InvalidConfig(f"{source} is not valid TOML: {error}") from None
-        raw = dict(_flatten(document, ""))
+        except RecursionError:
+            raise InvalidConfig(f"{source} has tables or lists within one another that nobody could mean") from None
         for name in raw:
             try:
                 self.key(name)

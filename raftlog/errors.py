@@ -6,20 +6,35 @@
      │   ├─ RequestTimedOut, NotEnoughReplicas, NotEnoughReplicasAfterAppend, NotController, UnknownOutcome
      │   ├─ DuplicateBrokerRegistration, EligibleLeadersNotAvailable, PreferredLeaderNotAvailable
      │   ├─ StorageError, StorageFull, BrokerOverloaded, ShuttingDown, ChainBroken
+     │   ├─ CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator, UnstableOffsetCommit
+     │   ├─ UnreleasedInstanceId, ConcurrentTransactions
      │   └─ BrokerUnavailable       no connection; local to the client
      ├─ FencedError                 somebody newer has taken over; never retried with the same epoch
-     │   └─ FencedLeaderEpoch, FencedController, StaleBrokerEpoch, BrokerIdNotRegistered
+     │   ├─ FencedLeaderEpoch, FencedController, StaleBrokerEpoch, BrokerIdNotRegistered
+     │   ├─ UnknownMemberId, FencedMemberEpoch, StaleMemberEpoch, FencedInstanceId, PartitionNotOwned
+     │   ├─ InvalidProducerEpoch, ProducerFenced, InvalidProducerIdMapping
+     │   └─ StageExpired, BatchAlreadyCommitted
+     ├─ SequenceError               a producer's numbers do not continue; nothing was appended
+     │   └─ OutOfOrderSequence, DuplicateSequence, UnknownProducerId
      ├─ InvalidRequestError         the request can never succeed as it is
      │   ├─ InvalidTopic, TopicAlreadyExists, InvalidPartitions, InvalidReplicationFactor
      │   ├─ InvalidConfig, PolicyViolation, OffsetOutOfRange, MessageTooLarge, UnsupportedVersion
      │   ├─ InvalidReplicaAssignment, InvalidUpdateVersion, IneligibleReplica, ElectionNotNeeded
      │   ├─ NoReassignmentInProgress, FeatureUpdateFailed, InconsistentClusterId, InconsistentVoters
+     │   ├─ InvalidGroupId, GroupIdNotFound, NonEmptyGroup, GroupSubscribedToTopic, GroupMaxSizeReached
+     │   ├─ UnsupportedAssignor, OffsetMetadataTooLarge
+     │   ├─ InvalidTxnState, InvalidTransactionTimeout, TransactionalIdNotFound, SinkMismatch
+     │   ├─ SecurityDisabled, ResourceNotFound, UnacceptableCredential
      │   └─ ClosedError             the client object was closed; local to the client
      ├─ CorruptRecordError          bytes that are not what they claim to be
      │   ├─ InvalidRecord           well-formed bytes with impossible contents
      │   ├─ BatchTooExpansive       inflates beyond `max.inflate.bytes` or the allowed ratio
      │   └─ UnsupportedCompression
-     ├─ AuthorizationError
+     ├─ TransactionAbortable        the transaction can only be aborted
+     ├─ AuthorizationError          who asks may not do this; never retried
+     │   ├─ TopicAuthorizationFailed, GroupAuthorizationFailed, ClusterAuthorizationFailed
+     │   ├─ TransactionalIdAuthorizationFailed
+     │   └─ AuthenticationFailed    who asks is not who they say: a wrong password, an unknown user
      ├─ BufferExhausted             `buffer.memory` stayed full for `max.block.ms`; local to the client
      ├─ DeliveryTimeout             `delivery.timeout.ms` passed; the record may or may not be in the log
      └─ InternalError               a bug on the other side; its log has the details
@@ -68,6 +83,36 @@ class CorruptRecordError(RaftlogError):
 
 class AuthorizationError(RaftlogError):
     """The principal may not do this."""
+
+
+class TopicAuthorizationFailed(AuthorizationError):
+    """The principal may not do this with the topic, or may not know that there is one."""
+
+    code = common_pb2.TOPIC_AUTHORIZATION_FAILED
+
+
+class GroupAuthorizationFailed(AuthorizationError):
+    """The principal may not do this with the group."""
+
+    code = common_pb2.GROUP_AUTHORIZATION_FAILED
+
+
+class ClusterAuthorizationFailed(AuthorizationError):
+    """The principal may not do this with the cluster."""
+
+    code = common_pb2.CLUSTER_AUTHORIZATION_FAILED
+
+
+class TransactionalIdAuthorizationFailed(AuthorizationError):
+    """The principal may not do this under the transactional id."""
+
+    code = common_pb2.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+class AuthenticationFailed(AuthorizationError):
+    """There is no such user, or the password is another one; brokers do not say which."""
+
+    code = common_pb2.SASL_AUTHENTICATION_FAILED
 
 
 class InternalError(RaftlogError):
@@ -193,6 +238,36 @@ class ChainBroken(RetriableError):
     code = common_pb2.CHAIN_BROKEN
 
 
+class CoordinatorLoadInProgress(RetriableError):
+    """The coordinator is reading its log still."""
+
+    code = common_pb2.COORDINATOR_LOAD_IN_PROGRESS
+
+
+class CoordinatorNotAvailable(RetriableError):
+    """Nobody coordinates the group at the moment: its partition has no leader, is being made, or cannot be read."""
+
+    code = common_pb2.COORDINATOR_NOT_AVAILABLE
+
+
+class NotCoordinator(RetriableError):
+    """Another broker coordinates the group; find out which."""
+
+    code = common_pb2.NOT_COORDINATOR
+
+
+class UnstableOffsetCommit(RetriableError):
+    """An open transaction may replace the committed offset."""
+
+    code = common_pb2.UNSTABLE_OFFSET_COMMIT
+
+
+class UnreleasedInstanceId(RetriableError):
+    """Another member with this instance id is alive; it has to leave first, or its session to end."""
+
+    code = common_pb2.UNRELEASED_INSTANCE_ID
+
+
 class BrokerUnavailable(RetriableError):
     """No connection to the broker. Never travels: the client finds out by itself."""
 
@@ -219,6 +294,142 @@ class BrokerIdNotRegistered(FencedError):
     """The cluster does not know a broker of that id; register first."""
 
     code = common_pb2.BROKER_ID_NOT_REGISTERED
+
+
+class UnknownMemberId(FencedError):
+    """The group has no such member (any more): join again."""
+
+    code = common_pb2.UNKNOWN_MEMBER_ID
+
+
+class FencedMemberEpoch(FencedError):
+    """The coordinator has given the member up, or has never given out this epoch: join again."""
+
+    code = common_pb2.FENCED_MEMBER_EPOCH
+
+
+class StaleMemberEpoch(FencedError):
+    """The request comes from an earlier member epoch, in which the partition was not the member's yet."""
+
+    code = common_pb2.STALE_MEMBER_EPOCH
+
+
+class FencedInstanceId(FencedError):
+    """Another process has taken the group instance id over."""
+
+    code = common_pb2.FENCED_INSTANCE_ID
+
+
+class PartitionNotOwned(FencedError):
+    """The member does not have the partition, so it commits no offset of it."""
+
+    code = common_pb2.PARTITION_NOT_OWNED
+
+
+class InvalidProducerEpoch(FencedError):
+    """A newer epoch of this producer id has written to the partition."""
+
+    code = common_pb2.INVALID_PRODUCER_EPOCH
+
+
+class ProducerFenced(FencedError):
+    """Another producer has begun with the same transactional id: this one is over."""
+
+    code = common_pb2.PRODUCER_FENCED
+
+
+class InvalidProducerIdMapping(FencedError):
+    """The transactional id has another producer id, or was forgotten: begin anew."""
+
+    code = common_pb2.INVALID_PRODUCER_ID_MAPPING
+
+
+class StageExpired(FencedError):
+    """A stage of the batch is gone: it was aborted, or nobody named it in time. The batch has to be written again."""
+
+    code = common_pb2.STAGE_EXPIRED
+
+
+class BatchAlreadyCommitted(FencedError):
+    """The sink has committed this batch, or a later one: there is nothing left to write."""
+
+    code = common_pb2.BATCH_ALREADY_COMMITTED
+
+
+class ConcurrentTransactions(RetriableError):
+    """The last transaction of this producer is still being ended; ask again."""
+
+    code = common_pb2.CONCURRENT_TRANSACTIONS
+
+
+class TransactionAbortable(RaftlogError):
+    """The transaction cannot be committed any more; abort it and begin another one (KIP-890)."""
+
+    code = common_pb2.TRANSACTION_ABORTABLE
+
+
+class SequenceError(RaftlogError):
+    """A producer's sequence numbers do not continue what the partition has of it; nothing was appended."""
+
+
+class OutOfOrderSequence(SequenceError):
+    """Batches before this one are missing in the log."""
+
+    code = common_pb2.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class DuplicateSequence(SequenceError):
+    """The batch was appended so long ago that its offset is not known any more."""
+
+    code = common_pb2.DUPLICATE_SEQUENCE_NUMBER
+
+
+class UnknownProducerId(SequenceError):
+    """The partition has nothing of this producer (any more), and the batch is not its first one."""
+
+    code = common_pb2.UNKNOWN_PRODUCER_ID
+
+
+class InvalidTxnState(InvalidRequestError):
+    """The transaction is in no state for this: nothing was begun, or it is over."""
+
+    code = common_pb2.INVALID_TXN_STATE
+
+
+class InvalidTransactionTimeout(InvalidRequestError):
+    """The transaction's timeout is 0, or above transaction.max.timeout.ms."""
+
+    code = common_pb2.INVALID_TRANSACTION_TIMEOUT
+
+
+class TransactionalIdNotFound(InvalidRequestError):
+    """No producer with this transactional id is known."""
+
+    code = common_pb2.TRANSACTIONAL_ID_NOT_FOUND
+
+
+class SinkMismatch(InvalidRequestError):
+    """The sink id writes somewhere else: two queries use the same one."""
+
+    code = common_pb2.SINK_MISMATCH
+
+
+class SecurityDisabled(InvalidRequestError):
+    """Brokers are configured without what this is about, an authorizer."""
+
+    code = common_pb2.SECURITY_DISABLED
+
+
+class ResourceNotFound(InvalidRequestError):
+    """There is no such user."""
+
+    code = common_pb2.RESOURCE_NOT_FOUND
+
+
+class UnacceptableCredential(InvalidRequestError):
+    """A user's name, salt, keys or number of iterations are not allowed."""
+
+    code = common_pb2.UNACCEPTABLE_CREDENTIAL
 
 
 class InvalidTopic(InvalidRequestError):
@@ -321,6 +532,48 @@ class InconsistentVoters(InvalidRequestError):
     """The other side has another list of voters, or is another node than was expected there."""
 
     code = common_pb2.INCONSISTENT_VOTERS
+
+
+class InvalidGroupId(InvalidRequestError):
+    """A group id has 1 to 255 characters."""
+
+    code = common_pb2.INVALID_GROUP_ID
+
+
+class GroupIdNotFound(InvalidRequestError):
+    """There is no such group."""
+
+    code = common_pb2.GROUP_ID_NOT_FOUND
+
+
+class NonEmptyGroup(InvalidRequestError):
+    """The group has members; stop them first."""
+
+    code = common_pb2.NON_EMPTY_GROUP
+
+
+class GroupSubscribedToTopic(InvalidRequestError):
+    """A member of the group reads the topic, so its offsets stay."""
+
+    code = common_pb2.GROUP_SUBSCRIBED_TO_TOPIC
+
+
+class GroupMaxSizeReached(InvalidRequestError):
+    """The group has `group.consumer.max.size` members already."""
+
+    code = common_pb2.GROUP_MAX_SIZE_REACHED
+
+
+class UnsupportedAssignor(InvalidRequestError):
+    """The coordinator has no assignor of that name."""
+
+    code = common_pb2.UNSUPPORTED_ASSIGNOR
+
+
+class OffsetMetadataTooLarge(InvalidRequestError):
+    """The text committed with an offset is longer than `offset.metadata.max.bytes`."""
+
+    code = common_pb2.OFFSET_METADATA_TOO_LARGE
 
 
 class ClosedError(InvalidRequestError):

@@ -38,7 +38,8 @@ class Record(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was put. `offset` is -1 with `acks=0`, where nobody answers."""
+    """Where a record was put. `offset` is -1 where it is not known: with `acks=0` nobody answers, and of a record that
+    was sent again the broker may only know that it is in the log, once."""
 
     topic: str
     partition: int
@@ -52,3 +53,23 @@ class OffsetAndTimestamp(NamedTuple):
     offset: int
     timestamp_ms: int
     leader_epoch: int = -1
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed offset: that of the next record to be read.
+
+    `metadata` is a short text of the committer's; `leader_epoch` is that of the record before, -1: not known.
+    """
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+class GroupMetadata(NamedTuple):
+    """Who a consumer is in its group at the moment; `member_epoch` is -1 while it is no member."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    group_instance_id: str = ""

@@ -179,8 +179,10 @@ def decode_fetch(data: bytes) -> list[Frame]:
     Raises:
         InvalidRequestError: not such a message.
     """
-    _, parts = _parts(data, _FRAMES, _FETCH_RECORDS)
+    head, parts = _parts(data, _FRAMES, _FETCH_RECORDS)
     try:
+        if head:
+            log_pb2.FetchResponse.FromString(head)
         return [Frame(log_pb2.FetchFrame.FromString(part), records) for part, records in parts]
     except DecodeError as error:
         raise InvalidRequestError(f"the message is not a FetchResponse: {error}") from None
@@ -198,8 +200,10 @@ def decode_replicate(data: bytes) -> list[ReplicaFrame]:
     Raises:
         InvalidRequestError: not such a message.
     """
-    _, parts = _parts(data, _REPLICA_FRAMES, _REPLICA_RECORDS)
+    head, parts = _parts(data, _REPLICA_FRAMES, _REPLICA_RECORDS)
     try:
+        if head:
+            replication_pb2.ReplicateResponse.FromString(head)
         return [ReplicaFrame(replication_pb2.ReplicaFrame.FromString(part), records) for part, records in parts]
     except DecodeError as error:
         raise InvalidRequestError(f"the message is not a ReplicateResponse: {error}") from None

@@ -12,6 +12,12 @@ A replica whose broker has said that it has no working log for it (`PartitionIma
 leaves the ISR where that leaves somebody, and is not eligible. A leader says so only when it has stopped serving, so
 it is replaced at once (`take_offline`).
 
+A replica whose broker has come back without the directories that its log was in (`PartitionImage.lost_replicas`) is
+treated likewise, but that an unclean election takes it where nobody else is up: then nothing is left to be had.
+
+A drained broker stays in sync, and "others should lead" what it leads as soon as somebody else in the ISR takes
+leaderships; it is elected where nobody else of the same standing is there. Partitions with nobody else are led on.
+
 Every change raises the partition epoch by one, and one of the leader the leader epoch. Settling twice changes nothing
 more. Only images and arguments count here: every controller comes to the same result.
 """
@@ -24,6 +30,7 @@ from typing import TypeAlias
 
 from raftlog.v1.records_pb2 import ElectLeadersCommand, PartitionRef
 from raftmeta.image import NO_LEADER, BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftmeta.replica_marks import has_log, lacks_mark, with_marks, without_marks
 
 SETTLE = ElectLeadersCommand.SETTLE
 PREFERRED = ElectLeadersCommand.PREFERRED
@@ -46,7 +53,8 @@ def settle(
     that a revoked leader has let go. PREFERRED also takes the leadership from a live leader for the preferred replica,
     UNCLEAN allows what unclean.leader.election.enable does.
     """
-    shrunk = _complete_reassignment(image, _without_void_marks(image, partition), offset)
+    marked = with_marks(image, partition)
+    shrunk = _complete_reassignment(image, marked, offset)
     leader, revoked, revoked_at = shrunk.leader, shrunk.revoked_leader, shrunk.revoked_at_offset
     if leader != NO_LEADER and not _up(image, leader):
         leader = NO_LEADER
@@ -61,7 +69,9 @@ def settle(
         allow_unclean = election == UNCLEAN or image.unclean_election_enabled(topic)
         leader, isr = _elect(image, shrunk, isr, allow_unclean=allow_unclean)
     # Where the leader may lack committed records, nobody is known to have them.
-    eligible = () if is_unclean(partition, leader) else eligible_replicas(image, topic, shrunk, isr)
+    eligible = () if is_unclean(image, marked, leader) else eligible_replicas(image, topic, shrunk, isr)
+    if image.is_lost(shrunk, leader):
+        shrunk = without_marks(shrunk, (leader,))  # what it has is the partition's log from now on
     settled = replace(
         shrunk,
         isr=isr,
@@ -123,9 +133,11 @@ def with_new_epochs(before: PartitionImage, after: PartitionImage) -> PartitionI
     )
 
 
-def is_unclean(before: PartitionImage, leader: int) -> bool:
-    """Whether making `leader` the leader may lose committed records: it was neither in sync nor eligible."""
-    return leader != NO_LEADER and leader not in before.isr and leader not in before.eligible_leader_replicas
+def is_unclean(image: MetadataImage, before: PartitionImage, leader: int) -> bool:
+    """Whether making `leader` the leader may lose committed records: not in sync nor eligible, or its log is lost."""
+    if leader == NO_LEADER:
+        return False
+    return leader not in (*before.isr, *before.eligible_leader_replicas) or image.is_lost(before, leader)
 
 
 def still_holds(image: MetadataImage, partition: PartitionImage) -> bool:
@@ -180,6 +192,7 @@ def with_replicas(
         removing_replicas=(),
         eligible_leader_replicas=tuple(r for r in partition.eligible_leader_replicas if r in replicas),
         offline_replicas=tuple(each for each in partition.offline_replicas if each[0] in replicas),
+        lost_replicas=tuple(each for each in partition.lost_replicas if each[0] in replicas),
         revoked_leader=revoked,
         revoked_at_offset=revoked_at,
     )
@@ -201,16 +214,20 @@ def unsettled(image: MetadataImage, topic_ids: Iterable[bytes] | None = None) ->
     Lazy, and cheap for partitions all of whose brokers are up: about 20 ms for 100 000 of those.
     """
     active = {broker_id for broker_id, broker in image.brokers.items() if broker.active}
+    leading = {broker_id for broker_id, broker in image.brokers.items() if broker.takes_leaderships}
+    replaced = {broker_id for broker_id, broker in image.brokers.items() if broker.former_directory_ids}
     for topic_id in sorted(image.topics) if topic_ids is None else topic_ids:
         topic = image.topics.get(topic_id)
         for partition in () if topic is None else topic.partitions:
             if (
-                partition.leader in active
+                partition.leader in leading
                 and active.issuperset(partition.isr)
                 and not partition.eligible_leader_replicas
                 and not partition.adding_replicas
                 and not partition.removing_replicas
                 and not partition.offline_replicas
+                and not partition.lost_replicas
+                and (not replaced or replaced.isdisjoint(partition.replicas))
             ):
                 continue
             if topic is not None and settle(image, topic, partition, offset=image.offset + 1) is not partition:
@@ -218,10 +235,14 @@ def unsettled(image: MetadataImage, topic_ids: Iterable[bytes] | None = None) ->
 
 
 def has_unsettled(image: MetadataImage, broker_id: int) -> bool:
-    """Whether a partition that counts a broker as in sync, or eligible, waits to be settled."""
+    """Whether a partition that counts a broker as in sync, or eligible, or as having a log, waits to be settled."""
+    broker = image.brokers[broker_id]
     return any(
-        (broker_id in partition.isr or broker_id in partition.eligible_leader_replicas)
-        and settle(image, topic, partition, offset=image.offset + 1) is not partition
+        lacks_mark(partition, broker)
+        or (
+            (broker_id in partition.isr or broker_id in partition.eligible_leader_replicas)
+            and settle(image, topic, partition, offset=image.offset + 1) is not partition
+        )
         for topic in image.topics.values()
         for partition in topic.partitions
     )
@@ -248,25 +269,23 @@ def _active(image: MetadataImage, broker_id: int) -> bool:
     return broker is not None and broker.active
 
 
+def _takes_leaderships(image: MetadataImage, broker_id: int) -> bool:
+    broker = image.brokers.get(broker_id)
+    return broker is not None and broker.takes_leaderships
+
+
 def _unclean(image: MetadataImage, broker_id: int) -> bool:
     broker = image.brokers.get(broker_id)
     return broker is None or broker.unclean
 
 
 def _electable(image: MetadataImage, partition: PartitionImage, broker_id: int) -> bool:
-    return _active(image, broker_id) and not image.is_offline(partition, broker_id)
+    return _active(image, broker_id) and has_log(image, partition, broker_id)
 
 
 def _lacking(image: MetadataImage, partition: PartitionImage, broker_id: int) -> bool:
     """Whether a replica may lack what it acknowledged, or has no working log at all."""
-    return _unclean(image, broker_id) or image.is_offline(partition, broker_id)
-
-
-def _without_void_marks(image: MetadataImage, partition: PartitionImage) -> PartitionImage:
-    if not partition.offline_replicas:
-        return partition
-    held = tuple(each for each in partition.offline_replicas if image.is_offline(partition, each[0]))
-    return partition if held == partition.offline_replicas else replace(partition, offline_replicas=held)
+    return _unclean(image, broker_id) or not has_log(image, partition, broker_id)
 
 
 def _successors(image: MetadataImage, partition: PartitionImage) -> list[int]:
@@ -275,13 +294,23 @@ def _successors(image: MetadataImage, partition: PartitionImage) -> list[int]:
 
 def _prefers_another(image: MetadataImage, partition: PartitionImage) -> bool:
     preferred = partition.replicas[0]
-    return partition.leader != preferred and preferred in partition.isr and _electable(image, partition, preferred)
+    return (
+        partition.leader != preferred
+        and preferred in partition.isr
+        and _electable(image, partition, preferred)
+        and _takes_leaderships(image, preferred)
+    )
 
 
 def _should_let_go(image: MetadataImage, partition: PartitionImage, election: ElectionType) -> bool:
     if election == PREFERRED and _prefers_another(image, partition):
         return True
-    return not _active(image, partition.leader) and bool(_successors(image, partition))
+    if _takes_leaderships(image, partition.leader):
+        return False
+    successors = _successors(image, partition)
+    if _active(image, partition.leader):  # and drained: it leads on where others would as well rather not
+        return any(_takes_leaderships(image, successor) for successor in successors)
+    return bool(successors)
 
 
 def _in_sync(image: MetadataImage, partition: PartitionImage, leader: int) -> tuple[int, ...]:
@@ -289,29 +318,40 @@ def _in_sync(image: MetadataImage, partition: PartitionImage, leader: int) -> tu
 
     Fenced brokers leave, and those that are about to stop, so that no write waits for them. When that leaves nobody,
     the ISR stays: nothing is committed without a leader, so its members go on holding all that was. Only those that
-    lost their tail in an unclean stop, or have no working log, then leave, for others that did not.
+    lost their tail in an unclean stop, or have no working log, or lost it with their disk, then leave, for others that
+    did not.
     """
     isr = partition.isr
     staying = tuple(member for member in isr if member == leader or _electable(image, partition, member))
-    staying = staying or tuple(m for m in isr if _up(image, m) and not image.is_offline(partition, m))
+    staying = staying or tuple(m for m in isr if _up(image, m) and has_log(image, partition, m))
     staying = staying or tuple(member for member in isr if not _lacking(image, partition, member))
     if not staying:
         eligible = [r for r in partition.eligible_leader_replicas if not _lacking(image, partition, r)]
         staying = tuple(eligible[:1])
-    return staying or tuple(member for member in isr if not image.is_offline(partition, member)) or isr
+    staying = staying or tuple(member for member in isr if has_log(image, partition, member))
+    return staying or tuple(member for member in isr if not image.is_lost(partition, member)) or isr
 
 
 def _elect(
     image: MetadataImage, partition: PartitionImage, isr: tuple[int, ...], *, allow_unclean: bool
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the leader to be and the ISR with it. Replicas stand in order of preference."""
+    """Return the leader to be and the ISR with it. Replicas stand in order of preference, drained ones come last.
+
+    If the election is unclean, one that is only being added comes after all that have been replicas, and one whose log
+    is lost after those.
+    """
     candidates = [replica for replica in partition.replicas if _electable(image, partition, replica)]
+    candidates.sort(key=lambda replica: not _takes_leaderships(image, replica))  # stable
     for candidate in candidates:
         if candidate in isr:
             return candidate, isr
     for candidate in candidates:
         if candidate in partition.eligible_leader_replicas:
             return candidate, (candidate,)
-    if candidates and allow_unclean:
-        return candidates[0], (candidates[0],)
+    if allow_unclean:
+        candidates.sort(key=lambda replica: replica in partition.adding_replicas)
+        candidates += [each for each in partition.replicas if _active(image, each) and image.is_lost(partition, each)]
+        for candidate in candidates:
+            if not image.is_offline(partition, candidate):
+                return candidate, (candidate,)
     return NO_LEADER, isr

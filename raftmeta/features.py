@@ -8,16 +8,26 @@ for a level: all controllers must decide the same, whatever version they run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from raftlog.errors import UnsupportedVersion
-from raftlog.v1.records_pb2 import FeatureRange
-from raftmeta.image import FeatureSupport
+from raftlog.v1.records_pb2 import FeatureRange, FeatureRecord
+from raftmeta.image import FeatureSupport, MetadataImage
 
 METADATA_VERSION = "metadata.version"
 BASELINE: Mapping[str, int] = {METADATA_VERSION: 1}
 """Levels that hold before anything is finalized; a broker that does not name such a feature knows just this level."""
 
-SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, 1)}
+DRAINING: Final = "cordoning and draining of brokers"
+DRAIN_LEVEL: Final = 2
+"""Of metadata.version: brokers are cordoned and drained (`AlterBrokerCommand`, three fields of `BrokerRecord`)."""
+REPLACED_DISK_LEVEL: Final = 2
+"""Of metadata.version: brokers register all their log directories, and replicas that lost their log are marked as such
+(fields of `RegisterBrokerCommand`, `BrokerRecord` and `PartitionRecord`)."""
+SECURITY: Final = "users and permissions"
+SECURITY_LEVEL: Final = 2
+"""Of metadata.version: credentials and ACLs are kept (`AlterUsersCommand`, `AlterAclsCommand` and their records)."""
+SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, DRAIN_LEVEL)}
 """What this version knows. Deciding must not look at it: another controller may run another version."""
 assert all(SUPPORTED[name].min_level <= level <= SUPPORTED[name].max_level for name, level in BASELINE.items())
 
@@ -28,6 +38,30 @@ def supported_ranges() -> list[FeatureRange]:
         FeatureRange(name=name, min_level=known.min_level, max_level=known.max_level)
         for name, known in sorted(SUPPORTED.items())
     ]
+
+
+def newest_levels() -> list[FeatureRecord]:
+    """Return the levels at which a cluster begins that this version founds: the highest ones."""
+    return [FeatureRecord(name=name, level=known.max_level) for name, known in sorted(SUPPORTED.items())]
+
+
+def metadata_version(image: MetadataImage) -> int:
+    """Return the level that the cluster has agreed on."""
+    return image.features.get(METADATA_VERSION, BASELINE[METADATA_VERSION])
+
+
+def check_metadata_version(image: MetadataImage, level: int, what: str) -> None:
+    """Check that the cluster is at that metadata.version or above.
+
+    Raises:
+        UnsupportedVersion: it is not; some of its controllers may not know what is asked for.
+    """
+    present = metadata_version(image)
+    if present < level:
+        raise UnsupportedVersion(
+            f"{what} needs {METADATA_VERSION}={level}, the cluster is at {present}; when all nodes run a version that "
+            "knows it: raftlog cluster features upgrade"
+        )
 
 
 def supports(features: Iterable[FeatureSupport], name: str, level: int) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
+from raftmeta.acls import Acl, field_order
+from raftmeta.credentials import KEY_BYTES, Credential, CredentialKey, Mechanism
 from raftmeta.persistent_map import PersistentMap
 from raftmeta.topic_configs import BROKER_KEY_BY_TOPIC_KEY, TOPIC_KEY_BY_BROKER_KEY
 
@@ -38,6 +40,13 @@ class BrokerImage:
     unfenced it has to leave every ISR that others are in (`raftmeta.elections`). Invariant: unclean implies fenced.
     `directory_id`: of its first log directory; empty when it does not say. `lock_identity`: of the lock that its
     process holds; another process that names the same one has taken the lock over, so this one is dead.
+
+    `other_directory_ids`: of its other log directories that work, from metadata.version 2 on. `former_directory_ids`:
+    those that it had, when it registered with none of them: its logs are gone, which its partitions have to show before
+    it is unfenced (`raftmeta.replica_marks`). Both sorted. Invariant: former_directory_ids implies unclean.
+
+    `cordoned` and `drained` are what an operator wants, and outlive processes; `drained_until_restart` says that
+    `drained` does not. Invariant: drained_until_restart implies drained. Ask `takes_replicas` and `takes_leaderships`.
     """
 
     broker_id: int
@@ -54,11 +63,31 @@ class BrokerImage:
     inter_node_host: str = ""
     inter_node_port: int = 0
     features: tuple[FeatureSupport, ...] = ()
+    cordoned: bool = False
+    drained: bool = False
+    drained_until_restart: bool = False
+    other_directory_ids: tuple[bytes, ...] = ()
+    former_directory_ids: tuple[bytes, ...] = ()
+
+    @property
+    def directory_ids(self) -> tuple[bytes, ...]:
+        """All that is known of its log directories, sorted; empty when it does not say."""
+        return tuple(sorted({*self.other_directory_ids, *((self.directory_id,) if self.directory_id else ())}))
 
     @property
     def active(self) -> bool:
-        """Whether it may be given replicas and leaderships: neither fenced nor shutting down."""
+        """Whether it can hold replicas in sync and lead: neither fenced nor shutting down."""
         return not self.fenced and not self.in_controlled_shutdown
+
+    @property
+    def takes_replicas(self) -> bool:
+        """Whether it may be given replicas that it has not held: active, neither cordoned nor drained."""
+        return self.active and not self.cordoned and not self.drained
+
+    @property
+    def takes_leaderships(self) -> bool:
+        """Whether it should lead where others could as well: active and not drained."""
+        return self.active and not self.drained
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +102,14 @@ class PartitionImage:
     `offline_replicas`: (broker id, broker epoch) of replicas whose broker has said that it has no working log for them.
     It holds for that epoch only: ask `MetadataImage.is_offline`.
 
+    `lost_replicas`: (broker id, ids of log directories) of replicas whose broker has come back without the directories
+    that their logs were in: they are empty, whatever else is known of them. It holds until all of the directories are
+    back: ask `MetadataImage.is_lost`.
+
     Invariants: isr is a subset of replicas, not empty; leader is in isr or NO_LEADER; eligible_leader_replicas are
     replicas outside the isr; revoked_leader is None while somebody leads; offline_replicas are replicas, each once,
     in the order of their ids; while they hold, none of them leads or is eligible, nor is any in the isr beside one
-    that works.
+    that works. The same is true of lost_replicas; one that is elected uncleanly is no longer among them.
     """
 
     partition: int
@@ -91,6 +124,7 @@ class PartitionImage:
     revoked_leader: int | None = None
     revoked_at_offset: int = 0
     offline_replicas: tuple[tuple[int, int], ...] = ()
+    lost_replicas: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
 
 
 _NO_CONFIGS: Mapping[str, str] = {}
@@ -136,7 +170,10 @@ class MetadataImage:
 
     Invariants: `topic_id_by_name` is the inverse of the topics' names; `dotted_names` has each name with a `.` under
     the name that metrics know it by; no empty mapping stands in `configs`, and no zero in `load`, which equals a count
-    over all partitions.
+    over all partitions; `credentials` have each one under its own key.
+
+    What a change does not touch is the same object in both images: `after.acls is before.acls` says that no ACL has
+    changed, and of `credentials` the same.
     """
 
     offset: int = 0
@@ -153,6 +190,8 @@ class MetadataImage:
     next_producer_id: int = 0
     load: Mapping[int, BrokerLoad] = field(default_factory=dict)
     dotted_names: Mapping[str, str] = field(default_factory=PersistentMap)
+    credentials: Mapping[CredentialKey, Credential] = field(default_factory=dict)
+    acls: frozenset[Acl] = frozenset()
 
     def topic(self, name: str) -> TopicImage | None:
         """Return the topic of that name."""
@@ -172,6 +211,23 @@ class MetadataImage:
             return False
         broker = self.brokers.get(broker_id)
         return broker is not None and (broker_id, broker.broker_epoch) in partition.offline_replicas
+
+    def is_lost(self, partition: PartitionImage, broker_id: int) -> bool:
+        """Whether that broker has come back without the log that it had of the partition: its disk was replaced."""
+        for marked, directory_ids in partition.lost_replicas:
+            if marked == broker_id:
+                broker = self.brokers.get(broker_id)
+                return broker is None or not set(directory_ids).issubset(broker.directory_ids)
+        return False
+
+    def credential(self, user: str, mechanism: Mechanism) -> Credential | None:
+        """Return what is kept of a user's password for one mechanism."""
+        return self.credentials.get(CredentialKey(user, mechanism))
+
+    def credentials_of(self, user: str) -> tuple[Credential, ...]:
+        """Return a user's credentials, in the order of the mechanisms' numbers; empty when there is no such user."""
+        found = (self.credential(user, mechanism) for mechanism in KEY_BYTES)
+        return tuple(credential for credential in found if credential is not None)
 
     def resource_configs(self, resource_type: ConfigResource.Type.ValueType, name: str) -> Mapping[str, str]:
         """Return what is set on one resource, in canonical spelling; empty when nothing is."""
@@ -250,6 +306,10 @@ class MetadataImage:
                 yield config_record(ResourceKey(ConfigResource.TOPIC, name), key, value)
             for partition in topic.partitions:
                 yield partition_record(topic.topic_id, partition)
+        for credential_key in sorted(self.credentials):
+            yield self.credentials[credential_key].to_record()
+        for acl in sorted(self.acls, key=field_order):
+            yield acl.to_record()
 
 
 def metric_name(topic: str) -> str:
@@ -284,6 +344,11 @@ def broker_record(broker: BrokerImage) -> MetadataRecord:
             lock_identity=broker.lock_identity,
             inter_node_host=broker.inter_node_host,
             inter_node_port=broker.inter_node_port,
+            cordoned=broker.cordoned,
+            drained=broker.drained,
+            drained_until_restart=broker.drained_until_restart,
+            other_directory_ids=broker.other_directory_ids,
+            former_directory_ids=broker.former_directory_ids,
             features=(
                 records_pb2.FeatureRange(name=known.name, min_level=known.min_level, max_level=known.max_level)
                 for known in broker.features
@@ -323,6 +388,8 @@ def partition_record(topic_id: bytes, partition: PartitionImage, *, unclean_elec
         wire.revoked_at_offset = partition.revoked_at_offset
     for broker_id, broker_epoch in partition.offline_replicas:
         wire.offline_replicas.add(broker_id=broker_id, broker_epoch=broker_epoch)
+    for broker_id, directory_ids in partition.lost_replicas:
+        wire.lost_replicas.add(broker_id=broker_id, directory_ids=directory_ids)
     if unclean_election:
         wire.unclean_election = True
     return record

@@ -12,17 +12,20 @@ def place_partitions(image: MetadataImage, partitions: int, replication_factor: 
     """Yield the replicas of each of `partitions` new partitions, the preferred leader first.
 
     The leader is the broker that leads fewest partitions, the others those that hold fewest, first from racks that
-    the partition is not in yet; ties go to the lowest broker id. Brokers that are fenced or shutting down get nothing.
+    the partition is not in yet; ties go to the lowest broker id. Brokers that are fenced, shutting down, cordoned or
+    drained get nothing.
     What each has comes from `image.load`, so the partitions that are there already cost nothing.
 
     Raises:
-        InvalidReplicationFactor: below 1 or above the number of brokers that are up.
+        InvalidReplicationFactor: below 1 or above the number of brokers that take replicas.
     """
-    available = [broker for _, broker in sorted(image.brokers.items()) if broker.active]
+    available = [broker for _, broker in sorted(image.brokers.items()) if broker.takes_replicas]
     if not 1 <= replication_factor <= len(available):
+        cordoned = sum(broker.active and not broker.takes_replicas for broker in image.brokers.values())
         raise InvalidReplicationFactor(
             f"replication factor {replication_factor}: there are {len(available)} brokers that are up "
-            f"of {len(image.brokers)} registered, so it can be from 1 to {len(available)}"
+            f"{'and not cordoned or drained ' if cordoned else ''}of {len(image.brokers)} registered, "
+            f"so it can be from 1 to {len(available)}"
         )
     led = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).leaderships for broker in available}
     held = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).replicas for broker in available}

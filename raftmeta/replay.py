@@ -12,6 +12,8 @@ from typing import assert_never
 from raftlog.errors import UnsupportedVersion
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
+from raftmeta.acls import Acl
+from raftmeta.credentials import Credential, CredentialKey
 from raftmeta.image import (
     NO_LEADER,
     NO_LOAD,
@@ -78,6 +80,8 @@ class _Change:
         self._names: MapBuilder[str, bytes] | None = None
         self._dotted_names: MapBuilder[str, str] | None = None
         self._partitions: dict[bytes, list[PartitionImage]] = {}
+        self._credentials: dict[CredentialKey, Credential] | None = None
+        self._acls: set[Acl] | None = None
 
     def apply(self, record: MetadataRecord) -> None:
         kind = record.WhichOneof("record")
@@ -103,6 +107,16 @@ class _Change:
             case "controller":
                 self._controller_id = record.controller.controller_id
                 self._controller_epoch = record.controller.controller_epoch
+            case "acl":
+                self._own_acls().add(Acl.from_wire(record.acl.acl))
+            case "remove_acl":
+                self._own_acls().remove(Acl.from_wire(record.remove_acl.acl))
+            case "scram_credential":
+                credential = Credential.from_wire(record.scram_credential.credential, record.scram_credential.version)
+                self._own_credentials()[credential.key] = credential
+            case "remove_scram_credential":
+                removed = record.remove_scram_credential
+                del self._own_credentials()[CredentialKey(removed.user, removed.mechanism)]
             case None:
                 raise UnsupportedVersion(
                     "the metadata holds a record of a kind that this version does not know; "
@@ -131,6 +145,8 @@ class _Change:
             next_producer_id=self._next_producer_id,
             load=self._new_load() if self._load else base.load,
             dotted_names=base.dotted_names if self._dotted_names is None else self._dotted_names.build(),
+            credentials=base.credentials if self._credentials is None else self._credentials,
+            acls=base.acls if self._acls is None else frozenset(self._acls),
         )
 
     # Copies of what is written to
@@ -159,6 +175,16 @@ class _Change:
         if self._dotted_names is None:
             self._dotted_names = MapBuilder(PersistentMap.of(self._base.dotted_names))
         return self._dotted_names
+
+    def _own_credentials(self) -> dict[CredentialKey, Credential]:
+        if self._credentials is None:
+            self._credentials = dict(self._base.credentials)
+        return self._credentials
+
+    def _own_acls(self) -> set[Acl]:
+        if self._acls is None:
+            self._acls = set(self._base.acls)
+        return self._acls
 
     # Topics and partitions
 
@@ -276,6 +302,11 @@ def broker_from_record(record: records_pb2.BrokerRecord) -> BrokerImage:
         inter_node_host=record.inter_node_host,
         inter_node_port=record.inter_node_port,
         features=tuple(FeatureSupport(known.name, known.min_level, known.max_level) for known in record.features),
+        cordoned=record.cordoned,
+        drained=record.drained,
+        drained_until_restart=record.drained_until_restart,
+        other_directory_ids=tuple(record.other_directory_ids),
+        former_directory_ids=tuple(record.former_directory_ids),
     )
 
 
@@ -297,5 +328,8 @@ def partition_from_record(record: records_pb2.PartitionRecord) -> PartitionImage
         record.revoked_at_offset,
         tuple((each.broker_id, each.broker_epoch) for each in record.offline_replicas)
         if record.offline_replicas
+        else (),
+        tuple((each.broker_id, tuple(each.directory_ids)) for each in record.lost_replicas)
+        if record.lost_replicas
         else (),
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from raftlog.errors import CorruptRecordError, FencedController, RaftlogError, UnsupportedVersion, to_wire
-from raftlog.v1.records_pb2 import MetadataCommand, MetadataSnapshot, StateDigestCommand
+from raftlog.v1.records_pb2 import ClientSession, MetadataCommand, MetadataSnapshot, StateDigestCommand
 from raftmeta.client_sessions import ClientSessions, SessionsCapture
 from raftmeta.decide import CommandResult, decide
 from raftmeta.features import SUPPORTED, check_supported
@@ -41,6 +41,16 @@ class Applied:
 
     outcome: CommandResult | RaftlogError
     change: Change | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedState:
+    """What a snapshot's bytes say."""
+
+    image: MetadataImage
+    index: int
+    digest: bytes
+    sessions: tuple[ClientSession, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +171,11 @@ class MetadataState:
         return snapshot.SerializeToString(deterministic=True)
 
     def restore(self, data: bytes, index: int, term: int) -> None:
-        """Take the state of a snapshot in place of the present one, which stays if it cannot be read.
+        """Take the state of a snapshot in place of the present one, which stays if it cannot be read: see `decode`."""
+        self.adopt(self.decode(data, index, term))
+
+    def decode(self, data: bytes, index: int, term: int) -> DecodedState:
+        """Read the state of a snapshot; changes nothing, and may run in another thread.
 
         Raises:
             CorruptRecordError: it does not parse, or is of another index.
@@ -193,13 +207,18 @@ class MetadataState:
                 f"{image.controller_epoch}"
             )
         check_supported(image.features, self._features)
-        self._image = image
-        self._index = index
-        self._digest = snapshot.digest
+        return DecodedState(image, index, snapshot.digest, tuple(snapshot.sessions))
+
+    def adopt(self, decoded: object) -> None:
+        """Take the state of a snapshot in place of the present one."""
+        assert isinstance(decoded, DecodedState)
+        self._image = decoded.image
+        self._index = decoded.index
+        self._digest = decoded.digest
         self._digests.clear()
-        self._sessions.restore(snapshot.sessions)
+        self._sessions.restore(decoded.sessions)
         for _, on_reset in list(self._listeners.values()):
-            on_reset(image)
+            on_reset(decoded.image)
 
     # Parts of apply
 

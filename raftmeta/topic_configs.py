@@ -22,9 +22,9 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             name="cleanup.policy",
             kind="list",
             default=("delete",),
-            choices=("delete",),
-            doc="What becomes of old segments: they are deleted by retention.ms and retention.bytes. "
-            "Compaction is not there yet, so `compact` is refused rather than ignored.",
+            choices=("delete", "compact"),
+            doc="What becomes of old records: `delete` removes segments by retention.ms and retention.bytes, `compact` "
+            "keeps the last record of each key, and both do both. A record without key is refused where compact is.",
             check=lambda value: None if value else "name at least one policy",
         ),
         "log.cleanup.policy",
@@ -38,6 +38,17 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             doc="Batches rest as the producer compressed them; brokers never encode again.",
         ),
         "",
+    ),
+    (
+        ConfigKey(
+            name="delete.retention.ms",
+            kind="ms",
+            default=DAY_MS,
+            minimum=0,
+            doc="With compaction: how long a tombstone (a record without value) can still be read after the cleaning "
+            "that first came past it. Who reads from the begin has to be through within this time.",
+        ),
+        "log.cleaner.delete.retention.ms",
     ),
     (
         ConfigKey(
@@ -83,6 +94,16 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
     ),
     (
         ConfigKey(
+            name="max.compaction.lag.ms",
+            kind="ms",
+            default=MAX_INT64,
+            minimum=1,
+            doc="With compaction: age of a record at which the log is cleaned whatever the ratio, and rolled.",
+        ),
+        "log.cleaner.max.compaction.lag.ms",
+    ),
+    (
+        ConfigKey(
             name="max.inflate.bytes",
             kind="bytes",
             default=64 * MIB,
@@ -114,6 +135,27 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             doc="Whose clock stamps a record: the producer's, or the leader's when it appends.",
         ),
         "log.message.timestamp.type",
+    ),
+    (
+        ConfigKey(
+            name="min.cleanable.dirty.ratio",
+            kind="float",
+            default=0.5,
+            minimum=0,
+            maximum=1,
+            doc="With compaction: a log is cleaned when more than this share of its bytes is new since the last time.",
+        ),
+        "log.cleaner.min.cleanable.ratio",
+    ),
+    (
+        ConfigKey(
+            name="min.compaction.lag.ms",
+            kind="ms",
+            default=0,
+            minimum=0,
+            doc="With compaction: a record stays at least this long, whatever follows it.",
+        ),
+        "log.cleaner.min.compaction.lag.ms",
     ),
     (
         ConfigKey(

@@ -315,7 +315,9 @@ class FollowerSession:
             followed.state = State.FOLLOWING
         try:
             if records:
-                followed.partition.append_replicated(memoryview(records), followed.leader_epoch, followed.on_held)
+                followed.partition.append_replicated(
+                    memoryview(records), followed.leader_epoch, followed.on_held, head.traceparents
+                )
                 followed.attempts = 0
             followed.partition.take_marks(head.high_watermark, head.log_start_offset, followed.leader_epoch)
         except RaftlogError as error:

@@ -130,9 +130,28 @@ class LeaderState:
         return self._high_watermark >= self.epoch_start_offset
 
     @property
+    def has_heard_all_in_sync(self) -> bool:
+        """Whether everyone who may lead next has shown in this term that its log is a prefix of this one.
+
+        Only then what is not in this log is in none of theirs: until it has opened, a member of the ISR may have more
+        from an earlier leader, whatever the high watermark.
+        """
+        return all(follower.held_end_offset is not None for follower in self._counted)
+
+    @property
     def has_enough_in_sync(self) -> bool:
         """Whether the committed ISR has min.insync.replicas members, so that acks=all may be appended."""
         return len(self._isr.members) >= self.membership.min_insync_replicas
+
+    @property
+    def held_by_all(self) -> int:
+        """Exclusive: what every assigned replica holds durably, in sync or not; 0 until all were heard in this term."""
+        lowest = self.held_end_offset
+        for follower in self._followers.values():
+            if follower.held_end_offset is None:
+                return 0
+            lowest = min(lowest, follower.held_end_offset)
+        return lowest
 
     # Who is in sync
 
@@ -244,6 +263,16 @@ class LeaderState:
                 )
             )
         return tuple(views)
+
+    def follower_lags(self) -> list[tuple[int, int]]:
+        """Return (broker id, records it lacks) of each follower that has spoken in this term. For any thread."""
+        end = self.log_end_offset
+        found = []
+        for follower in list(self._followers.values()):
+            held = follower.held_end_offset
+            if held is not None:
+                found.append((follower.broker_id, max(0, end - held)))
+        return found
 
     # Changes of the ISR
 

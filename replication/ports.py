@@ -8,7 +8,7 @@ Everything is called on one thread (the event loop's, or the simulation's); what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from raftlog.errors import RaftlogError
@@ -63,6 +63,14 @@ class Read(Protocol):
     def next_offset(self) -> int: ...
 
 
+class Traces(Protocol):
+    """Of which sampled traces the records of a partition are."""
+
+    def between(self, begin: int, end: int) -> Sequence[str]:
+        """Return the spans that records from `begin` to `end` (exclusive) belong to, as W3C traceparents."""
+        ...
+
+
 class LedPartition(Protocol):
     """A partition that this broker leads, as the leader's end of a stream sees it."""
 
@@ -74,6 +82,11 @@ class LedPartition(Protocol):
 
     @property
     def log_end_offset(self) -> int: ...
+
+    @property
+    def traces(self) -> Traces | None:
+        """None where nothing is traced."""
+        ...
 
     def open_replica(
         self,
@@ -176,11 +189,17 @@ class FollowedPartition(Protocol):
         """Have `on_held` called as `append_replicated` does, for what the log has now and is not held yet."""
         ...
 
-    def append_replicated(self, records: bytes | memoryview, leader_epoch: int, on_held: Callable[[int], None]) -> None:
+    def append_replicated(
+        self,
+        records: bytes | memoryview,
+        leader_epoch: int,
+        on_held: Callable[[int], None],
+        traceparents: Sequence[str] = (),
+    ) -> None:
         """Check and append batches as the leader stamped them; call `on_held(held_end_offset)` when they are held.
 
         `on_held` may be called at once, and is called only while this broker follows in `leader_epoch`; equal
-        callbacks that wait for the same flush are called once.
+        callbacks that wait for the same flush are called once. `traceparents`: the leader's spans of these records.
 
         Raises:
             FencedLeaderEpoch, NotLeader: this broker does not follow in that epoch (any more).

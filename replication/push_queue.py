@@ -317,9 +317,12 @@ class PushQueue:
 
     def _frame(self, subscription: Subscription, read: Read, kind: Kind) -> ReplicaFrame:
         """Return the frame of what was read, and see to it that the rest follows."""
-        goes_on = read.next_offset > subscription.position
-        subscription.position = max(subscription.position, read.next_offset)
+        begin, traces = subscription.position, subscription.partition.traces
+        goes_on = read.next_offset > begin
+        subscription.position = max(begin, read.next_offset)
         head = subscription.marks()
+        if traces is not None:
+            head.traceparents.extend(traces.between(begin, read.next_offset))
         head.catch_up = kind is not Kind.LIVE
         head.throttled = kind is Kind.THROTTLED
         self._stale_marks.pop(subscription, None)

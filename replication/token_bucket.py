@@ -18,12 +18,14 @@ class TokenBucket:
     Invariant: tokens <= rate * BURST_MS.
     """
 
-    __slots__ = ("_filled_ms", "_rate", "_tokens")
+    __slots__ = ("_filled_ms", "_rate", "_tokens", "throttled_ms")
 
     def __init__(self, rate_bytes_per_s: int | None = None) -> None:
         self._rate = rate_bytes_per_s
         self._tokens = 0.0 if rate_bytes_per_s is None else self._burst(rate_bytes_per_s)
         self._filled_ms: float | None = None
+        self.throttled_ms = 0.0
+        """For how long there has been a debt, so that nothing might flow."""
 
     @property
     def rate_bytes_per_s(self) -> int | None:
@@ -62,6 +64,8 @@ class TokenBucket:
     def _fill(self, now_ms: float) -> None:
         last_ms, self._filled_ms = self._filled_ms, now_ms
         if self._rate is not None and last_ms is not None and now_ms > last_ms:
+            if self._tokens <= 0:
+                self.throttled_ms += min(now_ms - last_ms, (1 - self._tokens) / self._rate * 1000)
             self._tokens = min(self._burst(self._rate), self._tokens + self._rate * (now_ms - last_ms) / 1000)
 
     @staticmethod

@@ -57,22 +57,27 @@ def generated() -> Problems:
 
 
 def reference() -> Problems:
-    """docs/configuration.md is what the definitions of the keys yield"""
-    from tools.reference import is_stale  # the server's packages; the other checks do without them
+    """docs/configuration.md and docs/metrics.md are what the code yields"""
+    from tools import metrics_reference, reference  # the server's packages; the other checks do without them
 
-    return ["docs/configuration.md is stale; run ./dev docs"] if is_stale() else []
+    pages = (reference, metrics_reference)
+    return [f"{each.PAGE.relative_to(ROOT)} is stale; run ./dev docs" for each in pages if each.is_stale()]
 
 
 def lock() -> Problems:
     """the lock files cover pyproject.toml, with hashes and without addresses"""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    runtime = list(project["project"]["dependencies"])
-    for extra in project["project"]["optional-dependencies"].values():
-        runtime += extra
-    bundled_java = project["dependency-groups"]["jre"]
+    server = list(project["project"]["dependencies"])
+    everything = [*server, *(line for extra in project["project"]["optional-dependencies"].values() for line in extra)]
+    groups = project["dependency-groups"]
     return [
         problem
-        for name, requirements in (("requirements.lock", runtime), ("requirements-jre.lock", bundled_java))
+        for name, requirements in (
+            ("requirements.lock", everything),
+            ("requirements-jre.lock", groups["jre"]),
+            ("deploy/docker/requirements.lock", server),
+            ("deploy/docker/requirements-build.lock", groups["image"]),
+        )
         for problem in lock_problems(name, (ROOT / name).read_text(), requirements)
     ]
 

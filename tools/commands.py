@@ -41,7 +41,10 @@ def _commands() -> dict[str, Command]:
         "test": _test,
         "check": _check,
         "sim": _sim,
+        "fuzz": _fuzz,
         "bench": _bench,
+        "image": _image,
+        "chart": _chart,
         "proto": _proto,
         "docs": _docs,
         "lock": _lock,
@@ -81,7 +84,12 @@ def _test(arguments: list[str]) -> int:
     long = "--long" in arguments
     selection = [] if long else ["-m", "not long"]
     rest = [argument for argument in arguments if argument != "--long"]
-    return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
+    if rest:
+        return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
+    # Files stay whole because their tests share servers; one worker more than cores because many tests wait for those.
+    workers = (os.cpu_count() or 1) + 1
+    reasons = "-rfEs"  # also of what was skipped: containers need what not every machine has
+    return _in_environment(PYTHON, "-m", "pytest", *selection, reasons, "-n", str(workers), "--dist", "loadfile")
 
 
 def _check(arguments: list[str]) -> int:
@@ -90,13 +98,29 @@ def _check(arguments: list[str]) -> int:
 
 
 def _sim(arguments: list[str]) -> int:
-    """simulate the metadata quorum: ./dev sim SEED [--trace], --count N, --mutations, --help"""
+    """simulate quorums, brokers, groups, transactions: ./dev sim SEED [--trace], --count N, --mutations, --help"""
     return _in_environment(PYTHON, "-m", "tools.sim", *arguments)
+
+
+def _fuzz(arguments: list[str]) -> int:
+    """feed hostile bytes to decoders, handlers and recovery: ./dev fuzz [TARGET] [--seconds N], --list, --help"""
+    return _in_environment(PYTHON, "-m", "tools.fuzz", *arguments)
 
 
 def _bench(arguments: list[str]) -> int:
     """measure: ./dev bench --help"""
     return _in_environment(PYTHON, "-m", "bench", *arguments)
+
+
+def _image(arguments: list[str]) -> int:
+    """build the container image, and its base where no registry is reached: ./dev image --help"""
+    return _in_environment(PYTHON, "-m", "tools.docker", *arguments)
+
+
+def _chart(arguments: list[str]) -> int:
+    """render the chart's examples into deploy/k8s/manifests, with helm"""
+    _no_arguments("chart", arguments)
+    return _in_environment(PYTHON, "-m", "tools.helm")
 
 
 def _proto(arguments: list[str]) -> int:
@@ -106,7 +130,7 @@ def _proto(arguments: list[str]) -> int:
 
 
 def _docs(arguments: list[str]) -> int:
-    """write docs/configuration.md from the definitions of the keys"""
+    """write docs/configuration.md and docs/metrics.md from the code"""
     _no_arguments("docs", arguments)
     return _in_environment(PYTHON, "-m", "tools.reference")
 
@@ -127,10 +151,15 @@ def _lock(arguments: list[str]) -> int:
         ),
         *arguments,
     ]
-    extras = ["--extra", "dev", "--extra", "spark", "--extra", "bench"]
-    return _in_environment(
-        *compile_lock, "pyproject.toml", *extras, "--output-file", environment.LOCK.name
-    ) or _in_environment(*compile_lock, "--group", "jre", "--output-file", environment.JRE_LOCK.name)
+    extras = [part for extra in ("dev", "spark", "bench", "otel", "testing") for part in ("--extra", extra)]
+    image: list[str | Path] = [*compile_lock, "--constraint", environment.LOCK.name]  # the versions that were tested
+    steps = (
+        [*compile_lock, "pyproject.toml", *extras, "--output-file", environment.LOCK.name],
+        [*compile_lock, "--group", "jre", "--output-file", environment.JRE_LOCK.name],
+        [*image, "pyproject.toml", "--extra", "otel", "--output-file", "deploy/docker/requirements.lock"],
+        [*image, "--group", "image", "--output-file", "deploy/docker/requirements-build.lock"],
+    )
+    return next(filter(None, (_in_environment(*step) for step in steps)), 0)
 
 
 def _exec(arguments: list[str]) -> int:

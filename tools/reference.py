@@ -69,4 +69,7 @@ def is_stale() -> bool:
 
 
 if __name__ == "__main__":
+    from tools import metrics_reference
+
     PAGE.write_text(page())
+    metrics_reference.PAGE.write_text(metrics_reference.page())

@@ -21,7 +21,8 @@ and the directory is fsynced; so a torn or altered one is damage, and is reporte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import google_crc32c
@@ -47,21 +48,23 @@ class Marks(NamedTuple):
     high_watermark: int = 0
 
 
+_MOST_DIGITS: Final = 19
+"""Of a number that is positive and has 63 bits."""
 _DIRECTORY_ID: Final = re.compile("[0-9a-f]{32}")
 
 PartitionKey = tuple[bytes, int]
 """(topic id, partition)"""
 
 
-def encode_lines(kind: str, lines: Iterable[str]) -> bytes:
+def encode_lines(kind: str, lines: Iterable[str], version: int = FORMAT_VERSION) -> bytes:
     """Return the bytes of a file of this kind."""
     rows = [line + "\n" for line in lines]
     body = "".join(rows).encode()
-    return f"{kind} {FORMAT_VERSION}\n{len(rows)} {google_crc32c.value(body):08x}\n".encode() + body
+    return f"{kind} {version}\n{len(rows)} {google_crc32c.value(body):08x}\n".encode() + body
 
 
-def decode_lines(path: str, kind: str, data: bytes) -> list[str]:
-    """Return the lines of a file.
+def decode_lines(path: str, kind: str, data: bytes, newest_version: int = FORMAT_VERSION) -> list[str]:
+    """Return the lines of a file of a version up to `newest_version`; they have to tell which by themselves.
 
     Raises:
         UnsupportedVersion: written by a newer raftlog.
@@ -70,17 +73,46 @@ def decode_lines(path: str, kind: str, data: bytes) -> list[str]:
     head, _, rest = data.partition(b"\n")
     counts, _, body = rest.partition(b"\n")
     name, _, version = head.decode("utf-8", "replace").partition(" ")
-    if name != kind or not version.isdigit():
+    if name != kind or not _is_number(version):
         raise CorruptRecordError(
             f"{path} is damaged: it begins with {head[:40]!r} instead of '{kind} {FORMAT_VERSION}'"
         )
-    if int(version) != FORMAT_VERSION:
+    if not FORMAT_VERSION <= int(version) <= newest_version:
         raise UnsupportedVersion(
-            f"{path} has format version {version}, this raftlog reads {FORMAT_VERSION}; start the newer version again"
+            f"{path} has format version {version}, this raftlog reads {newest_version}; start the newer version again"
         )
     if counts != f"{body.count(10)} {google_crc32c.value(body):08x}".encode():
         raise CorruptRecordError(f"{path} is damaged: its {len(body)} bytes do not match the checksum {counts[:40]!r}")
-    return body.decode().splitlines()
+    if body and not body.endswith(b"\n"):
+        raise CorruptRecordError(f"{path} is damaged: its last line does not end")
+    with contradictions(path):
+        return body.decode().split("\n")[:-1]
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a number as these files have them: not all that `str.isdigit` takes is read by `int`."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def _number(text: str) -> int:
+    if not _is_number(text):
+        raise ValueError(f"{text[:40]!r} is not a number from 0 on")
+    return int(text)
+
+
+@contextmanager
+def contradictions(path: str) -> Iterator[None]:
+    """Say which file is damaged where its checksum holds and its lines are not what the kind has.
+
+    Raises:
+        CorruptRecordError: in place of what goes wrong with such lines.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptRecordError(
+            f"{path} is damaged: its checksum holds, but not what a line says: {str(error)[:200]}"
+        ) from None
 
 
 def _load(storage: Storage, path: str, kind: str) -> list[str] | None:
@@ -94,9 +126,12 @@ def load_marks(storage: Storage, directory: str) -> dict[PartitionKey, Marks] | 
     if lines is None:
         return None
     marks = {}
-    for line in lines:
-        topic_id, partition, *offsets = line.split()
-        marks[bytes.fromhex(topic_id), int(partition)] = Marks(*map(int, offsets))
+    with contradictions(f"{directory}/{OFFSET_CHECKPOINT}"):
+        for line in lines:
+            topic_id, partition, *offsets = line.split(" ")
+            log_start_offset, recovery_point, high_watermark = map(_number, offsets)
+            key = bytes.fromhex(topic_id), _number(partition)
+            marks[key] = Marks(log_start_offset, recovery_point, high_watermark)
     return marks
 
 
@@ -108,8 +143,20 @@ def store_marks(storage: Storage, directory: str, marks: Mapping[PartitionKey, M
 
 def load_leader_epochs(storage: Storage, directory: str) -> list[EpochEntry] | None:
     """Return the entries of a partition, None when there is no checkpoint yet."""
-    lines = _load(storage, f"{directory}/{LEADER_EPOCH_CHECKPOINT}", "leader-epochs")
-    return None if lines is None else [EpochEntry(*map(int, line.split())) for line in lines]
+    path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
+    lines = _load(storage, path, "leader-epochs")
+    if lines is None:
+        return None
+    entries: list[EpochEntry] = []
+    with contradictions(path):
+        for line in lines:
+            entry = EpochEntry(*map(_number, line.split(" ")))
+            if entries and not (
+                entry.leader_epoch > entries[-1].leader_epoch and entry.start_offset > entries[-1].start_offset
+            ):
+                raise ValueError(f"epoch and offset of {line!r} do not rise")
+            entries.append(entry)
+    return entries
 
 
 def store_leader_epochs(storage: Storage, directory: str, entries: Iterable[EpochEntry]) -> None:
@@ -131,8 +178,9 @@ def load_partition_metadata(storage: Storage, directory: str) -> PartitionMetada
     lines = _load(storage, f"{directory}/{PARTITION_METADATA}", "partition")
     if lines is None:
         return None
-    fields = dict(line.split(" ", 1) for line in lines)
-    return PartitionMetadata(bytes.fromhex(fields["topic_id"]), fields["topic"], int(fields["partition"]))
+    with contradictions(f"{directory}/{PARTITION_METADATA}"):
+        fields = dict(line.split(" ", 1) for line in lines)
+        return PartitionMetadata(bytes.fromhex(fields["topic_id"]), fields["topic"], _number(fields["partition"]))
 
 
 def store_partition_metadata(storage: Storage, directory: str, metadata: PartitionMetadata) -> None:
@@ -169,13 +217,13 @@ def load_meta_properties(storage: Storage, directory: str) -> MetaProperties | N
     lines = _load(storage, f"{directory}/{META_PROPERTIES}", "log-dir")
     if lines is None:
         return None
-    fields = dict(line.split(" ", 1) for line in lines)
-    directory_id = fields.get("directory_id", "")
-    if not _DIRECTORY_ID.fullmatch(directory_id):
-        raise CorruptRecordError(
-            f"{directory}/{META_PROPERTIES} is damaged: directory_id {directory_id!r} is not 32 hex digits"
-        )
-    return MetaProperties(fields["cluster_id"], int(fields["node_id"]), directory_id)
+    path = f"{directory}/{META_PROPERTIES}"
+    with contradictions(path):
+        fields = dict(line.split(" ", 1) for line in lines)
+        meta = MetaProperties(fields["cluster_id"], _number(fields["node_id"]), fields.get("directory_id", ""))
+    if not _DIRECTORY_ID.fullmatch(meta.directory_id):
+        raise CorruptRecordError(f"{path} is damaged: directory_id {meta.directory_id!r} is not 32 hex digits")
+    return meta
 
 
 def store_meta_properties(storage: Storage, directory: str, meta: MetaProperties) -> None:
@@ -189,13 +237,15 @@ def load_clean_shutdown(storage: Storage, directory: str) -> int | None:
 
     None: the last stop was not clean, or its mark does not say in which epoch it was (damaged, or of an old form).
     """
+    path = f"{directory}/{CLEAN_SHUTDOWN}"
     try:
-        lines = _load(storage, f"{directory}/{CLEAN_SHUTDOWN}", "clean-shutdown")
+        lines = _load(storage, path, "clean-shutdown")
+        with contradictions(path):
+            fields = dict(line.split(" ", 1) for line in lines or ())
     except (CorruptRecordError, UnsupportedVersion):
         return None  # a mark that cannot be read vouches for nothing
-    fields = dict(line.split(" ", 1) for line in lines or ())
     epoch = fields.get("broker_epoch", "")
-    return int(epoch) if epoch.isdecimal() else None
+    return int(epoch) if _is_number(epoch) else None
 
 
 def store_clean_shutdown(storage: Storage, directory: str, broker_epoch: int | None) -> None:

@@ -38,6 +38,14 @@ class LogConfig:
     """message.timestamp.type: CreateTime or LogAppendTime."""
     cleanup_policy: str = "delete"
     """cleanup.policy: delete, compact or both with a comma."""
+    min_cleanable_dirty_ratio: float = 0.5
+    """min.cleanable.dirty.ratio: a compacted log is cleaned when more than this share of its bytes is new."""
+    delete_retention_ms: int = 24 * 3_600_000
+    """delete.retention.ms: how long a tombstone can be read after the cleaning that first came past it."""
+    min_compaction_lag_ms: int = 0
+    """min.compaction.lag.ms: a segment with a record younger than this is not cleaned, nor what follows it."""
+    max_compaction_lag_ms: int | None = None
+    """max.compaction.lag.ms (Kafka's largest long: None): a log is cleaned when a new record is older than this."""
     file_delete_delay_ms: int = 60_000
     """file.delete.delay.ms: time between the renaming of a segment that is not wanted any more and its removal."""
 
@@ -50,6 +58,18 @@ class LogConfig:
     def deletes(self) -> bool:
         """Whether retention applies."""
         return "delete" in self.cleanup_policy.split(",")
+
+    @property
+    def compacts(self) -> bool:
+        """Whether of each key only the last record is wanted, so that every record needs a key."""
+        return "compact" in self.cleanup_policy
+
+    @property
+    def roll_ms(self) -> int:
+        """segment.ms, or max.compaction.lag.ms where that is less: an active segment is never cleaned (KIP-354)."""
+        if self.compacts and self.max_compaction_lag_ms is not None:
+            return min(self.segment_ms, self.max_compaction_lag_ms)
+        return self.segment_ms
 
     @staticmethod
     def from_topic_configs(configs: Mapping[str, str], defaults: LogConfig | None = None) -> LogConfig:
@@ -89,6 +109,16 @@ def _limit(unlimited: int, minimum: int) -> Callable[[str, str], int | None]:
     return parse
 
 
+def _ratio(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidConfig(f"{key}={text!r} is not a number") from None
+    if not 0 <= value <= 1:
+        raise InvalidConfig(f"{key}={text} is out of range; allowed are 0 to 1")
+    return value
+
+
 def _choice(*allowed: str) -> Callable[[str, str], str]:
     def parse(key: str, text: str) -> str:
         if text not in allowed:
@@ -117,5 +147,9 @@ _KEYS: Final[dict[str, Callable[[str, str], Any]]] = {
     "flush.ms": _limit((1 << 63) - 1, 0),
     "message.timestamp.type": _choice("CreateTime", "LogAppendTime"),
     "cleanup.policy": _policies,
+    "min.cleanable.dirty.ratio": _ratio,
+    "delete.retention.ms": _integer(0),
+    "min.compaction.lag.ms": _integer(0),
+    "max.compaction.lag.ms": _limit((1 << 63) - 1, 1),
     "file.delete.delay.ms": _integer(0),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
@@ -30,11 +32,12 @@ class GroupCommit:
     """Runs on one event loop; `executor` does the waiting for the disk.
 
     A flush begins at the end of the loop's present round, so that all appends of a round share it. Equal callbacks of
-    one flush are called once.
+    one flush are called once. `on_flushed` hears of each that worked: the log directory, and the seconds it took.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, on_flushed: Callable[[str, float], None] = lambda log_dir, s: None) -> None:
         self._executor = executor
+        self._on_flushed = on_flushed
         self._queues: dict[PartitionLog, _Queue] = {}
         self._due: list[_Queue] = []
         self._idle = asyncio.Event()
@@ -91,16 +94,20 @@ class GroupCommit:
 
     def _run(self, queue: _Queue, ticket: FlushTicket) -> None:
         failure: BaseException | None = None
+        started_s = time.monotonic()
         try:
             ticket.run()
         except BaseException as error:  # travels to those who wait
             failure = error
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._finish, queue, ticket, failure)
+        self._loop.call_soon_threadsafe(self._finish, queue, ticket, failure, time.monotonic() - started_s)
+        if failure is None:
+            ticket.tidy()  # who waits for the flush does not wait for this
 
-    def _finish(self, queue: _Queue, ticket: FlushTicket, failure: BaseException | None) -> None:
+    def _finish(self, queue: _Queue, ticket: FlushTicket, failure: BaseException | None, took_s: float) -> None:
         if failure is None:
             queue.log.finish_flush(ticket)
+            self._on_flushed(os.path.dirname(queue.log.directory), took_s)
         if queue.ticket is ticket:
             self._end(queue, failure)
 

@@ -19,8 +19,10 @@ from broker.log.batch_scan import InvalidBatch, walk_headers
 from broker.log.checkpoints import Marks
 from broker.log.log_state import SegmentRemoved
 from broker.log.log_trim import TrimmableLog
+from broker.log.producer_state import ProducerStates
 from broker.log.segment import OpenSegment, Segment
 from broker.log.segment_index import Boundary, SegmentIndex
+from broker.log.txn_index import drop_txn_file
 from raftlog.errors import CorruptRecordError, OffsetOutOfRange, StorageError
 
 
@@ -57,12 +59,12 @@ class CuttableLog(TrimmableLog):
                         f"{self.topic}-{self.partition}: cannot truncate to {offset}, "
                         f"the log starts at {self.log_start_offset}"
                     )
-                if self._cut_at(offset):
+                if self._cut_at(offset, now_ms):
                     self.finish_cut()
                     break
             return self._end
 
-    def _cut_at(self, offset: int) -> bool:
+    def _cut_at(self, offset: int, now_ms: int) -> bool:
         """Do steps 1 and 2; False when retention or a roll came between, and another attempt is needed."""
         bases, segments = self._segments
         number = bisect_right(bases, offset) - 1
@@ -73,10 +75,12 @@ class CuttableLog(TrimmableLog):
             opened = self._open_segment(segment)
             end = self._batch_begin(segment, opened, offset)
             max_timestamp_ms = self._max_timestamp_below(opened, end)
+            producers = self._producers_below(segments[: number + 1], end.offset, now_ms)
             with self._lock:
                 if segment not in self._segments[1]:
                     return False
                 self._cut(segment, opened, end, max_timestamp_ms)
+                self._cut_producers(producers, end.offset)
             return True
         except SegmentRemoved:
             return False
@@ -109,6 +113,9 @@ class CuttableLog(TrimmableLog):
         segment.recent = None
         segment.end = (end.offset, end.position)
         opened.index.truncate(end.offset)
+        opened.txn_stored = False
+        if opened.txn_index is not None:
+            opened.txn_index.truncate(end.offset)
         segment.max_timestamp_ms = max_timestamp_ms
         self._unflushed = [kept for kept in self._unflushed if kept in segments[:number]]
         self._sealed_bytes = sum(kept.size for kept in segments[:number])
@@ -144,8 +151,10 @@ class CuttableLog(TrimmableLog):
                 self.log_dir.update_marks(lambda: {key: self.marks()})
                 self._rename_away(self._cut_off, self._delete_at_ms)
                 self._cut_off = []
+                self._drop_snapshots()
                 opened.file.truncate(segment.size)
                 opened.index.cut_files(self._storage, segment.stem)
+                drop_txn_file(self._storage, segment.stem)
                 opened.file.datasync()
             except OSError as error:
                 raise self._error(error, "truncating") from error
@@ -163,15 +172,15 @@ class CuttableLog(TrimmableLog):
             self._check_open()
             self._delete_at_ms = now_ms + self.config.file_delete_delay_ms
             self.finish_cut()
-            self._empty()
+            self._empty(now_ms)
             if self._end != offset:
                 self._move_empty(offset)
 
-    def _empty(self) -> None:
+    def _empty(self, now_ms: int) -> None:
         """Cut the log back to nothing at the base of its first segment, and let go of what lies below."""
         while True:
             base = self._segments[0][0]
-            if base == self._end or self._cut_at(base):
+            if base == self._end or self._cut_at(base, now_ms):
                 break
         with self._lock:  # in what is empty, nothing is committed or older
             self._unfinished_cut = True
@@ -180,6 +189,7 @@ class CuttableLog(TrimmableLog):
             self._detached = []
             self._truncations += 1
             self.leader_epochs.clear()
+            self._cut_producers(ProducerStates(self.producers.limits), 0)
             self._epochs_version += 1
             self._unstored_epoch_start = self._end
         self.finish_cut()

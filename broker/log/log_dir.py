@@ -193,6 +193,9 @@ class LogDir:
                 )
             reason = self.offline_reason
         if first:
-            logger.error("log directory goes offline", extra={"path": self.path, "doing": doing, "error": str(error)})
+            logger.error(
+                "log directory goes offline",
+                extra={"event": "log_dir_offline", "path": self.path, "doing": doing, "error": str(error)},
+            )
             self._on_offline(self, error)
         return reason

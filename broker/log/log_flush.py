@@ -11,8 +11,10 @@ from typing import Final
 
 from broker.log.checkpoints import store_leader_epochs
 from broker.log.faults import is_refusal
-from broker.log.log_state import LogState
-from broker.log.segment import Segment
+from broker.log.log_producers import ProducerLog
+from broker.log.segment import OpenSegment, Segment
+from broker.log.txn_index import drop_txn_file
+from raftlog.errors import RaftlogError
 from replication.leader_epochs import EpochEntry
 
 logger = logging.getLogger(__name__)
@@ -54,8 +56,17 @@ class FlushTicket:
         """
         self._log._run_flush(self)
 
+    def tidy(self) -> None:
+        """Do what may follow a flush, and what nobody waits for: the snapshot of the producers. Raises nothing."""
+        try:
+            self._log.store_producers()
+        except RaftlogError as error:  # the directory is offline, and whoever uses it hears of it, or the log is gone
+            logger.debug("no producer snapshot of %s: %s", self._log.directory, error)
+        except Exception:  # the log says the same: nothing of it is in doubt
+            logger.exception("no producer snapshot of %s", self._log.directory)
 
-class FlushableLog(LogState):
+
+class FlushableLog(ProducerLog):
     """A log that can be flushed. Any number of tickets may be out at once."""
 
     def begin_flush(self) -> FlushTicket | None:
@@ -99,6 +110,7 @@ class FlushableLog(LogState):
         if ticket is not None:
             ticket.run()
             self.finish_flush(ticket)
+            self.store_producers()
         return self._flushed_end
 
     def _run_flush(self, ticket: FlushTicket) -> None:
@@ -138,20 +150,32 @@ class FlushableLog(LogState):
             later = [start for epoch, start in self.leader_epochs.entries if epoch > last_stored]
             self._unstored_epoch_start = later[0] if later else None
 
-    def _store_index(self, segment: Segment, *, durably: bool) -> None:
+    def _store_index(self, segment: Segment, *, durably: bool, closing: bool = False) -> None:
         opened = segment.opened
         if opened is None:
             return
+        with self._lock:  # a roll would close it
+            count = len(opened.index)
+            ends = closing or segment is not self._active
         try:
-            if opened.index.store(self._storage, segment.stem) and durably:
+            if ends and not opened.txn_stored:  # first: the closing entries of the others vouch for it
+                self._store_txn_index(segment, opened)
+            if opened.index.store(self._storage, segment.stem, count) and durably:
                 opened.index.sync(self._storage, segment.stem)
         except OSError as error:
             if not is_refusal(error):
                 raise self._error(error, "writing indexes") from error
             logger.warning("indexes of %s not stored, they are rebuilt when needed: %s", segment.log_path, error)
 
+    def _store_txn_index(self, segment: Segment, opened: OpenSegment) -> None:
+        if opened.txn_index is not None:
+            opened.txn_index.store(self._storage, segment.stem, segment.next_offset)
+        else:
+            drop_txn_file(self._storage, segment.stem)
+        opened.txn_stored = True
+
     def store_indexes(self, *, closing: bool = False) -> None:
-        """Write index entries that are only in memory; `closing` adds the one that tells where the log ends.
+        """Write index entries that are only in memory; `closing` adds what tells where the log ends.
 
         They save the next start work and are checked entry by entry, so this is not fsynced.
         """
@@ -160,7 +184,8 @@ class FlushableLog(LogState):
             if closing and self._active.size and self._active.opened is not None:
                 active = self._active
                 self._active.opened.index.append(active.next_offset, active.size, active.max_timestamp_ms)
-            self._store_index(self._active, durably=False)
+                self._close_txn_index(active)
+            self._store_index(self._active, durably=False, closing=closing)
             for segment in self._segments[1][:-1]:  # sealed ones for which there was no space or descriptor before
                 if segment.opened is not None and segment not in self._unflushed:
                     self._store_index(segment, durably=True)

@@ -1,8 +1,9 @@
 """Taking records away at the front: retention and delete-records.
 
-Nothing is removed before the new log start is durable: segments are first detached, then the manager writes the
-checkpoint, then `sweep` renames the files and, after `file.delete.delay.ms`, removes them. So at any instant a crash
-leaves a log that recovery can tell from damage.
+Nothing is removed before the new log start is durable: segments are first detached, then the manager has what they say
+of producers written (`store_producers`) and writes the checkpoint, then `sweep` renames the files and, after
+`file.delete.delay.ms`, removes them. So at any instant a crash leaves a log that recovery can tell from damage. A start
+that finds segments below the log start detaches them again: other writers of marks do not wait for what these say.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ class TrimmableLog(FlushableLog):
 
         An active segment of which everything has expired is sealed first, so that a topic nobody writes to empties.
         """
-        if not expired_segments(self._segments[1], self.config, self.high_watermark, now_ms):
+        if not expired_segments(self._segments[1], self.config, self.last_stable_offset, now_ms):
             return 0
         with self._lock:  # now again, while nobody appends
             self._check_open()
-            segments, high_watermark = self._segments[1], self.high_watermark
-            count = expired_segments(segments, self.config, high_watermark, now_ms)
+            segments, last_stable_offset = self._segments[1], self.last_stable_offset
+            count = expired_segments(segments, self.config, last_stable_offset, now_ms)
             if count == 0:
                 return 0
             end_offset = segments[count - 1].next_offset
-            assert end_offset <= high_watermark, "what may not be committed yet never expires"
+            assert end_offset <= last_stable_offset, "what may not be committed or decided yet never expires"
             if count == len(segments):
                 self.roll()
             self._advance_start(end_offset)
             return count
 
     def delete_records(self, offset: int) -> int:
-        """Raise the log start to `offset` and return it; it never goes back.
+        """Raise the log start to `offset` and return it; it never goes back, and passes open transactions.
 
         It is durable after the manager's next checkpoint.
 
@@ -74,16 +75,17 @@ class TrimmableLog(FlushableLog):
     def sweep(self, now_ms: int) -> None:
         """Rename the files of detached segments, remove those renamed long enough ago.
 
-        Nothing happens to segments above the log start that the checkpoint has.
+        Nothing happens to segments above the log start that the checkpoint has, or that were detached since the last
+        `store_producers`.
         """
         with self._file_lock:
             if self.closed or self.log_dir.offline_reason is not None:
                 return
             marks = self.log_dir.marks_of((self.topic_id, self.partition))
-            durable_start = 0 if marks is None else marks.log_start_offset
             with self._lock:
-                gone = [segment for segment in self._detached if segment.next_offset <= durable_start]
-                self._detached = [segment for segment in self._detached if segment.next_offset > durable_start]
+                end_offset = 0 if marks is None else min(marks.log_start_offset, self._told_offset)
+                gone = [segment for segment in self._detached if segment.next_offset <= end_offset]
+                self._detached = [segment for segment in self._detached if segment.next_offset > end_offset]
             try:
                 self._rename_away(gone, now_ms + self.config.file_delete_delay_ms)
                 gone = []

@@ -1,22 +1,14 @@
 """All logs of a broker: several log directories, opening them after any kind of stop, and housekeeping.
 
-A log is in one of these states:
-
-    online    in `logs()`
-    corrupt   its own files are damaged: in `corrupt_logs`, not opened, never repaired by itself
-    offline   its log directory failed: named by `offline_dirs`
+`log_table.py` says in which states a log can be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
 
-from broker.clock import Clock
 from broker.log.checkpoints import (
     DAMAGED,
     PARTITION_METADATA,
@@ -24,139 +16,30 @@ from broker.log.checkpoints import (
     PartitionMetadata,
     load_damage,
     load_partition_metadata,
-    store_damage,
 )
 from broker.log.config import LogConfig
-from broker.log.faults import is_passing, is_refusal
+from broker.log.faults import is_passing
 from broker.log.layout import (
     DELETE_PREFIX,
     STRAY_PREFIX,
     find_logs,
     make_log,
-    remove_log,
-    unused_path,
 )
 from broker.log.log_dir import LogDir
+from broker.log.log_table import CorruptLog, LogTable
 from broker.log.partition_log import PartitionLog
 from broker.log.recovery import recover_log
-from broker.log.segment_cache import SegmentCache
-from broker.log.storage import Storage
+from broker.log.removed_logs import LeavingLog
 from raftlog.errors import CorruptRecordError, RaftlogError, StorageError
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
 """(logs opened, logs in all, directory of the one just opened)"""
-OnDirOffline = Callable[[str, BaseException, Sequence[PartitionLog]], None]
 
 
-class CorruptLog(NamedTuple):
-    """A log that is not served because its files are damaged."""
-
-    metadata: PartitionMetadata
-    directory: str
-    error: CorruptRecordError
-
-
-class _Leaving(NamedTuple):
-    """A closed log whose directory is to be renamed."""
-
-    log_dir: LogDir
-    path: str
-    key: PartitionKey
-    prefix: str
-
-
-class LogManager:
+class LogManager(LogTable):
     """Thread-safe. `open`, `create`, `delete`, `checkpoint`, `run_housekeeping_once` and `close` wait for the disk."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        log_dirs: Sequence[str],
-        defaults: LogConfig,
-        clock: Clock,
-        *,
-        on_dir_offline: OnDirOffline | None = None,
-        cache: SegmentCache | None = None,
-    ) -> None:
-        self.on_dir_offline = on_dir_offline
-        """Called once for a directory, in the thread that met the error, with the logs that were in it."""
-        self._storage = storage
-        self._defaults: Final = defaults
-        self._clock = clock
-        self._cache = cache or SegmentCache(storage)
-        self._dirs = [LogDir(storage, path.rstrip("/"), self._dir_failed) for path in dict.fromkeys(log_dirs)]
-        self._logs: dict[PartitionKey, PartitionLog] = {}
-        self._offline_logs: dict[PartitionKey, PartitionLog] = {}
-        self.corrupt_logs: dict[PartitionKey, CorruptLog] = {}
-        self._unread_dirs: list[LogDir] = []
-        """Failed before it was known which logs are in them."""
-        self._lock = threading.Lock()
-        """Guards the tables; never held while the disk works or another lock is taken."""
-        self._log_counts: Counter[LogDir] = Counter()
-        """Logs in each directory, online or being made."""
-        self._change_lock = threading.Lock()
-        """Guards which logs come and go, and the names of what goes: what follows here."""
-        self._made = threading.Condition(self._change_lock)
-        self._making: set[PartitionKey | str] = set()
-        """Keys and names of logs that are being made, several at a time: the disk merges their fsyncs.
-
-        Who wants one of these waits for `_made`.
-        """
-        self._leaving: list[_Leaving] = []
-        """Taken away, but the renaming was refused; tried again by housekeeping and before anything is created."""
-        self._garbage: list[tuple[LogDir, str]] = []
-        """Directories that were renamed to be removed."""
-        self._unsynced_dirs: set[LogDir] = set()
-        """Those in which a renaming may not be durable yet."""
-        self._housekeeping_lock = threading.Lock()
-        """Held by a checkpoint or a round of housekeeping, so that `close` waits for its end."""
-        self._closing = threading.Event()
-        self._closed = False
-
-    # Facts
-
-    def get(self, topic_id: bytes, partition: int) -> PartitionLog | None:
-        """Return the log if it is here and online."""
-        return self._logs.get((topic_id, partition))
-
-    def logs(self) -> list[PartitionLog]:
-        """Return all logs that are online."""
-        with self._lock:
-            return list(self._logs.values())
-
-    @property
-    def offline_dirs(self) -> dict[str, StorageError]:
-        """Log directories that failed, with the reason."""
-        return {log_dir.path: log_dir.offline_reason for log_dir in self._dirs if log_dir.offline_reason is not None}
-
-    @property
-    def unclean_dirs(self) -> list[str]:
-        """Log directories whose last broker did not go down cleanly."""
-        return [log_dir.path for log_dir in self._dirs if not log_dir.was_clean]
-
-    @property
-    def clean_broker_epoch(self) -> int | None:
-        """The broker epoch in which every log directory was last left cleanly; None when one was not."""
-        epochs = {log_dir.clean_broker_epoch for log_dir in self._dirs}
-        return epochs.pop() if len(epochs) == 1 else None
-
-    def is_lost(self, topic_id: bytes, partition: int) -> bool:
-        """Whether a log is damaged, or lies (or may lie) in a directory that is offline: not before a restart here."""
-        key = (topic_id, partition)
-        if key in self._logs:
-            return False
-        return key in self.corrupt_logs or key in self._offline_logs or bool(self._unread_dirs)
-
-    @property
-    def directory_ids(self) -> dict[str, str]:
-        """Path of each log directory to the id that is written in it."""
-        return {log_dir.path: log_dir.directory_id for log_dir in self._dirs}
-
-    def dir_of(self, log: PartitionLog) -> str:
-        """Return the path of the log directory that holds `log`."""
-        return log.log_dir.path
 
     # Start
 
@@ -176,7 +59,8 @@ class LogManager:
                     log_dir.open(cluster_id, node_id)
                     logs, leftovers = find_logs(self._storage, log_dir.path)
                     found += [(log_dir, path) for path in logs]
-                    self._garbage += [(log_dir, path) for path in leftovers]
+                    for path in leftovers:
+                        self._removed.add_garbage(log_dir, path)
                 except (OSError, CorruptRecordError) as error:
                     if is_passing(error):
                         raise log_dir.judge(error, f"opening {log_dir.path}") from error
@@ -216,7 +100,9 @@ class LogManager:
             self._logs[key] = self._recover(log_dir, path, metadata, self._defaults)
             self._log_counts[log_dir] += 1
         except CorruptRecordError as error:
-            logger.error("log is damaged and not served", extra={"path": path, "error": str(error)})
+            logger.error(
+                "log is damaged and not served", extra={"event": "log_damaged", "path": path, "error": str(error)}
+            )
             if metadata is None:
                 log_dir.fail(error, f"opening {path}")
             else:
@@ -232,8 +118,9 @@ class LogManager:
 
     def _recover(self, log_dir: LogDir, path: str, metadata: PartitionMetadata, config: LogConfig) -> PartitionLog:
         marks = log_dir.marks_of((metadata.topic_id, metadata.partition))
-        recovered = recover_log(self._storage, path, marks, config.index_interval_bytes)
-        return PartitionLog(metadata, log_dir, path, config, recovered, self._cache, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        recovered = recover_log(self._storage, path, marks, config.index_interval_bytes, self._producer_limits, now_ms)
+        return PartitionLog(metadata, log_dir, path, config, recovered, self._cache, now_ms)
 
     # Making and removing logs
 
@@ -293,9 +180,9 @@ class LogManager:
             offline = self._offline_logs[key].log_dir.offline_reason
             assert offline is not None
             raise offline
-        self._finish_leaving()
+        self._removed.finish_leaving()
         log_dir = self._emptiest_dir()
-        if any(entry.key == key or entry.log_dir is log_dir for entry in self._leaving):
+        if self._removed.hold_up(key, log_dir):
             raise StorageError(f"deleted logs in {log_dir.path} could not be renamed yet; try again later")
         return log_dir
 
@@ -355,105 +242,7 @@ class LogManager:
                 self.corrupt_logs.pop(key, None)
             if log is not None:
                 log.close()
-            return self._move_away(_Leaving(log_dir, path, key, prefix))
-
-    def _move_away(self, leaving: _Leaving) -> str:
-        log_dir, path, key, prefix = leaving
-        try:
-            self._forget_marks(log_dir, key)
-            target = unused_path(self._storage, log_dir.path, prefix, *key)
-            self._storage.rename(path, target)
-        except OSError as error:
-            if is_refusal(error):
-                self._leaving.append(leaving)
-            raise log_dir.judge(error, f"renaming {path}") from error
-        self._unsynced_dirs.add(log_dir)
-        if prefix == DELETE_PREFIX:
-            self._garbage.append((log_dir, target))
-        self._sync_names(log_dir)
-        return target
-
-    def _finish_leaving(self) -> None:
-        """Rename what could not be renamed when it was taken away."""
-        leaving, self._leaving = self._leaving, []
-        for entry in leaving:
-            if entry.log_dir.offline_reason is None:
-                try:
-                    self._move_away(entry)
-                except RaftlogError as error:
-                    logger.warning("a deleted log is not removed yet: %s", error)
-
-    def _sync_names(self, log_dir: LogDir) -> None:
-        """Make renamings durable; until they are, nothing that was renamed is removed."""
-        try:
-            self._storage.sync_dir(log_dir.path)
-        except OSError as error:
-            reason = log_dir.judge(error, f"fsync of {log_dir.path}")
-            if log_dir.offline_reason is not None:
-                raise reason from error
-            logger.warning("the next housekeeping tries again: %s", reason)
-        else:
-            self._unsynced_dirs.discard(log_dir)
-
-    def _forget_marks(self, log_dir: LogDir, key: PartitionKey) -> None:
-        try:
-            log_dir.update_marks(dict, removed=[key])
-        except OSError as error:
-            if not is_refusal(error):
-                raise
-            logger.warning("no checkpoint of %s; a deleted log stays in it: %s", log_dir.path, error)
-
-    def _check_open(self) -> None:
-        if self._closing.is_set():
-            raise StorageError("the logs are closed: the broker is stopping")
-
-    # Trouble
-
-    def mark_dir_offline(self, path: str, error: BaseException) -> None:
-        """Take a log directory offline for good; a second call does nothing.
-
-        A `RaftlogError` has been judged where it arose (no space or descriptors, a log that was deleted, or offline
-        already), so it changes nothing: what takes a directory offline is what the operating system said of the disk.
-        """
-        if isinstance(error, RaftlogError):
-            return
-        for log_dir in self._dirs:
-            if log_dir.path == path.rstrip("/"):
-                log_dir.judge(error, "an operation on it")
-
-    def mark_corrupt(self, log: PartitionLog, error: CorruptRecordError) -> None:
-        """Take an online log whose files turned out to be damaged out of service, after a restart too.
-
-        It is closed and listed in `corrupt_logs`, at once; what follows waits for the disk. One that is not online any
-        more is passed over.
-        """
-        key = (log.topic_id, log.partition)
-        corrupt = CorruptLog(PartitionMetadata(log.topic_id, log.topic, log.partition), log.directory, error)
-        with self._lock:
-            if self._logs.get(key) is not log:
-                return
-            del self._logs[key]
-            self._log_counts[log.log_dir] -= 1
-            self.corrupt_logs[key] = corrupt
-        logger.error("log is damaged and not served", extra={"path": log.directory, "error": str(error)})
-        log.close()
-        with self._change_lock:
-            if self.corrupt_logs.get(key) is not corrupt or self._closed:
-                return
-            try:
-                store_damage(self._storage, log.directory, str(error))
-            except OSError as refused:  # then the next start does not know, until somebody complains again
-                reason = log.log_dir.judge(refused, f"writing {log.directory}/{DAMAGED}")
-                logger.warning("the damage of %s is not noted on the disk: %s", log.directory, reason)
-
-    def _dir_failed(self, log_dir: LogDir, error: BaseException) -> None:
-        with self._lock:
-            lost = {key: log for key, log in self._logs.items() if log.log_dir is log_dir}
-            for key in lost:
-                del self._logs[key]
-            self._offline_logs.update(lost)
-        if self.on_dir_offline is not None:
-            self.on_dir_offline(log_dir.path, error, list(lost.values()))
+            return self._removed.move_away(LeavingLog(log_dir, path, key, prefix))
 
     # Housekeeping
 
@@ -476,6 +265,7 @@ class LogManager:
                 continue
             try:
                 log.store_indexes()
+                log.store_producers()
                 if log.high_watermark > log.flushed_end_offset:
                     log.flush()
                 logs.append(log)
@@ -483,6 +273,8 @@ class LogManager:
                 if log_dir.offline_reason is not None:
                     return False
                 logger.warning("no checkpoint of %r: %s", log, error)
+            except Exception:  # a bug in one log must not take the others' checkpoints along
+                logger.exception("no checkpoint of %r", log)
         return self._store_marks(log_dir, logs)
 
     def _store_marks(self, log_dir: LogDir, logs: Sequence[PartitionLog]) -> bool:
@@ -518,12 +310,13 @@ class LogManager:
                     with self._reporting(log):
                         log.maybe_roll(now_ms)
                         log.apply_retention(now_ms)
+                        log.expire_producers(now_ms)
                 if self._checkpoint_dir(log_dir):
                     for log in here:
                         with self._reporting(log):
                             log.sweep(now_ms)
             if not self._closing.is_set():
-                self._remove_garbage()
+                self._removed.remove_garbage()
 
     @contextlib.contextmanager
     def _reporting(self, log: PartitionLog) -> Iterator[None]:
@@ -533,28 +326,8 @@ class LogManager:
         except RaftlogError as error:
             if log.log_dir.offline_reason is None and not log.closed:
                 logger.warning("housekeeping of %r: %s", log, error)
-
-    def _remove_garbage(self) -> None:
-        with self._change_lock:
-            self._finish_leaving()
-            for log_dir in list(self._unsynced_dirs):
-                with contextlib.suppress(StorageError):  # offline, which has been reported
-                    self._sync_names(log_dir)
-            garbage = [entry for entry in self._garbage if entry[0] not in self._unsynced_dirs]
-            self._garbage = [entry for entry in self._garbage if entry[0] in self._unsynced_dirs]
-        left = []
-        for log_dir, path in garbage:
-            if log_dir.offline_reason is not None:
-                continue
-            try:
-                remove_log(self._storage, path)
-            except OSError as error:
-                reason = log_dir.judge(error, f"removing {path}")
-                if log_dir.offline_reason is None:
-                    logger.warning("the next housekeeping tries again: %s", reason)
-                    left.append((log_dir, path))
-        with self._change_lock:
-            self._garbage += left
+        except Exception:  # a bug in one log must not take the others along
+            logger.exception("housekeeping of %r failed", log)
 
     # End
 
@@ -577,6 +350,7 @@ class LogManager:
                     with self._reporting(log):
                         log.flush()
                         log.store_indexes(closing=True)
+                        log.store_producers(closing=True)
             stored = [clean and d.is_held and d.offline_reason is None and self._checkpoint_dir(d) for d in self._dirs]
             for log in self.logs():
                 log.close()

@@ -21,11 +21,16 @@ from broker.log.batch_scan import InvalidBatch, scan_batches, walk_headers
 from broker.log.checkpoints import Marks, load_leader_epochs
 from broker.log.faults import is_refusal
 from broker.log.offset_index import OFFSET_ENTRY_BYTES, decode_offset_entries
+from broker.log.producer_snapshots import rebuild_producers, snapshot_name, snapshot_offsets
+from broker.log.producer_state import ProducerLimits, ProducerStates
 from broker.log.segment import DELETED_SUFFIX, SUFFIXES, OpenSegment, Segment, segment_stem
 from broker.log.segment_cache import rebuild_index
 from broker.log.segment_index import SegmentIndex
 from broker.log.storage import TEMPORARY_SUFFIX, Storage
+from broker.log.swap_files import finish_swaps
 from broker.log.time_index import TIME_ENTRY_BYTES, decode_time_entries
+from broker.log.txn_index import TXN_SUFFIX, UNKNOWN_OFFSET, TxnIndex, drop_txn_file
+from broker.log.txn_scan import TxnScan
 from raftlog.errors import CorruptRecordError
 from replication.leader_epochs import EpochEntry, LeaderEpochCache
 
@@ -38,6 +43,8 @@ _SEGMENT_FILE: Final = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txninde
 class RecoveredLog:
     """What a log consists of; the last segment is the active one, opened. All of it is durable."""
 
+    detached: list[Segment]
+    """Wholly below the log start, in order; what they say of producers may be written nowhere else yet."""
     segments: list[Segment]
     log_start_offset: int
     high_watermark: int
@@ -46,15 +53,28 @@ class RecoveredLog:
     """Whether the checkpoint of the epochs is up to date."""
     leftover_paths: list[str] = field(default_factory=list)
     """Renamed files that may be removed after a while."""
+    producers: ProducerStates = field(default_factory=ProducerStates)
+    snapshots: list[int] = field(default_factory=list)
+    """Offsets of the producer snapshots, in order."""
 
 
-def recover_log(storage: Storage, directory: str, marks: Marks | None, index_interval_bytes: int) -> RecoveredLog:
-    """Open the log in `directory`; `marks` is None for a log that no checkpoint knows yet.
+def recover_log(
+    storage: Storage,
+    directory: str,
+    marks: Marks | None,
+    index_interval_bytes: int,
+    limits: ProducerLimits,
+    now_ms: int,
+) -> RecoveredLog:
+    """Open the log in `directory`; `marks` is None for a log that no checkpoint knows yet. `now_ms`: wall clock.
 
     Raises:
         CorruptRecordError: damage below the recovery point or the high watermark; names file and position.
     """
-    return _Recovery(storage, directory, marks, index_interval_bytes).run()
+    recovery = _Recovery(storage, directory, marks, index_interval_bytes)
+    recovered = recovery.run()
+    recovery.read_producers(recovered, limits, now_ms)
+    return recovered
 
 
 class _Recovery:
@@ -69,12 +89,14 @@ class _Recovery:
         self.sizes: dict[str, int] = {}
         self.epochs = LeaderEpochCache()
         self.leftovers: list[str] = []
+        self.previous: Segment | None = None
+        """The sealed segment before the one that is looked at."""
 
     def run(self) -> RecoveredLog:
-        self.sizes = self.storage.list_sizes(self.directory)
+        self.sizes = finish_swaps(self.storage, self.directory, self.storage.list_sizes(self.directory))
         bases = self._segment_bases()
         log_start_offset = self.marks.log_start_offset if self.marks else (bases[0] if bases else 0)
-        bases = self._drop_below(bases, log_start_offset)
+        detached, bases = self._detach_below(bases, log_start_offset)
         stored_epochs = self._stored_epochs(log_start_offset)
 
         segments = [Segment(self.directory, base) for base in bases]
@@ -84,7 +106,9 @@ class _Recovery:
             first_scanned -= 1
         for segment, following in zip(segments[:first_scanned], bases[1:], strict=False):
             segment.end = (following, self.sizes[f"{segment.base_offset:020d}.log"])
+            segment.has_txn_index = f"{segment.base_offset:020d}{TXN_SUFFIX}" in self.sizes
             self._check_sealed(segment)
+            self.previous = segment
         if stored_epochs is None:
             for segment in segments[:first_scanned]:
                 self._read_epochs(segment, segment.size)
@@ -98,6 +122,7 @@ class _Recovery:
         if log_start_offset == log_end_offset:  # epochs without records drop out
             self.epochs.clear()
         return RecoveredLog(
+            detached,
             segments,
             log_start_offset,
             self.marks.high_watermark if self.marks else log_start_offset,
@@ -105,6 +130,41 @@ class _Recovery:
             epochs_stored=self.epochs.entries == stored_epochs,
             leftover_paths=self.leftovers,
         )
+
+    def read_producers(self, recovered: RecoveredLog, limits: ProducerLimits, now_ms: int) -> None:
+        """Find out which producers have written: from a snapshot, and the headers of the batches behind it.
+
+        Detached segments that cannot be read are dropped here, as nobody needs their records.
+        """
+        segments = recovered.segments
+        log_end_offset = segments[-1].next_offset
+        offsets = snapshot_offsets(self.sizes)
+        recovered.snapshots = [offset for offset in offsets if offset <= log_end_offset]
+        stale = [offset for offset in offsets if offset > log_end_offset]
+        for offset in stale:
+            self.storage.remove(f"{self.directory}/{snapshot_name(offset)}")
+        if stale:  # durably: the log will grow over their offsets, with other batches
+            self.storage.sync_dir(self.directory)
+        active, txn_index = segments[-1], TxnIndex(segments[-1].base_offset)
+        while True:
+            there, snapshots = [*recovered.detached, *segments], recovered.snapshots
+            try:
+                recovered.producers = rebuild_producers(
+                    self.storage, self.directory, snapshots, there, log_end_offset, limits, now_ms, txn_index
+                )
+                break
+            except InvalidBatch as error:
+                if not recovered.detached:
+                    raise CorruptRecordError(
+                        f"{self.directory}: position {error.position} of a segment: {error.reason}; it lies below the "
+                        "recovery point, so this is damage and nothing is cut off: restore the replica from another one"
+                    ) from None
+                logger.warning("%s: what lies below the log start is dropped, reading it: %s", self.directory, error)
+                self._rename_away([segment.base_offset for segment in recovered.detached])
+                recovered.detached.clear()
+        if len(txn_index):
+            assert active.opened is not None, "the active segment is opened"
+            active.opened.txn_index, active.has_txn_index = txn_index, True
 
     # Files
 
@@ -130,17 +190,23 @@ class _Recovery:
             bases.append(0)
         return sorted(bases)
 
-    def _drop_below(self, bases: list[int], log_start_offset: int) -> list[int]:
-        """Remove segments that lie wholly below the log start: their renaming did not survive."""
-        keep = 0
+    def _detach_below(self, bases: list[int], log_start_offset: int) -> tuple[list[Segment], list[int]]:
+        """Return the segments wholly below the log start, and the bases of the others.
+
+        Their renaming did not survive, or the last process did not come to it. They go as all detached segments do
+        (`log_trim.py`): once a snapshot has what they say of producers, which the marks did not wait for.
+        """
+        keep, detached = 0, []
         while keep + 1 < len(bases) and bases[keep + 1] <= log_start_offset:
+            segment = Segment(self.directory, bases[keep])
+            segment.end = (bases[keep + 1], self.sizes[f"{bases[keep]:020d}.log"])
+            detached.append(segment)
             keep += 1
-        self._rename_away(bases[:keep])
         if bases[keep] > log_start_offset:
             raise CorruptRecordError(
                 f"{self.directory} begins at offset {bases[keep]}, offsets from {log_start_offset} on should be there"
             )
-        return bases[keep:]
+        return detached, bases[keep:]
 
     def _rename_away(self, bases: list[int]) -> None:
         for base in bases:
@@ -185,9 +251,10 @@ class _Recovery:
                 return
         logger.warning("the indexes of %s are missing or wrong, rebuilding them", segment.log_path)
         opened = OpenSegment(self.storage.open(segment.log_path), SegmentIndex(base))
-        opened.index = rebuild_index(segment, opened, self.index_interval_bytes)
+        scan = TxnScan(base, self._carried())
+        opened.index = rebuild_index(segment, opened, self.index_interval_bytes, scan)
         segment.max_timestamp_ms = opened.index.last_max_timestamp_ms
-        self._store_index(segment, opened.index)
+        self._store_indexes(segment, opened, scan)
 
     def _last_bytes(self, path: str, count: int) -> bytes:
         size = self.sizes.get(path.rpartition("/")[2], 0)
@@ -195,8 +262,24 @@ class _Recovery:
             return b""
         return self.storage.open(path).read(count, size - count)
 
-    def _store_index(self, segment: Segment, index: SegmentIndex) -> None:
+    def _carried(self) -> int | None:
+        """Return the first offset of the oldest transaction that is open where `previous` ends; see `TxnScan`."""
+        before = self.previous
+        if before is None or not before.has_txn_index:
+            return None
+        index = TxnIndex.load(self.storage, before.stem, before.base_offset, before.next_offset)
+        if index is None:
+            return UNKNOWN_OFFSET
+        return None if index.end_stable_offset == before.next_offset else index.end_stable_offset
+
+    def _store_indexes(self, segment: Segment, opened: OpenSegment, scan: TxnScan) -> None:
+        txn_index, index = scan.finish(segment.next_offset), opened.index
+        segment.has_txn_index = txn_index is not None
         try:
+            if txn_index is not None:  # first: the closing entries of the others vouch for it
+                txn_index.store(self.storage, segment.stem, segment.next_offset)
+            else:
+                drop_txn_file(self.storage, segment.stem)
             index.store(self.storage, segment.stem)
             index.sync(self.storage, segment.stem)
         except OSError as error:
@@ -216,12 +299,15 @@ class _Recovery:
                     self._read_epochs(segment, index.last.position)
             else:
                 index = SegmentIndex(segment.base_offset)
-            self._scan(segment, index)
             rest = segments[number + 1 :]
-            if rest and segment.next_offset == rest[0].base_offset and segment.size > 0:
+            scan = self._begun_scan(segment, index.last.position) if rest else None
+            self._scan(segment, index, scan)
+            if scan is not None and segment.next_offset == rest[0].base_offset and segment.size > 0:
+                assert segment.opened is not None
                 segment.seal()
-                self._store_index(segment, index)
+                self._store_indexes(segment, segment.opened, scan)
                 segment.opened = None
+                self.previous = segment
                 continue
             if segment.next_offset < self.safe_end:
                 raise CorruptRecordError(
@@ -258,8 +344,18 @@ class _Recovery:
                     return index
         return SegmentIndex(segment.base_offset)
 
-    def _scan(self, segment: Segment, index: SegmentIndex) -> None:
-        """Check every batch behind the last entry of `index`, and cut off an invalid tail."""
+    def _begun_scan(self, segment: Segment, end_position: int) -> TxnScan:
+        """Return a scan that was shown what is known to be good."""
+        scan, file = TxnScan(segment.base_offset, self._carried()), self.storage.open(segment.log_path)
+        try:
+            for position, header in walk_headers(file, 0, end_position):
+                scan.add(file, position, header)
+        except InvalidBatch as error:
+            raise self._corrupt(segment, error) from None
+        return scan
+
+    def _scan(self, segment: Segment, index: SegmentIndex, scan: TxnScan | None) -> None:
+        """Check every batch behind the last entry of `index`, and cut off an invalid tail; show `scan` the others."""
         file = self.storage.open(segment.log_path)
         size = self.sizes[f"{segment.base_offset:020d}.log"]
         expected, position = index.last
@@ -275,6 +371,8 @@ class _Recovery:
                 if start - index.last_position >= self.index_interval_bytes and start:
                     index.append(expected, start, max_timestamp_ms)
                 self.epochs.assign(header.leader_epoch, expected)
+                if scan is not None:
+                    scan.add(file, start, header)
                 max_timestamp_ms = max(max_timestamp_ms, header.max_timestamp_ms)
                 expected = header.next_offset
                 position = start + header.size

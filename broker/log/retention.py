@@ -27,19 +27,19 @@ class SegmentFacts(Protocol):
         ...
 
 
-def expired_segments(segments: Sequence[SegmentFacts], config: LogConfig, high_watermark: int, now_ms: int) -> int:
+def expired_segments(segments: Sequence[SegmentFacts], config: LogConfig, last_stable_offset: int, now_ms: int) -> int:
     """Return how many of the oldest segments may go.
 
-    Only what lies wholly below the high watermark goes: the rest may not be committed yet. By time, a segment goes
-    when its largest timestamp is older than `retention_ms`; one without timestamps stays. By size, the oldest goes as
-    long as the others alone have `retention_bytes`. Segments without records stay.
+    Only what lies wholly below the last stable offset goes: the rest may not be committed or decided yet. By time, a
+    segment goes when its largest timestamp is older than `retention_ms`; one without timestamps stays. By size, the
+    oldest goes as long as the others alone have `retention_bytes`. Segments without records stay.
     """
     if not config.deletes:
         return 0
     left_bytes = sum(segment.size for segment in segments)
     count = 0
     for segment in segments:
-        if segment.size == 0 or segment.next_offset > high_watermark:
+        if segment.size == 0 or segment.next_offset > last_stable_offset:
             break
         too_old = (
             config.retention_ms is not None

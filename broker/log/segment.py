@@ -15,6 +15,7 @@ from typing import Final
 
 from broker.log.segment_index import BEFORE_ALL_TIME_MS, Boundary, SegmentIndex
 from broker.log.storage import File
+from broker.log.txn_index import TxnIndex
 from raftlog.format import Buffer
 
 SUFFIXES: Final = (".log", ".index", ".timeindex", ".txnindex")
@@ -29,13 +30,22 @@ def segment_stem(directory: str, base_offset: int) -> str:
 
 
 class OpenSegment:
-    """A segment's open file and loaded index."""
+    """A segment's open file and loaded indexes."""
 
-    __slots__ = ("file", "index")
+    __slots__ = ("file", "index", "txn_index", "txn_stored")
 
-    def __init__(self, file: File, index: SegmentIndex) -> None:
+    def __init__(self, file: File, index: SegmentIndex, txn_index: TxnIndex | None = None) -> None:
         self.file = file
         self.index = index
+        self.txn_index = txn_index
+        """None: no transaction was aborted in the segment, and none is open at its end."""
+        self.txn_stored = False
+        """Whether the disk has that, of a sealed segment."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held for index entries."""
+        return self.index.memory_bytes + (0 if self.txn_index is None else self.txn_index.memory_bytes)
 
 
 class Segment:
@@ -48,6 +58,7 @@ class Segment:
         "base_offset",
         "end",
         "first_append_ms",
+        "has_txn_index",
         "max_timestamp_ms",
         "opened",
         "recent",
@@ -62,6 +73,8 @@ class Segment:
         self.max_timestamp_ms = BEFORE_ALL_TIME_MS
         self.first_append_ms = 0
         """Wall clock of the first append, or of the opening; means nothing while the segment is empty."""
+        self.has_txn_index = False
+        """Whether the segment, opened, has a `txn_index`."""
         self.opened: OpenSegment | None = None
         self.recent: tuple[list[int], list[int]] | None = None
         """(positions, base offsets) of the last batches appended; the offset is added last."""

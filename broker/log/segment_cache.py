@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 
-from broker.log.batch_scan import InvalidBatch, scan_batches
+from broker.log.batch_scan import InvalidBatch, scan_batches, walk_headers
 from broker.log.segment import OpenSegment, Segment
 from broker.log.segment_index import SegmentIndex
 from broker.log.storage import Storage
+from broker.log.txn_index import UNKNOWN_OFFSET, TxnIndex
+from broker.log.txn_scan import TxnScan
 from raftlog.errors import CorruptRecordError
+
+logger = logging.getLogger(__name__)
 
 
 class SegmentCache:
@@ -40,10 +45,15 @@ class SegmentCache:
         opened = segment.opened
         if opened is None:
             file = self._storage.open(segment.log_path)
-            index = SegmentIndex.load(self._storage, segment.stem, segment.base_offset)
-            if not is_complete(index, segment):
-                index = rebuild_index(segment, OpenSegment(file, index), index_interval_bytes)
-            opened = OpenSegment(file, index)
+            opened = OpenSegment(file, SegmentIndex.load(self._storage, segment.stem, segment.base_offset))
+            if not is_complete(opened.index, segment):
+                scan = TxnScan(segment.base_offset, UNKNOWN_OFFSET if segment.has_txn_index else None)
+                opened.index = rebuild_index(segment, opened, index_interval_bytes, scan)
+                opened.txn_index = scan.finish(segment.next_offset)
+            elif segment.has_txn_index:
+                load_txn_index(self._storage, segment, opened)
+            else:
+                opened.txn_stored = True
             self.adopt(segment, opened)
         return opened
 
@@ -57,8 +67,9 @@ class SegmentCache:
         """Take over the opened form of a sealed segment, and close others if there are too many now."""
         with self._lock:
             segment.opened = opened
-            self._index_bytes += opened.index.memory_bytes - self._opened.pop(segment, 0)
-            self._opened[segment] = opened.index.memory_bytes
+            segment.has_txn_index = opened.txn_index is not None
+            self._index_bytes += opened.memory_bytes - self._opened.pop(segment, 0)
+            self._opened[segment] = opened.memory_bytes
             while len(self._opened) > self._max_segments or (
                 self._index_bytes > self._max_index_bytes and len(self._opened) > 1
             ):
@@ -78,8 +89,33 @@ def is_complete(index: SegmentIndex, segment: Segment) -> bool:
     return len(index) > 0 and index.last == (segment.next_offset, segment.size)
 
 
-def rebuild_index(segment: Segment, opened: OpenSegment, index_interval_bytes: int) -> SegmentIndex:
+def load_txn_index(storage: Storage, segment: Segment, opened: OpenSegment) -> None:
+    """Read the index of aborted transactions of a sealed segment that has one; from its markers if need be.
+
+    Raises:
+        CorruptRecordError: the file does not check, and the segment neither.
+    """
+    opened.txn_index = TxnIndex.load(storage, segment.stem, segment.base_offset, segment.next_offset)
+    if opened.txn_index is not None:
+        opened.txn_stored = True
+        return
+    logger.warning("%s.txnindex is missing or damaged; the markers are read instead", segment.stem)
+    scan = TxnScan(segment.base_offset, UNKNOWN_OFFSET)
+    try:
+        for position, header in walk_headers(opened.file, 0, segment.size):
+            scan.add(opened.file, position, header)
+    except InvalidBatch as error:
+        raise CorruptRecordError(f"{segment.log_path} position {error.position}: {error.reason}") from None
+    opened.txn_index = scan.finish(segment.next_offset)
+    assert opened.txn_index is not None, "where it is not known what is open before, something may be"
+
+
+def rebuild_index(
+    segment: Segment, opened: OpenSegment, index_interval_bytes: int, scan: TxnScan | None = None
+) -> SegmentIndex:
     """Return the index of a sealed segment, made anew from its batches; checks them all on the way.
+
+    `scan` is shown them, too.
 
     Raises:
         CorruptRecordError: a batch that does not check, or the segment ends at another offset than it should.
@@ -95,6 +131,8 @@ def rebuild_index(segment: Segment, opened: OpenSegment, index_interval_bytes: i
                 index.append(header.base_offset, position, max_timestamp_ms)
             max_timestamp_ms = max(max_timestamp_ms, header.max_timestamp_ms)
             expected = header.next_offset
+            if scan is not None:
+                scan.add(opened.file, position, header)
         if expected != segment.next_offset:
             raise InvalidBatch(segment.size, f"the segment ends at offset {expected}, not at {segment.next_offset}")
     except InvalidBatch as error:

@@ -124,11 +124,14 @@ class SegmentIndex:
         self._stored = min(self._stored, keep)
         self.last_position = self._positions[-1] if keep else 0
 
-    def store(self, storage: Storage, stem: str) -> bool:
-        """Append to the two files what they lack; return whether there was anything. Not durable by itself."""
-        end = len(self._offsets)
+    def store(self, storage: Storage, stem: str, count: int | None = None) -> bool:
+        """Append to the two files what they lack, of the first `count` entries; return whether there was anything.
+
+        Not durable by itself.
+        """
+        end = len(self._offsets) if count is None else count
         start = self._stored
-        if start == end:
+        if start >= end:
             return False
         offsets = self._offsets[start:end]
         offset_bytes = encode_offset_entries(self.base_offset, offsets, self._positions[start:end])

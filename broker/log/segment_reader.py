@@ -45,9 +45,14 @@ def _front(segment: Segment, data: bytes, at: int, position: int) -> tuple[int, 
     """Return (base offset, size, next offset) of the batch at `at` in `data`, which is `position` in the file."""
     base_offset, batch_length, last_offset_delta = _FRONT.unpack_from(data, at)
     size = LENGTH_END + batch_length
-    if size < HEADER_BYTES or not segment.base_offset <= base_offset < segment.next_offset:
-        raise _corrupt(segment, position, f"no batch of this segment begins here (offset {base_offset}, {size} bytes)")
-    return base_offset, size, base_offset + last_offset_delta + 1
+    next_offset = base_offset + last_offset_delta + 1
+    if size < HEADER_BYTES or base_offset < segment.base_offset or next_offset > segment.next_offset:
+        raise _corrupt(
+            segment,
+            position,
+            f"no batch of this segment begins here (offsets from {base_offset} to before {next_offset}, {size} bytes)",
+        )
+    return base_offset, size, next_offset
 
 
 def _find(segment: Segment, opened: OpenSegment, offset: int, size: int, blocking: bool) -> int:

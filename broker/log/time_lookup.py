@@ -1,9 +1,13 @@
-"""Offsets by time: sparse index, then batch headers, then one timestamp column. Blocking; off the event loop."""
+"""Offsets by time: sparse index, then batch headers, then one timestamp column. Blocking; off the event loop.
+
+Only records are found, never markers of transactions, though both count for the index: a segment is as old as whatever
+was appended to it last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,6 +18,8 @@ from broker.log.storage import File
 from raftlog.errors import CorruptRecordError
 from raftlog.format import Attributes, decode_batch
 from raftlog.types import OffsetAndTimestamp
+
+_CONTROL: Final = int(Attributes.CONTROL)
 
 Opener = Callable[[Segment], OpenSegment]
 
@@ -52,6 +58,8 @@ def first_at_or_after(
                 break
             if header.max_timestamp_ms < timestamp_ms or header.next_offset <= start_offset:
                 continue
+            if header.attributes & _CONTROL:
+                continue
             offsets, timestamps = _rows(opened.file, batch, start_offset, end_offset)
             found = np.flatnonzero(timestamps >= timestamp_ms)
             if len(found):
@@ -70,7 +78,37 @@ def largest(
             best = max(best, _largest_in(segment, open_segment(segment), start_offset, end_offset))
     if best == BEFORE_ALL_TIME_MS:
         return None
-    return first_at_or_after(segments, open_segment, best, start_offset, end_offset)
+    found = first_at_or_after(segments, open_segment, best, start_offset, end_offset)
+    if found is None:  # it is a marker's, or of a batch that compaction has emptied
+        best = _largest_of_rows(segments, open_segment, start_offset, end_offset)
+        found = first_at_or_after(segments, open_segment, best, start_offset, end_offset)
+    return found
+
+
+def _largest_of_rows(segments: Sequence[Segment], open_segment: Opener, start_offset: int, end_offset: int) -> int:
+    """Return the largest timestamp of a record in [start_offset, end_offset): by headers, the newest segment first."""
+    best = BEFORE_ALL_TIME_MS
+    for segment in sorted(segments, key=lambda segment: segment.max_timestamp_ms, reverse=True):
+        if segment.max_timestamp_ms <= best:
+            break
+        if segment.next_offset <= start_offset or segment.base_offset >= end_offset:
+            continue
+        opened = open_segment(segment)
+        for batch in _walk(segment, opened.file, Boundary(segment.base_offset, 0)):
+            header = batch.header
+            if header.record_count and not header.attributes & _CONTROL and header.max_timestamp_ms > best:
+                best = max(best, _largest_of(opened.file, batch, start_offset, end_offset))
+    return best
+
+
+def _largest_of(file: File, batch: ScannedBatch, start_offset: int, end_offset: int) -> int:
+    header = batch.header
+    if start_offset <= header.base_offset and header.next_offset <= end_offset:
+        return header.max_timestamp_ms
+    if header.base_offset >= end_offset or header.next_offset <= start_offset:
+        return BEFORE_ALL_TIME_MS
+    _, timestamps = _rows(file, batch, start_offset, end_offset)
+    return int(timestamps.max()) if len(timestamps) else BEFORE_ALL_TIME_MS
 
 
 def _largest_in(segment: Segment, opened: OpenSegment, start_offset: int, end_offset: int) -> int:
@@ -82,14 +120,8 @@ def _largest_in(segment: Segment, opened: OpenSegment, start_offset: int, end_of
         header = batch.header
         if header.base_offset >= end_offset:
             break
-        if header.max_timestamp_ms <= best or header.next_offset <= start_offset:
-            continue
-        if header.base_offset >= start_offset and header.next_offset <= end_offset:
-            best = header.max_timestamp_ms
-            continue
-        _, timestamps = _rows(opened.file, batch, start_offset, end_offset)
-        if len(timestamps):
-            best = max(best, int(timestamps.max()))
+        if header.max_timestamp_ms > best:
+            best = max(best, _largest_of(opened.file, batch, start_offset, end_offset))
     return best
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from grpc import aio
 
 from broker.clock import Clock
 from broker.config import BrokerConfig
-from broker.services.cluster import describe_cluster, election_commands
+from broker.internal_topics import refuse_internal
+from broker.log_levels import LogLevels
+from broker.services.cluster import alter_broker_command, describe_cluster, election_commands
 from broker.services.configs import describe_broker, describe_cluster_default, describe_topic
 from broker.services.deadlines import in_time
 from broker.services.log_dirs import LogsView, describe_log_dirs
@@ -39,10 +41,14 @@ from raftlog.v1.records_pb2 import (
     DeleteTopicCommand,
     MetadataCommand,
     UnregisterBrokerCommand,
+    UpdateFeatureCommand,
 )
 from raftmeta.decide import CommandResult
 from raftmeta.image import CLUSTER_DEFAULT, INTERNAL_PREFIX, MetadataImage
 from raftmeta.port import MetadataPort
+
+CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACT: Final = "compact"
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +94,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._wait_applied = wait_applied
         self._partitions = partitions
         self._clock = clock
+        self._log_levels = LogLevels(config.log_level)
 
     async def CreateTopic(
         self, request: admin_pb2.CreateTopicRequest, context: _Context
@@ -100,8 +107,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.DeleteTopicRequest, context: _Context
     ) -> admin_pb2.DeleteTopicResponse:
         """Delete a topic and its records."""
-        command = MetadataCommand(delete_topic=DeleteTopicCommand(name=request.name))
-        return await self._answer_commit(context, admin_pb2.DeleteTopicResponse(), command)
+        response = admin_pb2.DeleteTopicResponse()
+        return await self._answer_in_time(context, response, self._delete_topic(request, response))
 
     async def CreatePartitions(
         self, request: admin_pb2.CreatePartitionsRequest, context: _Context
@@ -121,15 +128,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.AlterConfigsRequest, context: _Context
     ) -> admin_pb2.AlterConfigsResponse:
         """Set and unset configs, all or none; what is not named stays as it is."""
-        command = MetadataCommand(
-            alter_configs=AlterConfigsCommand(
-                resource=request.resource,
-                set=request.set,
-                unset=request.unset,
-                validate_only=request.validate_only,
-            )
-        )
-        return await self._answer_commit(context, admin_pb2.AlterConfigsResponse(), command)
+        response = admin_pb2.AlterConfigsResponse()
+        return await self._answer_in_time(context, response, self._alter_configs(request, response))
 
     async def DescribeLogDirs(
         self, request: admin_pb2.DescribeLogDirsRequest, context: _Context
@@ -179,6 +179,21 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Forget a broker that is gone for good."""
         command = MetadataCommand(unregister_broker=UnregisterBrokerCommand(broker_id=request.broker_id))
         return await self._answer_commit(context, admin_pb2.AdminUnregisterBrokerResponse(), command)
+
+    async def AlterBroker(
+        self, request: admin_pb2.AdminAlterBrokerRequest, context: _Context
+    ) -> admin_pb2.AdminAlterBrokerResponse:
+        """Cordon or drain a broker, or take that back; answered before its leaderships have moved."""
+        command = MetadataCommand(alter_broker=alter_broker_command(request))
+        return await self._answer_commit(context, admin_pb2.AdminAlterBrokerResponse(), command)
+
+    async def UpdateFeature(
+        self, request: admin_pb2.AdminUpdateFeatureRequest, context: _Context
+    ) -> admin_pb2.AdminUpdateFeatureResponse:
+        """Raise the level of a feature that every registered broker knows."""
+        asked = UpdateFeatureCommand(name=request.name, level=request.level, validate_only=request.validate_only)
+        command = MetadataCommand(update_feature=asked)
+        return await self._answer_commit(context, admin_pb2.AdminUpdateFeatureResponse(), command)
 
     async def _answer_commit(self, context: _Context, response: _C, command: MetadataCommand) -> _C:
         return await self._answer_in_time(context, response, self._commit_into(response, command))
@@ -245,9 +260,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if not request.validate_only:
             response.topic_id = result.topic_id
 
+    async def _delete_topic(
+        self, request: admin_pb2.DeleteTopicRequest, response: admin_pb2.DeleteTopicResponse
+    ) -> None:
+        refuse_internal(request.name, "not deleted")
+        await self._commit_into(response, MetadataCommand(delete_topic=DeleteTopicCommand(name=request.name)))
+
     async def _create_partitions(
         self, request: admin_pb2.CreatePartitionsRequest, response: admin_pb2.CreatePartitionsResponse
     ) -> None:
+        refuse_internal(request.topic, "its number of partitions stays as it is: it says who coordinates what")
         topic = self._metadata.image.topic(request.topic)
         if topic is not None:
             added = request.partitions - len(topic.partitions)
@@ -272,8 +294,28 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise PolicyViolation(
                 f"topic {topic[:249]!r} would bring the cluster from {present} to {present + added_replicas} replicas; "
                 f"max.partitions.per.broker={self._config.max_partitions_per_broker} "
-                f"allows {allowed} on {brokers} brokers"
+                f"allows {allowed} on {brokers} broker{'' if brokers == 1 else 's'}"
             )
+
+    async def _alter_configs(
+        self, request: admin_pb2.AlterConfigsRequest, response: admin_pb2.AlterConfigsResponse
+    ) -> None:
+        resource = request.resource
+        if resource.type == ConfigResource.BROKER_LOGGER:
+            self._check_own(resource.name)
+            self._log_levels.alter(request.set, request.unset, validate_only=request.validate_only)
+            return
+        if resource.type == ConfigResource.TOPIC and resource.name.startswith(INTERNAL_PREFIX):
+            policy = request.set.get(CLEANUP_POLICY, COMPACT).strip()
+            if CLEANUP_POLICY in request.unset or policy != COMPACT:
+                raise PolicyViolation(
+                    f"topic {resource.name[:249]!r} keeps {CLEANUP_POLICY}={COMPACT}: groups are kept there, and with "
+                    "any other policy their offsets would be deleted by age, or never"
+                )
+        command = AlterConfigsCommand(
+            resource=resource, set=request.set, unset=request.unset, validate_only=request.validate_only
+        )
+        await self._commit_into(response, MetadataCommand(alter_configs=command))
 
     async def _describe_configs(
         self, request: admin_pb2.DescribeConfigsRequest, response: admin_pb2.DescribeConfigsResponse
@@ -284,16 +326,22 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             if image.topic(resource.name) is None:
                 raise UnknownTopicOrPartition(f"there is no topic {resource.name[:249]!r}")
             response.entries.extend(describe_topic(image, resource.name, self._config))
+        elif resource.type == ConfigResource.BROKER_LOGGER:
+            self._check_own(resource.name)
+            response.entries.extend(self._log_levels.describe())
         elif resource.type != ConfigResource.BROKER:
             raise InvalidRequestError(f"config resource type {resource.type} is not known here")
         elif resource.name == CLUSTER_DEFAULT:
             response.entries.extend(describe_cluster_default(image))
-        elif resource.name == str(self._config.node_id):
-            response.entries.extend(describe_broker(image, self._config))
         else:
+            self._check_own(resource.name)
+            response.entries.extend(describe_broker(image, self._config))
+
+    def _check_own(self, broker: str) -> None:
+        if broker != str(self._config.node_id):
             raise InvalidRequestError(
                 f"this is broker {self._config.node_id}, which does not know the configuration of broker "
-                f"{resource.name[:20]!r}; ask that one"
+                f"{broker[:20]!r}; ask that one"
             )
 
     async def _describe_log_dirs(self, response: admin_pb2.DescribeLogDirsResponse) -> None:

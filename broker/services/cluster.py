@@ -1,14 +1,15 @@
-"""DescribeCluster, and the commands behind ElectLeaders. Pure."""
+"""DescribeCluster, and the commands behind AlterBroker and ElectLeaders. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from raftlog.errors import UnknownTopicOrPartition
 from raftlog.v1 import admin_pb2
-from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand, PartitionRef
+from raftlog.v1.records_pb2 import AlterBrokerCommand, ElectLeadersCommand, FeatureRange, MetadataCommand, PartitionRef
 from raftmeta.decide import MAX_PARTITIONS_PER_COMMAND
-from raftmeta.image import NO_LOAD, MetadataImage
+from raftmeta.features import BASELINE, SUPPORTED, supports
+from raftmeta.image import NO_LOAD, BrokerImage, MetadataImage
 
 
 def describe_cluster(image: MetadataImage, response: admin_pb2.DescribeClusterResponse) -> None:
@@ -29,9 +30,36 @@ def describe_cluster(image: MetadataImage, response: admin_pb2.DescribeClusterRe
             broker_epoch=broker.broker_epoch,
             leaderships=load.leaderships,
             replicas=load.replicas,
+            cordoned=broker.cordoned or broker.drained,
+            drained=broker.drained,
+            drained_until_restart=broker.drained_until_restart,
         )
-    for name, level in image.features.items():
+    for name, level in {**BASELINE, **image.features}.items():
         response.features[name] = level
+    response.supported_features.extend(supported_by_all(image.brokers.values()))
+
+
+def supported_by_all(brokers: Iterable[BrokerImage]) -> Iterator[FeatureRange]:
+    """Yield the levels of each feature that this version and all of the brokers know."""
+    everybody = list(brokers)
+    for name, known in sorted(SUPPORTED.items()):
+        levels = [
+            level
+            for level in range(known.min_level, known.max_level + 1)
+            if all(supports(broker.features, name, level) for broker in everybody)
+        ]
+        if levels:
+            yield FeatureRange(name=name, min_level=levels[0], max_level=levels[-1])
+
+
+def alter_broker_command(request: admin_pb2.AdminAlterBrokerRequest) -> AlterBrokerCommand:
+    """Return the command behind AlterBroker; what the request leaves open stays open."""
+    return AlterBrokerCommand(
+        broker_id=request.broker_id,
+        cordoned=request.cordoned if request.HasField("cordoned") else None,
+        drained=request.drained if request.HasField("drained") else None,
+        until_restart=request.until_restart,
+    )
 
 
 def election_commands(image: MetadataImage, request: admin_pb2.ElectLeadersRequest) -> Iterator[MetadataCommand]:

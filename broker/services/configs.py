@@ -1,4 +1,4 @@
-"""DescribeConfigs: the value in effect and where it comes from. Pure."""
+"""DescribeConfigs: the value in effect, but for secrets in it, and where it comes from. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from broker.config import BrokerConfig
 from broker.config_keys import BROKER_CONFIGS
+from raftlog._core.redaction import shown
 from raftlog.config import ConfigKey
 from raftlog.v1.admin_pb2 import ConfigEntry
 from raftlog.v1.records_pb2 import ConfigResource
@@ -53,4 +54,10 @@ def _broker_source(
 
 
 def _entry(key: ConfigKey, value: str, source: ConfigEntry.Source.ValueType) -> ConfigEntry:
-    return ConfigEntry(key=key.name, value=value, source=source, read_only=not key.dynamic, documentation=key.doc)
+    return ConfigEntry(
+        key=key.name,
+        value=shown(key.name, value),
+        source=source,
+        read_only=not key.dynamic,
+        documentation=key.doc,
+    )

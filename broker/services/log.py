@@ -7,26 +7,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sized
 from concurrent.futures import Executor
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from grpc import aio
 
 from broker.config import BrokerConfig
-from broker.fetch_session import FetchSession
+from broker.fetch_session import AT_A_TIME, MAX_PARTS, FetchSession, readable_end
+from broker.internal_topics import refuse_internal
+from broker.partition import Partition
 from broker.produce_session import ProduceSession
 from broker.registry import PartitionRegistry
+from broker.security.caller import caller
+from broker.security.decisions import Decisions
 from raftlog import wire
 from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, to_wire
-from raftlog.v1 import log_pb2
+from raftlog.v1 import common_pb2, log_pb2
+from raftlog.v1.security_pb2 import Acl
 
 logger = logging.getLogger(__name__)
 
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
+
+
+class _Named(Protocol):
+    """A part of a request: it names a partition."""
+
+    @property
+    def topic_id(self) -> bytes: ...
+    @property
+    def partition(self) -> int: ...
 
 
 class LogService:
@@ -69,8 +83,9 @@ class LogService:
             self._disk,
             max_in_flight=self._config.max_in_flight_requests,
             default_timeout_ms=self._config.request_timeout_ms,
+            who=caller.get(),
         )
-        await self._stream(context, session.run(request_iterator, context))
+        await self._stream("produce", context, session.run(request_iterator, context))
 
     async def Fetch(
         self, request_iterator: AsyncIterator[log_pb2.FetchRequest], context: aio.ServicerContext[Any, Any]
@@ -81,10 +96,13 @@ class LogService:
             self._disk,
             max_frame_bytes=self._config.fetch_max_bytes,
             max_subscriptions=self._config.max_subscriptions,
+            who=caller.get(),
         )
-        await self._stream(context, session.run(request_iterator, context))
+        await self._stream("fetch", context, session.run(request_iterator, context))
 
-    async def _stream(self, context: aio.ServicerContext[Any, Any], session: Coroutine[Any, Any, None]) -> None:
+    async def _stream(
+        self, kind: str, context: aio.ServicerContext[Any, Any], session: Coroutine[Any, Any, None]
+    ) -> None:
         if self._streams >= self._config.max_streams:
             session.close()
             await _abort(
@@ -93,6 +111,7 @@ class LogService:
                 BrokerOverloaded(f"this broker serves max.streams={self._config.max_streams} streams already"),
             )
         self._streams += 1
+        self._registry.counters.streams[kind] += 1
         try:
             await session
         except InvalidRequestError as error:
@@ -101,6 +120,7 @@ class LogService:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
         finally:
             self._streams -= 1
+            self._registry.counters.streams[kind] -= 1
 
     # Look-ups
 
@@ -108,36 +128,65 @@ class LogService:
         self, request: log_pb2.ListOffsetsRequest, context: aio.ServicerContext[Any, Any]
     ) -> log_pb2.ListOffsetsResponse:
         """Offsets by timestamp, or by the names latest, earliest, largest timestamp."""
+        await _check_bounds(request.partitions, context)
+        return await self.list_offsets(request)
+
+    async def list_offsets(self, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
+        """Answer `ListOffsets`, whoever asks: a client, or a broker that coordinates a group."""
         response = log_pb2.ListOffsetsResponse()
-        for part in request.partitions:
+        describes = Decisions.of(caller.get(), Acl.DESCRIBE, Acl.TOPIC)
+        for number, part in enumerate(request.partitions, 1):
             result = response.results.add()
             try:
-                await self._list_offset(part, result)
+                self._check(describes, part)
+                await self._list_offset(part, request.isolation_level, result)
             except RaftlogError as error:
                 result.Clear()
                 result.error.CopyFrom(to_wire(error))
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)
         return response
 
-    async def _list_offset(self, part: log_pb2.ListOffsetsPartition, result: log_pb2.ListOffsetsResult) -> None:
+    def _check(self, decisions: Decisions | None, part: _Named) -> None:
+        """Check that the caller may do this with a partition; one that is not known here is left to `find`.
+
+        Raises:
+            TopicAuthorizationFailed: no.
+        """
+        if decisions is not None:
+            topic = self._registry.topic_name(part.topic_id, part.partition)
+            if topic is not None:
+                decisions.check(topic)
+
+    async def _list_offset(
+        self,
+        part: log_pb2.ListOffsetsPartition,
+        isolation: common_pb2.IsolationLevel.ValueType,
+        result: log_pb2.ListOffsetsResult,
+    ) -> None:
+        """Answer for one partition; READ_COMMITTED has nothing at or above the last stable offset (KIP-98)."""
         partition = self._registry.find(part.topic_id, part.partition)
         partition.check_serving(part.leader_epoch)
         result.leader_epoch = partition.leader_epoch
         result.timestamp_ms = -1
+        if part.HasField("at_offset"):
+            await self._record_at(partition, part, isolation, result)
+            return
         match part.timestamp_ms:
             case wanted if wanted == LATEST:
                 partition.check_confirmed()
-                result.offset = partition.last_stable_offset
+                result.offset = readable_end(partition, isolation)
             case wanted if wanted == EARLIEST:
                 result.offset = partition.log.log_start_offset
             case wanted if wanted >= 0 or wanted == MAX_TIMESTAMP:
-                log = partition.log
+                log, end = partition.log, readable_end(partition, isolation)
                 loop = asyncio.get_running_loop()
                 if wanted == MAX_TIMESTAMP:
-                    found = await loop.run_in_executor(self._disk, log.max_timestamp)
+                    found = await loop.run_in_executor(self._disk, log.max_timestamp, end)
                 else:
-                    found = await loop.run_in_executor(self._disk, log.offset_for_time, wanted)
+                    found = await loop.run_in_executor(self._disk, log.offset_for_time, wanted, end)
                 partition.check_serving(part.leader_epoch)  # again: that may have taken a while
-                if found is None or found.offset >= partition.last_stable_offset:
+                if found is None:
                     partition.check_confirmed()  # else it may be committed all the same
                     result.offset = -1
                 else:
@@ -148,14 +197,38 @@ class LogService:
                     "use ms since 1970, or -1 latest, -2 earliest, -3 largest timestamp"
                 )
 
+    async def _record_at(
+        self,
+        partition: Partition,
+        part: log_pb2.ListOffsetsPartition,
+        isolation: common_pb2.IsolationLevel.ValueType,
+        result: log_pb2.ListOffsetsResult,
+    ) -> None:
+        """Fill in the first record at or after an offset: how old what a reader has yet to read is."""
+        if part.at_offset < 0:
+            raise InvalidRequestError(f"at_offset {part.at_offset} is negative")
+        result.offset = -1
+        end = readable_end(partition, isolation)
+        if part.at_offset >= end:
+            partition.check_confirmed()
+            return
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._disk, partition.log.first_from, part.at_offset, end)
+        partition.check_serving(part.leader_epoch)  # again: that may have taken a while
+        if found is not None:
+            result.offset, result.timestamp_ms = found.offset, found.timestamp_ms
+
     async def OffsetForLeaderEpoch(
         self, request: log_pb2.OffsetForLeaderEpochRequest, context: aio.ServicerContext[Any, Any]
     ) -> log_pb2.OffsetForLeaderEpochResponse:
         """Where a leader epoch ended (KIP-320): how a client finds out that what it read was truncated."""
+        await _check_bounds(request.partitions, context)
         response = log_pb2.OffsetForLeaderEpochResponse()
-        for part in request.partitions:
+        describes = Decisions.of(caller.get(), Acl.DESCRIBE, Acl.TOPIC)
+        for number, part in enumerate(request.partitions, 1):
             result = response.results.add(leader_epoch=-1, end_offset=-1)
             try:
+                self._check(describes, part)
                 partition = self._registry.find(part.topic_id, part.partition)
                 partition.check_serving(part.current_leader_epoch)
                 partition.check_confirmed()
@@ -166,17 +239,23 @@ class LogService:
             except RaftlogError as error:
                 result.Clear()
                 result.error.CopyFrom(to_wire(error))
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)
         return response
 
     async def DeleteRecords(
         self, request: log_pb2.DeleteRecordsRequest, context: aio.ServicerContext[Any, Any]
     ) -> log_pb2.DeleteRecordsResponse:
         """Raise the log start offset."""
+        await _check_bounds(request.partitions, context)
         response = log_pb2.DeleteRecordsResponse()
-        for part in request.partitions:
+        deletes = Decisions.of(caller.get(), Acl.DELETE, Acl.TOPIC)
+        for number, part in enumerate(request.partitions, 1):
             result = response.results.add()
             try:
+                self._check(deletes, part)
                 partition = self._registry.find(part.topic_id, part.partition)
+                refuse_internal(partition.log.topic, "its records are the cluster's to delete")
                 target = partition.delete_target(part.before_offset)
                 await asyncio.get_running_loop().run_in_executor(self._disk, partition.log.delete_records, target)
                 partition.log_start_moved()
@@ -184,7 +263,16 @@ class LogService:
             except RaftlogError as error:
                 result.Clear()
                 result.error.CopyFrom(to_wire(error))
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)
         return response
+
+
+async def _check_bounds(parts: Sized, context: aio.ServicerContext[Any, Any]) -> None:
+    """End the call if it is about too much: nothing of it is decided, nobody else waits for it."""
+    if len(parts) > MAX_PARTS:
+        error = InvalidRequestError(f"a request is about at most {MAX_PARTS} partitions, not {len(parts)}: split it")
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
 
 
 async def _abort(context: aio.ServicerContext[Any, Any], status: grpc.StatusCode, error: RaftlogError) -> NoReturn:

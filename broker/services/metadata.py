@@ -10,16 +10,22 @@ from typing import Any, Final, NoReturn
 import grpc
 from grpc import aio
 
+from broker.security.caller import Caller, caller
+from broker.security.decisions import Decisions
 from raftlog.errors import (
     BrokerOverloaded,
+    InvalidRequestError,
     RaftlogError,
     RequestTimedOut,
+    TopicAuthorizationFailed,
     UnknownTopicId,
     UnknownTopicOrPartition,
     to_wire,
 )
 from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.records_pb2 import MetadataRecord
+from raftlog.v1.security_pb2 import Acl
+from raftmeta.acls import CLUSTER_NAME
 from raftmeta.image import MetadataImage, PartitionImage, TopicImage
 from raftmeta.port import Change, MetadataPort
 
@@ -31,6 +37,12 @@ MAX_RESPONSE_RECORDS: Final = 5_000
 MAX_RESPONSE_BYTES: Final = 1 << 20
 """A response of a snapshot is closed before it gets larger, well below what gRPC lets through."""
 WRITE_TIMEOUT_SECONDS: Final = 30.0
+CREDENTIALS: Final = frozenset({"scram_credential", "remove_scram_credential"})
+"""Records that no client gets."""
+MAX_NAMED: Final = 10_000
+"""Topics that one question may name; clients split those that name more."""
+AT_A_TIME: Final = 500
+"""Topics of an answer between which the event loop is free."""
 CATCH_UP_SECONDS: Final = 2.0
 """How long a question waits for this node to have heard of what the asker knows already."""
 
@@ -43,17 +55,22 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
     A watcher costs no queue: it is an offset, and what lies above it is taken from the history that all share. One
     that falls behind the history starts over with a snapshot; one that does not read for `write_timeout_seconds` is
     cut off.
+
+    Clients see the topics that they may describe. Credentials are shown only `to_nodes`, whose copy of the metadata has
+    to be whole: never on the clients' listener, whoever calls.
     """
 
     def __init__(
         self,
         metadata: MetadataPort,
         *,
+        to_nodes: bool = False,
         max_watchers: int = MAX_WATCHERS,
         max_response_records: int = MAX_RESPONSE_RECORDS,
         write_timeout_seconds: float = WRITE_TIMEOUT_SECONDS,
     ) -> None:
         self._metadata = metadata
+        self._to_nodes = to_nodes
         self._max_watchers = max_watchers
         self._max_response_records = max_response_records
         self._write_timeout_seconds = write_timeout_seconds
@@ -62,6 +79,7 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
     async def Get(self, request: metadata_pb2.MetadataRequest, context: _Context) -> metadata_pb2.MetadataResponse:
         """Return the brokers, and the topics that were asked for; no older than `min_metadata_offset`."""
         try:
+            _check_bounds(request)
             image = await image_from(self._metadata, request.min_metadata_offset)
         except RaftlogError as error:
             return metadata_pb2.MetadataResponse(error=to_wire(error))
@@ -71,7 +89,7 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
             controller_epoch=image.controller_epoch,
             metadata_offset=image.offset,
             brokers=_brokers(image),
-            topics=_topics(image, request),
+            topics=await _topics(image, request, caller.get()),
         )
 
     async def Watch(  # type: ignore[override] # the stub knows generators only; with write() a slow reader shows
@@ -110,9 +128,11 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
         return False
 
     async def _watch(self, offset: int, changed: asyncio.Event, context: _Context) -> None:
-        known = offset
+        known, who = offset, caller.get()
         while True:
             changed.clear()
+            if not who.may(Acl.DESCRIBE, Acl.CLUSTER, CLUSTER_NAME, log=False):  # not any more
+                return
             image = self._metadata.image
             if image.offset > known:  # else this node has yet to reach the watcher
                 changes = self._metadata.changes_since(known) if known >= 0 else None
@@ -134,7 +154,7 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
         return len(records) == 1 or sum(record.ByteSize() for record in records) <= MAX_RESPONSE_BYTES
 
     def _snapshot(self, image: MetadataImage) -> Iterator[metadata_pb2.WatchResponse]:
-        chunks = _chunks(image.to_records(), self._max_response_records)
+        chunks = _chunks(self._shown(image.to_records()), self._max_response_records)
         chunk = next(chunks, [])
         while True:
             following = next(chunks, None)
@@ -152,8 +172,15 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
     def _deltas(self, changes: Iterable[Change]) -> Iterator[metadata_pb2.WatchResponse]:
         for change in changes:
             yield metadata_pb2.WatchResponse(
-                controller_epoch=change.controller_epoch, metadata_offset=change.offset, records=change.records
+                controller_epoch=change.controller_epoch,
+                metadata_offset=change.offset,
+                records=self._shown(change.records),
             )
+
+    def _shown(self, records: Iterable[MetadataRecord]) -> Iterable[MetadataRecord]:
+        if self._to_nodes:
+            return records
+        return (record for record in records if record.WhichOneof("record") not in CREDENTIALS)
 
 
 async def image_from(metadata: MetadataPort, min_offset: int) -> MetadataImage:
@@ -181,7 +208,7 @@ async def image_from(metadata: MetadataPort, min_offset: int) -> MetadataImage:
     return metadata.image
 
 
-def _chunks(records: Iterator[MetadataRecord], size: int) -> Iterator[list[MetadataRecord]]:
+def _chunks(records: Iterable[MetadataRecord], size: int) -> Iterator[list[MetadataRecord]]:
     chunk: list[MetadataRecord] = []
     chunk_bytes = 0
     for record in records:
@@ -213,17 +240,48 @@ def _brokers(image: MetadataImage) -> list[metadata_pb2.BrokerInfo]:
     ]
 
 
-def _topics(image: MetadataImage, request: metadata_pb2.MetadataRequest) -> Iterator[metadata_pb2.TopicInfo]:
-    """Yield what was asked for, in that order and each topic once; what is not there carries an error."""
-    if request.all_topics:
-        for name in sorted(image.topic_id_by_name):
-            topic = image.topics[image.topic_id_by_name[name]]
-            if request.include_internal or not topic.internal:
-                yield _topic(image, topic)
-        return
+def _check_bounds(request: metadata_pb2.MetadataRequest) -> None:
+    named = len(request.topics) + len(request.topic_ids)
+    if named > MAX_NAMED:
+        raise InvalidRequestError(f"a request for metadata names at most {MAX_NAMED} topics, not {named}: split it")
+
+
+async def _topics(
+    image: MetadataImage, request: metadata_pb2.MetadataRequest, who: Caller
+) -> list[metadata_pb2.TopicInfo]:
+    """Return what was asked for, in that order and each topic once; what is not there carries an error.
+
+    So does what may not be described, whether it is there or not; from a list of all it is left out.
+    """
+    found = []
+    for number, topic in enumerate((_all if request.all_topics else _named)(image, request, who), 1):
+        if topic is not None:
+            found.append(topic)
+        if number % AT_A_TIME == 0:
+            await asyncio.sleep(0)
+    return found
+
+
+def _all(
+    image: MetadataImage, request: metadata_pb2.MetadataRequest, who: Caller
+) -> Iterator[metadata_pb2.TopicInfo | None]:
+    """Yield every topic, None for one that is left out."""
+    describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC, log=False)
+    for name in sorted(image.topic_id_by_name):
+        topic = image.topics[image.topic_id_by_name[name]]
+        shown = request.include_internal or not topic.internal
+        yield _topic(image, topic) if shown and (describes is None or describes.allow(name)) else None
+
+
+def _named(
+    image: MetadataImage, request: metadata_pb2.MetadataRequest, who: Caller
+) -> Iterator[metadata_pb2.TopicInfo | None]:
+    describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC)
     for name in dict.fromkeys(request.topics):
         found = image.topic(name)
-        if found is None:
+        if describes is not None and not describes.allow(name):
+            yield metadata_pb2.TopicInfo(name=name, error=to_wire(describes.refusal(name)))
+        elif found is None:
             error = UnknownTopicOrPartition(f"there is no topic {name[:249]!r}; create it first")
             yield metadata_pb2.TopicInfo(name=name, error=to_wire(error))
         else:
@@ -233,6 +291,9 @@ def _topics(image: MetadataImage, request: metadata_pb2.MetadataRequest) -> Iter
         if found is None:
             missing = UnknownTopicId(f"there is no topic with the id {topic_id[:16].hex()}; it may have been deleted")
             yield metadata_pb2.TopicInfo(topic_id=topic_id, error=to_wire(missing))
+        elif describes is not None and not describes.allow(found.name):
+            hidden = TopicAuthorizationFailed(f"{who.principal} may not DESCRIBE the topic with id {topic_id.hex()}")
+            yield metadata_pb2.TopicInfo(topic_id=topic_id, error=to_wire(hidden))
         else:
             yield _topic(image, found)
 
@@ -255,6 +316,7 @@ def _topic(image: MetadataImage, topic: TopicImage) -> metadata_pb2.TopicInfo:
                 adding_replicas=partition.adding_replicas,
                 removing_replicas=partition.removing_replicas,
                 offline_replicas=_offline(image, partition, up),
+                lost_replicas=[each for each, _ in partition.lost_replicas if image.is_lost(partition, each)],
             )
             for partition in topic.partitions
         ],

@@ -9,8 +9,12 @@ from typing import Any
 
 import grpc
 
-from raftlog._client.admin_replicas import ReplicaAdmin
+from raftlog._client.admin_calls import names_of
+from raftlog._client.admin_nodes import NodeAdmin
+from raftlog._client.admin_producers import ProducerAdmin
+from raftlog._client.admin_security import SecurityAdmin
 from raftlog._client.connections import from_grpc
+from raftlog._client.trace_metadata import call_metadata
 from raftlog._core.cluster import BrokerView
 from raftlog._descriptions import (
     ClusterDescription,
@@ -38,8 +42,13 @@ from raftlog.types import TopicPartition
 from raftlog.v1 import admin_pb2, log_pb2, log_pb2_grpc, records_pb2
 
 
-class AdminEngine(ReplicaAdmin):
-    """What the admin clients do: topics, the cluster, configs, logs; replicas and their moves are in `ReplicaAdmin`."""
+class AdminEngine(ProducerAdmin, NodeAdmin, SecurityAdmin):
+    """What the admin clients do: topics, the cluster, configs, logs.
+
+    Replicas and their moves are in `ReplicaAdmin`, groups in `GroupAdmin`, their lags in `LagAdmin`, transactions in
+    `TransactionAdmin`, what partitions know of producers in `ProducerAdmin`, single nodes in `NodeAdmin`,
+    users and permissions in `SecurityAdmin`.
+    """
 
     # Topics
 
@@ -119,16 +128,36 @@ class AdminEngine(ReplicaAdmin):
         request = admin_pb2.AdminUnregisterBrokerRequest(broker_id=broker_id)
         await self._anyone("UnregisterBroker", request, timeout)
 
+    async def alter_broker(
+        self,
+        broker_id: int,
+        cordoned: bool | None,
+        drained: bool | None,
+        until_restart: bool,
+        timeout: float | None,
+    ) -> None:
+        """Cordon or drain a broker, or take that back."""
+        request = admin_pb2.AdminAlterBrokerRequest(
+            broker_id=broker_id, cordoned=cordoned, drained=drained, until_restart=until_restart
+        )
+        await self._anyone("AlterBroker", request, timeout)
+
+    async def update_feature(self, name: str, level: int, validate_only: bool, timeout: float | None) -> None:
+        """Raise the level of a feature."""
+        request = admin_pb2.AdminUpdateFeatureRequest(name=name, level=level, validate_only=validate_only)
+        await self._anyone("UpdateFeature", request, timeout)
+
     # Configs
 
     async def describe_configs(
-        self, topic: str | None, broker: int | str | None, timeout: float | None
+        self, topic: str | None, broker: int | str | None, broker_logger: int | None, timeout: float | None
     ) -> dict[str, ConfigDescription]:
-        """Return the config of a topic or of a broker, by key."""
+        """Return the config of a topic, of a broker, or of a broker's loggers, by key."""
         request = admin_pb2.DescribeConfigsRequest(
-            resource=resource_of(topic, broker), min_metadata_offset=self._metadata.min_offset
+            resource=resource_of(topic, broker, broker_logger), min_metadata_offset=self._metadata.min_offset
         )
-        response: admin_pb2.DescribeConfigsResponse = await self._on_broker("DescribeConfigs", request, broker, timeout)
+        asked = broker if broker_logger is None else broker_logger
+        response: admin_pb2.DescribeConfigsResponse = await self._on_broker("DescribeConfigs", request, asked, timeout)
         return {
             entry.key: ConfigDescription(
                 entry.key,
@@ -144,19 +173,20 @@ class AdminEngine(ReplicaAdmin):
         self,
         topic: str | None,
         broker: int | str | None,
+        broker_logger: int | None,
         set_: Mapping[str, Any],
         unset: Iterable[str],
         validate_only: bool,
         timeout: float | None,
     ) -> None:
-        """Change config keys of a topic or of a broker."""
+        """Change config keys of a topic or of a broker, or levels of a broker's loggers: that one itself is asked."""
         request = admin_pb2.AlterConfigsRequest(
-            resource=resource_of(topic, broker),
+            resource=resource_of(topic, broker, broker_logger),
             set={key: as_config(value) for key, value in set_.items()},
-            unset=list(unset),
+            unset=names_of(unset),
             validate_only=validate_only,
         )
-        await self._anyone("AlterConfigs", request, timeout)
+        await self._on_broker("AlterConfigs", request, broker_logger, timeout)
 
     # Logs
 
@@ -225,7 +255,10 @@ class AdminEngine(ReplicaAdmin):
         request.partitions.add(topic_id=topic.topic_id, partition=part.partition, before_offset=offset)
         stub = log_pb2_grpc.LogStub(self._connections.channel(leader.address))
         try:
-            response = await stub.DeleteRecords(request, timeout=self._options.request_timeout_ms / 1000)
+            with self._counted():
+                response = await stub.DeleteRecords(
+                    request, timeout=self._options.request_timeout_ms / 1000, metadata=call_metadata()
+                )
         except grpc.RpcError as error:
             raise from_grpc(error, leader.address) from None
         result = response.results[0]
@@ -246,14 +279,20 @@ def as_config(value: Any) -> str:
     return str(value)
 
 
-def resource_of(topic: str | None, broker: int | str | None) -> records_pb2.ConfigResource:
+def resource_of(
+    topic: str | None, broker: int | str | None, broker_logger: int | None = None
+) -> records_pb2.ConfigResource:
     """Return the resource that is meant.
 
     Raises:
-        InvalidRequestError: neither a topic nor a broker, or both.
+        InvalidRequestError: none of them is named, or more than one.
     """
-    if (topic is None) == (broker is None):
-        raise InvalidRequestError('name a topic or a broker, one of the two; broker="" is the default for all brokers')
+    if sum(each is not None for each in (topic, broker, broker_logger)) != 1:
+        raise InvalidRequestError(
+            'name a topic, a broker or broker_logger, one of them; broker="" is the default for all brokers'
+        )
+    if broker_logger is not None:
+        return records_pb2.ConfigResource(type=records_pb2.ConfigResource.BROKER_LOGGER, name=str(broker_logger))
     if topic is not None:
         return records_pb2.ConfigResource(type=records_pb2.ConfigResource.TOPIC, name=topic)
     return records_pb2.ConfigResource(type=records_pb2.ConfigResource.BROKER, name=str(broker))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 import grpc
 
-from raftlog._client.connections import REFUSED_GRACE_S, Connections, NobodyListens, from_grpc, nobody_answers
+from raftlog._client.connections import REFUSED_GRACE_S, NobodyListens, connections, from_grpc, nobody_answers
 from raftlog._client.metadata import MetadataCache
 from raftlog._client.options import AdminOptions
+from raftlog._client.trace_metadata import call_metadata
+from raftlog._core.client_figures import CallFigures, Figures, rate_and_total
 from raftlog._core.cluster import TopicView
 from raftlog.errors import (
     BrokerUnavailable,
@@ -26,12 +30,23 @@ from raftlog.errors import (
 from raftlog.v1 import admin_pb2_grpc
 
 T = TypeVar("T")
+Service = Callable[[grpc.aio.Channel], Any]
 
 _ADDRESS_TIMEOUT_S: Final = 5.0
 _DEADLINE_MARGIN_S: Final = 0.1
 _METADATA_MAX_AGE_MS: Final = 300_000
 _FIRST_CONTACT_S: Final = 5.0
 """Addresses that have never answered are more likely wrong than late: no need to wait `default.api.timeout.ms`."""
+
+
+def names_of(given: str | Iterable[str]) -> list[str]:
+    """Return names, each once; a string is one name, not its letters."""
+    return [given] if isinstance(given, str) else list(dict.fromkeys(given))
+
+
+def admin_stub(channel: grpc.aio.Channel) -> Any:
+    """Return the stub of the service that most calls go to."""
+    return admin_pb2_grpc.AdminStub(channel)
 
 
 class AdminCalls:
@@ -43,7 +58,7 @@ class AdminCalls:
 
     def __init__(self, bootstrap: list[str], options: AdminOptions) -> None:
         self._options = options
-        self._connections = Connections()
+        self._connections = connections(options.pem, options.sasl)
         self._metadata = MetadataCache(
             self._connections,
             bootstrap,
@@ -54,6 +69,7 @@ class AdminCalls:
         self._metadata.refused_grace_s = REFUSED_GRACE_S
         self.closed = False
         self._answered = False
+        self.figures = CallFigures(time.monotonic())
         self._last_address = ""
 
     def _limit_s(self, timeout: float | None) -> float:
@@ -111,8 +127,9 @@ class AdminCalls:
         done: type[RaftlogError] | None = None,
         at_once: tuple[type[RaftlogError], ...] = (),
         in_turn: bool = False,
+        service: Service = admin_stub,
     ) -> Any:
-        """Call a method of the Admin service on the first broker that can answer; none may take beyond the deadline.
+        """Call a method of a service on the first broker that can answer; none may take beyond the deadline.
 
         `done`: what a broker says if the change is there already. After an attempt that was not answered in time that
         attempt may be why, and then it is no error. `at_once`: refusals that waiting does not help against.
@@ -131,7 +148,7 @@ class AdminCalls:
             for number, address in enumerate(addresses):
                 until = loop.time() + (deadline - loop.time()) / (len(addresses) - number) if in_turn else deadline
                 try:
-                    response = await self._response(address, method, request, until)
+                    response = await self._response(address, method, request, until, service)
                 except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:
                     reasons.append(str(error))
                     timed_out = timed_out or isinstance(error, RequestTimedOut)
@@ -156,16 +173,31 @@ class AdminCalls:
         self._check(response)
         return response
 
-    async def _response(self, address: str, method: str, request: Any, deadline: float) -> Any:
+    async def _response(
+        self, address: str, method: str, request: Any, deadline: float, service: Service = admin_stub
+    ) -> Any:
         """Return what a broker answers, whatever it says."""
         left_s = max(_DEADLINE_MARGIN_S, deadline - asyncio.get_running_loop().time())
-        stub = admin_pb2_grpc.AdminStub(self._connections.channel(address))
+        stub = service(self._connections.channel(address))
         try:
-            return await getattr(stub, method)(
-                request, timeout=min(_ADDRESS_TIMEOUT_S, self._options.request_timeout_ms / 1000, left_s)
-            )
+            with self._counted():
+                return await getattr(stub, method)(
+                    request,
+                    timeout=min(_ADDRESS_TIMEOUT_S, self._options.request_timeout_ms / 1000, left_s),
+                    metadata=call_metadata(),
+                )
         except grpc.RpcError as error:
             raise from_grpc(error, address) from None
+
+    def _counted(self) -> AbstractContextManager[None]:
+        """Return what a request to a broker is made within, whichever service it asks."""
+        return self.figures.counted(time.monotonic)
+
+    def metrics(self) -> Figures:
+        """Return what `Admin.metrics` does; from any thread."""
+        now_s = time.monotonic()
+        errors = rate_and_total("request-error", self.figures.errors, now_s)
+        return {"admin-client-metrics": {**self.figures.show(now_s), **errors}}
 
     def _check(self, response: Any) -> None:
         if response.HasField("error") and response.error.code:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from raftlog._client.admin_calls import AdminCalls
+from raftlog._client.admin_calls import AdminCalls, names_of
 from raftlog._core.cluster import BrokerView, TopicView
 from raftlog._descriptions import (
     PartitionReplicas,
@@ -34,7 +34,7 @@ class ReplicaAdmin(AdminCalls):
         return [describe(view) for view in await self._topics(names, internal, timeout)]
 
     async def _topics(self, names: Iterable[str] | None, internal: bool, timeout: float | None) -> list[TopicView]:
-        wanted = None if names is None else list(dict.fromkeys(names))
+        wanted = None if names is None else names_of(names)
 
         async def attempt(deadline: float) -> list[TopicView]:
             if wanted is None:
@@ -57,7 +57,7 @@ class ReplicaAdmin(AdminCalls):
 
         `silent` gets why, by broker. Without it, it is an error when none of them answers.
         """
-        wanted = None if topics is None else list(topics)
+        wanted = None if topics is None else names_of(topics)
 
         async def attempt(deadline: float) -> dict[TopicPartition, PartitionReplicas]:
             views = await self._topics(wanted, True, timeout)
@@ -121,7 +121,8 @@ class ReplicaAdmin(AdminCalls):
             )
             refused += [from_wire(each.error) for each in response.results if each.error.code]
         if refused:
-            more = f"; {len(refused)} of {len(moves)} were refused, this is the first" if len(moves) > 1 else ""
+            were = "was refused" if len(refused) == 1 else "were refused, this is the first"
+            more = f"; {len(refused)} of {len(moves)} {were}" if len(moves) > 1 else ""
             raise type(refused[0])(f"{refused[0]}{more}")
 
     async def list_reassignments(self, timeout: float | None) -> dict[TopicPartition, Reassignment]:

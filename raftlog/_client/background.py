@@ -78,7 +78,8 @@ class LoopThread:
         Raises:
             TimeoutError: after `timeout` seconds.
             InvalidRequestError: called from the loop's own thread, where waiting would be for ever.
-            ClosedError: the loop's thread has ended, before or meanwhile; nobody would ever answer.
+            ClosedError: the loop's thread has ended, before or meanwhile; nobody would ever answer. Or what the call
+                waited for was cancelled, since another thread has closed the client.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -95,7 +96,10 @@ class LoopThread:
                 left_s = deadline.left()
                 done, _ = concurrent.futures.wait([future], _LOOK_S if left_s is None else min(_LOOK_S, left_s))
                 if done:
-                    return future.result()
+                    try:
+                        return future.result()
+                    except concurrent.futures.CancelledError:
+                        raise ClosedError("the client was closed by another thread while this call waited") from None
                 if not self.alive:
                     raise ClosedError(_ENDED)
                 if left_s is not None and left_s <= _LOOK_S:

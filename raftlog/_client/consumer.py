@@ -18,12 +18,15 @@ from raftlog._client.partition_reader import PartitionReader
 from raftlog._core.cluster import TopicView
 from raftlog._core.positions import PartitionState
 from raftlog.errors import (
+    AuthorizationError,
     OffsetOutOfRange,
     RaftlogError,
     RequestTimedOut,
     RetriableError,
+    TopicAuthorizationFailed,
     UnknownTopicId,
     UnknownTopicOrPartition,
+    UnstableOffsetCommit,
 )
 from raftlog.types import TopicPartition
 
@@ -48,7 +51,7 @@ class ConsumerEngine(PartitionReader):
         self._missing_since_s: dict[str, float] = {}
         self._asking: set[PartitionState] = set()
         """Partitions whose start a leader is being asked for."""
-        self._placing: set[asyncio.Task[None]] = set()
+        self._placing: dict[asyncio.Task[None], None] = {}
         self._looked = asyncio.Event()
 
     # What to read
@@ -89,6 +92,7 @@ class ConsumerEngine(PartitionReader):
 
         Raises:
             BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
+            TopicAuthorizationFailed: some of them this user may not read; the others are read.
         """
         self.check_open()
         self._names = set(names) if names is not None else None
@@ -118,10 +122,22 @@ class ConsumerEngine(PartitionReader):
             failures += 1
             await asyncio.sleep(self.options.pauses.after_ms(error, failures) / 1000)
         self._follow()
-        unknown = sorted((self._names or set()) - self.metadata.view.topics.keys())
+        denied = self._denied()
+        unknown = sorted((self._names or set()) - self.metadata.view.topics.keys() - denied.keys())
         if unknown:
             logger.warning("subscribed to topics that do not exist: %s; waiting for them", ", ".join(unknown))
         await self.placed(deadline)
+        self._raise_denied()
+
+    def _denied(self) -> dict[str, RaftlogError]:
+        """Return the topics of the subscription that this user may not use, and what brokers say of them."""
+        missing = self.metadata.view.missing
+        names = sorted(name for name in self._names or () if isinstance(missing.get(name), AuthorizationError))
+        return {name: missing[name] for name in names}
+
+    def _raise_denied(self) -> None:
+        if denied := self._denied():
+            raise TopicAuthorizationFailed("; ".join(map(str, denied.values())))
 
     async def unsubscribe(self) -> None:
         """Read nothing."""
@@ -132,7 +148,7 @@ class ConsumerEngine(PartitionReader):
         self._sync()
 
     def _keep_only(self, wanted: set[TopicPartition]) -> None:
-        for topic_partition in self.positions.states.keys() - wanted:
+        for topic_partition in [part for part in self.positions.states if part not in wanted]:
             self._stale(self.positions.remove(topic_partition))
 
     def _add(self, view: TopicView, partition: int, reset: str) -> None:
@@ -151,6 +167,8 @@ class ConsumerEngine(PartitionReader):
             if (name in self._names if self._names is not None else self._matches(name, view))
         }
         wanted = {TopicPartition(name, part.partition) for name in matching for part in topics[name].partitions}
+        denied = self._denied()  # their partitions stay, so that `poll` says it
+        wanted |= {part for part in self.positions.states if part.topic in denied}
         first_look = self._followed is None
         self._followed = (self._followed or set()) | matching
         with self.lock:
@@ -173,7 +191,11 @@ class ConsumerEngine(PartitionReader):
                 found = view.topics.get(topic)
                 if found is not None and found.topic_id != state.topic_id:
                     self._made_again(state, found)
-                if found is None and topic in view.missing:
+                refusal = view.missing.get(topic)
+                if found is None and isinstance(refusal, AuthorizationError):
+                    if state.error is None:
+                        self._fail(state, type(refusal)(self._named(state, refusal)))
+                elif found is None and topic in view.missing:
                     since_s = self._missing_since_s.setdefault(topic, now_s)
                     if now_s - since_s >= UNKNOWN_TOPIC_GRACE_S and state.error is None:
                         self._fail(state, UnknownTopicOrPartition(f"topic {topic!r} was deleted"))
@@ -200,16 +222,17 @@ class ConsumerEngine(PartitionReader):
     async def placed(self, deadline: float | None = None) -> None:
         """Subscribe, and wait until every partition has a position or an error.
 
-        It goes on with what is placed STRAGGLER_GRACE_S after the first one is, and at the deadline (loop time; by
-        default in `default.api.timeout.ms`) in any case. What is not placed then is asked for again and again in the
-        background, and read once it has answered.
+        It goes on with what is placed STRAGGLER_GRACE_S after the first one is, or once nothing but open transactions
+        stands in the way, and at the deadline (loop time; by default in `default.api.timeout.ms`) in any case. What is
+        not placed then is asked for again and again in the background, and read once it has answered.
         """
         self._sync()
         until = self._api_deadline() if deadline is None else deadline
         grace_over = math.inf
         while left := self._unplaced():
             self.check_open()
-            if len(left) < len(self.positions.states) and grace_over == math.inf:
+            known = len(left) < len(self.positions.states) or _wait_for_transactions(left)
+            if known and grace_over == math.inf:
                 grace_over = self.loop.time() + STRAGGLER_GRACE_S
             self._looked.clear()
             try:
@@ -241,8 +264,8 @@ class ConsumerEngine(PartitionReader):
             asked = [due[part] for part in parts]
             self._asking.update(asked)
             task = self.loop.create_task(self._place(node_id, asked))
-            self._placing.add(task)
-            task.add_done_callback(self._placing.discard)
+            self._placing[task] = None
+            task.add_done_callback(self._placing.pop)
         if refused:
             self.request_sync()
 
@@ -331,3 +354,8 @@ class ConsumerEngine(PartitionReader):
             task.cancel()
         await super().close()
         self._looked.set()
+
+
+def _wait_for_transactions(states: list[PartitionState]) -> bool:
+    """Whether the partitions would all have a start if transactions were not open that may replace it."""
+    return all(isinstance(state.refusal, UnstableOffsetCommit) for state in states)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from raftlog._client.fetcher import Fetcher
 
 logger = logging.getLogger(__name__)
+
+PARTS_AT_A_TIME: Final = 5_000
+"""Partitions in one request; brokers take twice as many."""
 
 
 class FetchSession:
@@ -61,7 +64,9 @@ class FetchSession:
 
     def subscribe(self, partitions: list[log_pb2.FetchPartition]) -> None:
         """Subscribe; the broker is to say something of each soon."""
-        self.send(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=partitions)))
+        for at in range(0, len(partitions), PARTS_AT_A_TIME):
+            some = partitions[at : at + PARTS_AT_A_TIME]
+            self.send(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=some)))
         self._engine.heard(self)
 
     def give_back(self, used_bytes: int) -> None:

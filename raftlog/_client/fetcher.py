@@ -12,13 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from raftlog._client.connections import Connections
+from raftlog._client.connections import connections
 from raftlog._client.fetch_session import FetchSession
 from raftlog._client.metadata import MetadataCache
 from raftlog._client.options import ConsumerOptions
+from raftlog._core.client_figures import ConsumerFigures, Figures
 from raftlog._core.positions import Fetched, NearReplica, PartitionState, Positions
 from raftlog._core.read_source import ReadSource, has_moved, leads_anew, read_source
 from raftlog.errors import CorruptRecordError, FencedError, OffsetOutOfRange, RaftlogError, RetriableError, from_wire
+from raftlog.format.aborted import AbortedRanges
 from raftlog.v1 import common_pb2, log_pb2
 from raftlog.wire import Frame
 
@@ -62,7 +64,7 @@ class Fetcher:
         self.closed: RaftlogError | None = None
         self.on_data: Callable[[], None] = lambda: None
         """Called on the loop when a poll may have something to return or to raise."""
-        self.connections = Connections()
+        self.connections = connections(options.pem, options.sasl)
         self.metadata = MetadataCache(
             self.connections,
             bootstrap,
@@ -74,6 +76,7 @@ class Fetcher:
         self._sessions: dict[int, FetchSession] = {}
         self._troubles: dict[int, _Trouble] = {}
         self._next_subscription_id = 0
+        self.figures = ConsumerFigures(monotonic_ms() / 1_000)
         self._sync_pending = False
         self._sync_timer: asyncio.TimerHandle | None = None
         self._silence_timer: asyncio.TimerHandle | None = None
@@ -84,6 +87,18 @@ class Fetcher:
 
     def _synced(self) -> None:
         """Told after whatever changed has been looked at."""
+
+    def metrics(self) -> Figures:
+        """Return what `Consumer.metrics` does; from any thread."""
+        with self.lock:
+            states = list(self.positions.states.values())
+        lags = {
+            state.topic_partition: max(0, state.high_watermark - state.position)
+            for state in states
+            if state.position is not None and state.high_watermark >= 0
+        }
+        now_s = monotonic_ms() / 1_000
+        return self.figures.show(now_s, lags=lags, assigned=len(states), connections=len(self._sessions))
 
     def request_sync(self) -> None:
         """Have the loop subscribe what wants it; from any thread."""
@@ -256,7 +271,9 @@ class Fetcher:
         state.missing_since_ms = None
         self._troubles.pop(session.node_id, None)
         if len(frame.records):
-            self._inbox.append((state, Fetched(head.subscription_id, frame.records, session)))
+            self.figures.received(state.topic_partition.topic, len(frame.records), monotonic_ms() / 1_000)
+            aborted = AbortedRanges(head.aborted) if head.aborted else None
+            self._inbox.append((state, Fetched(head.subscription_id, frame.records, session, aborted)))
             self.on_data()
 
     def redirected(self, state: PartitionState, node_id: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final
 
@@ -59,7 +59,7 @@ class Inquiry:
         addresses: Iterable[str],
         request: metadata_pb2.MetadataRequest,
         *,
-        probes: Iterable[str],
+        probes: Collection[str],
         good_enough: Callable[[metadata_pb2.MetadataResponse], bool],
     ) -> metadata_pb2.MetadataResponse:
         """Return the first answer that is `good_enough`, or another one if there is none.
@@ -73,7 +73,7 @@ class Inquiry:
         """
         loop = asyncio.get_running_loop()
         wanted = list(dict.fromkeys(addresses))
-        aside = {address for address in wanted if address in self._silent} | set(probes) & set(wanted)
+        aside = dict.fromkeys(address for address in wanted if address in self._silent or address in probes)
         waiting = deque(address for address in wanted if address not in aside)
         asked = {self._start(each, request): each for each in aside if each not in self._open or not waiting}
         reasons: list[str] = []
@@ -85,13 +85,13 @@ class Inquiry:
                     address = waiting.popleft()
                     asked[self._start(address, request)] = address
                     next_at_s = loop.time() + HEDGE_S
-                if not waiting and aside.issuperset(asked.values()) and second_best is not None:
+                if not waiting and aside.keys() >= set(asked.values()) and second_best is not None:
                     return second_best
                 if not asked:
                     raise NobodyAnswers(reasons)
                 limit_s = max(0.0, next_at_s - loop.time()) if waiting else None
                 done, _ = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-                for answer in done:
+                for answer in [each for each in asked if each in done]:
                     address = asked.pop(answer)
                     response = self._outcome(answer, address, reasons)
                     if address not in aside:

@@ -10,11 +10,12 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from raftlog._client.connections import Connections, NobodyListens, nobody_answers
+from raftlog._client.connections import REFUSED_GRACE_S, Connections, NobodyListens, TlsFailed, nobody_answers
 from raftlog._client.inquiry import Inquiry, NobodyAnswers
 from raftlog._core.backoff import Pace, Pauses
 from raftlog._core.cluster import BrokerView, ClusterCache, TopicView
 from raftlog.errors import (
+    AuthorizationError,
     RaftlogError,
     RetriableError,
     UnknownTopicOrPartition,
@@ -25,6 +26,8 @@ from raftlog.v1 import common_pb2, metadata_pb2
 logger = logging.getLogger(__name__)
 
 _AT_MOST_EVERY_MS: Final = 100.0
+NAMES_AT_A_TIME: Final = 4_000
+"""Topics in one question: brokers take 10 000, and 1 MiB, which is 4 161 of the longest names."""
 UNKNOWN_TOPIC_GRACE_S: Final = 2.0
 """A topic that brokers deny for this long does not exist; before, they may not have heard of it yet."""
 
@@ -164,6 +167,7 @@ class MetadataCache:
 
         Raises:
             BrokerUnavailable: nobody answered; names who was asked.
+            AuthorizationError: the cluster does not let this user in, or ask.
         """
         self._keep()
         if self._flight is None:
@@ -181,13 +185,18 @@ class MetadataCache:
         random.shuffle(known)
         addresses = list(dict.fromkeys([*known, *self.bootstrap]))
         all_topics = self.all_topics
+        names = [] if all_topics else sorted(self.wanted)
+        probes, self._probes = self._probes, set()
+        for at in range(0, max(1, len(names)), NAMES_AT_A_TIME):
+            await self._ask_for(names[at : at + NAMES_AT_A_TIME], addresses, probes, all_topics=all_topics)
+
+    async def _ask_for(self, names: list[str], addresses: list[str], probes: set[str], *, all_topics: bool) -> None:
         request = metadata_pb2.MetadataRequest(
-            topics=[] if all_topics else sorted(self.wanted),
+            topics=names,
             all_topics=all_topics,
             include_internal=all_topics,
             min_metadata_offset=self.min_offset,
         )
-        probes, self._probes = self._probes, set()
         try:
             response = await self._inquiry.ask(
                 addresses, request, probes=probes, good_enough=lambda answer: not self.view.is_older(answer)
@@ -195,12 +204,21 @@ class MetadataCache:
         except NobodyAnswers as nobody:
             self.last_error = nobody_answers(addresses, nobody.reasons)
             raise self.last_error from None
+        except AuthorizationError as refused:
+            self.last_error = refused
+            raise
         self.view.merge(response, all_topics=all_topics)
         self.last_error = None
         self._notify()
 
+    def is_hopeless(self, error: RaftlogError, waited_s: float) -> bool:
+        """Whether nobody has ever answered, and it is not to be expected after so long."""
+        grace_s = min(self.refused_grace_s, REFUSED_GRACE_S) if isinstance(error, TlsFailed) else self.refused_grace_s
+        return isinstance(error, NobodyListens) and not self.view.brokers and waited_s >= grace_s
+
     async def topic(self, name: str, timeout_ms: float, *, fresh: bool = False) -> TopicView:
-        """Return the view of a topic, asking for it when it is not known; `fresh` asks in any case.
+        """Return the view of a topic, asking for it when it is not known. `fresh` asks in any case, and what it returns
+        was answered to a question of after the call.
 
         Raises:
             UnknownTopicOrPartition, InvalidTopic: brokers say so, for longer than a new topic takes to get around.
@@ -214,17 +232,19 @@ class MetadataCache:
         while True:
             if not fresh and (found := self.view.topics.get(name)) is not None:
                 return found
-            fresh = False
             error: RaftlogError
             try:
+                if fresh and self._flight is not None:  # it was asked before
+                    await asyncio.wait([self._flight])
                 await self.refresh()
+                fresh = False
                 error = self.view.missing.get(name) or UnknownTopicOrPartition(f"there is no topic {name!r}")
             except RetriableError as refused:
                 error = refused
-            if name in self.view.topics:
+            if not fresh and name in self.view.topics:
                 continue
             waited_s = loop.time() - started
-            if isinstance(error, NobodyListens) and not self.view.brokers and waited_s >= self.refused_grace_s:
+            if self.is_hopeless(error, waited_s):
                 raise error
             denied = isinstance(error, UnknownTopicOrPartition)
             if (

@@ -24,6 +24,8 @@ from raftlog.errors import (
 from raftlog.types import OffsetAndTimestamp, TopicPartition
 from raftlog.v1 import common_pb2, log_pb2, log_pb2_grpc
 
+PARTS_AT_A_TIME: Final = 5_000
+"""Partitions in one request; brokers take twice as many."""
 LATEST: Final = -1
 EARLIEST: Final = -2
 LARGEST_TIMESTAMP: Final = -3
@@ -44,6 +46,10 @@ class LookupOptions(Protocol):
     def request_timeout_ms(self) -> float: ...
     @property
     def pauses(self) -> Pauses: ...
+
+
+class AtOffset(int):
+    """Asks for the first record at or after this offset, where else a time would stand."""
 
 
 Answer = OffsetAndTimestamp | None | RaftlogError
@@ -75,7 +81,7 @@ class OffsetLookup:
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + self._options.default_api_timeout_ms / 1000
-        for topic in {topic_partition.topic for topic_partition in timestamps_ms}:
+        for topic in dict.fromkeys(topic_partition.topic for topic_partition in timestamps_ms):
             await self._metadata.topic(topic, self._options.default_api_timeout_ms)
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         failures = 0
@@ -102,10 +108,13 @@ class OffsetLookup:
         isolation: common_pb2.IsolationLevel.ValueType,
         grace_s: float = STRAGGLER_GRACE_S,
         patience_s: float | None = None,
+        *,
+        raises: bool = True,
     ) -> dict[TopicPartition, Answer]:
         """Return what `find` does for partitions that answer, and for each of the others why it does not.
 
-        Once one has answered, the others are waited for `grace_s` at most.
+        Once one has answered, the others are waited for `grace_s` at most. Without `raises` refusals for good, and that
+        none has answered, are answers as well.
 
         Raises:
             RaftlogError: a partition refuses for good, or none has answered within `patience_s` (by default
@@ -114,7 +123,7 @@ class OffsetLookup:
         loop = asyncio.get_running_loop()
         patience_s = self._options.default_api_timeout_ms / 1000 if patience_s is None else patience_s
         until = loop.time() + patience_s
-        for topic in {topic_partition.topic for topic_partition in timestamps_ms}:
+        for topic in dict.fromkeys(topic_partition.topic for topic_partition in timestamps_ms):
             await self._metadata.topic(topic, patience_s * 1000)
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         failures = 0
@@ -130,7 +139,7 @@ class OffsetLookup:
                     done, _ = await asyncio.wait(
                         asking, timeout=max(0.0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
                     )
-                    for task in done:
+                    for task in [each for each in asking if each in done]:
                         del asking[task]
                         for part, answer in task.result().items():
                             if isinstance(answer, RaftlogError):
@@ -147,9 +156,9 @@ class OffsetLookup:
                     errors |= {part: RequestTimedOut(f"{part}: its leader has not answered yet") for part in parts}
             final = next((error for error in errors.values() if not may_pass(error)), None)
             late = loop.time() >= until
-            if final is not None or (late and not found):
+            if raises and (final is not None or (late and not found)):
                 raise final or next(iter(errors.values()))
-            if late or not errors:
+            if late or not any(map(may_pass, errors.values())):
                 return {**found, **errors}
             failures += 1
             pause_s = self._options.pauses.after_ms(next(iter(errors.values())), failures) / 1000
@@ -200,6 +209,18 @@ class OffsetLookup:
         self, node_id: int, wanted: Mapping[TopicPartition, int], isolation: common_pb2.IsolationLevel.ValueType
     ) -> dict[TopicPartition, Answer]:
         """Ask one broker once; return an answer or an error for each partition."""
+        if len(wanted) <= PARTS_AT_A_TIME:
+            return await self._ask_some(node_id, wanted, isolation)
+        parts = list(wanted.items())
+        pieces = [dict(parts[at : at + PARTS_AT_A_TIME]) for at in range(0, len(parts), PARTS_AT_A_TIME)]
+        answers: dict[TopicPartition, Answer] = {}
+        for some in await asyncio.gather(*(self._ask_some(node_id, piece, isolation) for piece in pieces)):
+            answers |= some
+        return answers
+
+    async def _ask_some(
+        self, node_id: int, wanted: Mapping[TopicPartition, int], isolation: common_pb2.IsolationLevel.ValueType
+    ) -> dict[TopicPartition, Answer]:
         address = self._metadata.address(node_id)
         if address is None:
             return self._unreached(wanted, BrokerUnavailable(f"broker {node_id} is not part of the cluster any more"))
@@ -218,6 +239,7 @@ class OffsetLookup:
                 partition=part.partition,
                 leader_epoch=view.leader_epoch,
                 timestamp_ms=timestamp_ms,
+                at_offset=timestamp_ms if isinstance(timestamp_ms, AtOffset) else None,
             )
         stub = log_pb2_grpc.LogStub(self._connections.channel(address))
         try:

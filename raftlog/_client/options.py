@@ -2,187 +2,104 @@
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from raftlog._client.kafkas_keys import refuse_kafkas
+from raftlog._client.option_keys import (
+    ACKS,
+    ADMIN_KEYS,
+    CODECS,
+    CONSUMER_KEYS,
+    ISOLATION,
+    PRODUCER_KEYS,
+    SECURITY_KEYS,
+)
+from raftlog._client.pem import Names as PemNames
+from raftlog._client.pem import PemFiles
+from raftlog._client.sasl import PROTOCOL, Sasl, take_sasl
 from raftlog._core.backoff import Backoff, Pauses
-from raftlog.config import ConfigDef, ConfigKey, Value
+from raftlog._core.numbering import BATCHES_REMEMBERED
+from raftlog._core.staging import MAX_ID_CHARACTERS
+from raftlog.config import ConfigDef, Value
 from raftlog.errors import InvalidConfig
 from raftlog.format import Codec
 from raftlog.v1 import common_pb2, log_pb2
 
-_CODECS: Final = {codec.name.lower(): codec for codec in Codec}
-_ACKS: Final = {"all": log_pb2.ALL, "-1": log_pb2.ALL, "1": log_pb2.LEADER, "0": log_pb2.NO_ACK}
-_ISOLATION: Final = {
-    "read_committed": common_pb2.READ_COMMITTED,
-    "read_uncommitted": common_pb2.READ_UNCOMMITTED,
+__all__ = [
+    "ADMIN_KEYS",
+    "CONSUMER_KEYS",
+    "PRODUCER_KEYS",
+    "AdminOptions",
+    "ConsumerOptions",
+    "ProducerOptions",
+    "refuse_security",
+]
+
+
+_TYPING_ERROR: Final = 0.85
+"""How like a name is to one that was mistyped."""
+_SECURITY: Final = ("security.", "sasl.", "ssl.")
+_PEM: Final = PemNames("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+_INSTEAD: Final = {
+    "ssl.truststore.location": "ssl.ca.location names a PEM file with the CAs' certificates",
+    "ssl.truststore.certificates": "ssl.ca.location names a PEM file with the CAs' certificates",
+    "ssl.keystore.location": "ssl.certificate.location and ssl.key.location name PEM files",
+    "ssl.keystore.certificate.chain": "ssl.certificate.location names a PEM file",
+    "ssl.keystore.key": "ssl.key.location names a PEM file",
+    "ssl.key.password": "the key in ssl.key.location is not encrypted; keep others from reading the file",
+    "ssl.keystore.password": "the key in ssl.key.location is not encrypted; keep others from reading the file",
+    "sasl.jaas.config": "sasl.username and sasl.password.location say who logs in",
+    "sasl.mechanisms": "sasl.mechanism has the one mechanism that is used",
+    "ssl.endpoint.identification.algorithm": "the name of a broker is always checked against its certificate",
 }
-_MAX_INT32: Final = (1 << 31) - 1
-
-_COMMON: Final = (
-    ConfigKey(
-        name="client.id", kind="string", default="raftlog-python", doc="Name of this client in the broker's log."
-    ),
-    ConfigKey(
-        name="request.timeout.ms",
-        kind="ms",
-        default=30_000,
-        minimum=1,
-        doc="How long one request may go without an answer.",
-    ),
-    ConfigKey(
-        name="retry.backoff.ms",
-        kind="ms",
-        default=50,
-        minimum=0,
-        doc="Pause before the first retry; it doubles with every further one.",
-    ),
-    ConfigKey(name="retry.backoff.max.ms", kind="ms", default=1000, minimum=0, doc="Longest pause between retries."),
-    ConfigKey(
-        name="reconnect.backoff.ms",
-        kind="ms",
-        default=50,
-        minimum=0,
-        doc="Pause before a broken connection is tried again; it doubles with every further failure.",
-    ),
-    ConfigKey(
-        name="reconnect.backoff.max.ms",
-        kind="ms",
-        default=250,
-        minimum=0,
-        doc="Longest pause between tries to reach a broker; a broker that is back is found within this time.",
-    ),
-)
-_LATER: Final = ("security.", "sasl.", "ssl.")
-
-PRODUCER_KEYS: Final = ConfigDef(
-    "producer option",
-    (
-        *_COMMON,
-        ConfigKey(
-            name="acks", kind="string", default="all", choices=tuple(_ACKS),
-            doc="Who holds a record before it is acknowledged: all in-sync replicas, the leader (1), or 0: no answer.",
-        ),
-        ConfigKey(
-            name="linger.ms", kind="float", default=5.0, minimum=0,
-            doc="How long a batch waits for company; waiting for a delivery, or flush, sends it at once.",
-        ),
-        ConfigKey(
-            name="batch.size", kind="bytes", default=64 << 10, minimum=1, maximum=_MAX_INT32,
-            doc="Bytes at which a batch is full, before compression.",
-        ),
-        ConfigKey(
-            name="buffer.memory", kind="bytes", default=64 << 20, minimum=1024,
-            doc="Bytes that may wait unacknowledged; beyond, `send` waits.",
-        ),
-        ConfigKey(
-            name="max.block.ms", kind="ms", default=60_000, minimum=0,
-            doc="How long `send` may wait for memory, or for the cluster to say where a topic is.",
-        ),
-        ConfigKey(
-            name="compression.type", kind="string", default="none", choices=tuple(_CODECS), doc="Codec of the batches."
-        ),
-        ConfigKey(
-            name="compression.level", kind="int", default=None, optional=True, own=True,
-            doc="Level as the codec counts it (gzip 1-9, zstd 1-22); none: the codec's default.",
-        ),
-        ConfigKey(
-            name="max.in.flight.requests.per.connection", kind="int", default=5, minimum=1, maximum=100,
-            doc="Requests to one broker that may be unanswered; order is kept with any number.",
-        ),
-        ConfigKey(
-            name="delivery.timeout.ms", kind="ms", default=120_000, minimum=1,
-            doc="How long a delivery may take in all, retries included.",
-        ),
-        ConfigKey(
-            name="retries", kind="int", default=_MAX_INT32, minimum=0, maximum=_MAX_INT32,
-            doc="How often a batch is sent again; `delivery.timeout.ms` is the better bound.",
-        ),
-        ConfigKey(
-            name="max.request.size", kind="bytes", default=1 << 20, minimum=1024, maximum=_MAX_INT32,
-            doc="Largest request, and so the largest record.",
-        ),
-        ConfigKey(
-            name="metadata.max.age.ms", kind="ms", default=300_000, minimum=10,
-            doc="How old the view of the cluster may be before it is asked for again.",
-        ),
-    ),
-)  # fmt: skip
-
-CONSUMER_KEYS: Final = ConfigDef(
-    "consumer option",
-    (
-        *_COMMON,
-        ConfigKey(
-            name="auto.offset.reset", kind="string", default="latest", choices=("latest", "earliest", "none"),
-            doc="Where to begin without a position, or when it is gone; none: `OffsetOutOfRange` from `poll`.",
-        ),
-        ConfigKey(
-            name="isolation.level", kind="string", default="read_committed", choices=tuple(_ISOLATION),
-            doc="Whether records of open transactions are seen.",
-        ),
-        ConfigKey(
-            name="client.rack", kind="string", default="",
-            doc="Where this client stands, as brokers name it in `broker.rack`: it reads from a replica there, if one "
-            "is in sync; empty: from leaders only.",
-        ),
-        ConfigKey(
-            name="max.poll.records", kind="int", default=500, minimum=1, doc="Most records that one `poll` returns."
-        ),
-        ConfigKey(
-            name="fetch.max.bytes", kind="bytes", default=32 << 20, minimum=1024,
-            doc="Bytes that may lie fetched and not yet polled, over all partitions.",
-        ),
-        ConfigKey(
-            name="max.partition.fetch.bytes", kind="bytes", default=1 << 20, minimum=1024, maximum=_MAX_INT32,
-            doc="Bytes of one partition in one message, unless a single batch is larger.",
-        ),
-        ConfigKey(
-            name="check.crcs", kind="bool", default=True, doc="Whether the checksum of every batch is verified."
-        ),
-        ConfigKey(
-            name="consumer.timeout.ms", kind="ms", default=None, optional=True, own=True,
-            doc="How long iteration waits for a record before it ends; none: for ever.",
-        ),
-        ConfigKey(
-            name="default.api.timeout.ms", kind="ms", default=60_000, minimum=1,
-            doc="How long calls that ask the cluster something may take, retries included.",
-        ),
-        ConfigKey(
-            name="metadata.max.age.ms", kind="ms", default=5_000, minimum=10,
-            doc="How often a subscription looks for new topics and partitions.",
-        ),
-    ),
-)  # fmt: skip
-
-ADMIN_KEYS: Final = ConfigDef(
-    "admin option",
-    (
-        *_COMMON,
-        ConfigKey(
-            name="default.api.timeout.ms", kind="ms", default=60_000, minimum=1,
-            doc="How long a call may take, retries included.",
-        ),
-    ),
-)  # fmt: skip
 
 
 def refuse_security(name: str) -> None:
-    """Refuse Kafka's keys for encryption and authentication by name, so that nobody takes them for a typing error.
+    """Refuse Kafka's keys for encryption and authentication that these clients lack, and say what there is.
 
     Raises:
         InvalidConfig: it is one of them.
     """
-    if name.lower().replace("_", ".").startswith(_LATER):
-        raise InvalidConfig(
-            f"not in this version: {name}; connections are neither encrypted nor authenticated yet, leave it out "
-            "and keep the brokers in a network that you trust"
-        )
+    key = name.lower().replace("_", ".")
+    known = [each.name for each in SECURITY_KEYS]
+    if not key.startswith(_SECURITY) or key in known:
+        return
+    if key not in _INSTEAD and difflib.get_close_matches(key, known, n=1, cutoff=_TYPING_ERROR):
+        return  # it is answered with what it was to be
+    there_is = _INSTEAD.get(
+        key,
+        "there is security.protocol=ssl with ssl.ca.location, and ssl.certificate.location and ssl.key.location for "
+        "clients that brokers are to know, and sasl_ssl with sasl.username and sasl.password.location for users",
+    )
+    raise InvalidConfig(f"not in this version: {name}; leave it out: {there_is}")
+
+
+def _security(values: dict[str, Any]) -> tuple[PemFiles | None, Sasl | None]:
+    """Take the values for TLS and for a login out; return which files there are, None: plaintext, and who logs in.
+
+    Raises:
+        InvalidConfig: files or a login, and nothing to use them for; or a login that lacks something.
+    """
+    protocol = values.pop("security_protocol")
+    return _pem_files(values, protocol), take_sasl(values, protocol)
+
+
+def _pem_files(values: dict[str, Any], protocol: str) -> PemFiles | None:
+    ca, certificate, key = (values.pop(name.replace(".", "_")) for name in _PEM)
+    if protocol in ("ssl", PROTOCOL):
+        return PemFiles(_PEM, ca, certificate, key)
+    for name, file in zip(_PEM, (ca, certificate, key), strict=True):
+        if file:
+            raise InvalidConfig(f"{name}={file!r} without security.protocol=ssl: nothing would be encrypted; set both")
+    return None
 
 
 def _resolve(keys: ConfigDef, config: Mapping[str, object] | None, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return a value for every key; one that is None is taken for left out."""
     raw = dict(config or {})
     for name, value in options.items():
         if name.replace("_", ".") in {given.replace("_", ".") for given in raw}:
@@ -190,9 +107,12 @@ def _resolve(keys: ConfigDef, config: Mapping[str, object] | None, options: Mapp
         raw[name] = value
     for name, value in raw.items():
         refuse_security(name)
+        if name.replace("_", ".") not in {key.name for key in keys}:
+            refuse_kafkas(name)
+            keys.key(name)
         if name == "acks" and isinstance(value, int) and not isinstance(value, bool):
             raw[name] = str(value)
-    values: dict[str, Value] = keys.resolve(raw)
+    values: dict[str, Value] = keys.resolve({name: value for name, value in raw.items() if value is not None})
     return {name.replace(".", "_"): value for name, value in values.items()}
 
 
@@ -206,12 +126,63 @@ def _pauses(values: dict[str, Any]) -> Pauses:
     return Pauses(retry=backoff("retry"), reconnect=backoff("reconnect"))
 
 
+def _given(config: Mapping[str, object] | None, options: Mapping[str, object]) -> set[str]:
+    """Return the names, with underscores, of what the caller has set."""
+    given = {**(config or {}), **options}
+    return {name.replace(".", "_") for name, value in given.items() if value is not None}
+
+
+def _idempotence(values: dict[str, Any], explicit: bool) -> bool:
+    """Return whether the producer is idempotent; what it cannot be with only matters to who has asked for it.
+
+    Raises:
+        InvalidConfig: it is asked for, with something that contradicts it.
+    """
+    transactional = bool(values["transactional_id"])
+    if not values["enable_idempotence"]:
+        if transactional:
+            raise InvalidConfig(
+                "transactional.id contradicts enable.idempotence=false: a record that was sent again would be in the "
+                "transaction twice; leave one of them out"
+            )
+        return False
+    in_flight = values["max_in_flight_requests_per_connection"]
+    if ACKS[values["acks"]] != log_pb2.ALL:
+        conflict = f"acks={values['acks']}: only acks=all says that a record stays where it was acknowledged"
+    elif in_flight > BATCHES_REMEMBERED:
+        conflict = f"max.in.flight.requests.per.connection={in_flight}: brokers know {BATCHES_REMEMBERED} batches again"
+    elif values["retries"] == 0:
+        conflict = "retries=0: nothing is sent again that could be recognised"
+    else:
+        return True
+    if transactional:
+        raise InvalidConfig(f"transactional.id contradicts {conflict}; leave one of them out")
+    if explicit:
+        raise InvalidConfig(f"enable.idempotence=true contradicts {conflict}; leave one of them out")
+    return False
+
+
+def _transactional_id(value: str, explicit: bool) -> str:
+    """Check a transactional id; without one it is empty.
+
+    Raises:
+        InvalidConfig: one was given that does not have 1 to 255 characters.
+    """
+    if len(value) > MAX_ID_CHARACTERS or (explicit and not value):
+        raise InvalidConfig(f"transactional.id has 1 to {MAX_ID_CHARACTERS} characters, this one has {len(value)}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
     """`PRODUCER_KEYS`, typed: sizes in bytes, times in ms."""
 
     client_id: str
     acks: log_pb2.Acks.ValueType
+    enable_idempotence: bool
+    transactional_id: str
+    """Empty: no transactions."""
+    transaction_timeout_ms: int
     linger_ms: float
     batch_size: int
     buffer_memory: int
@@ -225,6 +196,11 @@ class ProducerOptions:
     max_request_size: int
     metadata_max_age_ms: float
     pauses: Pauses
+    pem: PemFiles | None = None
+    """With TLS, which files; None: plaintext."""
+    sasl: Sasl | None = None
+    """Who logs in; None: nobody."""
+    tracing: bool = False
 
     @classmethod
     def make(cls, config: Mapping[str, object] | None, options: Mapping[str, object]) -> ProducerOptions:
@@ -234,6 +210,7 @@ class ProducerOptions:
             InvalidConfig: unknown, out of range, or two that contradict each other.
         """
         values = _resolve(PRODUCER_KEYS, config, options)
+        pem, sasl = _security(values)
         if values["delivery_timeout_ms"] < values["linger_ms"]:
             raise InvalidConfig(
                 f"delivery.timeout.ms={values['delivery_timeout_ms']} is less than linger.ms={values['linger_ms']}: "
@@ -245,12 +222,17 @@ class ProducerOptions:
             )
         return cls(
             client_id=values["client_id"],
-            acks=_ACKS[values["acks"]],
+            acks=ACKS[values["acks"]],
+            enable_idempotence=_idempotence(values, "enable_idempotence" in _given(config, options)),
+            transactional_id=_transactional_id(
+                values["transactional_id"], "transactional_id" in _given(config, options)
+            ),
+            transaction_timeout_ms=int(values["transaction_timeout_ms"]),
             linger_ms=values["linger_ms"],
             batch_size=min(values["batch_size"], values["max_request_size"]),
             buffer_memory=values["buffer_memory"],
             max_block_ms=values["max_block_ms"],
-            codec=_CODECS[values["compression_type"]],
+            codec=CODECS[values["compression_type"]],
             level=values["compression_level"],
             max_in_flight_requests_per_connection=values["max_in_flight_requests_per_connection"],
             request_timeout_ms=values["request_timeout_ms"],
@@ -259,6 +241,9 @@ class ProducerOptions:
             max_request_size=values["max_request_size"],
             metadata_max_age_ms=values["metadata_max_age_ms"],
             pauses=_pauses(values),
+            pem=pem,
+            sasl=sasl,
+            tracing=values["tracing"],
         )
 
 
@@ -278,7 +263,18 @@ class ConsumerOptions:
     default_api_timeout_ms: float
     request_timeout_ms: float
     metadata_max_age_ms: float
+    group_id: str
+    group_instance_id: str
+    group_remote_assignor: str
+    enable_auto_commit: bool
+    auto_commit_interval_ms: float
+    max_poll_interval_ms: float
     pauses: Pauses
+    pem: PemFiles | None = None
+    """With TLS, which files; None: plaintext."""
+    sasl: Sasl | None = None
+    """Who logs in; None: nobody."""
+    tracing: bool = False
 
     @classmethod
     def make(cls, config: Mapping[str, object] | None, options: Mapping[str, object]) -> ConsumerOptions:
@@ -288,8 +284,9 @@ class ConsumerOptions:
             InvalidConfig: unknown or out of range.
         """
         values = _resolve(CONSUMER_KEYS, config, options)
-        isolation = _ISOLATION[values.pop("isolation_level")]
-        return cls(isolation_level=isolation, pauses=_pauses(values), **values)
+        pem, sasl = _security(values)
+        isolation = ISOLATION[values.pop("isolation_level")]
+        return cls(isolation_level=isolation, pauses=_pauses(values), pem=pem, sasl=sasl, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +297,10 @@ class AdminOptions:
     request_timeout_ms: float
     default_api_timeout_ms: float
     pauses: Pauses
+    pem: PemFiles | None = None
+    """With TLS, which files; None: plaintext."""
+    sasl: Sasl | None = None
+    """Who logs in; None: nobody."""
 
     @classmethod
     def make(cls, config: Mapping[str, object] | None, options: Mapping[str, object]) -> AdminOptions:
@@ -309,9 +310,12 @@ class AdminOptions:
             InvalidConfig: unknown or out of range.
         """
         values = _resolve(ADMIN_KEYS, config, options)
+        pem, sasl = _security(values)
         return cls(
             client_id=values["client_id"],
             request_timeout_ms=values["request_timeout_ms"],
             default_api_timeout_ms=values["default_api_timeout_ms"],
             pauses=_pauses(values),
+            pem=pem,
+            sasl=sasl,
         )

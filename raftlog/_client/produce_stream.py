@@ -12,7 +12,7 @@ import grpc
 from raftlog._client.connections import from_grpc
 from raftlog._core.batch import Batch
 from raftlog._core.partition_queue import PartitionQueue
-from raftlog.errors import BrokerUnavailable, NotLeader, RaftlogError, RequestTimedOut
+from raftlog.errors import AuthorizationError, BrokerUnavailable, NotLeader, RaftlogError, RequestTimedOut
 from raftlog.v1 import log_pb2
 from raftlog.wire import Produce, ProducePart, encode_produce
 
@@ -64,6 +64,7 @@ class ProduceStream:
         self._correlation_id = 0
         self._ready = asyncio.Event()
         self._call: Any = None
+        self._closing = False
         self._task = engine.spawn(self._run())
         self._failures = 0
         self._failing_since_ms: float | None = None
@@ -72,14 +73,19 @@ class ProduceStream:
         self._broken_off: RaftlogError | None = None
         """Why this side has ended the call."""
 
+    @property
+    def requests_in_flight(self) -> int:
+        """Requests that have no answer yet."""
+        return len(self._in_flight)
+
     def add(self, queue: PartitionQueue) -> None:
         """This broker leads the queue, which has something to send."""
         self._queues[queue] = None
         self._ready.set()
 
     def check_leaders(self) -> None:
-        """Give up queues that somebody else leads now. What is in flight may still be answered, by a broker that
-        answers, for a moment."""
+        """Give up queues that somebody else leads now. Without idempotence what is in flight may still be answered, by
+        a broker that answers, for a moment; with it, it is sent again at once, and recognised if it is there."""
         engine = self._engine
         now_ms = engine.now_ms()
         with engine.lock:
@@ -100,9 +106,15 @@ class ProduceStream:
 
     def _leave(self, now_ms: float) -> None:
         """Send to its new leader what this broker does not answer any more."""
+        if not self._leaving:
+            return
         engine = self._engine
         silent = engine.metadata.silent_since(self._node_id) is not None
-        left = {queue for queue, since_ms in self._leaving.items() if silent or now_ms - since_ms >= _LAST_ANSWER_MS}
+        left = {
+            queue: None
+            for queue, since_ms in self._leaving.items()
+            if silent or queue.numbering is not None or now_ms - since_ms >= _LAST_ANSWER_MS
+        }
         if not left:
             return
         callbacks: Callbacks = []
@@ -121,9 +133,12 @@ class ProduceStream:
             self._break_off(error)  # nobody waits for its answers, which would be in the way of later requests
 
     def _break_off(self, error: RaftlogError) -> None:
-        if self._call is not None:
+        """End the call, but not the stream. The task is cancelled as well: who writes to a call that is cancelled
+        before its connection is there would wait for ever."""
+        if self._call is not None and self._broken_off is None:
             self._broken_off = error
             self._call.cancel()
+            self._task.cancel()
 
     def check_silence(self, now_ms: float) -> None:
         """Look whether the broker lives when its oldest request has no answer yet, and break the stream in the end."""
@@ -146,6 +161,7 @@ class ProduceStream:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await call.done_writing()
                     await call.code()  # the broker ends the stream once it has read everything
+        self._closing = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -167,13 +183,15 @@ class ProduceStream:
             except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
                 error = from_grpc(broke, address or "")
             except asyncio.CancelledError:
-                if self._broken_off is None or (task := asyncio.current_task()) is None or task.cancelling():
+                if self._broken_off is None or self._closing:
                     raise
                 error = self._broken_off
             except Exception as bug:  # one of ours: it must not strand the batches, which are sent again
                 logger.exception("produce stream to broker %d failed", self._node_id)
                 error = from_grpc(bug, address or "")
             self._call = None
+            if self._broken_off is not None and not self._closing:
+                self._task.uncancel()
             error, self._broken_off = self._broken_off or error, None
             if isinstance(error, NotLeader):  # given up in favour of another one: he may be asked again at once
                 self._give_back(error)
@@ -182,9 +200,23 @@ class ProduceStream:
             if self._failing_since_ms is None:
                 self._failing_since_ms = engine.now_ms()
             logger.debug("produce stream to broker %d ended: %s", self._node_id, error)
+            if isinstance(error, AuthorizationError):
+                self._fail_all(error)
             self._give_back(error)
             engine.request_refresh(self._failing_since_ms)
             await asyncio.sleep(engine.options.pauses.after_ms(error, self._failures) / 1000)
+
+    def _fail_all(self, error: RaftlogError) -> None:
+        """The broker does not let this user in: nothing that is to go there will be taken, however often it is sent."""
+        engine = self._engine
+        callbacks: Callbacks = []
+        with engine.lock:
+            failed = [batch for flight in self._in_flight.values() for batch in flight.live()]
+            for queue in dict.fromkeys([*(batch.queue for batch in failed), *self._queues]):
+                failed += (*queue.refused, *queue.waiting)
+            for batch in failed:
+                engine.complete(batch, callbacks, error=error)
+        engine.finish(callbacks)
 
     def _give_back(self, error: RaftlogError) -> None:
         """Return everything in flight to its queue, in order, and all queues to the engine."""
@@ -220,7 +252,11 @@ class ProduceStream:
                     self._ready.clear()
                     await self._ready.wait()
                     continue
-                await call.write(request)
+                try:
+                    await call.write(request)
+                except asyncio.InvalidStateError:  # it has ended, and the reader knows why
+                    await reader
+                    raise
                 if request.head.acks == log_pb2.NO_ACK:
                     del self._in_flight[request.head.correlation_id]
                     self._complete_unacknowledged(flight.live())
@@ -251,6 +287,8 @@ class ProduceStream:
                     continue
                 if queue.not_before_ms > flight.sent_ms:
                     continue  # comes back by itself after its pause
+                if engine.gate is not None and not engine.may_send(queue):
+                    continue  # the topic was made again meanwhile
                 for batch in queue.take(
                     self._node_id, room_bytes, at_least_one=not parts, leader_epoch=view.leader_epoch
                 ):
@@ -261,6 +299,8 @@ class ProduceStream:
                         leader_epoch=view.leader_epoch,
                         chain=queue.chain,
                     )
+                    if batch.traces:
+                        head.traceparents.extend(batch.traces.values())
                     parts.append(ProducePart(head, batch.encoded))
                     flight.batches.append(batch)
                     room_bytes -= len(batch.encoded)
@@ -270,6 +310,7 @@ class ProduceStream:
                 return None, flight
             self._correlation_id += 1
             self._in_flight[self._correlation_id] = flight
+            engine.figures.sent(self._node_id, flight.live(), flight.sent_ms / 1_000)
         head_request = log_pb2.ProduceRequest(
             correlation_id=self._correlation_id, acks=options.acks, timeout_ms=int(options.request_timeout_ms)
         )
@@ -301,6 +342,8 @@ class ProduceStream:
             raise BrokerUnavailable(f"an answer that fits no request: correlation id {response.correlation_id}")
         del self._in_flight[response.correlation_id]
         self._failures, self._failing_since_ms = 0, None
+        now_ms = engine.now_ms()
+        engine.figures.answered(self._node_id, now_ms - flight.sent_ms, now_ms / 1_000)
         callbacks: Callbacks = []
         halves: list[Batch] = []
         touched: dict[PartitionQueue, None] = {}

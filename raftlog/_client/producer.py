@@ -6,23 +6,35 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
-from raftlog._client.connections import Connections
+from raftlog._client.connections import connections
+from raftlog._client.gate import Identity, PartitionGate
+from raftlog._client.gated_buffer import GatedBuffer
 from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, MetadataCache
 from raftlog._client.options import ProducerOptions
 from raftlog._client.produce_stream import ProduceStream
-from raftlog._client.producer_buffer import Callbacks, ProducerBuffer, monotonic_ms
+from raftlog._client.producer_buffer import Callbacks, monotonic_ms
+from raftlog._client.producer_ids import ProducerIds
+from raftlog._client.refusals import CERTAIN, LEADER_ERRORS
+from raftlog._client.refused_numbers import on_numbers_refused, on_transactional_numbers_refused
+from raftlog._client.transactions import Transactions
 from raftlog._core.batch import Batch
+from raftlog._core.client_figures import Figures
 from raftlog._core.partition_queue import PartitionQueue
 from raftlog._core.topic_queues import Partitioner, TopicQueues
 from raftlog.errors import (
+    AuthorizationError,
     ChainBroken,
     ClosedError,
     DeliveryTimeout,
     FencedError,
+    InvalidProducerEpoch,
+    InvalidTxnState,
     LeaderNotAvailable,
     MessageTooLarge,
     RaftlogError,
     RetriableError,
+    SequenceError,
+    UnsupportedVersion,
     from_wire,
 )
 from raftlog.types import TopicPartition
@@ -30,25 +42,17 @@ from raftlog.v1 import common_pb2
 
 _TICK_S: Final = 0.05
 """How often timeouts are looked at."""
-_LEADER_ERRORS: Final = frozenset(
-    {
-        common_pb2.NOT_LEADER_OR_FOLLOWER,
-        common_pb2.FENCED_LEADER_EPOCH,
-        common_pb2.UNKNOWN_LEADER_EPOCH,
-        common_pb2.UNKNOWN_TOPIC_ID,
-        common_pb2.UNKNOWN_TOPIC_OR_PARTITION,
-        common_pb2.LEADER_NOT_AVAILABLE,
-        common_pb2.STORAGE_ERROR,
-        common_pb2.SHUTTING_DOWN,
-    }
-)
 
 
-class ProducerEngine(ProducerBuffer):
+class ProducerEngine(GatedBuffer):
     """Metadata, routing, and one stream for each broker. Everything here runs on the event loop.
 
     What follows a refusal: leader errors and broken streams send the batch again, in order and under a larger chain;
-    a batch that is too large is halved; anything else ends its delivery.
+    a batch that is too large is halved; what the broker says of the numbers of an idempotent producer is judged by the
+    queue; anything else ends its delivery.
+
+    Given a `gate`, the producer is transactional: its numbers come from outside (`renumber`), a partition is written to
+    once the gate is open, and everything it sends belongs to the transaction, or stage, that the numbers stand for.
     """
 
     def __init__(
@@ -57,9 +61,11 @@ class ProducerEngine(ProducerBuffer):
         options: ProducerOptions,
         partitioner: Partitioner | None,
         loop: asyncio.AbstractEventLoop,
+        *,
+        gate: PartitionGate | None = None,
     ) -> None:
         super().__init__(options, loop)
-        self.connections = Connections()
+        self.connections = connections(options.pem, options.sasl)
         self.metadata = MetadataCache(
             self.connections,
             bootstrap,
@@ -68,6 +74,24 @@ class ProducerEngine(ProducerBuffer):
             pauses=options.pauses,
         )
         self.metadata.on_change(self._on_metadata)
+        self.ids: Identity | None = None
+        """None: the producer is not idempotent."""
+        self.transactions: Transactions | None = None
+        if options.transactional_id:
+            assert gate is None
+            gate = self.transactions = Transactions(self)
+        if gate is not None:
+            self.use_gate(gate)
+            self.ids = self.given
+        elif options.enable_idempotence:
+            self.ids = ProducerIds(
+                self.connections,
+                self.metadata,
+                options.pauses,
+                on_here=self._on_producer_id,
+                on_refused=self._on_no_producer_id,
+            )
+        self._without_id: dict[PartitionQueue, None] = {}
         self._partitioner = partitioner
         self._streams: dict[int, ProduceStream] = {}
         self._unrouted: dict[PartitionQueue, float] = {}
@@ -81,7 +105,22 @@ class ProducerEngine(ProducerBuffer):
             leaderless = self.metadata.view.without_leader(TopicPartition(queue.topic, queue.partition))
             if leaderless is not None:
                 return LeaderNotAvailable(leaderless)
+        if queue.lacks_id and self.ids is not None and self.ids.last_error is not None:
+            return self.ids.last_error
+        if (shut := self.shut_by(queue)) is not None:
+            return shut
         return queue.last_error or self.metadata.last_error
+
+    def metrics(self) -> Figures:
+        """Return what `Producer.metrics` does; from any thread."""
+        streams = list(self._streams.copy().values())
+        return self.figures.show(
+            monotonic_ms() / 1_000,
+            used_bytes=self.accumulator.used_bytes,
+            buffer_bytes=self.options.buffer_memory,
+            in_flight=sum(stream.requests_in_flight for stream in streams),
+            connections=len(streams),
+        )
 
     async def load_topic(self, topic: str) -> TopicQueues:
         """Return the queues of a topic, asking the cluster when it is not known.
@@ -89,12 +128,14 @@ class ProducerEngine(ProducerBuffer):
         Raises:
             UnknownTopicOrPartition, BrokerUnavailable: after `max.block.ms` at most.
         """
+        if self.ids is not None:
+            self.ids.want()
         view = await self.metadata.topic(topic, self.options.max_block_ms)
         with self.lock:
             self.check_open()
             queues = self.topics.get(topic)
             if queues is None:
-                queues = self.topics[topic] = TopicQueues(view, self._partitioner)
+                queues = self.topics[topic] = TopicQueues(view, self._partitioner, idempotent=self.ids is not None)
             return queues
 
     def _on_metadata(self) -> None:
@@ -127,6 +168,7 @@ class ProducerEngine(ProducerBuffer):
             for queue in ready:
                 if queue.sendable:
                     self._route(queue)
+            self.ask_ahead()
             linger_ms = self.accumulator.next_linger_ms()
         if linger_ms is not None and self._linger_timer is None:
             delay_s = max(0.0, (linger_ms - monotonic_ms()) / 1000)
@@ -140,6 +182,10 @@ class ProducerEngine(ProducerBuffer):
 
     def _route(self, queue: PartitionQueue, since_ms: float | None = None) -> None:
         """Hand the queue to its leader's stream; under the lock."""
+        if self.gate is not None and not self.may_send(queue):
+            return
+        if queue.lacks_id and not self._give_id(queue):
+            return
         leader = self.metadata.view.leader(queue.topic, queue.partition)
         if leader is None:
             self._unrouted[queue] = since_ms if since_ms is not None else monotonic_ms()
@@ -150,24 +196,59 @@ class ProducerEngine(ProducerBuffer):
             stream = self._streams[leader.broker_id] = ProduceStream(self, leader.broker_id)
         stream.add(queue)
 
+    def _give_id(self, queue: PartitionQueue) -> bool:
+        """Return whether there is a producer id for the queue; else it is routed once there is."""
+        assert self.ids is not None
+        if self.ids.current is None:
+            self._without_id[queue] = None
+            self.ids.want()
+            return False
+        queue.adopt(*self.ids.current)
+        self.note_numbered(queue)
+        return True
+
+    def _on_producer_id(self) -> None:
+        with self.lock:
+            waiting, self._without_id = self._without_id, {}
+            for queue in waiting:
+                self.reroute(queue)
+
+    def _on_no_producer_id(self, error: RaftlogError) -> None:
+        """No broker will ever give one: say so to whoever waits for it."""
+        if isinstance(error, UnsupportedVersion):
+            error = UnsupportedVersion(f"{error}; enable.idempotence=false does without what this server does not have")
+        with self.lock:
+            waiting, self._without_id = self._without_id, {}
+            failed = [batch for queue in waiting for batch in queue.take_out()]
+            self._drop_lean(failed)
+        self.fail(failed, error)
+
     def request_refresh(self, missing_since_ms: float, probe: int | None = None) -> None:
         """Look for changes of the cluster, without which something cannot go on since then."""
         waited_s = (monotonic_ms() - missing_since_ms) / 1000
         self.metadata.request_refresh(missing_since_s=self.loop.time() - waited_s, probe=probe)
 
     def reroute(self, queue: PartitionQueue) -> None:
-        """Look again for the leader of a queue; under the lock."""
-        if queue.waiting:
+        """Look again for the leader of a queue that has something to send, unless all of it has failed meanwhile: the
+        gate would be asked for a partition that nobody wants any more. Under the lock."""
+        if not all(batch.done for batch in queue.waiting):
             self._route(queue)
 
     def refused(self, batch: Batch, wire_error: common_pb2.Error, callbacks: Callbacks) -> tuple[Batch, Batch] | None:
         """Decide what becomes of a batch that the broker refused; under the lock. Returns halves to encode."""
         queue = batch.queue
         error = from_wire(wire_error)
-        if wire_error.code in _LEADER_ERRORS:
+        if wire_error.code in LEADER_ERRORS:
             self.metadata.learn(queue.topic, queue.partition, wire_error)
         if isinstance(error, ChainBroken):
             queue.on_refused(batch, resend=True, counts=False)
+            return None
+        if self.gate is not None and isinstance(error, (SequenceError, InvalidProducerEpoch, InvalidTxnState)):
+            on_transactional_numbers_refused(self, batch, error, callbacks)
+            return None
+        if queue.numbering is not None and isinstance(error, (SequenceError, InvalidProducerEpoch)):
+            assert self.ids is not None
+            on_numbers_refused(self, self.ids, batch, error, callbacks)
             return None
         if isinstance(error, MessageTooLarge) and batch.count > 1 and not batch.done:
             return self._split(batch)
@@ -181,14 +262,18 @@ class ProducerEngine(ProducerBuffer):
     def send_again(self, batch: Batch, error: RaftlogError, callbacks: Callbacks) -> None:
         """Put a batch back that was refused or lost on the way, unless its retries are used up; under the lock."""
         batch.failures += 1
+        batch.in_doubt |= error.code not in CERTAIN
         batch.queue.note_failure(error)
         again = batch.failures <= self.options.retries
+        if again:
+            self.figures.retried(batch, monotonic_ms() / 1_000)
         batch.queue.on_refused(batch, resend=again, counts=True)
         if not again:
             self.complete(batch, callbacks, error=error)
 
     def _split(self, batch: Batch) -> tuple[Batch, Batch]:
         left, right = self.accumulator.split(batch)
+        self.figures.split(monotonic_ms() / 1_000)
 
         def joined() -> None:
             callbacks: Callbacks = []
@@ -215,6 +300,8 @@ class ProducerEngine(ProducerBuffer):
                 self._resume(queue)
             elif queue.waiting and not queue.in_flight:
                 self.reroute(queue)
+        if self.accumulator.crowded:
+            self.wake()
 
     def _leads_anew(self, queue: PartitionQueue) -> bool:
         """Whether a leader is known of a later epoch than the one that refused: it is asked at once (KIP-951)."""
@@ -223,7 +310,7 @@ class ProducerEngine(ProducerBuffer):
 
     def _look_for_leader(self, queue: PartitionQueue) -> None:
         """If the queue pauses because of who leads, look who does; the pause ends with that."""
-        if queue.refused_since_ms is not None and getattr(queue.last_error, "code", None) in _LEADER_ERRORS:
+        if queue.refused_since_ms is not None and getattr(queue.last_error, "code", None) in LEADER_ERRORS:
             self.request_refresh(queue.refused_since_ms)
 
     def _resume(self, queue: PartitionQueue) -> None:
@@ -264,10 +351,10 @@ class ProducerEngine(ProducerBuffer):
                 self.complete(batch, callbacks, error=error)
             for queue, since_ms in list(self._unrouted.items()):
                 missing = self.metadata.view.missing.get(queue.topic)
-                if missing is not None and now_ms - since_ms > UNKNOWN_TOPIC_GRACE_S * 1000:
+                grace_ms = 0.0 if isinstance(missing, AuthorizationError) else UNKNOWN_TOPIC_GRACE_S * 1000
+                if missing is not None and now_ms - since_ms > grace_ms:
                     del self._unrouted[queue]
-                    self.topics.pop(queue.topic, None)
-                    self.lean.pop(queue.topic, None)
+                    self._drop_topic(queue.topic)
                     for batch in queue.take_out():
                         self.complete(batch, callbacks, error=missing)
                 else:
@@ -276,15 +363,40 @@ class ProducerEngine(ProducerBuffer):
         self.finish(callbacks)
         for stream in list(self._streams.values()):  # they make others for what they give up
             stream.check_silence(now_ms)
+        if self.accumulator.crowded:
+            self._pump()
         if again and self._tick_timer is None:
             self._tick_timer = self.loop.call_later(_TICK_S, self._tick)
+
+    def _drop_topic(self, topic: str) -> None:
+        """Let the queues of a topic go that is not there; under the lock.
+
+        Should it be there after all, its new queues must not begin with the numbers that the old ones have used: what
+        they send would be taken for duplicates.
+        """
+        queues = self.topics.pop(topic, None)
+        self.lean.pop(topic, None)
+        if queues is not None and self.ids is not None:
+            for queue in queues.queues:
+                if queue.numbering is not None and queue.numbering.has_id:
+                    self.ids.retire(queue.numbering.upcoming.producer_id)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task on the engine's loop."""
         return self.loop.create_task(work)
 
-    async def close(self) -> None:
-        """Stop: whatever is not acknowledged ends with `ClosedError`. Flush before, if that is wanted."""
+    async def drain(self) -> None:
+        """As `ProducerBuffer.drain`; a transaction that nobody can commit any more is left for `close` to abort."""
+        if self.transactions is None:
+            await super().drain()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Stop: whatever is not acknowledged ends with `ClosedError`. Flush before, if that is wanted.
+
+        `timeout` seconds at most to abort a transaction that is open; a few by default.
+        """
+        if self.transactions is not None:
+            await self.transactions.close(timeout)
         self.closed = self.closed or ClosedError("the producer is closed")
         for timer in (self._linger_timer, self._tick_timer, *self._pausing.values()):
             if timer is not None:
@@ -296,5 +408,7 @@ class ProducerEngine(ProducerBuffer):
         self.fail(left, ClosedError("the producer was closed before the record was acknowledged"))
         with self.lock:
             self.room.notify_all()
+        if self.ids is not None:
+            await self.ids.close()
         await self.metadata.close()
         await self.connections.close()

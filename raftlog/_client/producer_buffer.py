@@ -13,6 +13,7 @@ from typing import Final
 from raftlog._client.options import ProducerOptions
 from raftlog._core.accumulator import Accumulator, AccumulatorConfig
 from raftlog._core.batch import BATCH_BYTES, Batch
+from raftlog._core.client_figures import ProducerFigures
 from raftlog._core.partition_queue import PartitionQueue
 from raftlog._core.send_batch import Piece
 from raftlog._core.topic_queues import TopicQueues
@@ -45,6 +46,8 @@ class ProducerBuffer:
         self.options = options
         self.loop = loop
         self.lock = threading.Lock()
+        self.attributes = 0
+        """Of all batches: whether they belong to transactions."""
         self.topics: dict[str, TopicQueues] = {}
         self.lean: dict[str, Batch] = {}
         """By topic: the open batch that a record with nothing but a value goes into, while it holds only such."""
@@ -58,6 +61,7 @@ class ProducerBuffer:
             ),
             owner=self,
         )
+        self.figures = ProducerFigures(options.delivery_timeout_ms, monotonic_ms() / 1_000)
         self.room = threading.Condition(self.lock)
         self.closed: RaftlogError | None = None
         self._pid = os.getpid()
@@ -93,6 +97,14 @@ class ProducerBuffer:
             raise type(self.closed)(str(self.closed))
         if self._pid != os.getpid():
             raise ClosedError(f"this producer was made in process {self._pid}; make one in each process")
+
+    def check_may_send(self) -> None:
+        """Refuse a record that nobody may send now; under the lock.
+
+        Raises:
+            ClosedError: as `check_open`.
+        """
+        self.check_open()
 
     def abandon_after_fork(self) -> None:
         """In a forked child: let go of everything without touching it."""
@@ -131,11 +143,12 @@ class ProducerBuffer:
                 queue = queues.queue_for(key, partition)
                 batch = accumulator.open_batch_for(queue, size)
             if batch is None and queue.open is None:
-                batch = accumulator.open(queue, size, monotonic_ms())
+                in_turn = queues.takes_turns and key is None and partition is None
+                batch = accumulator.open(queue, size, monotonic_ms(), in_turn=in_turn)
             elif batch is None:  # the next sticky partition has a batch that is nearly full: stay where there is none
                 assert full is not None
                 queue = full.queue
-                batch = accumulator.open(queue, size, monotonic_ms())
+                batch = accumulator.open(queue, size, monotonic_ms(), in_turn=True)
         index = batch.append(value, key, headers, timestamp_ms, size)
         if queue.partition == queues.sticky and not queues.custom:
             if batch.keys is None and batch.headers is None:
@@ -183,7 +196,7 @@ class ProducerBuffer:
             while todo:
                 try:
                     if not todo[0].done:
-                        todo[0].encode(options.codec, options.level)
+                        todo[0].encode(options.codec, options.level, self.attributes)
                 except RaftlogError as error:
                     self.fail([todo[0]], error)
                 del todo[0]
@@ -240,10 +253,12 @@ class ProducerBuffer:
         self.accumulator.hurry()
         self.wake()
         self._room_waiters += 1
+        began_s = monotonic_ms() / 1_000
         try:
             self.room.wait(left_s)
         finally:
             self._room_waiters -= 1
+            self._note_wait(began_s)
 
     async def room_given_back(self, size: int, deadline: Deadline) -> None:
         """Wait on the event loop until memory was given back.
@@ -257,7 +272,13 @@ class ProducerBuffer:
         self.wake()
         future = self.loop.create_future()
         self._room_futures.append(future)
+        began_s = monotonic_ms() / 1_000
         await asyncio.wait([future], timeout=left_s)
+        self._note_wait(began_s)
+
+    def _note_wait(self, began_s: float) -> None:
+        now_s = monotonic_ms() / 1_000
+        self.figures.waited(now_s - began_s, now_s)
 
     def _time_for_room(self, size: int, deadline: Deadline) -> float:
         left_s = deadline.left()
@@ -292,6 +313,7 @@ class ProducerBuffer:
     ) -> None:
         """Complete a batch under the lock; the caller runs `callbacks` through `finish` without it."""
         if self.accumulator.complete(batch, base_offset=base_offset, append_time_ms=append_time_ms, error=error):
+            self.figures.done(batch, monotonic_ms() / 1_000)
             if batch.callbacks:
                 callbacks += batch.callbacks
                 batch.callbacks = None
@@ -305,6 +327,13 @@ class ProducerBuffer:
         for future in futures:
             if not future.done():
                 future.set_result(None)
+
+    def fail_incomplete(self, error: RaftlogError) -> None:
+        """Let everything fail that is not acknowledged yet: nothing of it is sent (again)."""
+        with self.lock:
+            self._drop_lean(self.accumulator.close_all())
+            left = list(self.accumulator.incomplete)
+        self.fail(left, error)
 
     async def drain(self) -> None:
         """Send what is there and wait until all of it is acknowledged or has failed; `delivery.timeout.ms` at most."""

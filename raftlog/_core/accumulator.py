@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from raftlog._core.batch import BATCH_BYTES, Batch, record_bytes
+from raftlog._core.numbering import BATCHES_REMEMBERED
 from raftlog._core.partition_queue import PartitionQueue
 from raftlog.errors import MessageTooLarge, RaftlogError
 from raftlog.format import Columns
 from raftlog.types import Header
+
+CROWDED_FACTOR: Final = 4
+"""So many times `batch.size` a batch may have that is begun while others wait for those in flight."""
+HURRIED: Final = float("-inf")
+"""`linger_until_ms` of a batch that is to be closed whatever else waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class Accumulator:
         self.used_bytes = 0
         self.incomplete: dict[Batch, None] = {}
         self.lingering: deque[Batch] = deque()
+        self.crowded: dict[Batch, None] = {}
+        """Open batches that have lingered, behind so many closed ones that nothing is lost when they grow (KIP-480)."""
         self.ready: dict[PartitionQueue, None] = {}
         """Queues with closed batches that the shell has not routed yet."""
 
@@ -81,10 +90,18 @@ class Accumulator:
         batch = queue.open
         return batch if batch is not None and batch.size_bytes + size <= batch.limit_bytes else None
 
-    def open(self, queue: PartitionQueue, size: int, now_ms: float) -> Batch:
-        """Open a batch for a record of this size; the caller has closed the one before and asked `has_room`."""
+    def open(self, queue: PartitionQueue, size: int, now_ms: float, *, in_turn: bool = False) -> Batch:
+        """Open a batch for a record of this size; the caller has closed the one before and asked `has_room`.
+
+        `in_turn`: the queue was not named, it has its turn among others: no more for it for being behind (KIP-794).
+        """
         assert queue.open is None
         reservation = self._reservation(size)
+        if queue.numbering is not None and len(queue.waiting) >= BATCHES_REMEMBERED and not in_turn:
+            # As few batches may be in flight, more would only wait behind those: it may as well be a larger one.
+            larger = min(CROWDED_FACTOR * self.config.batch_size_bytes, self.config.max_request_size_bytes)
+            if self.used_bytes + larger <= self.config.buffer_memory_bytes:
+                reservation = max(reservation, larger)
         batch = Batch(
             queue,
             queue.next_order(),
@@ -106,33 +123,56 @@ class Accumulator:
         batch.close()
         self.used_bytes -= batch.reserved_bytes - batch.size_bytes
         batch.reserved_bytes = batch.size_bytes
-        queue.waiting.append(batch)
+        queue.close(batch)
         self.ready[queue] = None
         return True
 
     def close_lingered(self, now_ms: float) -> list[Batch]:
-        """Close the open batches that have lingered long enough, and return them."""
+        """Close the open batches that have lingered long enough, and return them.
+
+        Not those behind as many closed ones as may be in flight: they could not be sent yet, so they go on growing,
+        and a backlog is sent in full batches instead of one for each time that `linger.ms` passed. The next call
+        after the queue has got shorter closes them.
+        """
         closed = []
+        for batch in list(self.crowded):
+            if batch.queue.open is not batch or not self._is_crowded(batch):
+                del self.crowded[batch]
+                if self.close(batch):
+                    closed.append(batch)
         lingering = self.lingering
         while lingering and (lingering[0].linger_until_ms <= now_ms or lingering[0].queue.open is not lingering[0]):
             batch = lingering.popleft()
-            if self.close(batch):
+            if batch.queue.open is batch and self._is_crowded(batch):
+                self.crowded[batch] = None
+            elif self.close(batch):
                 closed.append(batch)
         return closed
 
+    @staticmethod
+    def _is_crowded(batch: Batch) -> bool:
+        return len(batch.queue.waiting) >= BATCHES_REMEMBERED and batch.linger_until_ms > HURRIED
+
+    def open_batches(self) -> Iterator[Batch]:
+        """Yield every open batch, the oldest first."""
+        for batch in (*self.crowded, *self.lingering):
+            if batch.queue.open is batch:
+                yield batch
+
     def close_all(self) -> list[Batch]:
         """Close every open batch, and return them."""
-        closed = [batch for batch in self.lingering if self.close(batch)]
+        closed = [batch for batch in self.open_batches() if self.close(batch)]
+        self.crowded.clear()
         self.lingering.clear()
         return closed
 
     def hurry(self) -> None:
         """Let no open batch linger: somebody waits for the memory that they hold."""
-        for batch in self.lingering:
-            batch.linger_until_ms = 0.0
+        for batch in self.open_batches():
+            batch.linger_until_ms = HURRIED
 
     def next_linger_ms(self) -> float | None:
-        """Return when the next open batch has lingered long enough."""
+        """Return when the next open batch has lingered long enough; nothing of those that wait for a shorter queue."""
         return self.lingering[0].linger_until_ms if self.lingering else None
 
     def add_columns(
@@ -147,7 +187,7 @@ class Accumulator:
         batch = Batch(queue, queue.next_order(), size, now_ms + self.config.delivery_timeout_ms, now_ms)
         self._set_columns(batch, columns, base_timestamp_ms, size)
         self._reserve(batch, size)
-        queue.waiting.append(batch)
+        queue.close(batch)
         self.ready[queue] = None
         return batch
 
@@ -172,13 +212,17 @@ class Accumulator:
     def split(self, batch: Batch) -> tuple[Batch, Batch]:
         """Replace an encoded batch by two halves in the order of its queue, and return them (not encoded yet)."""
         columns = batch.split_columns()
-        halves = []
+        halves: list[Batch] = []
         for index, half in enumerate(columns):
             part = Batch(
                 batch.queue, (*batch.order, index), batch.limit_bytes, batch.deadline_ms, batch.linger_until_ms
             )
             self._set_columns(part, half, int(half.timestamp_ms[0].as_py()), batch.size_bytes // 2)
             part.failures, part.sent = batch.failures, batch.failures > 0  # refused now, but what about before?
+            part.in_doubt = batch.in_doubt
+            part.traces = batch.traces
+            part.numbered, part.place = batch.numbered, batch.place + index
+            part.number = batch.number.after(halves[0].count) if index and batch.numbered else batch.number
             halves.append(part)
         self.release(batch)
         for part in halves:

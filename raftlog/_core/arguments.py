@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -55,16 +55,23 @@ def as_headers(headers: Any) -> tuple[Header, ...]:
     return tuple(checked)
 
 
+LAST_TIMESTAMP_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: later ones fit neither a datetime nor, further on, the microseconds of Arrow and Spark."""
+AFTER_THE_LAST: Final = "is after the year 9999; it counts milliseconds since 1970, not microseconds"
+
+
 def as_timestamp(timestamp_ms: Any) -> int:
     """Return Unix milliseconds.
 
     Raises:
-        TypeError: not an int. InvalidRequestError: negative.
+        TypeError: not an int. InvalidRequestError: negative, or after the year 9999.
     """
     if not isinstance(timestamp_ms, int) or isinstance(timestamp_ms, bool):
         raise TypeError(f"timestamp_ms must be an int (Unix milliseconds), not {type(timestamp_ms).__name__}")
     if timestamp_ms < 0:
         raise InvalidRequestError(f"timestamp_ms {timestamp_ms} is negative; it counts milliseconds since 1970")
+    if timestamp_ms > LAST_TIMESTAMP_MS:
+        raise InvalidRequestError(f"timestamp_ms {timestamp_ms} {AFTER_THE_LAST}")
     return timestamp_ms
 
 

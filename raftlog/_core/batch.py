@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
 
+from raftlog._core.numbering import NO_NUMBER, Number
+from raftlog._core.traceparent import MAX_TRACES, TRACE_ID
 from raftlog.errors import RaftlogError
-from raftlog.format import HEADERS_TYPE, Codec, Columns, decode_batch, encode_batch
+from raftlog.format import HEADERS_TYPE, Codec, Columns, decode_batch, encode_batch, stamp_producer
+from raftlog.format.small_batch import FEW, SHORT_BYTES, encode_few
 from raftlog.types import Header, RecordMetadata
 
 if TYPE_CHECKING:
@@ -60,19 +63,24 @@ class Batch:
         "error",
         "failures",
         "headers",
+        "in_doubt",
         "keys",
         "last_timestamp_ms",
         "limit_bytes",
         "linger_until_ms",
+        "number",
+        "numbered",
         "order",
         "owner",
         "parts",
+        "place",
         "queue",
         "reserved_bytes",
         "sent",
         "size_bytes",
         "timestamp_runs",
         "timestamps",
+        "traces",
         "values",
     )
 
@@ -111,6 +119,16 @@ class Batch:
         self.callbacks: list[Callable[[], None]] | None = None
         self.sent = False
         """Whether it was ever on its way to a broker: else it is certainly not in the log."""
+        self.number: Number = NO_NUMBER
+        """What the bytes carry, or will: a prediction until it is `numbered`."""
+        self.numbered = False
+        """Whether the number stays, since it was sent with it."""
+        self.place = 0
+        """Which of its queue's numbered batches it is."""
+        self.in_doubt = False
+        """Whether it may be in the log, without an answer that says so."""
+        self.traces: dict[str, str] | None = None
+        """Of the sampled traces of its records, by trace id: the first span, as W3C traceparent."""
 
     def append(
         self, value: bytes | None, key: bytes | None, headers: tuple[Header, ...], timestamp_ms: int, size: int
@@ -135,6 +153,14 @@ class Batch:
         """Records from `index` on have this timestamp; a run costs nothing per record."""
         self.timestamp_runs.append((index, timestamp_ms))
         self.last_timestamp_ms = timestamp_ms
+
+    def trace(self, traceparent: str) -> None:
+        """A record in it belongs to this span of a sampled trace; the first `MAX_TRACES` traces are told on."""
+        traces = self.traces
+        if traces is None:
+            traces = self.traces = {}
+        if len(traces) < MAX_TRACES:
+            traces.setdefault(traceparent[TRACE_ID], traceparent)
 
     def close(self) -> None:
         """No more rows."""
@@ -161,16 +187,60 @@ class Batch:
         )
         return columns, base
 
-    def encode(self, codec: Codec, level: int | None) -> bytes:
+    @property
+    def _is_small(self) -> bool:
+        """Whether these are a few records as `encode_few` takes them."""
+        return (
+            self.columns is None
+            and self.count <= FEW
+            and self.size_bytes <= SHORT_BYTES
+            and self.headers is None
+            and len(self.timestamp_runs) == 1
+            and None not in self.values
+            and (self.keys is None or None not in self.keys)
+        )
+
+    def encode(self, codec: Codec, level: int | None, attributes: int = 0) -> bytes:
         """Return the record batch of these rows; the rows themselves are let go."""
+        producer_id, producer_epoch, base_sequence = self.number
+        if codec is Codec.NONE and self._is_small:
+            self.encoded = encode_few(
+                cast("list[bytes] | None", self.keys),
+                cast("list[bytes]", self.values),
+                self.timestamp_runs[0][1],
+                attributes=attributes,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                base_sequence=base_sequence,
+            )
+            self.values = []
+            self.keys = None
+            return self.encoded
         columns, base_timestamp_ms = self._columns()
-        self.encoded = encode_batch(columns, base_timestamp_ms, codec=codec, level=level)
+        self.encoded = encode_batch(
+            columns,
+            base_timestamp_ms,
+            codec=codec,
+            level=level,
+            attributes=attributes,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+        )
         if self.columns is not None:
             self.timestamps = columns.timestamp_ms
         self.columns = None
         self.values = []
         self.keys = self.headers = None
         return self.encoded
+
+    def stamp(self, number: Number) -> None:
+        """Have the batch carry this number from now on; encoded bytes are stamped anew if they carry another one."""
+        if number != self.number:
+            self.number = number
+            if self.encoded is not None:
+                self.encoded = stamp_producer(self.encoded, *number)
+        self.numbered = True
 
     def split_columns(self) -> tuple[Columns, Columns]:
         """Return the rows of an encoded batch in two halves, timestamps always with them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from raftlog._core.lost_logs import why_lost
 from raftlog.errors import RaftlogError, from_wire
 from raftlog.types import TopicPartition
 from raftlog.v1 import common_pb2, metadata_pb2
@@ -37,6 +38,7 @@ class PartitionView(NamedTuple):
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
     offline_replicas: tuple[int, ...] = ()
+    lost_replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ def _partition(info: metadata_pb2.PartitionInfo) -> PartitionView:
         tuple(info.adding_replicas),
         tuple(info.removing_replicas),
         tuple(info.offline_replicas),
+        tuple(info.lost_replicas),
     )
 
 
@@ -167,7 +170,9 @@ class ClusterCache:
         if view is None or view.leader >= 0:
             return None
         replicas, isr = (", ".join(map(str, each)) for each in (view.replicas, view.isr))
-        return f"{topic_partition} has no leader (replicas {replicas}; in sync {isr})"
+        sentence = f"{topic_partition} has no leader (replicas {replicas}; in sync {isr})"
+        why = why_lost(topic_partition.topic, view.leader, view.replicas, view.isr, view.lost_replicas)
+        return sentence if why is None else f"{sentence}: {why}"
 
     def partition(self, topic_partition: TopicPartition) -> PartitionView | None:
         """Return what is known of a partition."""

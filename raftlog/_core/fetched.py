@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raftlog.errors import CorruptRecordError, RaftlogError
-from raftlog.format import Attributes, BatchHeader, Buffer, decode_batch, parse_header
+from raftlog.format import Attributes, BatchHeader, Buffer, decode_batch, parse_batch, parse_header
+from raftlog.format.aborted import AbortedRanges
 from raftlog.format.header import check_header
 from raftlog.types import Record, TopicPartition
 
 _new_record = tuple.__new__
 _PLACE: Final = struct.Struct("<q4xi")
 """base_offset and leader_epoch of a batch"""
+_CONTROL: Final = int(Attributes.CONTROL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +99,23 @@ def _headers(pairs: list[tuple[str, bytes | None]] | None) -> tuple[tuple[str, b
 
 
 def wanted_rows(
-    topic_partition: TopicPartition, records: Buffer, position: int, *, check_crcs: bool, end_offset: int | None = None
+    topic_partition: TopicPartition,
+    records: Buffer,
+    position: int,
+    *,
+    check_crcs: bool,
+    end_offset: int | None = None,
+    aborted: AbortedRanges | None = None,
 ) -> Iterator[Rows | Skipped]:
     """Yield the rows from `position` on, batch by batch.
 
-    What lies before the position in the first batch is dropped; control batches and batches that compaction has
-    emptied are passed over. The position never goes back, whatever the frame holds.
+    What lies before the position in the first batch is dropped; control batches, batches of transactions that are
+    `aborted`, and those that compaction has emptied are passed over. The position never goes back, whatever the frame
+    holds.
 
-    A checksum covers neither the batch's offset nor its leader epoch, so these are held against its neighbours', and
-    the offset against `end_offset`, at or above which nothing can have been sent.
+    What says that a batch is to be passed over is under its checksum, so that is looked at there as well. A checksum
+    covers neither the batch's offset nor its leader epoch: these are held against its neighbours', and the offset
+    against `end_offset`, at or above which nothing can have been sent.
 
     Raises:
         CorruptRecordError: a batch that is cut short, does not match its checksum, lies where it cannot or does not
@@ -120,14 +130,18 @@ def wanted_rows(
                 raise CorruptRecordError(f"the batch claims {header.size} bytes, {end - at} are there")
             reached = _check_place(header, reached, records, at + header.size, end_offset)
             wanted = header.next_offset > position
-            if wanted and not header.is_control:
-                decoded = decode_batch(records, at, check_checksum=check_crcs)
+            if wanted:
+                passed_over = header.attributes & _CONTROL or (aborted is not None and aborted.hold(header))
+                if not passed_over:
+                    decoded = decode_batch(records, at, check_checksum=check_crcs)
+                elif check_crcs:
+                    parse_batch(records, at)
         except RaftlogError as error:
             raise type(error)(f"{topic_partition} at offset {position}: {error}") from None
         at += header.size
         if not wanted:
             continue
-        if header.is_control:
+        if passed_over:
             position = header.next_offset
             yield Skipped(position, header.leader_epoch)
             continue

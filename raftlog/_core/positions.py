@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from raftlog._core.fetched import Rows, Skipped, wanted_rows
 from raftlog.errors import CorruptRecordError, RaftlogError, UnsupportedVersion
 from raftlog.format import Buffer
+from raftlog.format.aborted import AbortedRanges
 from raftlog.types import TopicPartition
 
 MAX_COMPLAINTS: Final = 6
@@ -18,11 +19,15 @@ MAX_COMPLAINTS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """One frame's records: under which subscription they came, and whom to give the credit back to."""
+    """One frame's records: under which subscription they came, and whom to give the credit back to.
+
+    `aborted`: of which transactions they are that were aborted, if any (isolation.level=read_committed).
+    """
 
     subscription_id: int
     records: Buffer
     source: Any
+    aborted: AbortedRanges | None = None
 
 
 class NearReplica(NamedTuple):
@@ -31,6 +36,14 @@ class NearReplica(NamedTuple):
     node_id: int
     leader_epoch: int
     until_ms: float
+
+
+class Mark(NamedTuple):
+    """Where a partition stood before something of it was taken out."""
+
+    position: int
+    last_epoch: int
+    topic_id: bytes
 
 
 class PartitionState:
@@ -159,7 +172,15 @@ class PartitionState:
 
         Raises:
             CorruptRecordError: the frame is dropped with the subscription; the position stays before what is broken.
+                So it does for whatever else comes out of here, KeyboardInterrupt among it.
         """
+        try:
+            return self._take(max_rows, spent, check_crcs)
+        except BaseException:  # a generator that has raised is at its end: what it had left must not count as read
+            spent += self.unsubscribe()
+            raise
+
+    def _take(self, max_rows: int, spent: list[Fetched], check_crcs: bool) -> Rows | None:
         while self.rows is None:
             if self.source is None:
                 if not self.frames:
@@ -171,12 +192,9 @@ class PartitionState:
                     self.position,
                     check_crcs=check_crcs,
                     end_offset=self.high_watermark if self.high_watermark >= 0 else None,
+                    aborted=self.frames[0].aborted,
                 )
-            try:
-                found = next(self.source, None)
-            except RaftlogError:
-                spent += self.unsubscribe()
-                raise
+            found = next(self.source, None)
             if found is None:
                 self.source = None
                 spent.append(self.frames.popleft())
@@ -216,6 +234,8 @@ class Positions:
         self._turn: deque[PartitionState] = deque()
         self.doubtful: list[tuple[PartitionState, RaftlogError]] = []
         """Whose next batch did not check, and is to be asked for again after a pause."""
+        self.passed = 0
+        """Grows whenever a position has moved on over something of which nothing is handed out."""
 
     def add(self, state: PartitionState) -> None:
         """Begin to read a partition."""
@@ -230,39 +250,63 @@ class Positions:
         if state.subscription_id != fetched.subscription_id or self.states.get(state.topic_partition) is not state:
             return False
         if not state.queued:
+            self._turn.append(state)  # a signal may come between any two steps: twice does no harm, never would
             state.queued = True
-            self._turn.append(state)
         state.frames.append(fetched)
         return True
 
-    def take(self, max_rows: int, spent: list[Fetched], *, check_crcs: bool) -> list[Rows]:
+    def take(
+        self, max_rows: int, spent: list[Fetched], *, check_crcs: bool, marks: dict[PartitionState, Mark] | None = None
+    ) -> list[Rows]:
         """Hand out rows of at most `max_rows` together; the partition that comes next is another one every time.
 
-        A partition whose next batch is corrupt is listed in `doubtful`, to be asked for again, or gets that as its
-        `error` when that was done often enough; the others go on.
+        Where each partition stands is put in `marks`, if it is not there, before it moves: `take_back` undoes what its
+        caller could not make use of. A partition whose next batch is corrupt is listed in `doubtful`, to be asked for
+        again, or gets that as its `error` when that was done often enough; the others go on.
         """
         taken: list[Rows] = []
         left = max_rows
         turn = self._turn
         while left > 0 and turn:
             state = turn[0]
+            if marks is not None and state not in marks and state.position is not None:
+                marks[state] = Mark(state.position, state.last_epoch, state.topic_id)
+            position = state.position
             try:
                 rows = state.take(left, spent, check_crcs=check_crcs)
             except RaftlogError as error:
-                turn.popleft().queued = False
+                state.queued = False
+                turn.popleft()
                 if isinstance(error, (CorruptRecordError, UnsupportedVersion)) and state.complain():
                     self.doubtful.append((state, error))
                 else:
                     state.error = error
                 continue
             if rows is None:  # used up, or made stale
-                turn.popleft().queued = False
+                self.passed += state.position != position
+                state.queued = False
+                turn.popleft()
                 continue
             taken.append(rows)
             left -= len(rows)
         if turn:
             turn.rotate(-1)
         return taken
+
+    def take_back(self, marks: dict[PartitionState, Mark]) -> list[Fetched]:
+        """Go back to where partitions stood before something was taken that nobody got; return stale frames.
+
+        What is another topic by now stays where it is. May be interrupted, and done again: `marks` has what is left.
+        """
+        stale: list[Fetched] = []
+        for state in list(marks):
+            mark = marks[state]
+            current = self.states.get(state.topic_partition) is state and state.topic_id == mark.topic_id
+            if current and state.position is not None and state.position >= mark.position:
+                stale += state.unsubscribe()
+                state.position, state.last_epoch = mark.position, mark.last_epoch
+            del marks[state]
+        return stale
 
     def failed(self, now_ms: float) -> PartitionState | None:
         """Return the first partition with an error that it is time to raise."""

@@ -7,7 +7,7 @@ of its partitions (stable: order within a partition is kept), and is cut into pi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,15 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raftlog._core.arguments import AFTER_THE_LAST, LAST_TIMESTAMP_MS
 from raftlog._core.batch import HEADER_ENTRY_BYTES, RECORD_BYTES
 from raftlog._core.murmur2 import murmur2_column
 from raftlog._core.topic_queues import TopicQueues
 from raftlog.errors import InvalidPartitions, InvalidRequestError
 from raftlog.format import HEADERS_TYPE, Columns
+from raftlog.types import Header
 
 _MAX_ROWS_BYTES: Final = 1 << 30
 """Rows are handled in stretches of at most this size, well below the 2 GiB that Arrow's binary columns address."""
 _COLUMNS: Final = ("value", "key", "headers", "partition", "timestamp")
+HEADER_TYPES: Final = (pa.utf8(), pa.binary())
 _HEADERS_STRUCT: Final = pa.list_(pa.struct([("key", pa.utf8()), ("value", pa.binary())]))
 
 
@@ -110,6 +113,13 @@ def _headers(column: Any) -> Any:
             return column.cast(HEADERS_TYPE)
         entries = column.cast(_HEADERS_STRUCT)
         flat = entries.flatten()
+        names, contents = flat.flatten()  # of a null entry both are null
+        if names.null_count:
+            lengths = pc.fill_null(pc.list_value_length(entries), 0)
+            row = np.searchsorted(np.cumsum(lengths), pc.index(names.is_null(), True).as_py(), side="right")
+            raise InvalidRequestError(
+                f"column 'headers': a header in row {row} has null for its name (key); give it a name, or drop it"
+            )
         offsets = entries.offsets
         if entries.null_count:  # a null in the offsets marks a null map
             mask = np.append(np.asarray(entries.is_null()), False)
@@ -117,7 +127,7 @@ def _headers(column: Any) -> Any:
         if entries.offset or entries.offsets[0].as_py():
             base = entries.offsets[0].as_py()
             offsets = pc.subtract(offsets, pa.scalar(base, pa.int32()))
-        return pa.MapArray.from_arrays(offsets, flat.field(0), flat.field(1).cast(pa.binary()))
+        return pa.MapArray.from_arrays(offsets, names, contents.cast(pa.binary()))
     except (pa.ArrowException, ValueError) as error:
         raise InvalidRequestError(
             f"column 'headers' has the type {column.type}; it must be map<string, binary> or "
@@ -125,9 +135,43 @@ def _headers(column: Any) -> Any:
         ) from None
 
 
+def header_entries(headers: Any) -> tuple[Any, Any, NDArray[np.int64]]:
+    """Return the names and the contents in a column of headers, all rows', and the row of each."""
+    offsets = np.asarray(headers.offsets, np.int64)
+    names, contents = headers.keys, headers.items
+    first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+    if len(names) > count:  # of a slice they are those of the whole column
+        names, contents = names.slice(first, count), contents.slice(first, count)
+    row_of_entry = np.repeat(np.arange(len(headers)), np.diff(offsets))
+    if headers.null_count:  # there may be something below a null
+        there = np.asarray(headers.is_valid())[row_of_entry]
+        names, contents = names.filter(pa.array(there)), contents.filter(pa.array(there))
+        row_of_entry = row_of_entry[there]
+    return names, contents, row_of_entry
+
+
+def with_headers(rows: Rows, more: tuple[Header, ...]) -> Rows:
+    """Return the rows with these headers behind their own, instead of those of the same names."""
+    count, added = len(rows.value), len(more)
+    names, contents = (pa.array(part, kind) for part, kind in zip(zip(*more, strict=True), HEADER_TYPES, strict=True))
+    kept = np.zeros(count, np.int64)
+    order = np.tile(np.arange(added), count)
+    if rows.headers is not None:
+        own_names, own_contents, row_of_entry = header_entries(rows.headers)
+        stays = ~np.asarray(pc.is_in(own_names, names))
+        kept = np.bincount(row_of_entry[stays], minlength=count)
+        order = np.insert(order, np.repeat(np.arange(count) * added, kept), np.flatnonzero(stays) + added)
+        names, contents = pa.concat_arrays([names, own_names]), pa.concat_arrays([contents, own_contents])
+    offsets = pa.array(np.concatenate([[0], np.cumsum(kept + added)]), pa.int32())
+    return replace(rows, headers=pa.MapArray.from_arrays(offsets, names.take(order), contents.take(order)))
+
+
 def _timestamps(column: Any) -> Any:
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms"), safe=False).view(pa.int64())
+        try:  # finer ones lose something, seconds must fit
+            column = column.cast(pa.timestamp("ms"), safe=column.type.unit == "s").view(pa.int64())
+        except pa.ArrowInvalid:
+            raise InvalidRequestError(f"a timestamp {AFTER_THE_LAST}") from None
     elif pa.types.is_integer(column.type):
         column = column.cast(pa.int64())
     else:
@@ -135,6 +179,23 @@ def _timestamps(column: Any) -> Any:
             f"column 'timestamp' has the type {column.type}; it must be a timestamp, or int64 milliseconds"
         )
     return column
+
+
+def check_timestamps(rows: Rows, first_row: int) -> None:
+    """Refuse timestamps that `as_timestamp` refuses.
+
+    Raises:
+        InvalidRequestError: names the first such row.
+    """
+    if rows.timestamp_ms is None:
+        return
+    least, most = pc.min_max(rows.timestamp_ms).as_py().values()
+    if least >= 0 and most <= LAST_TIMESTAMP_MS:
+        return
+    at_ms = np.asarray(rows.timestamp_ms)
+    row = int(np.argmax((at_ms < 0) | (at_ms > LAST_TIMESTAMP_MS)))
+    wrong = "is negative; it counts milliseconds since 1970" if at_ms[row] < 0 else AFTER_THE_LAST
+    raise InvalidRequestError(f"row {first_row + row} cannot be sent: timestamp_ms {at_ms[row]} {wrong}")
 
 
 def rows_from_batch(batch: Any, now_ms: int) -> Rows:

@@ -14,15 +14,18 @@ from raftlog._core.batch import BATCH_BYTES
 from raftlog._core.rows import (
     Rows,
     by_partition,
+    check_timestamps,
     cut,
     partitions_of,
     row_bytes,
     rows_from_batch,
     stretches,
+    with_headers,
     with_sticky,
 )
 from raftlog._core.topic_queues import TopicQueues
 from raftlog.format import Columns
+from raftlog.types import Header
 
 
 class Piece(NamedTuple):
@@ -38,9 +41,18 @@ Sized = list[tuple[Rows, NDArray[np.int64]]]
 
 
 def prepare(
-    accumulator: Accumulator, now_ms: int, values: Any, key: Any, partition: Any, headers: Any, timestamp_ms: Any
+    accumulator: Accumulator,
+    now_ms: int,
+    values: Any,
+    key: Any,
+    partition: Any,
+    headers: Any,
+    timestamp_ms: Any,
+    more_headers: tuple[Header, ...] = (),
 ) -> Sized:
     """Return the rows with their sizes, after checking all that can be checked before the topic is known.
+
+    `more_headers`: of every row, besides its own.
 
     Raises:
         TypeError, InvalidRequestError: data of a kind that does not fit.
@@ -52,6 +64,9 @@ def prepare(
         if not batch.num_rows:
             continue
         rows = rows_from_batch(batch, now_ms)
+        check_timestamps(rows, first)
+        if more_headers:
+            rows = with_headers(rows, more_headers)
         sizes = row_bytes(rows)
         largest = int(np.argmax(sizes))
         accumulator.check_fits(int(sizes[largest]), f"row {first + largest}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from raftlog._core.cluster import TopicView
 from raftlog._core.murmur2 import key_hash
+from raftlog._core.numbering import Numbering
 from raftlog._core.partition_queue import PartitionQueue
 from raftlog.errors import InvalidPartitions, InvalidRequestError
 
@@ -20,20 +21,21 @@ class TopicQueues:
     small ones (KIP-480), spread evenly. Partitions without a leader are passed over while others have one.
     """
 
-    def __init__(self, view: TopicView, partitioner: Partitioner | None) -> None:
+    def __init__(self, view: TopicView, partitioner: Partitioner | None, *, idempotent: bool = False) -> None:
         self.topic = view.name
         self.topic_id = view.topic_id
         self.queues: list[PartitionQueue] = []
         self.sticky = 0
         self._available: list[int] = []
         self._partitioner = partitioner
+        self._idempotent = idempotent
         self.update(view)
 
     def update(self, view: TopicView) -> None:
         """Take over the partitions of newer metadata; a topic that was made again may have fewer."""
         self.topic_id = view.topic_id
         for partition in range(len(self.queues), len(view.partitions)):
-            self.queues.append(PartitionQueue(self.topic, partition))
+            self.queues.append(PartitionQueue(self.topic, partition, Numbering() if self._idempotent else None))
         self.partition_count = len(view.partitions)
         led = [part.partition for part in view.partitions if part.leader >= 0]
         self._available = led or [part.partition for part in view.partitions]
@@ -68,6 +70,11 @@ class TopicQueues:
                 partition = self.sticky
         self.check_partition(partition)
         return self.queues[partition]
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether records that name neither partition nor key go to more than one."""
+        return self._partitioner is None and len(self._available) > 1
 
     @property
     def custom(self) -> bool:

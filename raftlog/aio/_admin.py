@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any
 
 from raftlog._client.admin import AdminEngine
-from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import AdminOptions
+from raftlog._core.bootstrap import parse_bootstrap
 from raftlog._descriptions import (
     ClusterDescription,
     ConfigDescription,
@@ -18,11 +18,15 @@ from raftlog._descriptions import (
     Reassignment,
     TopicDescription,
 )
+from raftlog.aio._admin_groups import GroupAdmin
+from raftlog.aio._admin_nodes import NodeAdmin
+from raftlog.aio._admin_security import SecurityAdmin
+from raftlog.aio._admin_transactions import TransactionAdmin
 from raftlog.errors import RaftlogError
 from raftlog.types import TopicPartition
 
 
-class Admin:
+class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
     """As `raftlog.Admin`, awaitable. Belongs to the event loop that runs when it is first used.
 
     >>> import asyncio
@@ -39,6 +43,10 @@ class Admin:
         self, bootstrap: str | Sequence[str], *, config: Mapping[str, object] | None = None, **options: object
     ) -> None:
         self._engine = AdminEngine(parse_bootstrap(bootstrap), AdminOptions.make(config, options))
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """As `raftlog.Admin.metrics`; does not wait."""
+        return self._engine.metrics()
 
     async def create_topic(
         self,
@@ -116,24 +124,48 @@ class Admin:
         """As `raftlog.Admin.unregister_broker`."""
         await self._engine.unregister_broker(broker_id, timeout)
 
+    async def alter_broker(
+        self,
+        broker_id: int,
+        *,
+        cordoned: bool | None = None,
+        drained: bool | None = None,
+        until_restart: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """As `raftlog.Admin.alter_broker`."""
+        await self._engine.alter_broker(broker_id, cordoned, drained, until_restart, timeout)
+
+    async def update_feature(
+        self, name: str, level: int, *, validate_only: bool = False, timeout: float | None = None
+    ) -> None:
+        """As `raftlog.Admin.update_feature`."""
+        await self._engine.update_feature(name, level, validate_only, timeout)
+
     async def describe_configs(
-        self, topic: str | None = None, broker: int | str | None = None, *, timeout: float | None = None
+        self,
+        topic: str | None = None,
+        broker: int | str | None = None,
+        *,
+        broker_logger: int | None = None,
+        timeout: float | None = None,
     ) -> dict[str, ConfigDescription]:
         """As `raftlog.Admin.describe_configs`."""
-        return await self._engine.describe_configs(topic, broker, timeout)
+        return await self._engine.describe_configs(topic, broker, broker_logger, timeout)
 
     async def alter_configs(
         self,
         topic: str | None = None,
         broker: int | str | None = None,
         *,
+        broker_logger: int | None = None,
         set: Mapping[str, Any] | None = None,
         unset: Iterable[str] = (),
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> None:
         """As `raftlog.Admin.alter_configs`."""
-        await self._engine.alter_configs(topic, broker, set or {}, unset, validate_only, timeout)
+        await self._engine.alter_configs(topic, broker, broker_logger, set or {}, unset, validate_only, timeout)
 
     async def describe_log_dirs(
         self, broker: int | None = None, *, timeout: float | None = None

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from raftlog._client.connections import parse_bootstrap
+from raftlog._client.commit_arguments import as_partition
 from raftlog._client.consumer import ConsumerEngine
+from raftlog._client.fetcher import monotonic_ms
+from raftlog._client.group_consumer import GroupEngine
 from raftlog._client.offsets import EARLIEST, LATEST
 from raftlog._client.options import ConsumerOptions
-from raftlog._consumer_arguments import ALL_ROWS, Unread, as_names, check_offset, check_times, refuse_group, table_of
+from raftlog._client.partition_reader import PASSED_WAIT_S
+from raftlog._client.tracing_choice import consumer_tracing
+from raftlog._consumer_arguments import (
+    ALL_ROWS,
+    Unread,
+    as_names,
+    as_partitions,
+    check_offset,
+    check_times,
+    table_of,
+)
+from raftlog._core.bootstrap import parse_bootstrap
 from raftlog._core.fetched import Rows
+from raftlog._core.positions import Mark, PartitionState
 from raftlog._delivery import Deadline
+from raftlog._group_listener import RebalanceListener
+from raftlog._group_offsets import check_group_id, check_group_options
+from raftlog.aio._group import GroupCalls, GroupPart
 from raftlog.errors import ClosedError, InvalidRequestError
 from raftlog.types import OffsetAndTimestamp, Record, TopicPartition
 
 
-class Consumer:
+class Consumer(GroupCalls):
     """As `raftlog.Consumer`, awaitable. Belongs to the event loop that runs when it is first used.
 
     >>> import asyncio
@@ -44,14 +63,19 @@ class Consumer:
         config: Mapping[str, object] | None = None,
         **options: object,
     ) -> None:
-        refuse_group(group_id)
+        check_group_id(group_id)
         self._addresses = parse_bootstrap(bootstrap)
         if auto_offset_reset is not None:
             options["auto_offset_reset"] = auto_offset_reset
         if isolation_level is not None:
             options["isolation_level"] = isolation_level
+        if group_id is not None:
+            options["group_id"] = group_id
         self._options = ConsumerOptions.make(config, options)
+        check_group_options(self._options, options, config or {})
+        self._tracing = consumer_tracing(self._options)
         self._made: ConsumerEngine | None = None
+        self._group: GroupPart | None = None
         self._closed = False
         self._data = asyncio.Event()
         self._unread = Unread()
@@ -61,31 +85,68 @@ class Consumer:
         if engine is None:
             if self._closed:
                 raise ClosedError("the consumer is closed")
-            engine = self._made = ConsumerEngine(self._addresses, self._options, asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            if self._options.group_id:
+                member = GroupEngine(self._addresses, self._options, loop)
+                self._group = GroupPart(member, self._unread)
+                engine = self._made = member
+            else:
+                engine = self._made = ConsumerEngine(self._addresses, self._options, loop)
             engine.on_data = self._data.set
         return engine
 
+    def _made_group(self) -> GroupPart | None:
+        self._engine()
+        return self._group
+
     # What to read
 
-    async def subscribe(self, topics: str | Iterable[str] | None = None, pattern: str | None = None) -> None:
-        """As `raftlog.Consumer.subscribe`."""
+    async def subscribe(
+        self,
+        topics: str | Iterable[str] | None = None,
+        pattern: str | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """As `raftlog.Consumer.subscribe`; the methods of the listener may be coroutines."""
         names, compiled = as_names(topics, pattern)
-        self._unread.put_back(self._engine())
-        await self._engine().subscribe(names, compiled)
+        engine = self._engine()
+        if listener is not None:
+            self._of_group("a listener").listener = listener
+        self._unread.put_back(engine)
+        group = self._group
+        if group is None:
+            await engine.subscribe(names, compiled)
+            return
+        if not engine.subscribed:
+            group.progress.forget()
+        try:
+            await engine.subscribe(names, compiled)
+            await group.look()
+            await group.engine.something_to_read()
+            await group.look()
+            await engine.placed()
+        finally:
+            group.engine.polled_ms = monotonic_ms()
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """As `raftlog.Consumer.assign`."""
+        wanted = as_partitions("assign", partitions)
         self._unread.put_back(self._engine())
-        await self._engine().assign(partitions)
+        if self._group is not None and self._group.engine.subscribed:
+            await self._group.end(clean=True)
+        await self._engine().assign(wanted)
 
     async def unsubscribe(self) -> None:
         """As `raftlog.Consumer.unsubscribe`."""
+        engine = self._engine()
+        if self._group is not None:
+            await self._group.end(clean=True)
         self._unread.records.clear()
-        await self._engine().unsubscribe()
+        await engine.unsubscribe()
 
     def assignment(self) -> list[TopicPartition]:
         """As `raftlog.Consumer.assignment`."""
-        return sorted(self._made.positions.states) if self._made is not None else []
+        return self._made.assigned() if self._made is not None else []
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
         """As `raftlog.Consumer.partitions_for`."""
@@ -94,14 +155,15 @@ class Consumer:
         view = await engine.metadata.topic(topic, engine.options.default_api_timeout_ms, fresh=True)
         return [TopicPartition(topic, part.partition) for part in view.partitions]
 
-    def pause(self, *partitions: TopicPartition) -> None:
+    def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """As `raftlog.Consumer.pause`."""
+        wanted = as_partitions("pause", partitions)
         self._unread.put_back(self._engine())
-        self._engine().pause(partitions, True)
+        self._engine().pause(wanted, True)
 
-    def resume(self, *partitions: TopicPartition) -> None:
+    def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """As `raftlog.Consumer.resume`."""
-        self._engine().pause(partitions, False)
+        self._engine().pause(as_partitions("resume", partitions), False)
 
     def paused(self) -> list[TopicPartition]:
         """As `raftlog.Consumer.paused`."""
@@ -112,74 +174,140 @@ class Consumer:
 
     async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
         """As `raftlog.Consumer.poll`."""
-        engine = self._engine()
+        engine, group = self._engine(), self._group
+        engine.check_open()
         if self._unread.records:
-            engine.check_open()
-            return self._unread.take_all()
-        found: list[Record] = []
-        for rows in await self._rows(timeout, max_records or engine.options.max_poll_records):
-            found += rows.records()
-        return found
+            if group is None:
+                return self._unread.take_all(None)
+            await group.come_back()
+            if self._unread.records:
+                return self._unread.take_all(group.progress.handed_records)
+        marks = await self._come_back()
+        try:
+            found: list[Record] = []
+            for rows in await self._rows(timeout, max_records or engine.options.max_poll_records, marks):
+                found += rows.records()
+            return found
+        except BaseException:
+            engine.take_back(marks)
+            raise
 
     async def poll_arrow(self, timeout: float | None = 1.0, max_records: int | None = None) -> Any:
         """As `raftlog.Consumer.poll_arrow`."""
         engine = self._engine()
+        engine.check_open()
         self._unread.put_back(engine)
-        return table_of(await self._rows(timeout, max_records or ALL_ROWS), engine)
+        marks = await self._come_back()
+        try:
+            return table_of(await self._rows(timeout, max_records or ALL_ROWS, marks), engine)
+        except BaseException:
+            engine.take_back(marks)
+            raise
 
-    async def _rows(self, timeout: float | None, max_rows: int) -> list[Rows]:
-        engine, data = self._engine(), self._data
+    async def _come_back(self) -> dict[PartitionState, Mark]:
+        """A poll begins; return where it is to mark what it takes."""
+        if self._group is None:
+            self._engine().settle()
+            return {}
+        await self._group.come_back()
+        return self._group.progress.out
+
+    async def _rows(self, timeout: float | None, max_rows: int, marks: dict[PartitionState, Mark]) -> list[Rows]:
+        tracing = self._tracing
+        if tracing is None:
+            return await self._untraced_rows(timeout, max_rows, marks)
+        begun_ns = tracing.begin()
+        found = await self._untraced_rows(timeout, max_rows, marks)
+        tracing.end(begun_ns, found)
+        return found
+
+    async def _untraced_rows(
+        self, timeout: float | None, max_rows: int, marks: dict[PartitionState, Mark]
+    ) -> list[Rows]:
+        if self._group is None:
+            return await self._wait_for_rows(timeout, max_rows, marks)
+        member = self._group.engine
+        member.polled_ms = math.inf
+        try:
+            return await self._wait_for_rows(timeout, max_rows, marks)
+        finally:
+            member.polled_ms = monotonic_ms()
+
+    async def _wait_for_rows(
+        self, timeout: float | None, max_rows: int, marks: dict[PartitionState, Mark]
+    ) -> list[Rows]:
+        engine, data, group = self._engine(), self._data, self._group
         deadline: Deadline | None = None
+        passed = engine.positions.passed
         while True:
             data.clear()
-            rows = engine.take(max_rows)
+            if group is not None:
+                await group.look()
+            rows = engine.take(max_rows, marks)
             if rows or timeout == 0:
                 return rows
             deadline = deadline or Deadline(timeout)
             left_s = deadline.left()
+            if left_s is not None and passed != engine.positions.passed:
+                passed, left_s = engine.positions.passed, min(left_s, PASSED_WAIT_S)
+                deadline = Deadline(left_s)
             if left_s is not None and left_s <= 0:
                 return rows
             try:
-                async with asyncio.timeout(left_s):
+                async with asyncio.timeout(left_s if group is None else group.progress.wait_s(left_s)):
                     await data.wait()
             except TimeoutError:
-                return engine.take(max_rows)
+                if group is None:
+                    return engine.take(max_rows, marks)
 
     def __aiter__(self) -> Consumer:
         return self
 
     async def __anext__(self) -> Record:
         """Return the next record; waits for ever, or ends after `consumer.timeout.ms` without one."""
-        records = self._unread.records
-        if not records:
+        unread, group = self._unread, self._group
+        self._engine().check_open()
+        if group is not None:
+            await group.come_back()
+        if not unread.records:
             limit_ms = self._options.consumer_timeout_ms
-            records.extend(await self.poll(None if limit_ms is None else limit_ms / 1000))
-            if not records:
-                raise StopAsyncIteration
-        return records.popleft()
+            left = Deadline(None if limit_ms is None else limit_ms / 1000).left
+            while not (found := await self.poll(left())):
+                if left() == 0:
+                    raise StopAsyncIteration
+            unread.records.extend(found)
+        record = unread.records[0]
+        if self._group is not None:
+            self._group.progress.yielded(record)
+        del unread.records[0]
+        return record
 
     # Positions
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """As `raftlog.Consumer.seek`."""
+        wanted = as_partition(partition)
         check_offset(offset)
         self._unread.put_back(self._engine())
-        self._engine().place(TopicPartition(*partition), offset)
+        self._engine().place(wanted, offset)
 
-    async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+    async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """As `raftlog.Consumer.seek_to_beginning`."""
-        for part, offset in (await self.beginning_offsets(partitions or self.assignment())).items():
+        for part, offset in (await self.beginning_offsets(self._or_all("seek_to_beginning", partitions))).items():
             self.seek(part, offset)
 
-    async def seek_to_end(self, *partitions: TopicPartition) -> None:
+    async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """As `raftlog.Consumer.seek_to_end`."""
-        for part, offset in (await self.end_offsets(partitions or self.assignment())).items():
+        for part, offset in (await self.end_offsets(self._or_all("seek_to_end", partitions))).items():
             self.seek(part, offset)
+
+    def _or_all(self, call: str, partitions: Iterable[object]) -> list[TopicPartition]:
+        return as_partitions(call, partitions) or sorted(self._engine().positions.states)
 
     async def position(self, partition: TopicPartition) -> int:
         """As `raftlog.Consumer.position`."""
         engine = self._engine()
-        topic_partition = TopicPartition(*partition)
+        topic_partition = as_partition(partition)
         unread = self._unread.first_offsets().get(topic_partition)
         if unread is not None:
             return unread
@@ -207,7 +335,7 @@ class Consumer:
         return await self._ends(partitions, LATEST)
 
     async def _ends(self, partitions: Iterable[TopicPartition], end: int) -> dict[TopicPartition, int]:
-        found = await self._find({TopicPartition(*part): end for part in partitions})
+        found = await self._find(dict.fromkeys(as_partitions("this", partitions), end))
         return {part: answer.offset for part, answer in found.items() if answer is not None}
 
     async def _find(
@@ -215,17 +343,29 @@ class Consumer:
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         engine = self._engine()
         engine.check_open()
-        wanted = {TopicPartition(*part): at for part, at in timestamps_ms.items()}
+        wanted = {as_partition(part): at for part, at in timestamps_ms.items()}
         found = await engine.lookup.find(wanted, engine.options.isolation_level)
         return {part: found[part] for part in wanted}
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """As `raftlog.Consumer.metrics`; does not wait. Empty before the first use."""
+        return {} if self._made is None else self._made.metrics()
 
     # End
 
     async def close(self) -> None:
-        """Stop reading. Closing twice is allowed."""
+        """As `raftlog.Consumer.close`."""
+        await self._close(clean=sys.exc_info()[0] is None)
+
+    async def _close(self, *, clean: bool) -> None:
         self._closed = True
         if self._made is not None and self._made.closed is None:
-            await self._made.close()
+            try:
+                if self._group is not None:
+                    await self._group.end(clean=clean)
+            finally:
+                if self._made.closed is None:  # out of a listener it was closed already
+                    await self._made.close()
 
     async def __aenter__(self) -> Consumer:
         self._engine()
@@ -234,4 +374,4 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        await self._close(clean=kind is None)

@@ -6,23 +6,28 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import ProducerOptions
 from raftlog._client.producer import ProducerEngine
+from raftlog._client.tracing_choice import producer_tracing
 from raftlog._core.arguments import HeadersLike, as_bytes, as_headers, as_partition, as_timestamp, as_topic
 from raftlog._core.batch import RECORD_BYTES, Batch
+from raftlog._core.bootstrap import parse_bootstrap
 from raftlog._core.send_batch import Piece, pieces_of, prepare
 from raftlog._core.topic_queues import Partitioner, TopicQueues
 from raftlog._delivery import AsyncBatchDelivery, AsyncDelivery, Deadline, wait_async
+from raftlog.aio._transactions import TransactionMethods
 from raftlog.errors import ClosedError
 from raftlog.types import Header
+
+if TYPE_CHECKING:
+    from raftlog._tracing import Sending
 
 _time_ns = time.time_ns
 
 
-class Producer:
+class Producer(TransactionMethods):
     """As `raftlog.Producer`, awaitable. Belongs to the event loop that runs when it is first used.
 
     `await send(...)` waits only while `buffer.memory` is full or the topic is not known yet, and returns the
@@ -51,6 +56,7 @@ class Producer:
         if config is None or "acks" not in config:
             options["acks"] = acks
         self._options = ProducerOptions.make(config, options)
+        self._tracing = producer_tracing(self._options)
         self._partitioner = partitioner
         self._made: ProducerEngine | None = None
         self._closed = False
@@ -77,6 +83,7 @@ class Producer:
         engine = self._made
         if (
             engine is not None
+            and self._tracing is None
             and key is None
             and partition is None
             and headers is None
@@ -108,6 +115,46 @@ class Producer:
         timestamp_ms: int | None,
     ) -> AsyncDelivery:
         engine = self._engine()
+        try:
+            if self._tracing is not None:
+                sending = self._tracing.begin(topic, as_headers(headers))
+                return await self._place_traced(sending, engine, topic, value, key, partition, timestamp_ms)
+            return await self._place(engine, topic, value, key, partition, headers, timestamp_ms)
+        except Exception as error:
+            engine.not_sent(error)
+            raise
+
+    async def _place_traced(
+        self,
+        sending: Sending,
+        engine: ProducerEngine,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> AsyncDelivery:
+        try:
+            delivery = await self._place(
+                engine, topic, value, key, partition, sending.headers, timestamp_ms, sending.traceparent
+            )
+        except BaseException as error:
+            sending.fail(error)
+            raise
+        sending.follow([delivery._batch], delivery._index)
+        return delivery
+
+    async def _place(
+        self,
+        engine: ProducerEngine,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        headers: HeadersLike | None,
+        timestamp_ms: int | None,
+        traceparent: str | None = None,
+    ) -> AsyncDelivery:
         value = as_bytes(value, "value")
         key = as_bytes(key, "key")
         pairs: tuple[Header, ...] = as_headers(headers) if headers is not None else ()
@@ -119,8 +166,10 @@ class Producer:
         deadline: Deadline | None = None
         while True:
             with engine.lock:
-                engine.check_open()
+                engine.check_may_send()
                 placed = engine.place(queues, value, key, partition, pairs, at_ms, size)
+                if placed is not None and traceparent is not None:
+                    placed[0].trace(traceparent)
             if placed is None:
                 deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
                 await engine.room_given_back(size, deadline)
@@ -150,27 +199,58 @@ class Producer:
     ) -> AsyncBatchDelivery:
         """As `raftlog.Producer.send_batch`; waits while `buffer.memory` is full, `max.block.ms` at most."""
         engine = self._engine()
-        given = prepare(engine.accumulator, _time_ns() // 1_000_000, values, key, partition, headers, timestamp_ms)
+        sending = None if self._tracing is None else self._tracing.begin(topic)
+        try:
+            return await self._send_batch(engine, topic, values, key, partition, headers, timestamp_ms, sending)
+        except BaseException as error:
+            if sending is not None:
+                sending.fail(error)
+            if isinstance(error, Exception):
+                engine.not_sent(error)
+            raise
+
+    async def _send_batch(
+        self,
+        engine: ProducerEngine,
+        topic: str,
+        values: Any,
+        key: Any,
+        partition: Any,
+        headers: HeadersLike | None,
+        timestamp_ms: Any,
+        sending: Sending | None,
+    ) -> AsyncBatchDelivery:
+        more, traceparent = (sending.headers, sending.traceparent) if sending is not None else ((), None)
+        now_ms = _time_ns() // 1_000_000
+        given = prepare(engine.accumulator, now_ms, values, key, partition, headers, timestamp_ms, more)
         queues = await self._queues(topic)
         batches = []
         for piece in pieces_of(given, queues, engine.slice_limit_bytes()):
-            batches.append(await self._send_piece(queues, piece))
+            batches.append(await self._send_piece(queues, piece, traceparent))
             await asyncio.sleep(0)  # encoding takes a while: let others run between the pieces
+        if sending is not None:
+            sending.follow(batches)
         return AsyncBatchDelivery(batches)
 
-    async def _send_piece(self, queues: TopicQueues, piece: Piece) -> Batch:
+    async def _send_piece(self, queues: TopicQueues, piece: Piece, traceparent: str | None) -> Batch:
         engine = self._engine()
         deadline: Deadline | None = None
         while True:
             with engine.lock:
-                engine.check_open()
+                engine.check_may_send()
                 placed = engine.place_columns(queues, piece)
+                if placed is not None and traceparent is not None:
+                    placed[-1].trace(traceparent)
             if placed is None:
                 deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
                 await engine.room_given_back(piece.size_bytes, deadline)
                 continue
             engine.encode(placed)
             return placed[-1]
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """As `raftlog.Producer.metrics`; does not wait. Empty before the first use."""
+        return {} if self._made is None else self._made.metrics()
 
     async def flush(self, timeout: float | None = None) -> None:
         """As `raftlog.Producer.flush`."""
@@ -194,11 +274,12 @@ class Producer:
         if engine is None or engine.closed is not None:
             return
         try:
-            await self.flush(timeout)
+            if engine.transactions is None:
+                await self.flush(timeout)
         except TimeoutError:
             pass  # the deliveries that are left say so
         finally:
-            await engine.close()
+            await engine.close(timeout)
 
     async def __aenter__(self) -> Producer:
         self._engine()

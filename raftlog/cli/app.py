@@ -1,7 +1,7 @@
 """The commands put together, and what happens to their errors.
 
 Exit codes: 0 done, or whoever read the output has left; 1 an error that a line on stderr names; 2 the command line is
-wrong; 130 Ctrl-C.
+wrong; 130 Ctrl-C; 143 and 129 for SIGTERM and SIGHUP, where a command leaves things in order before it ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,26 @@ import typer
 from typer.exceptions import TyperException
 
 from raftlog import __version__
-from raftlog.cli import cluster, configs, consume, log_dump, partitions, produce, quorum, servers, topics
+from raftlog.cli import (
+    acls,
+    apply,
+    brokers,
+    client_config,
+    cluster,
+    configs,
+    consume,
+    doctor,
+    groups,
+    log_dump,
+    partitions,
+    produce,
+    quorum,
+    servers,
+    support_bundle,
+    topics,
+    transactions,
+    users,
+)
 from raftlog.cli.output import print_error
 from raftlog.errors import RaftlogError
 
@@ -47,9 +66,18 @@ app.add_typer(partitions.app, name="partition")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(configs.app, name="config")
+app.command("apply")(apply.apply)
+app.add_typer(groups.app, name="group")
+app.add_typer(transactions.app, name="txn")
+app.add_typer(users.app, name="user")
+app.add_typer(acls.app, name="acl")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(brokers.app, name="broker")
 app.add_typer(quorum.app, name="quorum")
 app.add_typer(log_dump.app, name="log")
+app.command("doctor")(doctor.doctor)
+app.command("support-bundle")(support_bundle.support_bundle)
+client_config.add_to(app)
 
 
 def _version(wanted: bool) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from raftlog._descriptions import QuorumDescription, TopicDescription
+from raftlog.cli import features, partitions, rebalance
 from raftlog.cli import partition_health as health
-from raftlog.cli import partitions
 from raftlog.cli.clients import connect_admin
 from raftlog.cli.freshness import is_agreed
 from raftlog.cli.output import (
@@ -65,7 +65,7 @@ def describe(
         agreed = linearizable or is_agreed(admin)
         found = admin.describe_cluster(linearizable=linearizable)
         topics = admin.describe_topics(topic or None)
-    brokers = [{**broker._asdict(), "state": health.state_of(broker)} for broker in found.brokers]
+    brokers = [health.broker_row(broker, output) for broker in found.brokers]
     if output is Output.JSON:
         print_json({**found._asdict(), "brokers": brokers, "topics": [_document(each) for each in topics]})
     else:
@@ -83,7 +83,7 @@ def describe(
 
 
 def _document(topic: TopicDescription) -> dict[str, Any]:
-    parts = [health.document_of(part, None, {}) for part in topic.partitions]
+    parts = [health.document_of(topic.name, part, None, {}) for part in topic.partitions]
     return {"topic": topic.name, "topic_id": topic.topic_id.hex(), "partitions": parts}
 
 
@@ -135,6 +135,8 @@ def _shown(row: Row) -> dict[str, Any]:
     return {key: None if type(value) is int and value < 0 else value for key, value in row.items()}
 
 
+app.add_typer(features.app, name="features")
+app.command("rebalance")(rebalance.rebalance)
 app.command("elect-leaders", help="The same as raftlog partition elect.")(partitions.elect)
 
 

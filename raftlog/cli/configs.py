@@ -36,17 +36,22 @@ class Resource(StrEnum):
 
     TOPIC = "topic"
     BROKER = "broker"
+    BROKER_LOGGER = "broker-logger"
 
 
-ResourceArgument = Annotated[Resource, typer.Argument(metavar="topic|broker", show_default=False)]
+ResourceArgument = Annotated[Resource, typer.Argument(metavar="topic|broker|broker-logger", show_default=False)]
 NameArgument = Annotated[
     str,
     typer.Argument(
-        metavar="NAME", show_default=False, help="A topic's name; a broker's id, or default for all brokers."
+        metavar="NAME",
+        show_default=False,
+        help="A topic's name; a broker's id, or default for all brokers; a broker's id for the levels of its loggers.",
     ),
 ]
 _COLUMNS = ("key", "value", "source")
 _ALL_BROKERS = "default"
+_ROOT = "root"
+"""The one that all loggers are beneath; no topic or broker has a setting of this name."""
 _LIST_SERVER_KEYS = """\
 import json
 from broker.config_keys import BROKER_CONFIGS
@@ -65,6 +70,10 @@ def _target(resource: Resource, name: str) -> dict[str, Any]:
     """
     if resource is Resource.TOPIC:
         return {"topic": name}
+    if resource is Resource.BROKER_LOGGER:
+        if not name.isdecimal():
+            raise typer.BadParameter(f"{name!r} is not a broker's id (raftlog cluster describe lists them)")
+        return {"broker_logger": int(name)}
     if name == _ALL_BROKERS:
         return {"broker": ""}
     if not name.isdecimal():
@@ -101,6 +110,7 @@ def _warn(admin: raftlog.Admin, target: Mapping[str, Any], changed: Collection[s
 
 
 def _rows(entries: Mapping[str, Any], everything: bool) -> list[Row]:
+    hidden = ("default", "static_broker") if _ROOT in entries else ("default",)
     return [
         {
             "key": entry.key,
@@ -110,7 +120,7 @@ def _rows(entries: Mapping[str, Any], everything: bool) -> list[Row]:
             "documentation": entry.documentation,
         }
         for _, entry in sorted(entries.items())
-        if everything or entry.source != "default"
+        if everything or entry.source not in hidden or entry.key == _ROOT
     ]
 
 
@@ -138,7 +148,7 @@ def describe(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show which settings apply to a topic or a broker, and where each comes from.
+    """Show which settings apply to a topic, a broker or its loggers, and where each comes from.
 
     Example: raftlog config describe topic events --all
     """
@@ -159,13 +169,15 @@ def set_keys(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Set settings of a topic or a broker.
+    """Set settings of a topic or a broker, or levels of a broker's loggers, which last until it restarts.
 
     Examples:
 
       raftlog config set topic events retention.ms=7d segment.bytes=64MiB
 
       raftlog config set broker default log.retention.ms=3d
+
+      raftlog config set broker-logger 1 broker.log=DEBUG
     """
     target, changes = _target(resource, name), key_value_pairs(pairs)
     with connect_admin(bootstrap) as admin:
@@ -182,9 +194,13 @@ def unset(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Put settings of a topic or a broker back to their defaults.
+    """Put settings of a topic or a broker, or levels of a broker's loggers, back to their defaults.
 
-    Example: raftlog config unset topic events retention.ms
+    Examples:
+
+      raftlog config unset topic events retention.ms
+
+      raftlog config unset broker-logger 1 broker.log
     """
     target = _target(resource, name)
     with connect_admin(bootstrap) as admin:

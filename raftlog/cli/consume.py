@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 import raftlog
+from raftlog.cli import internal_records
 from raftlog.cli.clients import connect_consumer
+from raftlog.cli.group_reading import GroupReading
 from raftlog.cli.output import BOOTSTRAP_DEFAULT, BootstrapOption, json_text
 from raftlog.cli.reading import Begin, Reading
 from raftlog.cli.records import json_record, text_of
+from raftlog.cli.signals import orderly_end
 from raftlog.errors import InvalidPartitions
 
 _SEPARATOR = "\t"
+
+
+class IsolationLevel(StrEnum):
+    """What `--isolation-level` takes."""
+
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
 
 
 class RecordOutput(StrEnum):
@@ -29,6 +39,12 @@ class RecordOutput(StrEnum):
 
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group", "-g", help="Share the partitions with the group's other members, and go on where it was."
+        ),
+    ] = None,
     from_beginning: Annotated[
         bool,
         typer.Option("--from-beginning", metavar="", help="From the oldest record; else only what comes from now on."),
@@ -51,6 +67,10 @@ def consume(
             help="Stop when nothing came for so long; an error if a leader was out of reach.",
         ),
     ] = None,
+    isolation_level: Annotated[
+        IsolationLevel,
+        typer.Option(help="read_uncommitted: also records of transactions that are open, or were aborted."),
+    ] = IsolationLevel.READ_COMMITTED,
     output: Annotated[
         RecordOutput,
         typer.Option("--output", "-o", help="text: a line each; json: an object each; raw: the values' bytes."),
@@ -68,7 +88,10 @@ def consume(
     """Print a topic's records; of all its partitions, also those that are added later.
 
     As text, a key or a value that is not there is ␀, and bytes that are not UTF-8 are \\x... . What --output json
-    prints, raftlog produce --format json takes.
+    prints, raftlog produce --format json takes. Records of __consumer_offsets are printed as what they say, in JSON.
+
+    With --group, what was printed is committed: whoever reads for the group next goes on after it. --from-beginning
+    counts only where the group has committed nothing.
 
     Examples:
 
@@ -77,19 +100,39 @@ def consume(
       raftlog consume events --from-beginning --no-follow --output json
 
       raftlog consume events --partition 0 --offset 100 --max 10 --print-key
+
+      raftlog consume events --group billing --from-beginning
     """
     if offset is not None and from_beginning:
         raise typer.BadParameter("--offset and --from-beginning contradict each other")
-    with connect_consumer(bootstrap, "earliest" if offset is None else "none") as consumer:
+    if group == "":
+        raise typer.BadParameter("--group is empty; name a group, or leave it out")
+    printer = _Printer(output, print_key, print_headers, print_timestamp, print_offset)
+    if group is not None:
+        if offset is not None or partition is not None:
+            raise typer.BadParameter(
+                "with --group it is the group that says which partitions are read, and from where; leave --offset and "
+                "--partition out, or see raftlog group reset-offsets"
+            )
+        begin_at = "earliest" if from_beginning else "latest"
+        with (
+            orderly_end(),
+            connect_consumer(
+                bootstrap, begin_at, group, patience_s=timeout_s, isolation_level=isolation_level
+            ) as consumer,
+        ):
+            consumer.partitions_for(topic)  # a group would wait for a topic that there is not
+            for records in GroupReading(consumer, topic, follow=follow).polls(timeout_s, max_records):
+                printer.print_all(records)
+        return
+    out_of_range = "earliest" if offset is None else "none"
+    with connect_consumer(bootstrap, out_of_range, isolation_level=isolation_level) as consumer:
         begin = Begin.BEGINNING if from_beginning else Begin.END if offset is None else offset
         places = _partitions(consumer, topic, partition)
         reading = Reading(consumer, places, begin, follow=follow, topic=topic if partition is None else None)
-        printer = _Printer(output, print_key, print_headers, print_timestamp, print_offset)
         left = max_records
         for records in reading.polls(timeout_s):
-            for record in records[:left]:
-                printer.print(record)
-            printer.flush()
+            printer.print_all(records[:left])
             if left is not None:
                 left -= len(records)
                 if left <= 0:
@@ -104,6 +147,11 @@ def _partitions(consumer: raftlog.Consumer, topic: str, wanted: int | None) -> l
     return [place for place in found if wanted in (None, place.partition)]
 
 
+def _of_coordinators(record: raftlog.Record) -> dict[str, object] | None:
+    """Return what a record of __consumer_offsets or __transaction_state says; None for any other."""
+    return internal_records.readable(record.topic, record.key, record.value)
+
+
 class _Printer:
     """Prints records to standard output."""
 
@@ -114,11 +162,23 @@ class _Printer:
         self._timestamp = timestamp
         self._offset = offset
 
+    def print_all(self, records: Iterable[raftlog.Record]) -> None:
+        """Print records, and let everything out."""
+        for record in records:
+            self.print(record)
+        sys.stdout.flush()
+
     def print(self, record: raftlog.Record) -> None:
         """Print one record."""
         match self._output:
             case RecordOutput.RAW:
                 sys.stdout.buffer.write(record.value or b"")
+            case _ if (content := _of_coordinators(record)) is not None:
+                place: dict[str, object] = {}
+                if self._output is RecordOutput.JSON:
+                    place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+                    place["timestamp"] = record.timestamp_ms
+                print(json_text({**place, **content}))
             case RecordOutput.JSON:
                 printed = json_record(
                     topic=record.topic,
@@ -132,10 +192,6 @@ class _Printer:
                 print(json_text(printed))
             case _:
                 print(_SEPARATOR.join(self._cells(record)))
-
-    def flush(self) -> None:
-        """Let everything out that was printed."""
-        sys.stdout.flush()
 
     def _cells(self, record: raftlog.Record) -> Iterator[str]:
         if self._offset:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import raftlog
 from raftlog._descriptions import PartitionDescription, PartitionReplicas
 from raftlog.cli.output import Output, print_done, print_error, print_json
+from raftlog.cli.partition_health import why_lost_of
 from raftlog.errors import ElectionNotNeeded, RaftlogError
 from raftlog.types import TopicPartition
 
@@ -50,7 +51,7 @@ def run(admin: raftlog.Admin, topic: str, partitions: Sequence[int], output: Out
             if part not in left:
                 print(_sentence(topic, part, ends))
     for part in left:
-        print_error(f"{topic}-{part.partition} is not led as asked: {_why_open(part)}")
+        print_error(f"{topic}-{part.partition} is not led as asked: {_why_open(topic, part)}")
     return not left
 
 
@@ -59,7 +60,9 @@ def _open(part: PartitionDescription, unclean: bool) -> bool:
     return part.leader < 0 if unclean else part.leader != part.replicas[0]
 
 
-def _why_open(part: PartitionDescription) -> str:
+def _why_open(topic: str, part: PartitionDescription) -> str:
+    if (why := why_lost_of(topic, part)) is not None:
+        return f"nobody leads it: {why}"
     who = f"broker {part.leader} leads it" if part.leader >= 0 else "nobody leads it"
     first = part.replicas[0]
     state = "is not up" if first in part.offline_replicas else "is in sync" if first in part.isr else "is not in sync"

@@ -24,6 +24,7 @@ import csv
 import io
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -117,12 +118,22 @@ def read(stream: IO[bytes], source: Format, columns: Columns) -> Iterator[Part]:
                 yield from _from_rows(_csv_batches(stream), columns)
             case Format.PARQUET:
                 whole = pa.py_buffer(stream.read()) if not stream.seekable() else stream
-                batches = pa.parquet.ParquetFile(whole).iter_batches(batch_size=_ROWS_PER_BATCH)
-                yield from _from_rows(batches, columns)
+                # On this thread: others would go on reading the stream after a file turned out to be damaged.
+                with pa.parquet.ParquetFile(whole, pre_buffer=False) as file:
+                    batches = file.iter_batches(batch_size=_ROWS_PER_BATCH, use_threads=False)
+                    yield from _from_rows(batches, columns)
             case _:
                 yield from _read_lines(stream, columns.key_separator)
-    except pa.ArrowInvalid as error:
-        raise InvalidRecord(f"the input is not {source}: {error}; another format is chosen with --format") from None
+    except (pa.ArrowInvalid, UnicodeDecodeError, csv.Error) as error:
+        raise _not_of(source, error) from None
+    except OSError as error:
+        if error.errno is not None:  # else it is what Arrow says of a Parquet file that is damaged
+            raise
+        raise _not_of(source, error) from None
+
+
+def _not_of(source: Format, error: Exception) -> InvalidRecord:
+    return InvalidRecord(f"the input is not {source}: {error}; another format is chosen with --format")
 
 
 def _blocks_of_lines(stream: IO[bytes]) -> Iterator[list[bytes]]:
@@ -188,6 +199,8 @@ def _json_record(line: bytes, number: int) -> dict[str, object]:
         record = json.loads(line)
     except ValueError as error:
         raise InvalidRecord(f"line {number} is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRecord(f"line {number} is nested too deep") from None
     if not isinstance(record, dict):
         raise InvalidRecord(f"line {number} is not an object with key and value, but {type(record).__name__}")
     unknown = record.keys() - _JSON_FIELDS
@@ -201,11 +214,13 @@ def _json_record(line: bytes, number: int) -> dict[str, object]:
             "key": _json_bytes(record, "key"),
             "value": _json_bytes(record, "value"),
             "headers": _json_headers(record.get("headers")),
-            "partition": _json_integer(record, "partition"),
-            "timestamp": _json_integer(record, "timestamp"),
+            "partition": _json_integer(record, "partition", 31),
+            "timestamp": _json_integer(record, "timestamp", 63),
         }
     except ValueError as error:
         raise InvalidRecord(f"line {number}: {error}") from None
+    except RecursionError:
+        raise InvalidRecord(f"line {number} is nested too deep") from None
 
 
 def _json_bytes(record: dict[str, Any], name: str) -> bytes | None:
@@ -221,10 +236,14 @@ def _json_bytes(record: dict[str, Any], name: str) -> bytes | None:
     return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()
 
 
-def _json_integer(record: dict[str, Any], name: str) -> int | None:
+def _json_integer(record: dict[str, Any], name: str, bits: int) -> int | None:
     value = record.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        if -1 << bits <= value < 1 << bits:
+            return value
+        raise ValueError(f"{name} is a number of {value.bit_length()} bits, {bits} are the most")
     raise ValueError(f"{name} is {value!r}, expected a whole number")
 
 
@@ -262,9 +281,8 @@ def _csv_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
     head = stream.read(_BLOCK_BYTES)
     names = next(filter(None, csv.reader(io.StringIO(head.decode("utf-8-sig", "replace"), newline=""))), [])
     _check_names(names)
-    whole: Any = io.BufferedReader(_PutBack(head, stream), _BLOCK_BYTES)
     reader = pa.csv.open_csv(
-        whole,
+        _for_arrow(head, stream),
         # One thread, so that Arrow knows the number of a bad row; a field in quotes may hold line ends.
         read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
         parse_options=pa.csv.ParseOptions(newlines_in_values=True),
@@ -272,10 +290,26 @@ def _csv_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
         ),
     )
-    guessed = [field.name for field in reader.schema if field.type != pa.string()]
-    if guessed:
-        raise InvalidRecord(f"the header of the CSV is not understood near {', '.join(guessed)}; it has {names}")
-    yield from reader
+    with reader:
+        guessed = [field.name for field in reader.schema if field.type != pa.string()]
+        if guessed:
+            raise InvalidRecord(f"the header of the CSV is not understood near {', '.join(guessed)}; it has {names}")
+        yield from reader
+
+
+def _for_arrow(head: bytes, stream: IO[bytes]) -> Any:
+    """Return a stream, whose head was read, for Arrow to read from its start.
+
+    Arrow reads ahead on a thread of its own, also after it has given up on a file; with Python's files that has crashed
+    the process. So only what cannot be read otherwise, a pipe, is read through Python.
+    """
+    if not stream.seekable():
+        return io.BufferedReader(_PutBack(head, stream), _BLOCK_BYTES)
+    name = getattr(stream, "name", None)
+    if isinstance(name, str) and os.path.isfile(name):
+        return pa.OSFile(name)
+    stream.seek(0)
+    return pa.BufferReader(stream.read())
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -5,7 +5,8 @@ Kafka takes such settings as well: they may come before the move that brings the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Final
 
 import raftlog
@@ -20,6 +21,11 @@ _NAMED: Final = 5
 def of_topic(admin: raftlog.Admin, topic: str) -> int:
     """Return min.insync.replicas as it is in effect for a topic."""
     return int(admin.describe_configs(topic=topic)[KEY].value)
+
+
+def known(admin: raftlog.Admin) -> Callable[[str], int]:
+    """Return a function that says what is in effect for a topic, and asks about each one once."""
+    return cache(lambda topic: of_topic(admin, topic))
 
 
 def warn_of_topics(admin: raftlog.Admin, topics: Iterable[str] | None) -> None:

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+
+from raftlog._core.words import counted as counted  # a part of how commands print
+from raftlog.cli.tables import fitted, short_ids
 
 Row = Mapping[str, object]
 
@@ -22,6 +24,7 @@ class Output(StrEnum):
     JSON = "json"
 
 
+_NOTHING = ("", "-")
 BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
 BOOTSTRAP_VARIABLE = "RAFTLOG_BOOTSTRAP"
 
@@ -46,27 +49,52 @@ def json_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=encoding != "utf8", default=str)
 
 
-def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return `1 record`, `2,000 records`; `many` is `one` with an s unless it is given."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def print_rows(
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    output: Output,
+    *,
+    ids: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> None:
+    """Print rows: a list of objects, a table, or a header and lines with tabs between the cells.
 
-
-def print_rows(rows: Sequence[Row], columns: Sequence[str], output: Output) -> None:
-    """Print rows: a list of objects, a table, or a header and lines with tabs between the cells."""
+    The table of a terminal has `ids` shortened as far as they stay different, and of the columns `optional` those that
+    have something in them, and for which there is room, the first ones first.
+    """
     if output is Output.JSON:
         print_json([dict(row) for row in rows])
     elif sys.stdout.isatty():
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in columns:
-            numeric = all(type(row.get(column)) is int for row in rows) and bool(rows)
-            table.add_column(column.upper(), justify="right" if numeric else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(_cell(row.get(column)) for column in columns))
-        Console().print(table)
+        _print_table(rows, columns, ids, optional)
     else:
         print("\t".join(columns))
         for row in rows:
             print("\t".join(_cell(row.get(column)).replace("\t", " ") for column in columns))
+
+
+def _print_table(rows: Sequence[Row], columns: Sequence[str], ids: Sequence[str], optional: Sequence[str]) -> None:
+    values = {column: [row.get(column) for row in rows] for column in columns}
+    texts: dict[str, list[str]] = {}
+    for column, found in values.items():
+        texts[column] = [_cell(value) for value in found]
+        if column in optional and all(text in _NOTHING for text in texts[column]):
+            del texts[column]
+        elif column in ids:
+            short = short_ids(str(value) for value in found if value is not None)
+            texts[column] = [short.get(text, text) for text in texts[column]]
+    console = Console()
+    table, width, left_out = fitted(
+        texts, [name for name in texts if _is_numeric(values[name])], console.width, optional
+    )
+    console.width = max(console.width, width)
+    console.print(table, soft_wrap=False)
+    if left_out:
+        print_note(f"the terminal is too narrow for {', '.join(left_out)}; --output json has everything")
+
+
+def _is_numeric(values: Sequence[object]) -> bool:
+    known = [value for value in values if value is not None]
+    return bool(known) and all(type(value) in (int, float) for value in known)
 
 
 def print_done(message: str, result: Row, output: Output) -> None:
@@ -88,15 +116,15 @@ def print_note(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def confirmed(question: str) -> bool:
+def confirmed(question: str, option: str = "--yes") -> bool:
     """Ask whoever sits at the terminal; anything but y and yes is no.
 
     Raises:
-        typer.BadParameter: nobody does: the command takes --yes then.
+        typer.BadParameter: nobody does: the command takes this option then.
         KeyboardInterrupt: Ctrl-C.
     """
     if not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask at; pass --yes to go on without being asked")
+        raise typer.BadParameter(f"there is no terminal to ask at; pass {option} to go on without being asked")
     print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
     try:
         answer = sys.stdin.readline()

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import raftlog
+from raftlog._core.lost_logs import why_lost
 from raftlog._descriptions import BrokerDescription, PartitionDescription, PartitionReplicas, TopicDescription
-from raftlog.cli.output import print_note
-from raftlog.errors import RaftlogError
+from raftlog.cli.output import Output, print_note
+from raftlog.errors import AuthorizationError, RaftlogError
 from raftlog.types import TopicPartition
 
 PATIENCE_S: Final = 3.0
 """How long leaders are asked for lags: what the metadata says is worth showing without them."""
 
 ALWAYS: Final = ("topic", "partition", "leader", "leader_epoch", "replicas", "isr", "lag")
-IF_ANY: Final = ("eligible", "offline", "adding", "removing")
+IF_ANY: Final = ("eligible", "offline", "adding", "removing", "lost")
 """Columns that a terminal shows only when there is something in them; scripts get them always."""
 
 
@@ -34,8 +35,13 @@ def ask_leaders(admin: raftlog.Admin, topics: Iterable[str]) -> Seen:
     except RaftlogError as error:
         print_note(f"note: how far the replicas are is not known: {error}")
         return Seen({}, {})
+    refused = {broker: why for broker, why in silent.items() if isinstance(why, AuthorizationError)}
+    for broker in refused:
+        del silent[broker]  # it answered
     for broker, why in sorted(silent.items()):
         print_note(f"note: leader {broker} does not answer: {why}")
+    for reason in dict.fromkeys(str(each) for each in refused.values()):
+        print_note(f"note: how far the replicas are: not allowed ({reason})")
     return Seen(found, silent)
 
 
@@ -54,10 +60,16 @@ def is_at_min_isr(part: PartitionDescription, min_insync_replicas: int) -> bool:
     return len(part.isr) == min_insync_replicas
 
 
-def why_unavailable(part: PartitionDescription, silent: Mapping[int, RaftlogError]) -> str | None:
+def why_lost_of(topic: str, part: PartitionDescription) -> str | None:
+    """Return what happened and what to do where nobody leads because the log is gone with a disk; else None."""
+    return why_lost(topic, part.leader, part.replicas, part.isr, part.lost_replicas)
+
+
+def why_unavailable(topic: str, part: PartitionDescription, silent: Mapping[int, RaftlogError]) -> str | None:
     """Return why nobody can write to it: nobody leads, or its leader is down or does not answer; else None."""
     if part.leader < 0:
-        return "nobody leads it"
+        why = why_lost_of(topic, part)
+        return "nobody leads it" if why is None else f"nobody leads it: {why}"
     if part.leader in part.offline_replicas:
         return f"leader {part.leader} is down"
     if part.leader in silent:
@@ -70,6 +82,15 @@ def state_of(broker: BrokerDescription) -> str:
     if broker.in_controlled_shutdown:
         return "stopped" if broker.fenced else "stopping"
     return "fenced" if broker.fenced else "active"
+
+
+def broker_row(broker: BrokerDescription, output: Output) -> dict[str, Any]:
+    """Return a broker as a row; for people its state says as well whether it is cordoned or drained."""
+    state = state_of(broker)
+    if output is Output.TABLE and broker.cordoned:
+        what = "cordoned" if not broker.drained else "drained"
+        state = f"{state}, {what}{' until it restarts' if broker.drained_until_restart else ''}"
+    return {**broker._asdict(), "state": state}
 
 
 def row_of(topic: TopicDescription, part: PartitionDescription, seen: PartitionReplicas | None) -> dict[str, Any]:
@@ -86,6 +107,7 @@ def row_of(topic: TopicDescription, part: PartitionDescription, seen: PartitionR
         "offline": part.offline_replicas,
         "adding": part.adding_replicas,
         "removing": part.removing_replicas,
+        "lost": part.lost_replicas,
     }
     if seen is not None:
         lags = {each.broker_id: each.lag for each in seen.replicas}
@@ -94,10 +116,10 @@ def row_of(topic: TopicDescription, part: PartitionDescription, seen: PartitionR
 
 
 def document_of(
-    part: PartitionDescription, seen: PartitionReplicas | None, silent: Mapping[int, RaftlogError]
+    topic: str, part: PartitionDescription, seen: PartitionReplicas | None, silent: Mapping[int, RaftlogError]
 ) -> dict[str, Any]:
     """Return a partition for programs; `unavailable` says why, where it is."""
-    document: dict[str, Any] = {**part._asdict(), "unavailable": why_unavailable(part, silent)}
+    document: dict[str, Any] = {**part._asdict(), "unavailable": why_unavailable(topic, part, silent)}
     if seen is not None:
         document |= {
             "log_start_offset": seen.log_start_offset,

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raftlog._descriptions import TopicDescription
+from raftlog._core import rebalance
+from raftlog._core.rebalance_board import BrokerPlace
+from raftlog._descriptions import PartitionDescription, TopicDescription
 from raftlog.types import TopicPartition
 
 _MOVE = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>[0-9]+)(?:=(?P<replicas>[0-9]+(?:,[0-9]+)*))?", re.ASCII)
@@ -101,41 +103,36 @@ def present(topics: Iterable[TopicDescription]) -> Iterator[Move]:
     """Yield where the partitions are, or are going already."""
     for topic in topics:
         for part in topic.partitions:
-            goal = tuple(replica for replica in part.replicas if replica not in part.removing_replicas)
-            yield Move(TopicPartition(topic.name, part.partition), goal)
+            yield Move(TopicPartition(topic.name, part.partition), goal_of(part))
+
+
+def goal_of(part: PartitionDescription) -> tuple[int, ...]:
+    """Return where a partition is, or is going already."""
+    return tuple(replica for replica in part.replicas if replica not in part.removing_replicas)
+
+
+def holding(topics: Iterable[TopicDescription]) -> Iterator[Move]:
+    """Yield where the partitions are now, whatever is under way."""
+    for topic in topics:
+        for part in topic.partitions:
+            held = tuple(replica for replica in part.replicas if replica not in part.adding_replicas)
+            yield Move(TopicPartition(topic.name, part.partition), held)
 
 
 def balanced(moves: Sequence[Move], rack_of: Mapping[int, str]) -> list[Move]:
-    """Return the same partitions on these brokers, evenly, racks apart, with as little moved as that takes.
+    """Return the same partitions on these brokers alone, evenly, racks apart, with as little moved as that takes.
 
     Raises:
         ValueError: a partition has more replicas than there are brokers.
     """
-    total = sum(len(move.replicas) for move in moves)
     most = max((len(move.replicas) for move in moves), default=0)
     if most > len(rack_of):
         raise ValueError(f"{most} replicas need as many brokers, {len(rack_of)} are named")
-    held, led = dict.fromkeys(rack_of, 0), dict.fromkeys(rack_of, 0)
-    share = -(-total // len(rack_of)) if rack_of else 0
-    lead_share = -(-len(moves) // len(rack_of)) if rack_of else 0
-    placed = []
-    for move in moves:
-        stay = [replica for replica in move.replicas if replica in held and held[replica] < share]
-        chosen = list(stay)
-        while len(chosen) < len(move.replicas):
-            racks = {rack_of[replica] for replica in chosen}
-            rest = [broker for broker in rack_of if broker not in chosen]
-            chosen.append(min(rest, key=lambda broker: (rack_of[broker] in racks, held[broker], broker)))
-        leader = chosen[0]
-        if led[leader] >= lead_share:
-            leader = min(chosen, key=lambda broker: (led[broker], chosen.index(broker)))
-        chosen.remove(leader)
-        chosen.insert(0, leader)
-        led[leader] += 1
-        for replica in chosen:
-            held[replica] += 1
-        placed.append(Move(move.part, tuple(chosen)))
-    return placed
+    others = {replica for move in moves for replica in move.replicas} - rack_of.keys()
+    places = [BrokerPlace(broker_id, rack) for broker_id, rack in rack_of.items()]
+    places += [BrokerPlace(broker_id, leaves=True) for broker_id in others]
+    placed = rebalance.plan({move.part: move.replicas for move in moves}, places)
+    return [Move(move.part, placed[move.part]) for move in moves]
 
 
 def throttled_replicas(before: Iterable[Move], after: Mapping[TopicPartition, Move]) -> dict[str, dict[str, str]]:

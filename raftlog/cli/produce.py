@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +33,8 @@ from raftlog.cli.output import (
 from raftlog.errors import InvalidRequestError, RaftlogError
 
 _MAX_UNCHECKED_SENDS = 64
+_SHORT_S = 0.5
+"""How long it may take after Ctrl-C without a word."""
 _QUIET_S = 3.0
 """How long a command waits without a word."""
 
@@ -110,6 +112,7 @@ def produce(
     columns = Columns(key_column, value_column, key_separator)
     _check_columns(source, columns)
     settings = {"acks": acks.value, "compression.type": compression.value, **key_value_pairs(config or [])}
+    _check_settings(settings)
     started = time.monotonic()
     with ExitStack() as stack:
         stream = _open(stack, path)
@@ -117,10 +120,14 @@ def produce(
         producer.send_batch(topic, [])  # nothing, but it asks the cluster for the topic, and not only for some input
         progress = stack.enter_context(_progress(path))
         sender = _Sender(producer, topic)
-        for part in sender.watched(read(stream, source, columns)):
-            sender.send(part)
-            progress.update(stream, sender.records)
-        sender.finish()
+        try:
+            for part in sender.watched(read(stream, source, columns)):
+                sender.send(part)
+                progress.update(stream, sender.records)
+            sender.finish()
+        except KeyboardInterrupt:
+            sender.wind_up()
+            raise
     records, data_bytes = sender.records, sender.data_bytes
     seconds = time.monotonic() - started
     if output is Output.JSON:
@@ -199,17 +206,41 @@ class _Sender:
             self._check_oldest()
 
     def _check_oldest(self) -> None:
-        delivery, part = self._unchecked.popleft()
+        delivery, part = self._unchecked[0]
         try:
             self._wait(delivery)
         except RaftlogError as error:
+            self._unchecked.popleft()
             self._producer.flush()
             for later, _ in self._unchecked:
                 with suppress(RaftlogError):
                     self._acknowledged += sum(found.record_count for found in later.result())
             self._unchecked.clear()
             raise self._failed(f"{_places(part)}: {error}", at_least=True) from None
+        self._unchecked.popleft()
         self._acknowledged += part.records.num_rows
+
+    def wind_up(self) -> None:
+        """After Ctrl-C: wait for what was handed over, and say so if it takes long; not any more after a second one.
+
+        What is not acknowledged at the end is counted on stderr; it may be in the log, or not.
+        """
+        try:
+            with suppress(TimeoutError):
+                self._producer.flush(timeout=_SHORT_S)
+            if left := self._unacknowledged():
+                print_note(f"waiting for {counted(left, 'record')}, Ctrl-C again to give up")
+                self._producer.flush()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            if left := self._unacknowledged():
+                print_note(f"{left:,} of {counted(self.records, 'record')} not acknowledged")
+            self._producer.close(timeout=0)
+
+    def _unacknowledged(self) -> int:
+        leaves = [batch for delivery, _ in self._unchecked for batch in delivery._leaves()]
+        return sum(batch.count for batch in leaves if not batch.done or batch.error is not None)
 
     def _wait(self, delivery: raftlog.BatchDelivery) -> None:
         try:
@@ -248,6 +279,15 @@ def _check_columns(source: Format, columns: Columns) -> None:
         raise typer.BadParameter(f"--key-separator is for lines, the input is {source}")
     if columns.key_separator == "":
         raise typer.BadParameter("--key-separator is empty")
+
+
+def _check_settings(settings: Iterable[str]) -> None:
+    for key in settings:
+        if key.replace("_", ".") == "transactional.id":
+            raise typer.BadParameter(
+                f"--config {key}: records of raftlog produce are in no transaction, each counts once it is there; "
+                "leave it out, or send with raftlog.Producer(transactional_id=...)"
+            )
 
 
 def _open(stack: ExitStack, path: Path | None) -> IO[bytes]:

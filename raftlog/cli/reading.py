@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 import raftlog
 from raftlog._client.offsets import EARLIEST, LATEST, STRAGGLER_GRACE_S
-from raftlog._consumer import leaderless, out_of_reach, partitions_now, try_offsets
+from raftlog._consumer_views import leaderless, out_of_reach, partitions_now, try_offsets
 from raftlog.cli.output import counted, print_note
 from raftlog.errors import LeaderNotAvailable, OffsetOutOfRange, RaftlogError, RetriableError
 
@@ -162,7 +162,7 @@ class Reading:
     def _tell(self, waited_for: dict[raftlog.TopicPartition, str]) -> None:
         if waited_for.keys() != self._told:
             self._told = frozenset(waited_for)
-            print_note(f"waiting for {_listed(waited_for)}")
+            print_note(f"waiting for {listed(waited_for)}")
 
     def _check_contact(self, limit_s: float) -> None:
         """Whether nothing came because there is nothing.
@@ -173,7 +173,7 @@ class Reading:
         waited_for = self._waited_for() if self._follow else {}
         if waited_for:
             raise LeaderNotAvailable(
-                f"nothing came for {limit_s:g} s; there was no contact with the leaders of {_listed(waited_for)}"
+                f"nothing came for {limit_s:g} s; there was no contact with the leaders of {listed(waited_for)}"
             )
 
     def check_complete(self) -> None:
@@ -251,7 +251,7 @@ class Reading:
         return f"cannot read {counted(len(reasons), 'partition')}: {'; '.join(reasons[:_NAMED])}{more}"
 
 
-def _listed(reasons: dict[raftlog.TopicPartition, str]) -> str:
+def listed(reasons: dict[raftlog.TopicPartition, str]) -> str:
     """Return partitions and what is the matter with each; the first few of many."""
     texts = [why if why.startswith(f"{place}:") else f"{place}: {why}" for place, why in reasons.items()]
     more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import raftlog
-from raftlog._descriptions import PartitionDescription, TopicDescription
+from raftlog._descriptions import TopicDescription
 from raftlog.cli import min_isr, throttles
 from raftlog.cli.clients import connect_admin
+from raftlog.cli.moving import DONE, GONE, UNDER_WAY, all_topics, carry_out, partition_of, state_of
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
     BootstrapOption,
@@ -31,26 +29,18 @@ from raftlog.cli.output import (
 from raftlog.cli.plans import (
     Move,
     balanced,
+    holding,
     moves_from_arguments,
     moves_from_json,
     plan_of,
     present,
 )
-from raftlog.config import parse_size_bytes
 from raftlog.errors import UnknownTopicOrPartition
 from raftlog.types import TopicPartition
 
-LOOK_EVERY_S: Final = 0.5
-TELL_EVERY_S: Final = 5.0
-"""How often a line tells of progress where there is no terminal for a bar."""
 COLUMNS: Final = ("topic", "partition", "replicas", "state", "adding", "removing", "lag")
 
-DONE: Final = "done"
-UNDER_WAY: Final = "under way"
-ELSEWHERE: Final = "elsewhere"
-"""Neither where it was to be nor moving."""
 NOT_MOVING: Final = "not moving"
-GONE: Final = "the topic is gone"
 
 
 def reassign(
@@ -66,7 +56,8 @@ def reassign(
     ] = False,
     topic: Annotated[list[str] | None, typer.Option("--topic", "-t", help="For --generate; may be repeated.")] = None,
     brokers: Annotated[
-        str | None, typer.Option("--brokers", metavar="ID,...", help="For --generate; else all that are up.")
+        str | None,
+        typer.Option("--brokers", metavar="ID,...", help="For --generate; else all that are up and take replicas."),
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", metavar="", help="Begin the moves; the default.")] = False,
     verify: Annotated[
@@ -94,7 +85,7 @@ def reassign(
     """
     if sum((generate, execute, verify, cancel, list_)) > 1:
         raise typer.BadParameter("one of --generate, --execute, --verify, --cancel and --list at a time")
-    rate = None if throttle is None else _rate(throttle)
+    rate = None if throttle is None else throttles.rate_of(throttle)
     with connect_admin(bootstrap) as admin:
         if list_:
             _list(admin, output)
@@ -123,23 +114,14 @@ def _see_through(
     preserve_throttles: bool,
     output: Output,
 ) -> None:
-    if _wait(admin, moves, timeout, throttled=throttled):
+    more = f"; {throttles.STAYS}" if throttled else ""
+    far = carry_out(admin, moves, timeout_s=timeout, if_interrupted=lambda far: f"{far}{more}")
+    if not far.undone:
         _verify(admin, moves, preserve_throttles or not throttled, output)
         return
-    states = _show(admin, moves, output)
-    undone = sum(state != DONE for state in states.values())
-    print_error(f"after {timeout:g} s {_goes_on(undone, len(moves), throttled=throttled)}")
+    _show(admin, moves, output)
+    print_error(f"after {timeout:g} s {far}{more}")
     raise typer.Exit(1)
-
-
-def _rate(text: str) -> int:
-    try:
-        rate = parse_size_bytes(text)
-    except ValueError:
-        rate = 0
-    if rate < 1:
-        raise typer.BadParameter(f"--throttle {text}: write bytes a second, for example 20MiB")
-    return rate
 
 
 def _moves(arguments: Sequence[str], plan: str | None) -> list[Move]:
@@ -168,20 +150,6 @@ def _topics(admin: raftlog.Admin, moves: Sequence[Move]) -> dict[str, TopicDescr
     return found
 
 
-def _state(move: Move, topics: Mapping[str, TopicDescription]) -> str:
-    part = _partition(move, topics)
-    if part is None:
-        return GONE
-    if part.adding_replicas or part.removing_replicas:
-        return UNDER_WAY
-    return DONE if tuple(part.replicas) == move.replicas or not move.replicas else ELSEWHERE
-
-
-def _partition(move: Move, topics: Mapping[str, TopicDescription]) -> PartitionDescription | None:
-    topic = topics.get(move.part.topic)
-    return topic.partitions[move.part.partition] if topic and move.part.partition < len(topic.partitions) else None
-
-
 def _rows(
     admin: raftlog.Admin,
     topics: Mapping[str, TopicDescription],
@@ -192,7 +160,7 @@ def _rows(
     known = admin.describe_replicas(moving, silent={}) if moving else {}
     rows: list[dict[str, object]] = []
     for move in moves:
-        part = _partition(move, topics)
+        part = partition_of(move, topics)
         described = known.get(move.part)
         adding = part.adding_replicas if part is not None else []
         lags = [each.lag for each in described.replicas if each.broker_id in adding] if described else []
@@ -230,8 +198,9 @@ def _generate(admin: raftlog.Admin, names: Sequence[str], brokers: str | None, o
     if not names:
         raise typer.BadParameter("--generate needs --topic")
     up = {each.broker_id: each for each in admin.describe_cluster().brokers if not each.fenced}
+    open_ = sorted(each.broker_id for each in up.values() if not each.cordoned and not each.drained)
     try:
-        wanted = sorted(up) if brokers is None else [int(each) for each in brokers.split(",")]
+        wanted = open_ if brokers is None else [int(each) for each in brokers.split(",")]
     except ValueError:
         raise typer.BadParameter(f"--brokers {brokers}: write ids with commas, for example 1,2,3") from None
     missing = [each for each in wanted if each not in up]
@@ -262,12 +231,12 @@ def _execute(admin: raftlog.Admin, moves: Sequence[Move], rate: int | None, outp
     before = [move for move in present(topics.values()) if move.part in goals]
     min_isr.warn(admin, {move.part: len(move.replicas) for move in moves})
     if rate is not None:
-        throttles.put_on(admin, before, goals, rate)
+        throttles.put_on(admin, [move for move in holding(topics.values()) if move.part in goals], goals, rate)
     admin.alter_reassignments({move.part: move.replicas for move in moves})
     print_note(f"{counted(len(moves), 'move')} begun; the way back, as a plan:\n{json_text(plan_of(before))}")
     if not quiet:
         topics = _topics(admin, moves)
-        states = {move.part: _state(move, topics) for move in moves}
+        states = {move.part: state_of(move, topics) for move in moves}
         _print(_rows(admin, topics, moves, states), output, before=plan_of(before))
 
 
@@ -285,8 +254,8 @@ def _verify(admin: raftlog.Admin, moves: Sequence[Move], preserve_throttles: boo
 
 def _show(admin: raftlog.Admin, moves: Sequence[Move], output: Output) -> dict[TopicPartition, str]:
     """Print how far moves are, and return it."""
-    topics = {topic.name: topic for topic in admin.describe_topics()}
-    states = {move.part: _state(move, topics) for move in moves}
+    topics = all_topics(admin)
+    states = {move.part: state_of(move, topics) for move in moves}
     _print(_rows(admin, topics, moves, states), output)
     return states
 
@@ -301,8 +270,8 @@ def _not_done(undone: int, of: int) -> str:
 
 def _cancel(admin: raftlog.Admin, moves: Sequence[Move], preserve_throttles: bool, output: Output) -> None:
     """Cancel what is under way, and clean up after all of it, also where nothing is left to cancel."""
-    topics = {topic.name: topic for topic in admin.describe_topics()}
-    now = {move.part: _state(move, topics) for move in moves}
+    topics = all_topics(admin)
+    now = {move.part: state_of(move, topics) for move in moves}
     if set(now.values()) == {GONE}:
         throttles.take_off(admin, ())
         raise UnknownTopicOrPartition(f"there is no {next(iter(now))}, nor any other of these partitions")
@@ -312,7 +281,7 @@ def _cancel(admin: raftlog.Admin, moves: Sequence[Move], preserve_throttles: boo
     if not preserve_throttles:
         throttles.take_off(admin, _there(now))
     words = {UNDER_WAY: "cancelled", GONE: GONE}
-    topics = {topic.name: topic for topic in admin.describe_topics()}
+    topics = all_topics(admin)
     back = [Move(move.part, ()) for move in moves]
     _print(_rows(admin, topics, back, {part: words.get(state, NOT_MOVING) for part, state in now.items()}), output)
     still = [part for part, state in now.items() if state not in words]
@@ -320,59 +289,3 @@ def _cancel(admin: raftlog.Admin, moves: Sequence[Move], preserve_throttles: boo
         print_error(f"{part} is not being moved")
     if still:
         raise typer.Exit(1)
-
-
-def _wait(admin: raftlog.Admin, moves: Sequence[Move], timeout: float | None, *, throttled: bool) -> bool:
-    """Wait until none of the moves is under way: a bar on a terminal, else a line every few seconds.
-
-    Returns:
-        whether that came about before the timeout.
-
-    Raises:
-        KeyboardInterrupt: after a word about what goes on.
-    """
-    deadline = None if timeout is None else time.monotonic() + timeout
-    columns = (TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[lag]}"))
-    console = Console(stderr=True)
-    left = list(moves)
-    try:
-        with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bar:
-            task = bar.add_task("moving", total=len(moves), lag="")
-            told, told_at_s = -1, 0.0
-            while True:
-                under_way = admin.list_reassignments()
-                left = [move for move in moves if move.part in under_way]
-                done = len(moves) - len(left)
-                lag = _lag(admin, left, {part: set(each.adding_replicas) for part, each in under_way.items()})
-                words = f"{counted(lag, 'record')} to go" if lag is not None else ""
-                bar.update(task, completed=done, lag=words)
-                if not console.is_terminal and (done != told or time.monotonic() - told_at_s >= TELL_EVERY_S):
-                    print_note(f"{done} of {counted(len(moves), 'move')} done{', ' + words if words else ''}")
-                    told, told_at_s = done, time.monotonic()
-                if not left:
-                    return True
-                if deadline is not None and time.monotonic() >= deadline:
-                    return False
-                time.sleep(LOOK_EVERY_S)
-    except KeyboardInterrupt:
-        print_note(_goes_on(len(left), len(moves), throttled=throttled))
-        raise
-
-
-def _goes_on(undone: int, of: int, *, throttled: bool) -> str:
-    more = f"; {throttles.STAYS}" if throttled else ""
-    return f"{_not_done(undone, of)}; {'it goes' if undone == 1 else 'they go'} on{more}"
-
-
-def _lag(admin: raftlog.Admin, left: Sequence[Move], adding: Mapping[TopicPartition, set[int]]) -> int | None:
-    """Return how many records the new replicas are behind altogether; None while that is not known of all."""
-    if not left:
-        return None
-    known = admin.describe_replicas({move.part.topic for move in left}, silent={})
-    lags = [
-        replica.lag
-        for move in left
-        for replica in (known[move.part].replicas if move.part in known else ())
-        if replica.broker_id in adding[move.part]
-    ]
-    return sum(lags) if lags and min(lags) >= 0 else None

@@ -13,13 +13,17 @@ import google_crc32c
 
 from raftlog.errors import CorruptRecordError, UnsupportedVersion
 from raftlog.format import HEADER_BYTES, BatchHeader, Buffer, decode_batch, parse_batch, parse_header
+from raftlog.format.control import PlacedMarker, placed_markers
 
 _I64 = struct.Struct("<q")
-# The entries of the two index files, each ended by a CRC-32C of the segment's base offset and the entry before it.
+# The entries of the index files, each ended by a CRC-32C of the segment's base offset and the entry before it.
 _OFFSET_ENTRY = struct.Struct("<III")
 _OFFSET_ENTRY_CRC_AT = 8
 _TIME_ENTRY = struct.Struct("<qII")
 _TIME_ENTRY_CRC_AT = 12
+_TXN_ENTRY = struct.Struct("<qqqqI")
+_TXN_ENTRY_CRC_AT = 32
+_TXN_CLOSING_ID = -1
 
 
 class BatchAt(NamedTuple):
@@ -43,6 +47,8 @@ class SegmentReport:
     """Ranges of positions of which it cannot be told which batches are in them; what indexes say of them is moot."""
     index_entries: int | None = None
     time_index_entries: int | None = None
+    txn_index_entries: int | None = None
+    """Aborted transactions that the `.txnindex` names; None without one."""
 
 
 def check_segment(path: Path) -> SegmentReport:
@@ -66,16 +72,26 @@ def check_segment(path: Path) -> SegmentReport:
     if base_offset >= 0:
         _check_offset_index(report)
         _check_time_index(report)
+        _check_txn_index(report)
     return report
 
 
-def read_records(path: Path, position: int) -> list[dict[str, Any]]:
-    """Return the records of the batch at `position` as plain values, in order."""
+def read_markers(path: Path, position: int) -> list[PlacedMarker]:
+    """Return the markers of the control batch at `position`, in order."""
+    return placed_markers(_read_batch(path, position))
+
+
+def _read_batch(path: Path, position: int) -> bytes:
     with path.open("rb") as file:
         file.seek(position)
         size = parse_header(file.read(HEADER_BYTES)).size
         file.seek(position)
-        batch = decode_batch(file.read(size))
+        return file.read(size)
+
+
+def read_records(path: Path, position: int) -> list[dict[str, Any]]:
+    """Return the records of the batch at `position` as plain values, in order."""
+    batch = decode_batch(_read_batch(path, position))
     rows: list[dict[str, Any]] = batch.columns.to_pylist()
     for number, row in enumerate(rows):
         row["offset"] = batch.header.base_offset + row.pop("offset_delta", number)
@@ -169,6 +185,13 @@ def _blame(report: SegmentReport, number: int, sentence: str) -> None:
 
 def _entries(path: Path, entry: struct.Struct, crc_at: int, base_offset: int) -> Iterator[tuple[int, int] | None]:
     """Yield the two values of every entry of an index file, None for the first that is damaged, and then no more."""
+    for values in _sealed_entries(path, entry, crc_at, base_offset):
+        yield None if values is None else (values[0], values[1])
+
+
+def _sealed_entries(
+    path: Path, entry: struct.Struct, crc_at: int, base_offset: int
+) -> Iterator[tuple[int, ...] | None]:
     data = path.read_bytes()
     seed = google_crc32c.value(_I64.pack(base_offset))
     for position in range(0, len(data), entry.size):
@@ -176,11 +199,11 @@ def _entries(path: Path, entry: struct.Struct, crc_at: int, base_offset: int) ->
         if len(raw) < entry.size:
             yield None
             return
-        first, second, crc = entry.unpack(raw)
+        *values, crc = entry.unpack(raw)
         if google_crc32c.extend(seed, raw[:crc_at]) != crc:
             yield None
             return
-        yield first, second
+        yield tuple(values)
 
 
 def _check_offset_index(report: SegmentReport) -> None:
@@ -231,3 +254,30 @@ def _check_time_index(report: SegmentReport) -> None:
                 f"{path.name}: says {timestamp_ms} is the largest timestamp below offset {offset}, it is {largest_ms}"
             )
         report.time_index_entries += 1
+
+
+def _check_txn_index(report: SegmentReport) -> None:
+    """Check the aborted transactions of a segment that is sealed, or was when the server stopped."""
+    path = report.path.with_suffix(".txnindex")
+    if not path.exists():
+        return
+    report.txn_index_entries = 0
+    markers = {
+        offset
+        for _, header, problem in report.batches
+        if problem is None and header.is_control
+        for offset in range(header.base_offset, header.next_offset)
+    }
+    for entry in _sealed_entries(path, _TXN_ENTRY, _TXN_ENTRY_CRC_AT, report.base_offset):
+        if entry is None:
+            report.problems.append(f"{path.name}: entry {report.txn_index_entries} is damaged")
+            return
+        producer_id, first_offset, last_offset, _ = entry
+        if producer_id == _TXN_CLOSING_ID:
+            continue
+        if not report.unread and (last_offset not in markers or first_offset >= last_offset):
+            report.problems.append(
+                f"{path.name}: says that offset {last_offset} is a marker of producer id {producer_id}, whose "
+                f"transaction begins at offset {first_offset}; it is none"
+            )
+        report.txn_index_entries += 1

@@ -26,7 +26,7 @@ from raftlog.cli.output import (
     print_note,
     print_rows,
 )
-from raftlog.errors import TopicAlreadyExists
+from raftlog.errors import AuthorizationError, TopicAlreadyExists
 from raftlog.types import TopicPartition
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, change and delete topics.")
@@ -174,6 +174,10 @@ def describe(
         wanted = [(topic, parts) for topic, parts in wanted if parts or not any(only)]
         if one and output is Output.TABLE:
             print_note(_settings(admin, found[0].name))
+    for topic, parts in wanted:
+        for part in parts:
+            if (why := health.why_lost_of(topic.name, part)) is not None:
+                print_note(f"{topic.name}-{part.partition}: nobody leads it: {why}")
     if output is Output.JSON:
         print_json([_document(topic, parts, seen) for topic, parts in wanted])
     else:
@@ -206,7 +210,7 @@ class _Only(NamedTuple):
             or (self.under_replicated and health.is_under_replicated(part))
             or (self.under_min_isr and health.is_under_min_isr(part, minimum))
             or (self.at_min_isr and health.is_at_min_isr(part, minimum))
-            or (self.unavailable and health.why_unavailable(part, seen.silent) is not None)
+            or (self.unavailable and health.why_unavailable(topic.name, part, seen.silent) is not None)
         ]
 
 
@@ -215,7 +219,9 @@ def _document(topic: TopicDescription, parts: Sequence[PartitionDescription], se
         "topic": topic.name,
         "topic_id": topic.topic_id.hex(),
         "partitions": [
-            health.document_of(part, seen.replicas.get(TopicPartition(topic.name, part.partition)), seen.silent)
+            health.document_of(
+                topic.name, part, seen.replicas.get(TopicPartition(topic.name, part.partition)), seen.silent
+            )
             for part in parts
         ],
     }
@@ -223,7 +229,10 @@ def _document(topic: TopicDescription, parts: Sequence[PartitionDescription], se
 
 def _settings(admin: raftlog.Admin, topic: str) -> str:
     """Return a line with what is set for a topic; min.insync.replicas always, as it says what the ISR means."""
-    entries = admin.describe_configs(topic=topic)
+    try:
+        entries = admin.describe_configs(topic=topic)
+    except AuthorizationError as error:  # who may describe it sees the rest
+        return f"{topic}: configs: not allowed ({error})"
     own = sorted(key for key, entry in entries.items() if entry.source == "dynamic_topic" and key != min_isr.KEY)
     return f"{topic}: " + ", ".join(f"{key}={entries[key].value}" for key in (min_isr.KEY, *own))
 

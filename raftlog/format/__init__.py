@@ -7,6 +7,7 @@ from raftlog.format.batch import (
     encode_batch,
     iter_headers,
     parse_batch,
+    stamp_producer,
 )
 from raftlog.format.columns import HEADERS_TYPE, schema_for
 from raftlog.format.compression import DEFAULT_LIMITS, InflateLimits
@@ -47,6 +48,7 @@ __all__ = [
     "parse_batch",
     "parse_header",
     "schema_for",
+    "stamp_producer",
     "validate_produced",
     "with_append_time",
 ]

@@ -115,6 +115,17 @@ def encode_batch(
     return build_batch(header, packed)
 
 
+def stamp_producer(encoded: Buffer, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+    """Return the batch under other producer numbers (KIP-98): header and checksum are new, the body is as it was.
+
+    Raises:
+        CorruptRecordError: not even a header.
+    """
+    header = parse_header(encoded)
+    numbered = header._replace(producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
+    return build_batch(numbered, memoryview(encoded)[HEADER_BYTES : header.size])
+
+
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
     """A header and its columns, which share the memory of the batch (or of its inflated body)."""
@@ -165,11 +176,24 @@ def decode_batch(
     else:
         header = parse_header(batch, position)
         check_header(header)
+    return DecodedBatch(header, decode_columns(batch, position, header, limits, trusted=not check_checksum))
+
+
+def decode_columns(
+    batch: Buffer, position: int, header: BatchHeader, limits: InflateLimits = DEFAULT_LIMITS, *, trusted: bool = False
+) -> Any:
+    """Return the `pyarrow.RecordBatch` of the batch at `position`, whose header was checked.
+
+    `trusted`: as in `decode_body`.
+
+    Raises:
+        CorruptRecordError: the body does not decode, or has another row count.
+    """
     body = inflate(_body(batch, position, header), header.codec, limits)
-    columns = decode_body(body, header.attributes, trusted=not check_checksum)
+    columns = decode_body(body, header.attributes, trusted=trusted)
     if columns.num_rows != header.record_count:
         raise InvalidRecord(f"record_count says {header.record_count}, the columns have {columns.num_rows} rows")
-    return DecodedBatch(header, columns)
+    return columns
 
 
 def iter_headers(data: Buffer) -> Iterator[tuple[int, BatchHeader]]:

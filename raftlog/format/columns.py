@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -37,6 +37,7 @@ _I64 = struct.Struct("<q")
 _MESSAGE_HEADER_TYPE: Final = 1
 _MESSAGE_HEADER: Final = 2
 _MESSAGE_BODY_LENGTH: Final = 3
+_BATCH_LENGTH: Final = 0
 _BATCH_NODES: Final = 1
 _BATCH_BUFFERS: Final = 2
 _BATCH_COMPRESSION: Final = 3
@@ -86,6 +87,38 @@ def _field(table: memoryview, start: int, number: int) -> int:
         return 0
     relative = int(_U16.unpack_from(table, vtable + slot)[0])
     return start + relative if relative else 0
+
+
+class MessageLayout(NamedTuple):
+    """Where the numbers are in the metadata of an encapsulated RecordBatch message; each is an int64, or some."""
+
+    metadata_bytes: int
+    """The buffers begin there."""
+    body_length_at: int
+    rows_at: int
+    nodes_at: int
+    """For each field: its length, and how many nulls."""
+    buffers_at: int
+    """For each buffer: where it begins, and its length."""
+
+
+def message_layout(message: Any) -> MessageLayout:
+    """Return the layout of what `encode_body` has made of one row or more."""
+    view = memoryview(message)
+    metadata_bytes = _PREFIX.size + int(_PREFIX.unpack_from(view)[1])
+    table = view[_PREFIX.size : metadata_bytes]
+    root = int(_U32.unpack_from(table)[0])
+    header_at = _field(table, root, _MESSAGE_HEADER)
+    batch = header_at + int(_U32.unpack_from(table, header_at)[0])
+    nodes, buffers = (_vector(table, batch, number) for number in (_BATCH_NODES, _BATCH_BUFFERS))
+    found = (_field(table, root, _MESSAGE_BODY_LENGTH), _field(table, batch, _BATCH_LENGTH), nodes + 4, buffers + 4)
+    return MessageLayout(metadata_bytes, *(_PREFIX.size + at for at in found))
+
+
+def _vector(table: memoryview, start: int, number: int) -> int:
+    """Return the position of a vector's length, behind which its elements are."""
+    at = _field(table, start, number)
+    return at + int(_U32.unpack_from(table, at)[0])
 
 
 def _vector_length(table: memoryview, start: int, number: int) -> int:

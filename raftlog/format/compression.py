@@ -31,6 +31,17 @@ class InflateLimits:
     max_ratio: int = 1024
     ratio_floor_bytes: int = 1 << 20
 
+    def refusal(self, inflated_size: int, packed_size: int) -> str | None:
+        """Return why a body of `packed_size` bytes that claims to inflate to `inflated_size` is refused, if it is."""
+        if inflated_size > self.max_bytes:
+            return (
+                f"the batch inflates to {inflated_size} bytes, more than max.inflate.bytes={self.max_bytes}; "
+                "send smaller batches"
+            )
+        if inflated_size > self.ratio_floor_bytes and inflated_size > self.max_ratio * packed_size:
+            return f"the batch inflates {packed_size} bytes to {inflated_size}, more than {self.max_ratio} to one"
+        return None
+
 
 DEFAULT_LIMITS: Final = InflateLimits()
 
@@ -77,15 +88,9 @@ def inflate(body: Any, codec: Codec, limits: InflateLimits = DEFAULT_LIMITS) -> 
         raise CorruptRecordError(f"a compressed body has at least {_SIZE.size} bytes, this one {body.size}")
     (inflated_size,) = _SIZE.unpack_from(body)
     packed = body.slice(_SIZE.size)
-    if inflated_size > limits.max_bytes:
-        raise BatchTooExpansive(
-            f"the batch inflates to {inflated_size} bytes, more than max.inflate.bytes={limits.max_bytes}; "
-            "send smaller batches"
-        )
-    if inflated_size > limits.ratio_floor_bytes and inflated_size > limits.max_ratio * packed.size:
-        raise BatchTooExpansive(
-            f"the batch inflates {packed.size} bytes to {inflated_size}, more than {limits.max_ratio} to one"
-        )
+    refusal = limits.refusal(inflated_size, packed.size)
+    if refusal is not None:
+        raise BatchTooExpansive(refusal)
     try:
         if codec is Codec.SNAPPY:
             if _snappy_size(packed) != inflated_size:

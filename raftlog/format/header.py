@@ -167,6 +167,11 @@ Buffer = bytes | bytearray | memoryview
 """Anything with the buffer protocol; parsing never copies it."""
 
 
+def says_transactional(data: Buffer) -> bool:
+    """Whether the batch at the front says that it belongs to a transaction; unchecked, as cheap as it gets."""
+    return len(data) > CHECKSUM_START and bool(memoryview(data)[CHECKSUM_START] & Attributes.TRANSACTIONAL)
+
+
 def parse_header(data: Buffer, position: int = 0) -> BatchHeader:
     """Return the header at `position`, unchecked but for being whole.
 
@@ -222,6 +227,30 @@ def checksum(batch: Buffer, position: int = 0, size: int | None = None) -> int:
 def pack_header(header: BatchHeader) -> bytes:
     """Return the 64 bytes of the header as it is."""
     return _HEADER.pack(*header)
+
+
+def pack_checked(
+    attributes: int,
+    last_offset_delta: int,
+    record_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+) -> bytes:
+    """Return the part of a header that the checksum covers."""
+    return _CHECKED.pack(
+        attributes,
+        last_offset_delta,
+        record_count,
+        base_timestamp_ms,
+        max_timestamp_ms,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        _RESERVED,
+    )
 
 
 def build_batch(header: BatchHeader, body: Buffer) -> bytes:

@@ -8,7 +8,8 @@
 The pytest fixture `raftlog_cluster` is one such cluster for a test; it comes with the package.
 """
 
+from raftlog.testing.certificates import CertificateAuthority
 from raftlog.testing.cluster import Cluster
 from raftlog.testing.server_process import ServerFailed
 
-__all__ = ["Cluster", "ServerFailed"]
+__all__ = ["CertificateAuthority", "Cluster", "ServerFailed"]

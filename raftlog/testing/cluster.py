@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from raftlog._admin import Admin
 from raftlog.errors import InvalidConfig, RaftlogError
-from raftlog.testing.layout import Layout, check_size, default_controllers, open_layout
+from raftlog.testing.certificates import CertificateAuthority
+from raftlog.testing.layout import USERS_FILE, Layout, check_size, default_controllers, open_layout, write_users
 from raftlog.testing.proxy import Network
 from raftlog.testing.server_process import ConfigValue, ServerFailed, ServerProcess
 
@@ -37,6 +38,11 @@ class Cluster:
             time may run in a directory.
         port: of the first broker, the others' follow; 0 picks free ones. A server keeps its port over restarts.
         can_be_partitioned: servers reach each other through proxies of this process, so that `partition` works.
+        tls: clients and servers speak TLS, with certificates of a CA that is made for this cluster; clients take
+            `client_config`. Needs the package `cryptography`.
+        users: who may log in, by name, and the passwords; implies `tls`. Servers have them in a file of their own
+            (`sasl.users.location`), so that they are there from the start; others can be added as in any cluster.
+            What they may do is up to `authorizer` and `super.users` in `config`.
         racks: where servers stand, by id (`{1: "a", 2: "b"}`); the others stand nowhere.
         start_timeout_s: how long servers may take until they serve.
         config: server keys as the configuration file has them (`{"log.segment.bytes": 1048576}`).
@@ -57,6 +63,8 @@ class Cluster:
         directory: str | Path | None = None,
         port: int = 0,
         can_be_partitioned: bool = False,
+        tls: bool = False,
+        users: Mapping[str, str] | None = None,
         racks: Mapping[int, str] | None = None,
         start_timeout_s: float = 30.0,
         config: Mapping[str, ConfigValue] | None = None,
@@ -66,6 +74,8 @@ class Cluster:
         check_size(nodes, self._controllers, dedicated_controllers)
         self._dedicated_controllers = dedicated_controllers
         self._can_be_partitioned = can_be_partitioned
+        self._tls = tls or bool(users)
+        self._users = dict(users or {})
         self._racks = dict(racks or {})
         self._config = {**(config or {}), **{key.replace("_", "."): value for key, value in more_config.items()}}
         self._temporary = directory is None
@@ -119,6 +129,40 @@ class Cluster:
     def bootstrap(self) -> str:
         """Addresses for clients, as `host:port` with commas between."""
         return ",".join(f"127.0.0.1:{self._servers[node_id].port}" for node_id in self.broker_ids)
+
+    @property
+    def client_config(self) -> dict[str, str]:
+        """What clients are told besides `bootstrap`, as `config=cluster.client_config`; empty without TLS.
+
+        With `users` the first one logs in.
+        """
+        if self._users:
+            return self.client_config_of(next(iter(self._users)))
+        return self.authority.client_config() if self._tls else {}
+
+    def client_config_of(self, user: str, password: str | None = None) -> dict[str, str]:
+        """Return what a client of this user is told besides `bootstrap`; without a password as `users` has it.
+
+        Raises:
+            InvalidConfig: it is none of `users`, and has no password here.
+        """
+        if password is None and user not in self._users:
+            raise InvalidConfig(f"user {user!r} is not among the users of this cluster; give its password")
+        return {
+            "security.protocol": "sasl_ssl",
+            "ssl.ca.location": str(self.authority.ca_file),
+            "sasl.username": user,
+            "sasl.password": self._users[user] if password is None else password,
+        }
+
+    @property
+    def authority(self) -> CertificateAuthority:
+        """The CA of the cluster's certificates, which issues further ones; made when it is first asked for.
+
+        Raises:
+            InvalidConfig: the package `cryptography` is missing.
+        """
+        return CertificateAuthority(self.directory / "tls")
 
     @property
     def node_ids(self) -> list[int]:
@@ -197,7 +241,8 @@ class Cluster:
     def start(self, node_id: int, *, wait: bool = True) -> None:
         """Start a server that is stopped and return when it serves; its data and its port are those it had.
 
-        Without `wait` it returns at once: one that needs others to serve comes up with them, and `start_all` waits.
+        Without `wait` it returns at once: one that needs others to serve comes up with them, and `start_all` waits, or
+        `wait_ready`.
         """
         server = self._server(node_id)
         self._prepare()
@@ -205,6 +250,14 @@ class Cluster:
             server.start(self._start_timeout_s)
         else:
             server.launch()
+
+    def wait_ready(self, node_id: int) -> None:
+        """Return when a server serves that was started without waiting for it.
+
+        Raises:
+            ServerFailed: it ended, or does not serve within `start_timeout_s` from now, and was killed.
+        """
+        self._server(node_id).wait_ready(time.monotonic() + self._start_timeout_s)
 
     def stop(self, node_id: int) -> None:
         """Stop a server cleanly (SIGTERM)."""
@@ -217,6 +270,11 @@ class Cluster:
             ServerFailed: it does not run.
         """
         self._server(node_id).kill()
+
+    def configure(self, node_id: int, config: Mapping[str, ConfigValue]) -> None:
+        """Set keys of a server's configuration over those that it has; they count when it is started next."""
+        self._prepare()
+        self._server(node_id).reconfigure(config)
 
     def pause(self, node_id: int) -> None:
         """Freeze a server (SIGSTOP)."""
@@ -238,7 +296,15 @@ class Cluster:
             self._network = Network(self._servers, layout.all_inter_node_ports)
         for node_id, server in self._servers.items():
             reached_at = self._network.ports[node_id] if self._network is not None else {}
-            config: dict[str, ConfigValue] = {**layout.config(node_id, reached_at), **self._config}
+            config: dict[str, ConfigValue] = {**layout.config(node_id, reached_at)}
+            if self._tls:
+                config |= self.authority.node_config(node_id)
+            if self._users:
+                config |= {
+                    "listener.security.protocol": "sasl_ssl",
+                    "sasl.users.location": str(write_users(self.directory / USERS_FILE, self._users)),
+                }
+            config |= self._config
             if node_id in self._racks:
                 config["rack"] = self._racks[node_id]
             server.configure(config, layout.client_ports.get(node_id, 0))
@@ -305,7 +371,8 @@ class Cluster:
         """
         deadline_s = time.monotonic() + timeout_s
         seen: object = None
-        with Admin(self.bootstrap, default_api_timeout_ms=int(timeout_s * 1000)) as admin:
+        settings = {"default.api.timeout.ms": int(timeout_s * 1000), **self.client_config}
+        with Admin(self.bootstrap, config=settings) as admin:
             while True:
                 try:
                     seen = found = condition(admin)

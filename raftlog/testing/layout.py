@@ -1,12 +1,14 @@
 """Who is what in a cluster of server processes, at which ports; kept in a file, so that a cluster can be started again.
 
 DIRECTORY/cluster.json      the cluster's id, its controllers and every port
+DIRECTORY/users.toml        the users that servers know from the start, if there are any
 DIRECTORY/node-N/           configuration, log and data of server N
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import uuid
@@ -18,6 +20,7 @@ from typing import Final
 from raftlog.errors import InvalidConfig
 
 LAYOUT_FILE: Final = "cluster.json"
+USERS_FILE: Final = "users.toml"
 _PORT_RANGE: Final = (10_000, 32_000)
 """Below the ports that the system hands to outgoing connections: none of those takes one of ours meanwhile."""
 _MAX_ALL_CONTROLLERS: Final = 5
@@ -78,6 +81,19 @@ class Layout:
         aside = directory / f"{LAYOUT_FILE}.tmp"
         aside.write_text(json.dumps(asdict(self), indent=2) + "\n")
         aside.replace(directory / LAYOUT_FILE)
+
+
+def write_users(file: Path, users: Mapping[str, str]) -> Path:
+    """Write users and their passwords down as servers read them (`sasl.users.location`); return the file."""
+    # What JSON quotes TOML reads, once nothing is split into surrogates, and DEL is written out.
+    lines = [
+        f"{json.dumps(user, ensure_ascii=False)} = {json.dumps(users[user], ensure_ascii=False)}" for user in users
+    ]
+    aside = file.with_suffix(".tmp")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        out.write("\n".join(lines).replace("\x7f", "\\u007f") + "\n")
+    aside.replace(file)
+    return file
 
 
 def _nodes(ports: Mapping[int, int]) -> str:

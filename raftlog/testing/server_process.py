@@ -70,6 +70,10 @@ class ServerProcess:
         self._config = dict(config)
         self._port = port or self._port
 
+    def reconfigure(self, config: Mapping[str, ConfigValue]) -> None:
+        """Set keys of later starts over those that there are."""
+        self._config |= config
+
     @property
     def port(self) -> int:
         """The port of the client listener; 0 before the first start, and where there is none."""

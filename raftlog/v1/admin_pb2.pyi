@@ -297,6 +297,7 @@ class DescribeClusterResponse(_message.Message):
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    SUPPORTED_FEATURES_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     controller_id: _builtins.int
     controller_epoch: _builtins.int
@@ -309,6 +310,10 @@ class DescribeClusterResponse(_message.Message):
     def features(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """finalized levels"""
 
+    @_builtins.property
+    def supported_features(self) -> _containers.RepeatedCompositeFieldContainer[_records_pb2.FeatureRange]:
+        """what every registered broker, and this one, knows"""
+
     def __init__(
         self,
         *,
@@ -319,10 +324,11 @@ class DescribeClusterResponse(_message.Message):
         metadata_offset: _builtins.int = ...,
         brokers: _abc.Iterable[Global___BrokerDescription] | None = ...,
         features: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        supported_features: _abc.Iterable[_records_pb2.FeatureRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "error", b"error", "features", b"features", "metadata_offset", b"metadata_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "error", b"error", "features", b"features", "metadata_offset", b"metadata_offset", "supported_features", b"supported_features"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,6 +347,9 @@ class BrokerDescription(_message.Message):
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     LEADERSHIPS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    DRAINED_UNTIL_RESTART_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     host: _builtins.str
     port: _builtins.int
@@ -350,6 +359,11 @@ class BrokerDescription(_message.Message):
     broker_epoch: _builtins.int
     leaderships: _builtins.int
     replicas: _builtins.int
+    cordoned: _builtins.bool
+    """gets no new replicas: by its own flag, or because it is drained"""
+    drained: _builtins.bool
+    """leads nothing that another member of the ISR can lead"""
+    drained_until_restart: _builtins.bool
     def __init__(
         self,
         *,
@@ -362,10 +376,13 @@ class BrokerDescription(_message.Message):
         broker_epoch: _builtins.int = ...,
         leaderships: _builtins.int = ...,
         replicas: _builtins.int = ...,
+        cordoned: _builtins.bool = ...,
+        drained: _builtins.bool = ...,
+        drained_until_restart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "leaderships", b"leaderships", "port", b"port", "rack", b"rack", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cordoned", b"cordoned", "drained", b"drained", "drained_until_restart", b"drained_until_restart", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "leaderships", b"leaderships", "port", b"port", "rack", b"rack", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -505,6 +522,116 @@ class AdminUnregisterBrokerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdminUnregisterBrokerResponse: _TypeAlias = AdminUnregisterBrokerResponse  # noqa: Y015
+
+@_typing.final
+class AdminAlterBrokerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    UNTIL_RESTART_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    cordoned: _builtins.bool
+    """absent: as it is"""
+    drained: _builtins.bool
+    until_restart: _builtins.bool
+    """with drained=true: over when the broker is started again"""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        cordoned: _builtins.bool | None = ...,
+        drained: _builtins.bool | None = ...,
+        until_restart: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordoned", b"_cordoned", "_drained", b"_drained", "cordoned", b"cordoned", "drained", b"drained"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordoned", b"_cordoned", "_drained", b"_drained", "broker_id", b"broker_id", "cordoned", b"cordoned", "drained", b"drained", "until_restart", b"until_restart"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cordoned: _TypeAlias = _typing.Literal["cordoned"]  # noqa: Y015
+    _WhichOneofArgType__cordoned: _TypeAlias = _typing.Literal["_cordoned", b"_cordoned"]  # noqa: Y015
+    _WhichOneofReturnType__drained: _TypeAlias = _typing.Literal["drained"]  # noqa: Y015
+    _WhichOneofArgType__drained: _TypeAlias = _typing.Literal["_drained", b"_drained"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cordoned) -> _WhichOneofReturnType__cordoned | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drained) -> _WhichOneofReturnType__drained | None: ...
+
+Global___AdminAlterBrokerRequest: _TypeAlias = AdminAlterBrokerRequest  # noqa: Y015
+
+@_typing.final
+class AdminAlterBrokerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """at which this is in effect; ask others for no older metadata"""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminAlterBrokerResponse: _TypeAlias = AdminAlterBrokerResponse  # noqa: Y015
+
+@_typing.final
+class AdminUpdateFeatureRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    level: _builtins.int
+    validate_only: _builtins.bool
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        level: _builtins.int = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "name", b"name", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminUpdateFeatureRequest: _TypeAlias = AdminUpdateFeatureRequest  # noqa: Y015
+
+@_typing.final
+class AdminUpdateFeatureResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """at which this is in effect; ask others for no older metadata"""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminUpdateFeatureResponse: _TypeAlias = AdminUpdateFeatureResponse  # noqa: Y015
 
 @_typing.final
 class CreateTopicRequest(_message.Message):
@@ -750,12 +877,16 @@ class ConfigEntry(_message.Message):
         STATIC_BROKER: ConfigEntry._Source.ValueType  # 1
         DYNAMIC_TOPIC: ConfigEntry._Source.ValueType  # 2
         DYNAMIC_BROKER: ConfigEntry._Source.ValueType  # 3
+        DYNAMIC_BROKER_LOGGER: ConfigEntry._Source.ValueType  # 4
+        """until the broker's process ends"""
 
     class Source(_Source, metaclass=_SourceEnumTypeWrapper): ...
     DEFAULT: ConfigEntry.Source.ValueType  # 0
     STATIC_BROKER: ConfigEntry.Source.ValueType  # 1
     DYNAMIC_TOPIC: ConfigEntry.Source.ValueType  # 2
     DYNAMIC_BROKER: ConfigEntry.Source.ValueType  # 3
+    DYNAMIC_BROKER_LOGGER: ConfigEntry.Source.ValueType  # 4
+    """until the broker's process ends"""
 
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int

@@ -84,6 +84,16 @@ class AdminStub:
                 request_serializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerRequest.SerializeToString,
                 response_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerResponse.FromString,
                 _registered_method=True)
+        self.AlterBroker = channel.unary_unary(
+                '/raftlog.v1.Admin/AlterBroker',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterBrokerRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterBrokerResponse.FromString,
+                _registered_method=True)
+        self.UpdateFeature = channel.unary_unary(
+                '/raftlog.v1.Admin/UpdateFeature',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.AdminUpdateFeatureRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminUpdateFeatureResponse.FromString,
+                _registered_method=True)
         self.DescribeReplicas = channel.unary_unary(
                 '/raftlog.v1.Admin/DescribeReplicas',
                 request_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeReplicasRequest.SerializeToString,
@@ -159,6 +169,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterBroker(self, request, context):
+        """Cordons, drains, and takes that back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateFeature(self, request, context):
+        """Raises the level of a feature, once every broker knows it (KIP-584).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeReplicas(self, request, context):
         """What a leader knows of its replicas; each broker answers for the partitions that it leads.
         """
@@ -224,6 +248,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.UnregisterBroker,
                     request_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerRequest.FromString,
                     response_serializer=raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerResponse.SerializeToString,
+            ),
+            'AlterBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterBroker,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterBrokerRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterBrokerResponse.SerializeToString,
+            ),
+            'UpdateFeature': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateFeature,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminUpdateFeatureRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.AdminUpdateFeatureResponse.SerializeToString,
             ),
             'DescribeReplicas': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeReplicas,
@@ -506,6 +540,60 @@ class Admin:
             '/raftlog.v1.Admin/UnregisterBroker',
             raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerRequest.SerializeToString,
             raftlog_dot_v1_dot_admin__pb2.AdminUnregisterBrokerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/AlterBroker',
+            raftlog_dot_v1_dot_admin__pb2.AdminAlterBrokerRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.AdminAlterBrokerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateFeature(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/UpdateFeature',
+            raftlog_dot_v1_dot_admin__pb2.AdminUpdateFeatureRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.AdminUpdateFeatureResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,10 @@ class AdminStub:
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminDescribeQuorumRequest, _admin_pb2.AdminDescribeQuorumResponse]
     ElectLeaders: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]
     UnregisterBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminUnregisterBrokerRequest, _admin_pb2.AdminUnregisterBrokerResponse]
+    AlterBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterBrokerRequest, _admin_pb2.AdminAlterBrokerResponse]
+    """Cordons, drains, and takes that back."""
+    UpdateFeature: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminUpdateFeatureRequest, _admin_pb2.AdminUpdateFeatureResponse]
+    """Raises the level of a feature, once every broker knows it (KIP-584)."""
     DescribeReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeReplicasRequest, _admin_pb2.DescribeReplicasResponse]
     """What a leader knows of its replicas; each broker answers for the partitions that it leads."""
     AlterReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterReassignmentsRequest, _admin_pb2.AdminAlterReassignmentsResponse]
@@ -58,6 +62,10 @@ class AdminAsyncStub(AdminStub):
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminDescribeQuorumRequest, _admin_pb2.AdminDescribeQuorumResponse]  # type: ignore[assignment]
     ElectLeaders: _aio.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]  # type: ignore[assignment]
     UnregisterBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminUnregisterBrokerRequest, _admin_pb2.AdminUnregisterBrokerResponse]  # type: ignore[assignment]
+    AlterBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterBrokerRequest, _admin_pb2.AdminAlterBrokerResponse]  # type: ignore[assignment]
+    """Cordons, drains, and takes that back."""
+    UpdateFeature: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminUpdateFeatureRequest, _admin_pb2.AdminUpdateFeatureResponse]  # type: ignore[assignment]
+    """Raises the level of a feature, once every broker knows it (KIP-584)."""
     DescribeReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeReplicasRequest, _admin_pb2.DescribeReplicasResponse]  # type: ignore[assignment]
     """What a leader knows of its replicas; each broker answers for the partitions that it leads."""
     AlterReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterReassignmentsRequest, _admin_pb2.AdminAlterReassignmentsResponse]  # type: ignore[assignment]
@@ -132,6 +140,22 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AdminUnregisterBrokerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AdminUnregisterBrokerResponse, _abc.Awaitable[_admin_pb2.AdminUnregisterBrokerResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AlterBroker(
+        self,
+        request: _admin_pb2.AdminAlterBrokerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminAlterBrokerResponse, _abc.Awaitable[_admin_pb2.AdminAlterBrokerResponse]]:
+        """Cordons, drains, and takes that back."""
+
+    @_abc_1.abstractmethod
+    def UpdateFeature(
+        self,
+        request: _admin_pb2.AdminUpdateFeatureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminUpdateFeatureResponse, _abc.Awaitable[_admin_pb2.AdminUpdateFeatureResponse]]:
+        """Raises the level of a feature, once every broker knows it (KIP-584)."""
 
     @_abc_1.abstractmethod
     def DescribeReplicas(

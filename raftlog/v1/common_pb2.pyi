@@ -34,9 +34,18 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     REQUEST_TIMED_OUT: _ErrorCode.ValueType  # 7
     MESSAGE_TOO_LARGE: _ErrorCode.ValueType  # 10
     STALE_CONTROLLER_EPOCH: _ErrorCode.ValueType  # 11
+    OFFSET_METADATA_TOO_LARGE: _ErrorCode.ValueType  # 12
+    COORDINATOR_LOAD_IN_PROGRESS: _ErrorCode.ValueType  # 14
+    COORDINATOR_NOT_AVAILABLE: _ErrorCode.ValueType  # 15
+    NOT_COORDINATOR: _ErrorCode.ValueType  # 16
     INVALID_TOPIC: _ErrorCode.ValueType  # 17
     NOT_ENOUGH_REPLICAS: _ErrorCode.ValueType  # 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND: _ErrorCode.ValueType  # 20
+    INVALID_GROUP_ID: _ErrorCode.ValueType  # 24
+    UNKNOWN_MEMBER_ID: _ErrorCode.ValueType  # 25
+    TOPIC_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 29
+    GROUP_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 30
+    CLUSTER_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 31
     UNSUPPORTED_VERSION: _ErrorCode.ValueType  # 35
     TOPIC_ALREADY_EXISTS: _ErrorCode.ValueType  # 36
     INVALID_PARTITIONS: _ErrorCode.ValueType  # 37
@@ -46,23 +55,49 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     NOT_CONTROLLER: _ErrorCode.ValueType  # 41
     INVALID_REQUEST: _ErrorCode.ValueType  # 42
     POLICY_VIOLATION: _ErrorCode.ValueType  # 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER: _ErrorCode.ValueType  # 45
+    DUPLICATE_SEQUENCE_NUMBER: _ErrorCode.ValueType  # 46
+    INVALID_PRODUCER_EPOCH: _ErrorCode.ValueType  # 47
+    INVALID_TXN_STATE: _ErrorCode.ValueType  # 48
+    INVALID_PRODUCER_ID_MAPPING: _ErrorCode.ValueType  # 49
+    INVALID_TRANSACTION_TIMEOUT: _ErrorCode.ValueType  # 50
+    CONCURRENT_TRANSACTIONS: _ErrorCode.ValueType  # 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 53
+    SECURITY_DISABLED: _ErrorCode.ValueType  # 54
     STORAGE_ERROR: _ErrorCode.ValueType  # 56
+    SASL_AUTHENTICATION_FAILED: _ErrorCode.ValueType  # 58
+    UNKNOWN_PRODUCER_ID: _ErrorCode.ValueType  # 59
+    NON_EMPTY_GROUP: _ErrorCode.ValueType  # 68
+    GROUP_ID_NOT_FOUND: _ErrorCode.ValueType  # 69
     FENCED_LEADER_EPOCH: _ErrorCode.ValueType  # 74
     UNKNOWN_LEADER_EPOCH: _ErrorCode.ValueType  # 75
     UNSUPPORTED_COMPRESSION_TYPE: _ErrorCode.ValueType  # 76
     STALE_BROKER_EPOCH: _ErrorCode.ValueType  # 77
     PREFERRED_LEADER_NOT_AVAILABLE: _ErrorCode.ValueType  # 80
+    GROUP_MAX_SIZE_REACHED: _ErrorCode.ValueType  # 81
+    FENCED_INSTANCE_ID: _ErrorCode.ValueType  # 82
     ELIGIBLE_LEADERS_NOT_AVAILABLE: _ErrorCode.ValueType  # 83
     ELECTION_NOT_NEEDED: _ErrorCode.ValueType  # 84
     NO_REASSIGNMENT_IN_PROGRESS: _ErrorCode.ValueType  # 85
+    GROUP_SUBSCRIBED_TO_TOPIC: _ErrorCode.ValueType  # 86
     INVALID_RECORD: _ErrorCode.ValueType  # 87
+    UNSTABLE_OFFSET_COMMIT: _ErrorCode.ValueType  # 88
+    PRODUCER_FENCED: _ErrorCode.ValueType  # 90
     INVALID_UPDATE_VERSION: _ErrorCode.ValueType  # 95
     FEATURE_UPDATE_FAILED: _ErrorCode.ValueType  # 96
+    RESOURCE_NOT_FOUND: _ErrorCode.ValueType  # 91
+    UNACCEPTABLE_CREDENTIAL: _ErrorCode.ValueType  # 93
     UNKNOWN_TOPIC_ID: _ErrorCode.ValueType  # 100
     DUPLICATE_BROKER_REGISTRATION: _ErrorCode.ValueType  # 101
     BROKER_ID_NOT_REGISTERED: _ErrorCode.ValueType  # 102
     INCONSISTENT_CLUSTER_ID: _ErrorCode.ValueType  # 104
+    TRANSACTIONAL_ID_NOT_FOUND: _ErrorCode.ValueType  # 105
     INELIGIBLE_REPLICA: _ErrorCode.ValueType  # 107
+    FENCED_MEMBER_EPOCH: _ErrorCode.ValueType  # 110
+    UNRELEASED_INSTANCE_ID: _ErrorCode.ValueType  # 111
+    UNSUPPORTED_ASSIGNOR: _ErrorCode.ValueType  # 112
+    STALE_MEMBER_EPOCH: _ErrorCode.ValueType  # 113
+    TRANSACTION_ABORTABLE: _ErrorCode.ValueType  # 120
     INTERNAL: _ErrorCode.ValueType  # 1000
     STORAGE_FULL: _ErrorCode.ValueType  # 1001
     BATCH_TOO_EXPANSIVE: _ErrorCode.ValueType  # 1002
@@ -72,6 +107,10 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     UNKNOWN_OUTCOME: _ErrorCode.ValueType  # 1006
     """the command may or may not be committed; ask again with the same client id and sequence"""
     INCONSISTENT_VOTERS: _ErrorCode.ValueType  # 1007
+    PARTITION_NOT_OWNED: _ErrorCode.ValueType  # 1008
+    BATCH_ALREADY_COMMITTED: _ErrorCode.ValueType  # 1009
+    STAGE_EXPIRED: _ErrorCode.ValueType  # 1010
+    SINK_MISMATCH: _ErrorCode.ValueType  # 1011
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Where Kafka has a code for the condition, the number is Kafka's (protocol error codes); raftlog's own start at 1000."""
@@ -85,9 +124,18 @@ NOT_LEADER_OR_FOLLOWER: ErrorCode.ValueType  # 6
 REQUEST_TIMED_OUT: ErrorCode.ValueType  # 7
 MESSAGE_TOO_LARGE: ErrorCode.ValueType  # 10
 STALE_CONTROLLER_EPOCH: ErrorCode.ValueType  # 11
+OFFSET_METADATA_TOO_LARGE: ErrorCode.ValueType  # 12
+COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.ValueType  # 14
+COORDINATOR_NOT_AVAILABLE: ErrorCode.ValueType  # 15
+NOT_COORDINATOR: ErrorCode.ValueType  # 16
 INVALID_TOPIC: ErrorCode.ValueType  # 17
 NOT_ENOUGH_REPLICAS: ErrorCode.ValueType  # 19
 NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.ValueType  # 20
+INVALID_GROUP_ID: ErrorCode.ValueType  # 24
+UNKNOWN_MEMBER_ID: ErrorCode.ValueType  # 25
+TOPIC_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 29
+GROUP_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 30
+CLUSTER_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 31
 UNSUPPORTED_VERSION: ErrorCode.ValueType  # 35
 TOPIC_ALREADY_EXISTS: ErrorCode.ValueType  # 36
 INVALID_PARTITIONS: ErrorCode.ValueType  # 37
@@ -97,23 +145,49 @@ INVALID_CONFIG: ErrorCode.ValueType  # 40
 NOT_CONTROLLER: ErrorCode.ValueType  # 41
 INVALID_REQUEST: ErrorCode.ValueType  # 42
 POLICY_VIOLATION: ErrorCode.ValueType  # 44
+OUT_OF_ORDER_SEQUENCE_NUMBER: ErrorCode.ValueType  # 45
+DUPLICATE_SEQUENCE_NUMBER: ErrorCode.ValueType  # 46
+INVALID_PRODUCER_EPOCH: ErrorCode.ValueType  # 47
+INVALID_TXN_STATE: ErrorCode.ValueType  # 48
+INVALID_PRODUCER_ID_MAPPING: ErrorCode.ValueType  # 49
+INVALID_TRANSACTION_TIMEOUT: ErrorCode.ValueType  # 50
+CONCURRENT_TRANSACTIONS: ErrorCode.ValueType  # 51
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 53
+SECURITY_DISABLED: ErrorCode.ValueType  # 54
 STORAGE_ERROR: ErrorCode.ValueType  # 56
+SASL_AUTHENTICATION_FAILED: ErrorCode.ValueType  # 58
+UNKNOWN_PRODUCER_ID: ErrorCode.ValueType  # 59
+NON_EMPTY_GROUP: ErrorCode.ValueType  # 68
+GROUP_ID_NOT_FOUND: ErrorCode.ValueType  # 69
 FENCED_LEADER_EPOCH: ErrorCode.ValueType  # 74
 UNKNOWN_LEADER_EPOCH: ErrorCode.ValueType  # 75
 UNSUPPORTED_COMPRESSION_TYPE: ErrorCode.ValueType  # 76
 STALE_BROKER_EPOCH: ErrorCode.ValueType  # 77
 PREFERRED_LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 80
+GROUP_MAX_SIZE_REACHED: ErrorCode.ValueType  # 81
+FENCED_INSTANCE_ID: ErrorCode.ValueType  # 82
 ELIGIBLE_LEADERS_NOT_AVAILABLE: ErrorCode.ValueType  # 83
 ELECTION_NOT_NEEDED: ErrorCode.ValueType  # 84
 NO_REASSIGNMENT_IN_PROGRESS: ErrorCode.ValueType  # 85
+GROUP_SUBSCRIBED_TO_TOPIC: ErrorCode.ValueType  # 86
 INVALID_RECORD: ErrorCode.ValueType  # 87
+UNSTABLE_OFFSET_COMMIT: ErrorCode.ValueType  # 88
+PRODUCER_FENCED: ErrorCode.ValueType  # 90
 INVALID_UPDATE_VERSION: ErrorCode.ValueType  # 95
 FEATURE_UPDATE_FAILED: ErrorCode.ValueType  # 96
+RESOURCE_NOT_FOUND: ErrorCode.ValueType  # 91
+UNACCEPTABLE_CREDENTIAL: ErrorCode.ValueType  # 93
 UNKNOWN_TOPIC_ID: ErrorCode.ValueType  # 100
 DUPLICATE_BROKER_REGISTRATION: ErrorCode.ValueType  # 101
 BROKER_ID_NOT_REGISTERED: ErrorCode.ValueType  # 102
 INCONSISTENT_CLUSTER_ID: ErrorCode.ValueType  # 104
+TRANSACTIONAL_ID_NOT_FOUND: ErrorCode.ValueType  # 105
 INELIGIBLE_REPLICA: ErrorCode.ValueType  # 107
+FENCED_MEMBER_EPOCH: ErrorCode.ValueType  # 110
+UNRELEASED_INSTANCE_ID: ErrorCode.ValueType  # 111
+UNSUPPORTED_ASSIGNOR: ErrorCode.ValueType  # 112
+STALE_MEMBER_EPOCH: ErrorCode.ValueType  # 113
+TRANSACTION_ABORTABLE: ErrorCode.ValueType  # 120
 INTERNAL: ErrorCode.ValueType  # 1000
 STORAGE_FULL: ErrorCode.ValueType  # 1001
 BATCH_TOO_EXPANSIVE: ErrorCode.ValueType  # 1002
@@ -123,6 +197,10 @@ SHUTTING_DOWN: ErrorCode.ValueType  # 1005
 UNKNOWN_OUTCOME: ErrorCode.ValueType  # 1006
 """the command may or may not be committed; ask again with the same client id and sequence"""
 INCONSISTENT_VOTERS: ErrorCode.ValueType  # 1007
+PARTITION_NOT_OWNED: ErrorCode.ValueType  # 1008
+BATCH_ALREADY_COMMITTED: ErrorCode.ValueType  # 1009
+STAGE_EXPIRED: ErrorCode.ValueType  # 1010
+SINK_MISMATCH: ErrorCode.ValueType  # 1011
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _IsolationLevel:

@@ -82,6 +82,7 @@ class ProducePartition(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    TRACEPARENTS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """16 bytes"""
     partition: _builtins.int
@@ -93,6 +94,10 @@ class ProducePartition(_message.Message):
     """
     records: _builtins.bytes
     """one record batch, format 1 (docs/format.md)"""
+    @_builtins.property
+    def traceparents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the sampled traces that its records belong to, one each, as W3C traceparent; at most 16 count (docs/tracing.md)."""
+
     def __init__(
         self,
         *,
@@ -101,10 +106,11 @@ class ProducePartition(_message.Message):
         leader_epoch: _builtins.int = ...,
         chain: _builtins.int = ...,
         records: _builtins.bytes = ...,
+        traceparents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "leader_epoch", b"leader_epoch", "partition", b"partition", "records", b"records", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "leader_epoch", b"leader_epoch", "partition", b"partition", "records", b"records", "topic_id", b"topic_id", "traceparents", b"traceparents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -380,6 +386,7 @@ class FetchFrame(_message.Message):
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     PREFERRED_READ_REPLICA_FIELD_NUMBER: _builtins.int
+    ABORTED_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     high_watermark: _builtins.int
     last_stable_offset: _builtins.int
@@ -394,6 +401,12 @@ class FetchFrame(_message.Message):
     def error(self) -> _common_pb2.Error:
         """set: the broker has dropped this subscription"""
 
+    @_builtins.property
+    def aborted(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortedTransaction]:
+        """With READ_COMMITTED: transactions that were aborted and may have records above. A transactional batch of one of these
+        producers whose offset lies in the transaction's range is dropped by the client; no state from frame to frame.
+        """
+
     def __init__(
         self,
         *,
@@ -404,16 +417,43 @@ class FetchFrame(_message.Message):
         log_start_offset: _builtins.int = ...,
         records: _builtins.bytes = ...,
         preferred_read_replica: _builtins.int | None = ...,
+        aborted: _abc.Iterable[Global___AbortedTransaction] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "error", b"error", "preferred_read_replica", b"preferred_read_replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "preferred_read_replica", b"preferred_read_replica", "records", b"records", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "aborted", b"aborted", "error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "preferred_read_replica", b"preferred_read_replica", "records", b"records", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__preferred_read_replica: _TypeAlias = _typing.Literal["preferred_read_replica"]  # noqa: Y015
     _WhichOneofArgType__preferred_read_replica: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__preferred_read_replica) -> _WhichOneofReturnType__preferred_read_replica | None: ...
 
 Global___FetchFrame: _TypeAlias = FetchFrame  # noqa: Y015
+
+@_typing.final
+class AbortedTransaction(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+    LAST_OFFSET_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    first_offset: _builtins.int
+    last_offset: _builtins.int
+    """inclusive: that of its abort marker"""
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        first_offset: _builtins.int = ...,
+        last_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_offset", b"first_offset", "last_offset", b"last_offset", "producer_id", b"producer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortedTransaction: _TypeAlias = AbortedTransaction  # noqa: Y015
 
 @_typing.final
 class ListOffsetsRequest(_message.Message):
@@ -446,6 +486,7 @@ class ListOffsetsPartition(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    AT_OFFSET_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     partition: _builtins.int
     leader_epoch: _builtins.int
@@ -453,6 +494,8 @@ class ListOffsetsPartition(_message.Message):
     """A timestamp in ms: the first offset whose timestamp is at least this. Below zero, by name:
     -1 latest (high watermark or last stable offset), -2 earliest, -3 offset of the largest timestamp (KIP-734).
     """
+    at_offset: _builtins.int
+    """Set: the first record at or after this offset is looked up instead; its timestamp says how old what follows is."""
     def __init__(
         self,
         *,
@@ -460,12 +503,15 @@ class ListOffsetsPartition(_message.Message):
         partition: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
         timestamp_ms: _builtins.int = ...,
+        at_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_at_offset", b"_at_offset", "at_offset", b"at_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "partition", b"partition", "timestamp_ms", b"timestamp_ms", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_offset", b"_at_offset", "at_offset", b"at_offset", "leader_epoch", b"leader_epoch", "partition", b"partition", "timestamp_ms", b"timestamp_ms", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__at_offset: _TypeAlias = _typing.Literal["at_offset"]  # noqa: Y015
+    _WhichOneofArgType__at_offset: _TypeAlias = _typing.Literal["_at_offset", b"_at_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__at_offset) -> _WhichOneofReturnType__at_offset | None: ...
 
 Global___ListOffsetsPartition: _TypeAlias = ListOffsetsPartition  # noqa: Y015
 

@@ -176,6 +176,7 @@ class PartitionInfo(_message.Message):
     ADDING_REPLICAS_FIELD_NUMBER: _builtins.int
     REMOVING_REPLICAS_FIELD_NUMBER: _builtins.int
     OFFLINE_REPLICAS_FIELD_NUMBER: _builtins.int
+    LOST_REPLICAS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     leader: _builtins.int
     """-1: none"""
@@ -199,6 +200,10 @@ class PartitionInfo(_message.Message):
     def offline_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """their broker is fenced, gone, or has no working log for them"""
 
+    @_builtins.property
+    def lost_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """their broker came back without their log: its disk was replaced"""
+
     def __init__(
         self,
         *,
@@ -212,10 +217,11 @@ class PartitionInfo(_message.Message):
         adding_replicas: _abc.Iterable[_builtins.int] | None = ...,
         removing_replicas: _abc.Iterable[_builtins.int] | None = ...,
         offline_replicas: _abc.Iterable[_builtins.int] | None = ...,
+        lost_replicas: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adding_replicas", b"adding_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adding_replicas", b"adding_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "lost_replicas", b"lost_replicas", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

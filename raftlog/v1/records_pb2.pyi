@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from raftlog.v1 import common_pb2 as _common_pb2
+from raftlog.v1 import security_pb2 as _security_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -34,6 +35,10 @@ class MetadataRecord(_message.Message):
     PRODUCER_IDS_FIELD_NUMBER: _builtins.int
     FEATURE_FIELD_NUMBER: _builtins.int
     REMOVE_BROKER_FIELD_NUMBER: _builtins.int
+    SCRAM_CREDENTIAL_FIELD_NUMBER: _builtins.int
+    REMOVE_SCRAM_CREDENTIAL_FIELD_NUMBER: _builtins.int
+    ACL_FIELD_NUMBER: _builtins.int
+    REMOVE_ACL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def broker(self) -> Global___BrokerRecord: ...
     @_builtins.property
@@ -54,6 +59,16 @@ class MetadataRecord(_message.Message):
     def feature(self) -> Global___FeatureRecord: ...
     @_builtins.property
     def remove_broker(self) -> Global___RemoveBrokerRecord: ...
+    @_builtins.property
+    def scram_credential(self) -> Global___ScramCredentialRecord:
+        """From metadata.version 2 on."""
+
+    @_builtins.property
+    def remove_scram_credential(self) -> Global___RemoveScramCredentialRecord: ...
+    @_builtins.property
+    def acl(self) -> Global___AclRecord: ...
+    @_builtins.property
+    def remove_acl(self) -> Global___RemoveAclRecord: ...
     def __init__(
         self,
         *,
@@ -67,16 +82,106 @@ class MetadataRecord(_message.Message):
         producer_ids: Global___ProducerIdsRecord | None = ...,
         feature: Global___FeatureRecord | None = ...,
         remove_broker: Global___RemoveBrokerRecord | None = ...,
+        scram_credential: Global___ScramCredentialRecord | None = ...,
+        remove_scram_credential: Global___RemoveScramCredentialRecord | None = ...,
+        acl: Global___AclRecord | None = ...,
+        remove_acl: Global___RemoveAclRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "remove_broker", b"remove_broker", "remove_topic", b"remove_topic", "topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "remove_broker", b"remove_broker", "remove_topic", b"remove_topic", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["broker", "topic", "remove_topic", "partition", "config", "cluster", "controller", "producer_ids", "feature", "remove_broker"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["broker", "topic", "remove_topic", "partition", "config", "cluster", "controller", "producer_ids", "feature", "remove_broker", "scram_credential", "remove_scram_credential", "acl", "remove_acl"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
 Global___MetadataRecord: _TypeAlias = MetadataRecord  # noqa: Y015
+
+@_typing.final
+class ScramCredentialRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """the metadata offset at which it was set: who has authenticated with another one has to do so again"""
+    @_builtins.property
+    def credential(self) -> _security_pb2.ScramCredential: ...
+    def __init__(
+        self,
+        *,
+        credential: _security_pb2.ScramCredential | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScramCredentialRecord: _TypeAlias = ScramCredentialRecord  # noqa: Y015
+
+@_typing.final
+class RemoveScramCredentialRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    mechanism: _security_pb2.ScramMechanism.ValueType
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        mechanism: _security_pb2.ScramMechanism.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mechanism", b"mechanism", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveScramCredentialRecord: _TypeAlias = RemoveScramCredentialRecord  # noqa: Y015
+
+@_typing.final
+class AclRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def acl(self) -> _security_pb2.Acl: ...
+    def __init__(
+        self,
+        *,
+        acl: _security_pb2.Acl | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AclRecord: _TypeAlias = AclRecord  # noqa: Y015
+
+@_typing.final
+class RemoveAclRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def acl(self) -> _security_pb2.Acl: ...
+    def __init__(
+        self,
+        *,
+        acl: _security_pb2.Acl | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveAclRecord: _TypeAlias = RemoveAclRecord  # noqa: Y015
 
 @_typing.final
 class ClusterRecord(_message.Message):
@@ -137,6 +242,11 @@ class BrokerRecord(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     UNCLEAN_FIELD_NUMBER: _builtins.int
     LOCK_IDENTITY_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    DRAINED_UNTIL_RESTART_FIELD_NUMBER: _builtins.int
+    OTHER_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    FORMER_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     incarnation_id: _builtins.bytes
     """16 bytes, new at every start of the process"""
@@ -154,8 +264,24 @@ class BrokerRecord(_message.Message):
     """its last stop was not clean: until it is unfenced it has to leave every ISR that others are in"""
     lock_identity: _builtins.bytes
     """16 bytes: another process with the same one holds the lock that this one held"""
+    cordoned: _builtins.bool
+    """it is given no new replicas; stays over restarts, as do the next two (metadata.version 2)"""
+    drained: _builtins.bool
+    """besides that, it leads nothing that another member of the ISR can lead"""
+    drained_until_restart: _builtins.bool
+    """with drained: over when another process registers"""
     @_builtins.property
     def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureRange]: ...
+    @_builtins.property
+    def other_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Both from metadata.version 2 on; 16 bytes each, sorted.
+        of its other log directories that work
+        """
+
+    @_builtins.property
+    def former_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """it came back with none of these, its log directories before; until unfenced"""
+
     def __init__(
         self,
         *,
@@ -173,10 +299,15 @@ class BrokerRecord(_message.Message):
         features: _abc.Iterable[Global___FeatureRange] | None = ...,
         unclean: _builtins.bool = ...,
         lock_identity: _builtins.bytes = ...,
+        cordoned: _builtins.bool = ...,
+        drained: _builtins.bool = ...,
+        drained_until_restart: _builtins.bool = ...,
+        other_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        former_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "lock_identity", b"lock_identity", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cordoned", b"cordoned", "directory_id", b"directory_id", "drained", b"drained", "drained_until_restart", b"drained_until_restart", "features", b"features", "fenced", b"fenced", "former_directory_ids", b"former_directory_ids", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "lock_identity", b"lock_identity", "other_directory_ids", b"other_directory_ids", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,6 +459,7 @@ class PartitionRecord(_message.Message):
     REVOKED_AT_OFFSET_FIELD_NUMBER: _builtins.int
     UNCLEAN_ELECTION_FIELD_NUMBER: _builtins.int
     OFFLINE_REPLICAS_FIELD_NUMBER: _builtins.int
+    LOST_REPLICAS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     partition: _builtins.int
     leader: _builtins.int
@@ -354,6 +486,10 @@ class PartitionRecord(_message.Message):
 
     @_builtins.property
     def offline_replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OfflineReplica]: ...
+    @_builtins.property
+    def lost_replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostReplica]:
+        """metadata.version 2"""
+
     def __init__(
         self,
         *,
@@ -371,10 +507,11 @@ class PartitionRecord(_message.Message):
         revoked_at_offset: _builtins.int = ...,
         unclean_election: _builtins.bool = ...,
         offline_replicas: _abc.Iterable[Global___OfflineReplica] | None = ...,
+        lost_replicas: _abc.Iterable[Global___LostReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "revoked_leader", b"revoked_leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "adding_replicas", b"adding_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "revoked_at_offset", b"revoked_at_offset", "revoked_leader", b"revoked_leader", "topic_id", b"topic_id", "unclean_election", b"unclean_election"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader", "adding_replicas", b"adding_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "lost_replicas", b"lost_replicas", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "revoked_at_offset", b"revoked_at_offset", "revoked_leader", b"revoked_leader", "topic_id", b"topic_id", "unclean_election", b"unclean_election"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__revoked_leader: _TypeAlias = _typing.Literal["revoked_leader"]  # noqa: Y015
     _WhichOneofArgType__revoked_leader: _TypeAlias = _typing.Literal["_revoked_leader", b"_revoked_leader"]  # noqa: Y015
@@ -407,6 +544,35 @@ class OfflineReplica(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OfflineReplica: _TypeAlias = OfflineReplica  # noqa: Y015
+
+@_typing.final
+class LostReplica(_message.Message):
+    """A replica whose broker has come back with other log directories than those that its log was in. Over when all of them
+    are back, or the replica is taken into the ISR, or elected uncleanly.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    @_builtins.property
+    def directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """16 bytes each, sorted"""
+
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "directory_ids", b"directory_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostReplica: _TypeAlias = LostReplica  # noqa: Y015
 
 @_typing.final
 class ConfigRecord(_message.Message):
@@ -543,10 +709,14 @@ class ConfigResource(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         TOPIC: ConfigResource._Type.ValueType  # 0
         BROKER: ConfigResource._Type.ValueType  # 1
+        BROKER_LOGGER: ConfigResource._Type.ValueType  # 2
+        """the levels of a broker's loggers; that broker's own affair, never in the metadata"""
 
     class Type(_Type, metaclass=_TypeEnumTypeWrapper): ...
     TOPIC: ConfigResource.Type.ValueType  # 0
     BROKER: ConfigResource.Type.ValueType  # 1
+    BROKER_LOGGER: ConfigResource.Type.ValueType  # 2
+    """the levels of a broker's loggers; that broker's own affair, never in the metadata"""
 
     TYPE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
@@ -591,6 +761,9 @@ class MetadataCommand(_message.Message):
     UPDATE_FEATURE_FIELD_NUMBER: _builtins.int
     STATE_DIGEST_FIELD_NUMBER: _builtins.int
     OFFLINE_REPLICAS_FIELD_NUMBER: _builtins.int
+    ALTER_BROKER_FIELD_NUMBER: _builtins.int
+    ALTER_USERS_FIELD_NUMBER: _builtins.int
+    ALTER_ACLS_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     SETTLED_BELOW_FIELD_NUMBER: _builtins.int
@@ -642,6 +815,12 @@ class MetadataCommand(_message.Message):
     def state_digest(self) -> Global___StateDigestCommand: ...
     @_builtins.property
     def offline_replicas(self) -> Global___OfflineReplicasCommand: ...
+    @_builtins.property
+    def alter_broker(self) -> Global___AlterBrokerCommand: ...
+    @_builtins.property
+    def alter_users(self) -> Global___AlterUsersCommand: ...
+    @_builtins.property
+    def alter_acls(self) -> Global___AlterAclsCommand: ...
     def __init__(
         self,
         *,
@@ -665,15 +844,18 @@ class MetadataCommand(_message.Message):
         update_feature: Global___UpdateFeatureCommand | None = ...,
         state_digest: Global___StateDigestCommand | None = ...,
         offline_replicas: Global___OfflineReplicasCommand | None = ...,
+        alter_broker: Global___AlterBrokerCommand | None = ...,
+        alter_users: Global___AlterUsersCommand | None = ...,
+        alter_acls: Global___AlterAclsCommand | None = ...,
         client_id: _builtins.bytes = ...,
         sequence: _builtins.int = ...,
         settled_below: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest", "offline_replicas"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest", "offline_replicas", "alter_broker", "alter_users", "alter_acls"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -728,17 +910,23 @@ class ClaimControllerCommand(_message.Message):
 
     CONTROLLER_ID_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     controller_id: _builtins.int
     cluster_id: _builtins.str
+    @_builtins.property
+    def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureRecord]:
+        """the levels at which a new cluster begins; nothing to one that is there"""
+
     def __init__(
         self,
         *,
         controller_id: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
+        features: _abc.Iterable[Global___FeatureRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller_id", b"controller_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller_id", b"controller_id", "features", b"features"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -759,6 +947,7 @@ class RegisterBrokerCommand(_message.Message):
     PREVIOUS_BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     LOCK_IDENTITY_FIELD_NUMBER: _builtins.int
+    OTHER_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     incarnation_id: _builtins.bytes
     host: _builtins.str
@@ -772,6 +961,10 @@ class RegisterBrokerCommand(_message.Message):
     lock_identity: _builtins.bytes
     @_builtins.property
     def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureRange]: ...
+    @_builtins.property
+    def other_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of its log directories that work, without the first one"""
+
     def __init__(
         self,
         *,
@@ -786,10 +979,11 @@ class RegisterBrokerCommand(_message.Message):
         previous_broker_epoch: _builtins.int | None = ...,
         features: _abc.Iterable[Global___FeatureRange] | None = ...,
         lock_identity: _builtins.bytes = ...,
+        other_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch", "previous_broker_epoch", b"previous_broker_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "host", b"host", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "lock_identity", b"lock_identity", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch", "broker_id", b"broker_id", "directory_id", b"directory_id", "features", b"features", "host", b"host", "incarnation_id", b"incarnation_id", "inter_node_host", b"inter_node_host", "inter_node_port", b"inter_node_port", "lock_identity", b"lock_identity", "other_directory_ids", b"other_directory_ids", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__previous_broker_epoch: _TypeAlias = _typing.Literal["previous_broker_epoch"]  # noqa: Y015
     _WhichOneofArgType__previous_broker_epoch: _TypeAlias = _typing.Literal["_previous_broker_epoch", b"_previous_broker_epoch"]  # noqa: Y015
@@ -883,6 +1077,44 @@ class UnregisterBrokerCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnregisterBrokerCommand: _TypeAlias = UnregisterBrokerCommand  # noqa: Y015
+
+@_typing.final
+class AlterBrokerCommand(_message.Message):
+    """What an operator wants of a broker; absent: as it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    UNTIL_RESTART_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    cordoned: _builtins.bool
+    drained: _builtins.bool
+    until_restart: _builtins.bool
+    """with drained=true"""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        cordoned: _builtins.bool | None = ...,
+        drained: _builtins.bool | None = ...,
+        until_restart: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordoned", b"_cordoned", "_drained", b"_drained", "cordoned", b"cordoned", "drained", b"drained"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordoned", b"_cordoned", "_drained", b"_drained", "broker_id", b"broker_id", "cordoned", b"cordoned", "drained", b"drained", "until_restart", b"until_restart"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cordoned: _TypeAlias = _typing.Literal["cordoned"]  # noqa: Y015
+    _WhichOneofArgType__cordoned: _TypeAlias = _typing.Literal["_cordoned", b"_cordoned"]  # noqa: Y015
+    _WhichOneofReturnType__drained: _TypeAlias = _typing.Literal["drained"]  # noqa: Y015
+    _WhichOneofArgType__drained: _TypeAlias = _typing.Literal["_drained", b"_drained"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cordoned) -> _WhichOneofReturnType__cordoned | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drained) -> _WhichOneofReturnType__drained | None: ...
+
+Global___AlterBrokerCommand: _TypeAlias = AlterBrokerCommand  # noqa: Y015
 
 @_typing.final
 class PartitionRef(_message.Message):
@@ -1352,3 +1584,53 @@ class AlterConfigsCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlterConfigsCommand: _TypeAlias = AlterConfigsCommand  # noqa: Y015
+
+@_typing.final
+class AlterUsersCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPSERTIONS_FIELD_NUMBER: _builtins.int
+    DELETIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def upsertions(self) -> _containers.RepeatedCompositeFieldContainer[_security_pb2.ScramCredential]: ...
+    @_builtins.property
+    def deletions(self) -> _containers.RepeatedCompositeFieldContainer[_security_pb2.UserMechanism]: ...
+    def __init__(
+        self,
+        *,
+        upsertions: _abc.Iterable[_security_pb2.ScramCredential] | None = ...,
+        deletions: _abc.Iterable[_security_pb2.UserMechanism] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deletions", b"deletions", "upsertions", b"upsertions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterUsersCommand: _TypeAlias = AlterUsersCommand  # noqa: Y015
+
+@_typing.final
+class AlterAclsCommand(_message.Message):
+    """Adding what is there and removing what is not changes nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDITIONS_FIELD_NUMBER: _builtins.int
+    REMOVALS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def additions(self) -> _containers.RepeatedCompositeFieldContainer[_security_pb2.Acl]: ...
+    @_builtins.property
+    def removals(self) -> _containers.RepeatedCompositeFieldContainer[_security_pb2.Acl]: ...
+    def __init__(
+        self,
+        *,
+        additions: _abc.Iterable[_security_pb2.Acl] | None = ...,
+        removals: _abc.Iterable[_security_pb2.Acl] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["additions", b"additions", "removals", b"removals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterAclsCommand: _TypeAlias = AlterAclsCommand  # noqa: Y015

@@ -217,6 +217,7 @@ class ReplicaFrame(_message.Message):
     CATCH_UP_FIELD_NUMBER: _builtins.int
     THROTTLED_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    TRACEPARENTS_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     out_of_range: _builtins.bool
     """`fetch_offset` lies below the leader's log start: start over at `log_start_offset`"""
@@ -233,6 +234,10 @@ class ReplicaFrame(_message.Message):
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
     def diverging(self) -> Global___DivergingEpoch: ...
+    @_builtins.property
+    def traceparents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the sampled traces that the records belong to; at most 16 count"""
+
     def __init__(
         self,
         *,
@@ -246,10 +251,11 @@ class ReplicaFrame(_message.Message):
         catch_up: _builtins.bool = ...,
         throttled: _builtins.bool = ...,
         records: _builtins.bytes = ...,
+        traceparents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["diverging", b"diverging", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up", b"catch_up", "diverging", b"diverging", "error", b"error", "high_watermark", b"high_watermark", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "out_of_range", b"out_of_range", "records", b"records", "subscription_id", b"subscription_id", "throttled", b"throttled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up", b"catch_up", "diverging", b"diverging", "error", b"error", "high_watermark", b"high_watermark", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "out_of_range", b"out_of_range", "records", b"records", "subscription_id", b"subscription_id", "throttled", b"throttled", "traceparents", b"traceparents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,11 +4,12 @@ A command carries everything that is not in the image: the proposer's clock, cho
 which the proposer believed itself controller. Deciding changes nothing; `raftmeta.replay` applies the records.
 
     cluster.py      claiming the controller's place, features, producer ids
-    brokers.py      registration, fencing, shutdown
+    brokers.py      registration, fencing, shutdown, cordoning and draining
     topics.py       topics and their partitions
     configs.py      configs of topics and brokers
     leadership.py   ISR and leaders
     reassignment.py moving partitions to other brokers
+    security.py     users and permissions
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import assert_never
 from raftlog.errors import FencedController, InvalidRequestError, RaftlogError
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide.brokers import (
+    alter_broker,
     begin_shutdown,
     fence_broker,
     register_broker,
@@ -35,6 +37,7 @@ from raftmeta.decide.leadership import (
 )
 from raftmeta.decide.outcome import Accepted, CommandResult, Decision, outcome_from_wire, outcome_to_wire
 from raftmeta.decide.reassignment import alter_reassignments
+from raftmeta.decide.security import alter_acls, alter_users
 from raftmeta.decide.topics import (
     FIRST_LEADER_EPOCH,
     MAX_PARTITIONS_PER_TOPIC,
@@ -105,6 +108,8 @@ def _decide(image: MetadataImage, command: MetadataCommand, offset: int) -> Acce
             return begin_shutdown(image, command.begin_shutdown, offset)
         case "unregister_broker":
             return unregister_broker(image, command.unregister_broker, offset)
+        case "alter_broker":
+            return alter_broker(image, command.alter_broker, offset)
         case "create_topic":
             return create_topic(image, command.create_topic, offset)
         case "delete_topic":
@@ -115,6 +120,10 @@ def _decide(image: MetadataImage, command: MetadataCommand, offset: int) -> Acce
             return alter_configs(image, command.alter_configs, offset)
         case "allocate_producer_ids":
             return allocate_producer_ids(image, command.allocate_producer_ids, offset)
+        case "alter_users":
+            return alter_users(image, command.alter_users, offset)
+        case "alter_acls":
+            return alter_acls(image, command.alter_acls, offset)
         case "claim_controller":
             return claim_controller(image, command.claim_controller, command.controller_epoch, offset)
         case "update_feature":

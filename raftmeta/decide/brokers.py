@@ -7,6 +7,8 @@
 What a broker's state means for its partitions comes with the `ElectLeaders(SETTLE)` commands that the controller
 proposes for `raftmeta.elections.unsettled`, in pieces, so that no entry of the log grows with the cluster. A broker is
 unfenced only after them.
+
+Beside these states a broker is cordoned or drained when an operator says so (`alter_broker`), until he says otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from raftlog._core.words import some
 from raftlog.errors import (
     BrokerIdNotRegistered,
     DuplicateBrokerRegistration,
@@ -24,7 +27,15 @@ from raftlog.errors import (
 from raftlog.v1 import records_pb2
 from raftmeta.decide.outcome import Accepted, CommandResult
 from raftmeta.elections import has_unsettled
-from raftmeta.features import BASELINE, supports
+from raftmeta.features import (
+    BASELINE,
+    DRAIN_LEVEL,
+    DRAINING,
+    REPLACED_DISK_LEVEL,
+    check_metadata_version,
+    metadata_version,
+    supports,
+)
 from raftmeta.image import NO_LOAD, BrokerImage, FeatureSupport, MetadataImage, broker_record, remove_broker_record
 
 _UUID_BYTES = 16
@@ -33,6 +44,8 @@ MAX_BROKERS: Final = 10_000
 MAX_CHARACTERS: Final = 255
 """Of a host, a rack, a feature's name."""
 MAX_FEATURES: Final = 64
+MAX_DIRECTORIES: Final = 256
+_MAX_LISTED: Final = 20
 
 
 def register_broker(image: MetadataImage, command: records_pb2.RegisterBrokerCommand, offset: int) -> Accepted:
@@ -45,6 +58,8 @@ def register_broker(image: MetadataImage, command: records_pb2.RegisterBrokerCom
     again = known is not None and known.incarnation_id == command.incarnation_id
     if known is not None and not again:
         _check_predecessor(known, command)
+    drained = known is not None and known.drained and (again or not known.drained_until_restart)
+    knows_directories = metadata_version(image) >= REPLACED_DISK_LEVEL
     broker = BrokerImage(
         broker_id=command.broker_id,
         incarnation_id=command.incarnation_id,
@@ -60,6 +75,11 @@ def register_broker(image: MetadataImage, command: records_pb2.RegisterBrokerCom
         inter_node_host=command.inter_node_host,
         inter_node_port=command.inter_node_port,
         features=features,
+        cordoned=known is not None and known.cordoned,
+        drained=drained,
+        drained_until_restart=drained and known is not None and known.drained_until_restart,
+        other_directory_ids=tuple(sorted({*command.other_directory_ids})) if knows_directories else (),
+        former_directory_ids=_former_directories(known, command) if knows_directories else (),
     )
     if broker == known:
         return (), CommandResult(image.offset, broker_epoch=broker.broker_epoch)
@@ -71,7 +91,16 @@ def _check_registration(image: MetadataImage, command: records_pb2.RegisterBroke
         raise InvalidRequestError(f"broker id {command.broker_id} is negative")
     if len(command.incarnation_id) != _UUID_BYTES:
         raise InvalidRequestError(f"an incarnation id has 16 bytes, this one has {len(command.incarnation_id)}")
-    for what, given in (("directory id", command.directory_id), ("lock identity", command.lock_identity)):
+    if len(command.other_directory_ids) > MAX_DIRECTORIES:
+        raise InvalidRequestError(
+            f"broker {command.broker_id} names {len(command.other_directory_ids)} directories besides its first one, "
+            f"it may name {MAX_DIRECTORIES}"
+        )
+    for what, given in (
+        ("directory id", command.directory_id),
+        ("lock identity", command.lock_identity),
+        *(("directory id", each or b"-") for each in command.other_directory_ids),
+    ):
         if len(given) not in (0, _UUID_BYTES):
             raise InvalidRequestError(f"a {what} has 16 bytes, this one has {len(given)}")
     for what, text in (
@@ -129,6 +158,20 @@ def _was_unclean(known: BrokerImage | None, command: records_pb2.RegisterBrokerC
     return known.unclean or not clean_mark or command.directory_id != known.directory_id
 
 
+def _former_directories(known: BrokerImage | None, command: records_pb2.RegisterBrokerCommand) -> tuple[bytes, ...]:
+    """Return the log directories that the broker had, if it comes back without any of them; else none.
+
+    Where one of several is still there, some of its logs are, and nobody here knows which. Until the broker has been
+    unfenced it is about the directories that it had when it was so last, and over when all of them are back.
+    """
+    if known is None:
+        return ()
+    present = {command.directory_id, *command.other_directory_ids}
+    if known.former_directory_ids:
+        return () if present.issuperset(known.former_directory_ids) else known.former_directory_ids
+    return known.directory_ids if present.isdisjoint(known.directory_ids) else ()
+
+
 def find_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerImage:
     """Return a registered broker.
 
@@ -174,13 +217,42 @@ def unfence_broker(image: MetadataImage, command: records_pb2.UnfenceBrokerComma
             f"broker {broker.broker_id} is back from an unclean stop and still counts as in sync with others; "
             "settle its partitions first"
         )
-    return _changed(image, broker, replace(broker, fenced=False, unclean=False), offset)
+    unfenced = replace(broker, fenced=False, unclean=False, former_directory_ids=())
+    return _changed(image, broker, unfenced, offset)
 
 
 def begin_shutdown(image: MetadataImage, command: records_pb2.BeginShutdownCommand, offset: int) -> Accepted:
     """Mark a broker as about to stop: nothing new comes to it, and what it leads is taken from it."""
     broker = find_broker(image, command.broker_id, command.broker_epoch)
     return _changed(image, broker, replace(broker, in_controlled_shutdown=True), offset)
+
+
+def alter_broker(image: MetadataImage, command: records_pb2.AlterBrokerCommand, offset: int) -> Accepted:
+    """Cordon or drain a broker, or take that back, whatever state it is in.
+
+    Nothing moves by that itself: the controller settles its partitions afterwards.
+    """
+    check_metadata_version(image, DRAIN_LEVEL, DRAINING)
+    known = image.brokers.get(command.broker_id)
+    if known is None:
+        raise BrokerIdNotRegistered(
+            f"broker {command.broker_id} is not registered; the cluster has "
+            f"{some(sorted(image.brokers), _MAX_LISTED) or 'none'}"
+        )
+    if not command.HasField("cordoned") and not command.HasField("drained"):
+        raise InvalidRequestError(f"broker {known.broker_id}: say whether it is to be cordoned, or drained")
+    if command.until_restart and not command.drained:
+        raise InvalidRequestError(f"broker {known.broker_id}: only what is drained can be so until a restart")
+    cordoned = command.cordoned if command.HasField("cordoned") else known.cordoned
+    drained = command.drained if command.HasField("drained") else known.drained
+    until_restart = command.until_restart if command.HasField("drained") else known.drained_until_restart
+    if drained and command.HasField("cordoned") and not cordoned:
+        raise InvalidRequestError(
+            f"broker {known.broker_id} is drained, and gets no new replicas as long as it is; undrain it first "
+            f"(raftlog broker undrain {known.broker_id})"
+        )
+    after = replace(known, cordoned=cordoned, drained=drained, drained_until_restart=until_restart)
+    return _changed(image, known, after, offset)
 
 
 def unregister_broker(image: MetadataImage, command: records_pb2.UnregisterBrokerCommand, offset: int) -> Accepted:

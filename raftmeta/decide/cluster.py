@@ -17,7 +17,10 @@ PRODUCER_IDS_PER_BLOCK = 1000
 def claim_controller(
     image: MetadataImage, command: records_pb2.ClaimControllerCommand, controller_epoch: int, offset: int
 ) -> Accepted:
-    """Make a controller the active one, with an epoch above all before; the first claim names the cluster."""
+    """Make a controller the active one, with an epoch above all before.
+
+    The first claim names the cluster, and says at which levels its features begin.
+    """
     if controller_epoch <= image.controller_epoch:
         raise FencedController(
             f"controller epoch {controller_epoch} cannot be claimed, "
@@ -28,6 +31,11 @@ def claim_controller(
         if not command.cluster_id:
             raise InvalidRequestError("the first claim names the cluster: cluster_id is empty")
         records.append(MetadataRecord(cluster=records_pb2.ClusterRecord(cluster_id=command.cluster_id)))
+        records += [
+            feature_record(each.name, each.level)
+            for each in command.features
+            if each.level > BASELINE.get(each.name, 0)
+        ]
     elif command.cluster_id not in ("", image.cluster_id):
         raise InconsistentClusterId(
             f"cluster.id={command.cluster_id!r}, but this metadata belongs to the cluster {image.cluster_id!r}; "

@@ -34,6 +34,7 @@ from raftmeta.elections import (
     with_new_epochs,
 )
 from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage, partition_record
+from raftmeta.replica_marks import why_leaderless, without_marks
 
 MAX_PARTITIONS_PER_COMMAND = 500
 
@@ -74,11 +75,9 @@ def alter_partition(image: MetadataImage, command: records_pb2.AlterPartitionCom
     if set(partition.isr) == members:
         isr = partition.isr
     altered = replace(
-        partition,
+        without_marks(partition, members),  # who has caught up has a working log again
         isr=isr,
         eligible_leader_replicas=eligible_replicas(image, topic, partition, isr),
-        # Who has caught up has a working log again.
-        offline_replicas=tuple(each for each in partition.offline_replicas if each[0] not in members),
     )
     # A move may be complete now, or a leader that is shutting down have a successor.
     altered = with_new_epochs(partition, settle(image, topic, altered, offset=offset))
@@ -171,8 +170,10 @@ def _why_nothing(image: MetadataImage, ref: PartitionRef, election: ElectionType
         return EligibleLeadersNotAvailable(f"{where}: none of the replicas {list(partition.replicas)} is up")
     if partition.leader == partition.replicas[0]:
         return ElectionNotNeeded(f"{where} is led by its preferred replica, {partition.leader}")
+    if (why := why_leaderless(image, topic.name, partition)) is not None:
+        return PreferredLeaderNotAvailable(f"{where}: {why}")
     return PreferredLeaderNotAvailable(
-        f"{where}: the preferred replica {partition.replicas[0]} is down, shutting down or not in sync"
+        f"{where}: the preferred replica {partition.replicas[0]} is down, shutting down, drained or not in sync"
     )
 
 
@@ -200,6 +201,6 @@ def _change_partitions(
             continue
         after = change(topic, before)
         if after is not before:
-            records.append(partition_record(topic_id, after, unclean_election=is_unclean(before, after.leader)))
+            records.append(partition_record(topic_id, after, unclean_election=is_unclean(image, before, after.leader)))
     result = CommandResult(offset if records else image.offset, partitions=tuple(each.partition for each in records))
     return tuple(records), result

@@ -16,7 +16,7 @@ from raftlog.errors import (
 )
 from raftlog.v1 import records_pb2
 from raftmeta.decide.outcome import Accepted, CommandResult
-from raftmeta.decide.topics import find_topic
+from raftmeta.decide.topics import check_takes_replicas, find_topic
 from raftmeta.elections import is_unclean, settle, with_new_epochs, with_replicas
 from raftmeta.image import MetadataImage, PartitionImage, TopicImage, partition_record
 
@@ -32,7 +32,7 @@ def alter_reassignments(image: MetadataImage, command: records_pb2.AlterReassign
     else:
         altered = _cancel(image, topic, partition, offset)
     altered = with_new_epochs(partition, settle(image, topic, altered, offset=offset))
-    unclean = is_unclean(partition, altered.leader)
+    unclean = is_unclean(image, partition, altered.leader)
     record = partition_record(topic.topic_id, altered, unclean_election=unclean)
     if altered is partition:
         return (), CommandResult(image.offset, topic_id=topic.topic_id, partitions=(record.partition,))
@@ -47,6 +47,9 @@ def _begin(
     unknown = sorted(set(wanted) - image.brokers.keys())
     if unknown:
         raise InvalidReplicaAssignment(f"{topic.name}-{partition.partition}: broker {unknown[0]} is not registered")
+    for replica in wanted:
+        if replica not in partition.replicas:
+            check_takes_replicas(image.brokers[replica], f"{topic.name}-{partition.partition}")
     # Who was being added counts for nothing yet: it has to catch up for the new goal as well.
     held = set(partition.replicas).difference(partition.adding_replicas)
     removing = tuple(replica for replica in partition.replicas if replica not in wanted)

@@ -18,6 +18,7 @@ from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
 from raftmeta.image import (
+    BrokerImage,
     MetadataImage,
     PartitionImage,
     ResourceKey,
@@ -91,7 +92,22 @@ def _assigned(image: MetadataImage, command: records_pb2.CreateTopicCommand) -> 
             broker = image.brokers.get(replica)
             if broker is None or not broker.active:
                 raise InvalidReplicaAssignment(f"{command.name}-{partition}: broker {replica} is not there, or not up")
+            check_takes_replicas(broker, f"{command.name}-{partition}")
     return iter(chosen)
+
+
+def check_takes_replicas(broker: BrokerImage, where: str) -> None:
+    """Refuse a replica for a broker that is cordoned or drained; `where` names the partition.
+
+    Raises:
+        InvalidReplicaAssignment: it is.
+    """
+    if broker.cordoned or broker.drained:
+        state, undo = ("drained", "undrain") if broker.drained else ("cordoned", "uncordon")
+        raise InvalidReplicaAssignment(
+            f"{where}: broker {broker.broker_id} is {state} and gets no new replicas; choose another, or take that "
+            f"back first (raftlog broker {undo} {broker.broker_id})"
+        )
 
 
 def _new_partitions(topic_id: bytes, first: int, placements: Iterator[tuple[int, ...]]) -> Iterator[MetadataRecord]:

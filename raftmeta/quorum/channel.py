@@ -22,7 +22,9 @@ from typing import Final, Protocol, TypeVar
 
 import grpc
 
-from raftlog._client.connections import from_grpc
+from raftlog._client.connections import Connections, from_grpc
+from raftlog._client.tls import ChannelTls
+from raftlog._client.trace_metadata import call_metadata
 from raftlog.errors import (
     BrokerOverloaded,
     BrokerUnavailable,
@@ -115,6 +117,7 @@ class ControllerChannel:
         on_heartbeat: Callable[[HeartbeatResponse], None] | None = None,
         rng: random.Random | None = None,
         client_id: bytes | None = None,
+        tls: ChannelTls | None = None,
     ) -> None:
         self._node_id = node_id
         self._controllers = dict(controllers)
@@ -130,7 +133,7 @@ class ControllerChannel:
         remote = sorted(self._controllers.keys() - ({node_id} if local is not None else set()))
         self._rng.shuffle(remote)
         self._rotation = itertools.cycle(remote) if remote else None
-        self._channels: dict[int, grpc.aio.Channel] = {}
+        self._connections = Connections(tls, CHANNEL_OPTIONS)
         self._failures: dict[int, str] = {}
         self._closed = False
 
@@ -253,8 +256,7 @@ class ControllerChannel:
         """Close all connections; what is under way fails."""
         self._closed = True
         self._window.close()
-        channels, self._channels = list(self._channels.values()), {}
-        await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
+        await self._connections.close()
 
     # Asking
 
@@ -301,7 +303,8 @@ class ControllerChannel:
 
     async def _propose_remote(self, target: int, command: MetadataCommand, timeout_s: float) -> CommandResult:
         request = controller_pb2.ProposeRequest(command=command, cluster_id=self._cluster_id())
-        response = self._answered(target, await self._stub(target).Propose(request, timeout=timeout_s))
+        asked = self._stub(target).Propose(request, timeout=timeout_s, metadata=call_metadata())
+        response = self._answered(target, await asked)
         self._note(response.controller)
         outcome = outcome_from_wire(response.outcome)
         if isinstance(outcome, RaftlogError):
@@ -370,11 +373,7 @@ class ControllerChannel:
         self._on_heartbeat(response)
 
     def _stub(self, target: int) -> controller_pb2_grpc.ControllerAsyncStub:
-        channel = self._channels.get(target)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(self._controllers[target].address, options=CHANNEL_OPTIONS)
-            self._channels[target] = channel
-        return controller_pb2_grpc.ControllerStub(channel)
+        return controller_pb2_grpc.ControllerStub(self._connections.channel(self._controllers[target].address))
 
     def _name(self, target: int) -> str:
         return f"controller {target} at {self._controllers[target].address}"

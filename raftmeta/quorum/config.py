@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
+from raftlog._client.tls import ChannelTls
+
 MAX_COMMAND_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = 32 << 20
 """Of one gRPC message between nodes: above a batch of entries, a snapshot chunk, and a frame of several of them."""
@@ -73,7 +75,8 @@ class ControllerOptions:
 class QuorumConfig:
     """A voter. `voters` has every voter's inter-node endpoint; empty: this node is the only one, without a network.
 
-    `controllers` of an observer are the same mapping. `cluster_id` may be empty on an only voter.
+    `controllers` of an observer are the same mapping. `cluster_id` may be empty on an only voter. `tls` is what this
+    node shows to others; None: plaintext.
     """
 
     node_id: int
@@ -84,6 +87,7 @@ class QuorumConfig:
     election_timeout_ms: float = 500.0
     request_timeout_ms: float = 30_000.0
     controller: ControllerOptions = ControllerOptions()
+    tls: ChannelTls | None = None
 
     def __post_init__(self) -> None:
         assert not self.voters or self.node_id in self.voters
@@ -102,6 +106,7 @@ class ObserverConfig:
     controllers: Mapping[int, Endpoint]
     cluster_id: str = ""
     request_timeout_ms: float = 30_000.0
+    tls: ChannelTls | None = None
 
     def __post_init__(self) -> None:
         assert self.controllers

@@ -30,6 +30,7 @@ from raftlog.v1.controller_pb2 import ControllerHint, HeartbeatRequest, Heartbea
 from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand, MetadataRecord
 from raftmeta.decide import CommandResult
 from raftmeta.elections import unsettled
+from raftmeta.features import DRAIN_LEVEL, DRAINING, check_metadata_version, newest_levels
 from raftmeta.image import MetadataImage
 from raftmeta.quorum import controller_plan as plan
 from raftmeta.quorum.config import Clock, ControllerOptions
@@ -104,7 +105,11 @@ class ActiveController:
     def on_inactive(self) -> None:
         """This node leads no more; nothing of the term outlives it."""
         if self._serving:
-            logger.info("controller %d is not active any more", self._node_id, extra={"epoch": self._term})
+            logger.info(
+                "controller %d is not active any more",
+                self._node_id,
+                extra={"event": "controller_inactive", "controller_epoch": self._term},
+            )
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -162,6 +167,8 @@ class ActiveController:
             raise NotController("this controller is not the active one")
         if self._pending >= MAX_PENDING:
             raise BrokerOverloaded(f"{MAX_PENDING} metadata commands wait to be committed; try again later")
+        if command.HasField("alter_broker"):  # a node that does not know the kind would stop when it is committed
+            check_metadata_version(self._state.image, DRAIN_LEVEL, DRAINING)
         self._pending += 1
         try:
             return await self._proposals.commit(command)
@@ -222,8 +229,10 @@ class ActiveController:
             await self._sleep()
 
     async def _begin(self, term: int) -> None:
-        claim = records_pb2.ClaimControllerCommand(controller_id=self._node_id, cluster_id=self._cluster_id())
         if self._state.image.controller_epoch < term:
+            claim = records_pb2.ClaimControllerCommand(controller_id=self._node_id, cluster_id=self._cluster_id())
+            if not self._state.image.cluster_id:
+                claim.features.extend(newest_levels())
             await self._proposals.commit(MetadataCommand(claim_controller=claim))
         image = self._state.image
         if image.controller_epoch != term:
@@ -249,7 +258,13 @@ class ActiveController:
             self._rebalance_at_ms = now_ms + self._options.leader_imbalance_check_interval_ms
         self._serving = True
         logger.info(
-            "controller %d is active", self._node_id, extra={"epoch": term, "metadata_offset": self._state.image.offset}
+            "controller %d is active",
+            self._node_id,
+            extra={
+                "event": "controller_active",
+                "controller_epoch": term,
+                "metadata_offset": self._state.image.offset,
+            },
         )
 
     async def _sleep(self) -> None:
@@ -316,7 +331,11 @@ class ActiveController:
             self._sessions.begin_fencing(broker_id, broker_epoch)
         expired = self._sessions.expired(now_ms, self._state.image)
         for broker_id, broker_epoch in expired:
-            logger.info("fencing broker %d", broker_id, extra={"broker_epoch": broker_epoch})
+            logger.info(
+                "fencing broker %d",
+                broker_id,
+                extra={"event": "broker_fenced", "broker_id": broker_id, "broker_epoch": broker_epoch},
+            )
         await self._proposals.commit_all(
             MetadataCommand(fence_broker=records_pb2.FenceBrokerCommand(broker_id=broker_id, broker_epoch=broker_epoch))
             for broker_id, broker_epoch in expired
@@ -359,7 +378,11 @@ class ActiveController:
         ]
         ready = plan.to_unfence(self._state.image, self._reports(), settled)
         for broker_id, broker_epoch in ready:
-            logger.info("unfencing broker %d", broker_id, extra={"broker_epoch": broker_epoch})
+            logger.info(
+                "unfencing broker %d",
+                broker_id,
+                extra={"event": "broker_unfenced", "broker_id": broker_id, "broker_epoch": broker_epoch},
+            )
         await self._proposals.commit_all(
             MetadataCommand(
                 unfence_broker=records_pb2.UnfenceBrokerCommand(broker_id=broker_id, broker_epoch=broker_epoch)
@@ -374,7 +397,11 @@ class ActiveController:
         percentage = self._options.leader_imbalance_percentage
         keys = await self._scan(self._state.image, lambda image: plan.imbalanced(image, percentage))
         if keys:
-            logger.info("moving %d partitions to their preferred leaders", len(keys))
+            logger.info(
+                "moving %d partitions to their preferred leaders",
+                len(keys),
+                extra={"event": "preferred_election", "partitions": len(keys)},
+            )
             await self._proposals.commit_all(elect(keys, ElectLeadersCommand.PREFERRED))
 
     async def _propose_digest(self) -> None:

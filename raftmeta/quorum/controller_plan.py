@@ -94,13 +94,15 @@ class Unsettled:
     topic_ids: set[bytes] = field(default_factory=set)
 
     def note(self, image: MetadataImage, records: Iterable[MetadataRecord]) -> None:
-        """Follow a change: of a broker, of configs, or of a partition while some broker or replica is not up."""
+        """Follow a change: of a broker, of configs, or of a partition while some broker is not up or drained."""
         for record in records:
             match record.WhichOneof("record"):
                 case "broker" | "remove_broker" | "config":
                     self.everything = True
-                case "partition" if record.partition.offline_replicas or not all(
-                    broker.active for broker in image.brokers.values()
+                case "partition" if (
+                    record.partition.offline_replicas
+                    or record.partition.lost_replicas
+                    or not all(broker.takes_leaderships for broker in image.brokers.values())
                 ):
                     self.topic_ids.add(record.partition.topic_id)
                 case _:

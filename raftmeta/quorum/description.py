@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from raftlog.v1.common_pb2 import QuorumInfo, QuorumObserver, QuorumVoter
 from raftlog.v1.raft_pb2 import FRESH, JOINING
@@ -14,6 +15,19 @@ from raftmeta.raft.node import RaftNode
 from raftmeta.raft.status import PeerStatus
 
 NOT_KNOWN = -1
+
+
+class RaftView(NamedTuple):
+    """A voter's own view of the Raft log. `lags`: entries that each other voter lacks, on the leader only."""
+
+    role: str
+    term: int
+    leader_id: int
+    commit_index: int
+    last_applied: int
+    last_index: int
+    snapshot_index: int
+    lags: dict[int, int]
 
 
 def describe(

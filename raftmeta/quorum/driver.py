@@ -123,6 +123,8 @@ class Driver:
         self._idle = asyncio.Event()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._stopped_by: RaftlogError | None = ShuttingDown("the quorum has not been started yet")
+        self.on_commit: Callable[[float], None] = lambda seconds: None
+        """Told how long each command took, from the proposal until it was applied."""
         self.cycles = 0
         self.syncs = 0
 
@@ -144,12 +146,14 @@ class Driver:
         """
         node = self._running()
         answer: asyncio.Future[Applied] = self._loop.create_future()
+        began_s = self._clock_s()
 
         def done(outcome: ProposalOutcome) -> None:
             self._waiting.discard(answer)
             if answer.done():
                 return
             if isinstance(outcome, Applied):
+                self.on_commit(self._clock_s() - began_s)
                 answer.set_result(outcome)
             else:
                 answer.set_exception(

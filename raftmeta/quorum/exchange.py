@@ -20,6 +20,7 @@ from raftlog.errors import RaftlogError, to_wire
 from raftlog.v1 import raft_pb2, raft_pb2_grpc
 from raftmeta.quorum.hello import duplicate, refusal
 from raftmeta.quorum.links import HELLO_TIMEOUT_S, MAX_FRAME_MESSAGES, PING_AFTER_S, SILENCE_S, LinkedCore
+from raftmeta.quorum.peer_identity import refuse_false_claim
 from raftmeta.raft.messages import flaw
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class RaftExchange(raft_pb2_grpc.RaftServicer):
         theirs = frame.hello
         mine = self._node.hello()
         peer_id = theirs.node_id
+        await refuse_false_claim(context, peer_id)
         refused = refusal(mine, theirs) or self._duplicate(theirs)
         mine.peer_id = peer_id
         if refused is not None:

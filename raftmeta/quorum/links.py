@@ -25,7 +25,8 @@ from typing import Any, Final, Protocol
 import grpc
 
 from raftlog._client.connections import in_words
-from raftlog.errors import BrokerUnavailable, RaftlogError, from_wire
+from raftlog._client.tls import ChannelTls, dial
+from raftlog.errors import AuthorizationError, BrokerUnavailable, RaftlogError, from_wire
 from raftlog.v1 import raft_pb2, raft_pb2_grpc
 from raftlog.v1.common_pb2 import NONE
 from raftmeta.quorum.config import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, Endpoint
@@ -84,13 +85,20 @@ class OutgoingLink:
     """The stream to one peer."""
 
     def __init__(
-        self, peer_id: int, endpoint: Endpoint, node: LinkedCore, kick: Callable[[], None], rng: random.Random
+        self,
+        peer_id: int,
+        endpoint: Endpoint,
+        node: LinkedCore,
+        kick: Callable[[], None],
+        rng: random.Random,
+        tls: ChannelTls | None = None,
     ) -> None:
         self.peer_id = peer_id
         self._endpoint = endpoint
         self._node = node
         self._kick = kick
         self._rng = rng
+        self._tls = tls
         self._queue: list[raft_pb2.RaftMessage] = []
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -152,7 +160,7 @@ class OutgoingLink:
         Raises:
             RaftlogError: always; retriable unless one side refused the other.
         """
-        channel = grpc.aio.insecure_channel(self._endpoint.address, options=CHANNEL_OPTIONS)
+        channel = dial(self._endpoint.address, CHANNEL_OPTIONS, self._tls)
         call = raft_pb2_grpc.RaftStub(channel).Exchange()
         reader: asyncio.Task[None] | None = None
         try:
@@ -168,6 +176,8 @@ class OutgoingLink:
             raise BrokerUnavailable("it does not answer") from None
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                raise AuthorizationError(details or "it refuses this node") from None
             raise self._broken or BrokerUnavailable(in_words(details or "the connection broke")) from None
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr] # there is one
@@ -263,7 +273,12 @@ class OutgoingLink:
         self._broken = None
         self._up = True
         self.trouble = ""
-        logger.info("connected to controller %d at %s", self.peer_id, self._endpoint.address)
+        logger.info(
+            "connected to controller %d at %s",
+            self.peer_id,
+            self._endpoint.address,
+            extra={"event": "controller_connected", "peer": self.peer_id},
+        )
         self._node.hello_from(self.peer_id, hello)
         self._node.link_up(self.peer_id, hello)
         self._kick()
@@ -274,7 +289,13 @@ class OutgoingLink:
             self._up = False
             self._queue.clear()
             self._queued_bytes = 0
-            logger.info("lost controller %d at %s: %s", self.peer_id, self._endpoint.address, trouble)
+            logger.info(
+                "lost controller %d at %s: %s",
+                self.peer_id,
+                self._endpoint.address,
+                trouble,
+                extra={"event": "controller_lost", "peer": self.peer_id, "reason": trouble},
+            )
             self._node.link_down(self.peer_id)
             self._kick()
         elif not error.retriable and trouble != self.trouble:
@@ -292,9 +313,11 @@ class RaftLinks:
         peers: Mapping[int, Endpoint],
         kick: Callable[[], None],
         rng: random.Random,
+        tls: ChannelTls | None = None,
     ) -> None:
         self._links = {
-            peer_id: OutgoingLink(peer_id, endpoint, node, kick, rng) for peer_id, endpoint in sorted(peers.items())
+            peer_id: OutgoingLink(peer_id, endpoint, node, kick, rng, tls)
+            for peer_id, endpoint in sorted(peers.items())
         }
 
     def start(self) -> None:

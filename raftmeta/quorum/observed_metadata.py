@@ -19,6 +19,7 @@ from typing import Any, Final
 import grpc
 
 from raftlog._client.connections import from_grpc
+from raftlog._client.tls import dial
 from raftlog.errors import BrokerUnavailable, InconsistentClusterId, InvalidRecord, RaftlogError, ShuttingDown
 from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.common_pb2 import QuorumInfo
@@ -61,6 +62,7 @@ class ObservedMetadata:
             timeout_ms=config.request_timeout_ms,
             on_heartbeat=self._on_heartbeat,
             rng=rng,
+            tls=config.tls,
         )
         self._feed.subscribe(lambda image, _: self._channel.follow(image.controller_id, image.controller_epoch))
         order = sorted(config.controllers)
@@ -196,7 +198,12 @@ class ObservedMetadata:
         why = str(error)
         if self._watched == target:
             self._watched = None
-            logger.info("stopped watching the metadata of %s: %s", self._name(target), why)
+            logger.info(
+                "stopped watching the metadata of %s: %s",
+                self._name(target),
+                why,
+                extra={"event": "metadata_unwatched", "peer": target, "reason": why},
+            )
         elif not error.retriable and self._troubles.get(target) != why:
             logger.error("%s cannot be watched: %s", self._name(target), why)
         self._troubles[target] = why
@@ -208,7 +215,7 @@ class ObservedMetadata:
             RaftlogError: always, with the reason.
         """
         where = self._name(target)
-        channel = grpc.aio.insecure_channel(self._config.controllers[target].address, options=CHANNEL_OPTIONS)
+        channel = dial(self._config.controllers[target].address, CHANNEL_OPTIONS, self._config.tls)
         call: Any = None
         self._behind_since_s = None
         try:
@@ -235,7 +242,9 @@ class ObservedMetadata:
             self._watched = target
             self._troubles.pop(target, None)
             logger.info(
-                "watching the metadata of %s", self._name(target), extra={"metadata_offset": self._feed.image.offset}
+                "watching the metadata of %s",
+                self._name(target),
+                extra={"event": "metadata_watched", "peer": target, "metadata_offset": self._feed.image.offset},
             )
 
     async def _follow(self, call: Any, target: int) -> None:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from raftlog.errors import (
+    AuthorizationError,
     CorruptRecordError,
     FencedController,
     InconsistentClusterId,
@@ -33,6 +34,7 @@ from raftmeta.decide import CommandResult
 from raftmeta.decide.outcome import outcome_to_wire
 from raftmeta.quorum.channel import CLIENT_ID_BYTES, LocalController
 from raftmeta.quorum.hello import same_cluster, shown
+from raftmeta.quorum.peer_identity import check_claim, refuse_false_claim
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,9 @@ ALLOWED_KINDS: Final = frozenset(
         "create_partitions",
         "alter_configs",
         "unregister_broker",
+        "alter_broker",
+        "alter_users",
+        "alter_acls",
         "elect_leaders",
         "alter_partition",
         "offline_replicas",
@@ -94,6 +99,21 @@ def check_command(command: MetadataCommand) -> None:
         raise InvalidRequestError("only the controller itself settles partitions; ask for PREFERRED or UNCLEAN")
 
 
+def claimed_node(command: MetadataCommand) -> int | None:
+    """Return which broker says what is in a command; None where it does not matter who does."""
+    match command.WhichOneof("command"):
+        case "register_broker":
+            return command.register_broker.broker_id
+        case "alter_partition":
+            return command.alter_partition.broker_id
+        case "offline_replicas":
+            return command.offline_replicas.broker_id
+        case "allocate_producer_ids":
+            return command.allocate_producer_ids.broker_id
+        case _:
+            return None
+
+
 class ControllerService(controller_pb2_grpc.ControllerServicer):
     """Serves brokers, and other controllers' channels, while this node is the active controller."""
 
@@ -106,6 +126,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self, request: controller_pb2.ProposeRequest, context: _Context
     ) -> controller_pb2.ProposeResponse:
         """Commit a command; not one that its sender has given up: it will ask again."""
+        if (claimed := claimed_node(request.command)) is not None:
+            await refuse_false_claim(context, claimed)
         outcome: CommandResult | RaftlogError
         remaining_s = context.time_remaining()
         try:
@@ -175,11 +197,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         """Count each heartbeat the moment it arrives, even while the answer to the one before is out."""
         try:
             while (request := await context.read()) is not aio.EOF and request is not None:
+                check_claim(request.broker_id)
                 await answers.put(self._controller.heartbeat(request, stream))
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass
         except DecodeError as error:
             logger.warning("ended a heartbeat stream: it does not parse: %s", error)
+        except AuthorizationError as error:
+            logger.error("ended a heartbeat stream: %s", error, extra={"peer": context.peer()})
         finally:
             # Nobody reads answers any more: what is queued may go, so that the end has room.
             while answers.full():

@@ -25,7 +25,7 @@ from raftmeta.port import Change, HeartbeatStream, Listener, Unsubscribe
 from raftmeta.quorum.channel import ControllerChannel
 from raftmeta.quorum.config import MAX_COMMAND_BYTES, Clock, QuorumConfig
 from raftmeta.quorum.controller import ActiveController
-from raftmeta.quorum.description import describe
+from raftmeta.quorum.description import RaftView, describe
 from raftmeta.quorum.driver import Driver
 from raftmeta.quorum.exchange import RaftExchange
 from raftmeta.quorum.image_feed import ImageFeed
@@ -96,7 +96,7 @@ class QuorumMetadata:
             run_off_loop=self._driver.run_off_loop,
         )
         peers = {node_id: endpoint for node_id, endpoint in config.voters.items() if node_id != config.node_id}
-        self._links = RaftLinks(self._node, peers, self._driver.kick, rng)
+        self._links = RaftLinks(self._node, peers, self._driver.kick, rng, config.tls)
         self._exchange = RaftExchange(self._node, self._driver.kick)
         self._channel = ControllerChannel(
             config.node_id,
@@ -105,6 +105,7 @@ class QuorumMetadata:
             timeout_ms=config.request_timeout_ms,
             local=self._controller,
             rng=rng,
+            tls=config.tls,
         )
         self._feed.subscribe(lambda image, _: self._channel.follow(image.controller_id, image.controller_epoch))
         self._started = False
@@ -222,6 +223,26 @@ class QuorumMetadata:
     def quorum_info(self) -> QuorumInfo:
         """Return the quorum as this node sees it."""
         return describe(self._node, self._config, self.image, self._controller.reports(), self._clock.monotonic_ms())
+
+    def time_commits(self, told: Callable[[float], None]) -> None:
+        """Have `told` called with the seconds that each command took which this node has proposed as the leader."""
+        self._driver.on_commit = told
+
+    def raft_view(self) -> RaftView:
+        """Return this voter's own view of the log. For any thread."""
+        node = self._node
+        last_index = node.last_index
+        peers = node.peers() if node.role == "leader" else {}
+        return RaftView(
+            role=node.role,
+            term=node.term,
+            leader_id=node.leader_id,
+            commit_index=node.commit_index,
+            last_applied=node.last_applied,
+            last_index=last_index,
+            snapshot_index=node.snapshot_index,
+            lags={peer_id: max(0, last_index - peer.match_index) for peer_id, peer in peers.items()},
+        )
 
     # RaftListener
 

@@ -106,7 +106,11 @@ class Elections:
             self._postpone(now_s)
             self._ask(now_s)
         else:
-            logger.info("campaigning for term %d", consensus.term + 1)
+            logger.info(
+                "campaigning for term %d",
+                consensus.term + 1,
+                extra={"event": "raft_campaign", "term": consensus.term + 1},
+            )
         self._elected_beforehand = False
 
     def _has_terms_left(self) -> bool:

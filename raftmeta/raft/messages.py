@@ -57,9 +57,27 @@ def flaw(message: RaftMessage) -> str:
     if kind in _WITH_TERM:
         body = getattr(message, kind)
         term = max(term, body.term)
-        if kind == "append_entries" and any(entry.term > body.term for entry in body.entries):
-            return f"an entry of a later term than that of its leader, {body.term}"
+        if kind == "append_entries":
+            wrong = _flaw_in_entries(body)
+            if wrong:
+                return wrong
     return f"term {term}, beyond {MAX_TERM}" if term > MAX_TERM else ""
+
+
+def _flaw_in_entries(body: AppendEntries) -> str:
+    """Return why these entries are no piece of a leader's log: followers write them down as they come."""
+    index, term = body.previous_index, body.previous_term
+    for entry in body.entries:
+        if entry.term > body.term:
+            return f"an entry of a later term than that of its leader, {body.term}"
+        if entry.index != index + 1:
+            return f"entry {entry.index} behind entry {index}"
+        if entry.term < term:
+            return f"entry {entry.index} of term {entry.term} behind one of term {term}"
+        if not entry.data:
+            return f"entry {entry.index} without content"
+        index, term = entry.index, entry.term
+    return ""
 
 
 def append_entries(

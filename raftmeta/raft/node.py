@@ -406,7 +406,12 @@ class RaftNode:
             self._wal.begin()
             self._directory.become(guard.state)
             self._state_changed, self._untold = True, set(self._peers)
-            logger.info("node %d is now %s", self.node_id, "a voter" if guard.state == VOTER else "joining")
+            logger.info(
+                "node %d is now %s",
+                self.node_id,
+                "a voter" if guard.state == VOTER else "joining",
+                extra={"event": "raft_membership_changed", "votes": guard.state == VOTER},
+            )
         if guard.state == JOINING and guard.may_take_entries and guard.lowest_term > self._consensus.term:
             self._consensus.adopt_term(guard.lowest_term, ABSTAINED)
 
@@ -455,8 +460,17 @@ class RaftNode:
         """Note a change of role; who waits for something is told at the end of the cycle."""
         if now == LEADER:
             self._replication.begin_term_at(self._wal.last_index + 1)
-            logger.info("node %d leads in term %d", self.node_id, self._consensus.term)
+            logger.info(
+                "node %d leads in term %d",
+                self.node_id,
+                self._consensus.term,
+                extra={"event": "raft_leader_gained", "term": self._consensus.term},
+            )
         if before == LEADER:
-            logger.info("node %d leads no longer", self.node_id)
+            logger.info(
+                "node %d leads no longer",
+                self.node_id,
+                extra={"event": "raft_leader_lost", "term": self._consensus.term},
+            )
             self._proposals.abandon()
             self._unread += self._reads.abandon()

@@ -30,12 +30,16 @@ class ReplicatedState(Protocol):
         """Return what `capture` returned as bytes, the same on every replica; may run in another thread."""
         ...
 
-    def restore(self, data: bytes, index: int, term: int) -> None:
-        """Become the state that was encoded as `data` after the entry at `index`.
+    def decode(self, data: bytes, index: int, term: int) -> object:
+        """Read the state that was encoded as `data` after the entry at `index`; may run in another thread.
 
         Raises:
             RaftlogError: the bytes do not parse; the node stops.
         """
+        ...
+
+    def adopt(self, decoded: object) -> None:
+        """Become the state that `decode` returned."""
         ...
 
 

@@ -226,7 +226,7 @@ class Receiver:
                 f"{snapshot.index}: it is of term {own_term} here and of {snapshot.term} in its snapshot"
             )
         if snapshot.index > self._consensus.commit_index and not self._snapshotter.already_has(snapshot):
-            self._snapshotter.install(snapshot, self._consensus)
+            self._snapshotter.install(snapshot, incoming.state, self._consensus)
         if incoming.term == self._consensus.term:
             verified = max(snapshot.index, self._consensus.commit_index)
             if verified > self._verified[1]:

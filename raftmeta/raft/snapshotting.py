@@ -1,14 +1,16 @@
 """Taking snapshots of the own state, and taking in those of a leader.
 
 A snapshot is captured between cycles, then encoded and made durable off the loop; only then entries before it may go.
-One that comes from a leader is collected, checked, made durable off the loop, and only then put in the place of state
-and log; only then it is acknowledged.
+One that comes from a leader is collected, checked, read and made durable off the loop, and only then put in the place
+of state and log; only then it is acknowledged. What cannot be read is not written down: the node stops, and can start
+again.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Final
 
 from raftlog.errors import CorruptRecordError, InternalError, RaftlogError, StorageError
 from raftlog.v1.raft_pb2 import SnapshotChunk
@@ -20,6 +22,8 @@ from raftmeta.raft.snapshots import Snapshot, SnapshotStore, decode_snapshot, en
 from raftmeta.raft.wal import WriteAheadLog
 
 logger = logging.getLogger(__name__)
+LAST_INDEX: Final = 2**63 - 1
+"""Beyond it no log goes; offsets of the metadata are int64."""
 
 
 @dataclass(slots=True)
@@ -30,6 +34,8 @@ class Incoming:
     term: int
     sequence: int = 0
     chunks: list[bytes] = field(default_factory=list)
+    state: object = None
+    """What is in the snapshot, once it was read."""
 
 
 class Snapshotter:
@@ -86,7 +92,7 @@ class Snapshotter:
                 )
             # A crash between making a leader's snapshot durable and putting it in the place of the log.
             self._wal.reset((snapshot.entry, snapshot.index, snapshot.term))
-        self._state.restore(snapshot.state, snapshot.index, snapshot.term)
+        self._state.adopt(self._state.decode(snapshot.state, snapshot.index, snapshot.term))
         self.index = newest
         return newest
 
@@ -129,7 +135,7 @@ class Snapshotter:
         if index > self.index:
             self.index = index
             self._wal.trim(index - max(1, self._options.log_tail_entries))
-            logger.info("took a snapshot at entry %d", index)
+            logger.info("took a snapshot at entry %d", index, extra={"event": "raft_snapshot_taken", "entry": index})
 
     def _refused(self, index: int, error: BaseException) -> None:
         if isinstance(error, OSError) and error.errno in NO_SPACE:
@@ -169,12 +175,17 @@ class Snapshotter:
         incoming.chunks.clear()
         try:
             snapshot = decode_snapshot(data, f"the snapshot from node {incoming.peer_id}")
+            _check_possible(snapshot, incoming)
         except RaftlogError as error:
             logger.warning("refused: %s", error)
             return False
         if self.already_has(snapshot):
             self.arrived = (incoming, snapshot)
             return True
+
+        def write() -> None:
+            incoming.state = self._state.decode(snapshot.state, snapshot.index, snapshot.term)
+            self._snapshots.write(snapshot.index, data)  # only what a restart can read again
 
         def done(error: BaseException | None) -> None:
             self._writing = False
@@ -184,23 +195,36 @@ class Snapshotter:
                 self._refused(snapshot.index, error)
 
         self._writing = True
-        self._run_off_loop(lambda: self._snapshots.write(snapshot.index, data), done)
+        self._run_off_loop(write, done)
         return True
 
     def already_has(self, snapshot: Snapshot) -> bool:
         """Whether the log has the snapshot's last entry, and so everything in it (Raft, section 7)."""
         return self._wal.term_at(snapshot.index) == snapshot.term
 
-    def install(self, snapshot: Snapshot, consensus: Consensus) -> None:
-        """Put a leader's durable snapshot in the place of state and log.
-
-        Raises:
-            RaftlogError: the state does not parse.
-        """
+    def install(self, snapshot: Snapshot, state: object, consensus: Consensus) -> None:
+        """Put a leader's durable snapshot, and the state that was read from it, in the place of state and log."""
         assert snapshot.index > consensus.commit_index
-        self._state.restore(snapshot.state, snapshot.index, snapshot.term)
+        self._state.adopt(state)
         self._wal.reset((snapshot.entry, snapshot.index, snapshot.term))
         consensus.jump_to(snapshot.index)
         self.index = snapshot.index
         self._bytes_at_snapshot = self._wal.appended_bytes
-        logger.info("went on from the leader's snapshot at entry %d", snapshot.index)
+        logger.info(
+            "went on from the leader's snapshot at entry %d",
+            snapshot.index,
+            extra={"event": "raft_snapshot_installed", "entry": snapshot.index},
+        )
+
+
+def _check_possible(snapshot: Snapshot, incoming: Incoming) -> None:
+    """See that a leader of that term may have this snapshot.
+
+    Raises:
+        CorruptRecordError: it may not.
+    """
+    if not (2 <= snapshot.index <= LAST_INDEX and snapshot.previous_term <= snapshot.term <= incoming.term):
+        raise CorruptRecordError(
+            f"the snapshot from node {incoming.peer_id}, leader of term {incoming.term}, ends with entry "
+            f"{snapshot.index} of term {snapshot.term} behind one of term {snapshot.previous_term}"
+        )

@@ -21,7 +21,9 @@ import grpc
 from grpc import aio
 
 from raftlog import wire
-from raftlog.errors import BrokerUnavailable, InvalidRequestError, RaftlogError
+from raftlog._client.connections import in_words
+from raftlog._client.tls import ChannelTls, dial
+from raftlog.errors import AuthorizationError, BrokerUnavailable, InvalidRequestError, RaftlogError
 from raftlog.v1 import replication_pb2
 from replication.follower_session import FollowerOptions, FollowerSession, PartitionKey
 from replication.ports import FollowedPartition, Replica
@@ -77,6 +79,7 @@ class ReplicaFetchers:
         options: FollowerOptions | None = None,
         throttle: TokenBucket | None = None,
         rng: random.Random | None = None,
+        tls: ChannelTls | None = None,
     ) -> None:
         self._me = me
         self._cluster_id = cluster_id
@@ -84,6 +87,7 @@ class ReplicaFetchers:
         self._options = options or FollowerOptions()
         self._throttle = throttle or TokenBucket()
         self._rng = rng or random.Random()
+        self._tls = tls
         self._links: dict[int, LeaderLink] = {}
         self._leader_of: dict[PartitionKey, int] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -101,7 +105,7 @@ class ReplicaFetchers:
         if link is None:
             assert leader_id != self._me.broker_id, "nobody follows himself"
             session_parts = (self._me, leader_id, self._cluster_id, self._throttle, self._options)
-            link = self._links[leader_id] = LeaderLink(*session_parts, self._address_of, self._rng)
+            link = self._links[leader_id] = LeaderLink(*session_parts, self._address_of, self._rng, self._tls)
             link.start()
         link.session.follow(partition)
 
@@ -151,7 +155,9 @@ class LeaderLink:
         options: FollowerOptions,
         address_of: AddressOf,
         rng: random.Random,
+        tls: ChannelTls | None = None,
     ) -> None:
+        self._tls = tls
         self._leader_id = leader_id
         self._address_of = address_of
         self._rng = rng
@@ -213,7 +219,7 @@ class LeaderLink:
             self._address = self._address_of(self._leader_id)
             if self._address is None:
                 return BrokerUnavailable(f"it is not known where broker {self._leader_id} listens for other nodes")
-            channel = aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+            channel = dial(self._address, CHANNEL_OPTIONS, self._tls)
             try:
                 return await self._serve(channel)
             finally:
@@ -296,12 +302,22 @@ class LeaderLink:
         self._up = True
         self._up_ms = now_ms()
         self.trouble = ""
-        logger.info("following broker %d at %s", self._leader_id, self._address)
+        logger.info(
+            "following broker %d at %s",
+            self._leader_id,
+            self._address,
+            extra={"event": "leader_connected", "peer": self._leader_id},
+        )
 
     def _say_lost(self, error: RaftlogError) -> None:
         trouble = str(error)
         if self._up:
-            logger.info("lost the stream to broker %d: %s", self._leader_id, trouble)
+            logger.info(
+                "lost the stream to broker %d: %s",
+                self._leader_id,
+                trouble,
+                extra={"event": "leader_connection_lost", "peer": self._leader_id, "reason": trouble},
+            )
         elif not error.retriable and trouble != self.trouble:
             logger.error("broker %d refuses this broker as a follower: %s", self._leader_id, trouble)
         self.trouble = trouble
@@ -329,4 +345,6 @@ async def _ending(call: Any) -> RaftlogError:
         return BrokerUnavailable("it ended the stream")
     if code is grpc.StatusCode.FAILED_PRECONDITION:
         return InvalidRequestError(details or code.name)
-    return BrokerUnavailable(details or code.name)
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return AuthorizationError(details or code.name)
+    return BrokerUnavailable(in_words(details or code.name))

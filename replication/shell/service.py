@@ -21,6 +21,7 @@ from grpc import aio
 
 from raftlog import wire
 from raftlog.errors import (
+    AuthorizationError,
     BrokerOverloaded,
     BrokerUnavailable,
     FencedError,
@@ -242,6 +243,8 @@ def _status(error: RaftlogError) -> grpc.StatusCode:
         return grpc.StatusCode.RESOURCE_EXHAUSTED
     if error.retriable:
         return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, AuthorizationError):
+        return grpc.StatusCode.PERMISSION_DENIED
     if isinstance(error, (InvalidRequestError, FencedError)):
         return grpc.StatusCode.FAILED_PRECONDITION
     return grpc.StatusCode.INTERNAL

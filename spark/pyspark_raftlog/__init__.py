@@ -7,7 +7,8 @@ imports nothing heavy and never touches gRPC.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -17,6 +18,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
 )
 
+from pyspark_raftlog import preflight
 from pyspark_raftlog.options import SinkOptions
 from pyspark_raftlog.schema import SinkSchema
 from pyspark_raftlog.sink import BatchSink, StreamSink
@@ -24,11 +26,13 @@ from pyspark_raftlog.sink import BatchSink, StreamSink
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from pyspark_raftlog.read_options import SourceOptions
+
 __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """The data source `raftlog`. This version writes; reading comes later."""
+    """The data source `raftlog`: source and sink, batch and streaming."""
 
     @classmethod
     def name(cls) -> str:
@@ -36,47 +40,72 @@ class DefaultSource(DataSource):
         return "raftlog"
 
     def schema(self) -> StructType:
-        """Refuse to read. Spark asks for the columns first, unless the query says them.
+        """Return the source's columns, after a first look at its options.
 
         Raises:
-            ValueError: always.
+            ValueError: an option that cannot be.
         """
-        _refuse_reading()
+        from pyspark_raftlog.columns import source_schema
+        from pyspark_raftlog.read_options import SourceOptions
+
+        return source_schema(include_headers=SourceOptions.parse(self.options).include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Refuse to read, as `schema` does."""
-        _refuse_reading()
+        """Return the source of a batch query, after checking its options and the columns that it wants.
+
+        Raises:
+            ValueError: an option or a column that cannot be; nothing is read.
+        """
+        from pyspark_raftlog.source import BatchSource
+
+        return BatchSource(*_checked(self.options, schema, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Refuse to read, as `schema` does."""
-        _refuse_reading()
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Return the sink of a streaming query, after checking its options and its columns.
+        """Return the source of a streaming query, after checking its options and the columns that it wants.
 
         Raises:
             ValueError: an option or a column that cannot be; the query does not start.
         """
-        options = SinkOptions.parse(self.options)
-        _refuse_overwrite(overwrite, 'outputMode("append")')
-        return StreamSink(options, SinkSchema.check(schema, options))
+        from pyspark_raftlog.source import StreamSource
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Return the sink of a batch query, after checking its options and its columns.
+        return StreamSource(*_checked(self.options, schema, streaming=True))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Return the sink of a streaming query, after checking its options, its columns and where it writes.
 
         Raises:
-            ValueError: an option or a column that cannot be; nothing is written.
+            ValueError: an option, a column or a topic that cannot be; no task runs.
         """
-        options = SinkOptions.parse(self.options)
+        options = SinkOptions.parse(self.options, streaming=True)
+        _refuse_overwrite(overwrite, 'outputMode("append")')
+        checked = SinkSchema.check(schema, options)
+        preflight.check_cluster(options)
+        return StreamSink(options, checked)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Return the sink of a batch query, after checking its options, its columns and where it writes.
+
+        Raises:
+            ValueError: an option, a column or a topic that cannot be; nothing is written.
+        """
+        options = SinkOptions.parse(self.options, streaming=False)
         _refuse_overwrite(overwrite, 'mode("append")')
-        return BatchSink(options, SinkSchema.check(schema, options))
+        checked = SinkSchema.check(schema, options)
+        preflight.check_cluster(options)
+        return BatchSink(options, checked)
 
 
-def _refuse_reading() -> NoReturn:
-    raise ValueError(
-        "this version of raftlog has the sink only: it cannot be read from Spark yet, the source comes with "
-        "transactions; until then raftlog.Consumer.poll_arrow hands records out as Arrow tables"
-    )
+def _checked(options: Mapping[str, str], schema: StructType, *, streaming: bool) -> tuple[SourceOptions, StructType]:
+    from pyspark_raftlog.columns import check_schema
+    from pyspark_raftlog.read_options import SourceOptions
+
+    try:
+        import pyspark.sql.streaming.datasource  # noqa: F401 # to say in words that it is missing
+    except ImportError:
+        raise ValueError("the raftlog source needs PySpark 4.2 or newer; with an older one there is the sink") from None
+    checked = SourceOptions.parse(options, streaming=streaming)
+    check_schema(schema, include_headers=checked.include_headers)
+    return checked, schema
 
 
 def _refuse_overwrite(overwrite: bool, instead: str) -> None:

@@ -13,12 +13,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark_raftlog.options import SinkOptions
+from pyspark_raftlog.values import did_you_mean
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -132,6 +132,5 @@ def _by_topic(topics: Any, records: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), _EXPECTED, n=1, cutoff=0.7)
-    advice = f"did you mean {near[0]}?" if near else f"the sink's columns are {', '.join(_EXPECTED)}."
+    advice = did_you_mean(name, _EXPECTED, f"the sink's columns are {', '.join(_EXPECTED)}.")
     return f"the raftlog sink has no column {name}; {advice} Drop it, or put it into value, for example with to_json"

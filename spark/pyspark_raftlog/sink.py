@@ -1,40 +1,33 @@
-"""The sink, at least once: every task sends its rows and waits for every acknowledgement before it reports success.
-
-Spark repeats a task or a batch that fails after some of its rows were sent, and those are then in the log twice. What
-was acknowledged is never lost.
-"""
+"""The sink: what Spark calls in its tasks and on its driver. `staged` is exactly once, `plain` at least once."""
 
 from __future__ import annotations
 
-import os
-from collections import deque
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from pyspark_raftlog import plain, staged
 from pyspark_raftlog.options import SinkOptions
 from pyspark_raftlog.schema import SinkSchema
+from pyspark_raftlog.staged import Batch, Staged
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    import raftlog
 
-_MAX_UNCHECKED_SENDS = 32
-"""A task looks at the outcome of its oldest send when there are more than so many; the producer bounds the memory."""
-
-_producers: dict[tuple[int, SinkOptions], raftlog.Producer] = {}
-"""By process id, so that a forked child never uses its parent's; a Python worker of Spark runs many tasks."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWritten(WriterCommitMessage):
-    """What a task tells the driver: all its rows are acknowledged."""
+    """What a task tells the driver: all its rows are acknowledged, staged or for everybody to read."""
 
     partition: int
     rows: int
+    staged: Staged | None = None
 
 
 class _Sink:
@@ -52,70 +45,97 @@ class _Sink:
         """
         from pyspark import TaskContext
 
-        producer = _producer(self._options)
-        rows = 0
-        unchecked: deque[Any] = deque()
-        try:
-            for batch in iterator:
-                for topic, records in self._schema.split(batch):
-                    unchecked.append(producer.send_batch(topic, records))
-                    rows += records.num_rows
-                while len(unchecked) > _MAX_UNCHECKED_SENDS:
-                    unchecked.popleft().result()
-            producer.flush()
-            while unchecked:
-                unchecked.popleft().result()
-        except BaseException:
-            _discard_producer(self._options)
-            raise
         context = TaskContext.get()
-        return TaskWritten(context.partitionId() if context else -1, rows)
+        partition = context.partitionId() if context is not None else -1
+        if not self._options.exactly_once:
+            return TaskWritten(partition, plain.write(self._options, self._schema, iterator))
+        found = staged.write(self._options, self._schema, self._batch(context), _attempt(context), iterator)
+        return TaskWritten(partition, found.rows, found)
+
+    def _batch(self, context: Any) -> Batch:
+        """Return what the task's rows are committed as."""
+        raise NotImplementedError
+
+    def _commit(self, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> bool:
+        """Commit, and return whether the batch was committed before."""
+        written = _all_written(messages)
+        if not self._options.exactly_once:
+            return False
+        return staged.commit(self._options, batch_id, [each.staged for each in written if each.staged is not None])
+
+    def _abort(self, batch: Batch | int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self._options.exactly_once:
+            found = [each.staged for each in messages if isinstance(each, TaskWritten) and each.staged is not None]
+            staged.abort(self._options, batch, found)
 
 
-def _producer(options: SinkOptions) -> raftlog.Producer:
-    key = (os.getpid(), options)
-    producer = _producers.get(key)
-    if producer is None:
-        import raftlog
-
-        _producers.clear()
-        producer = _producers[key] = raftlog.Producer(options.bootstrap, config=dict(options.producer))
-    return producer
+def _attempt(context: Any) -> str:
+    """Name a task's attempt for whoever looks at open stages."""
+    if context is None:
+        return ""
+    return f"partition {context.partitionId()}, attempt {context.attemptNumber()}, task {context.taskAttemptId()}"
 
 
-def _discard_producer(options: SinkOptions) -> None:
-    """Forget a producer that may still hold records of a failed task; the next task gets a new one."""
-    producer = _producers.pop((os.getpid(), options), None)
-    if producer is not None:
-        producer.close(0)
+def _all_written(messages: Sequence[WriterCommitMessage | None]) -> list[TaskWritten]:
+    """Return what every task has reported.
 
-
-def _check_all_written(messages: Sequence[WriterCommitMessage | None]) -> None:
-    missing = sum(message is None for message in messages)
+    Raises:
+        RuntimeError: a task has not, so nobody knows what it wrote.
+    """
+    written = [message for message in messages if isinstance(message, TaskWritten)]
+    missing = len(messages) - len(written)
     if missing:
         raise RuntimeError(
             f"{missing} of {len(messages)} tasks did not say what they wrote, as under the continuous trigger, which "
             "this sink does not support; use trigger(processingTime=...) or trigger(availableNow=True)"
         )
+    return written
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
-    """The sink of `df.write.format("raftlog")`."""
+    """The sink of `df.write.format("raftlog")`. Made once on the driver; tasks and commit have copies."""
+
+    def __init__(self, options: SinkOptions, schema: SinkSchema) -> None:
+        super().__init__(options, schema)
+        self._as = staged.of_batch_write(options)
+
+    def _batch(self, context: Any) -> Batch:
+        return self._as
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Check that every task has reported; the records are in the log already."""
-        _check_all_written(messages)
+        """Make all rows readable at once.
+
+        Raises:
+            RaftlogError: they are not, or nobody knows; the message says what to do.
+        """
+        if self._commit(self._as.batch_id, messages):
+            logger.warning(
+                "txn.app.id=%s has committed txn.version=%d or a higher one before: nothing was written. If this was "
+                "no repetition (the batches of a new checkpoint, for instance, begin at 0 again), give it a txn.app.id "
+                "of its own, or a higher version",
+                self._options.app_id,
+                self._as.batch_id,
+            )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Do nothing: what was acknowledged stays in the log."""
+        """Drop what was staged. At least once, what was acknowledged stays in the log."""
+        self._abort(self._as, messages)
 
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):
-    """The sink of `df.writeStream.format("raftlog")`."""
+    """The sink of `df.writeStream.format("raftlog")`. Made anew for every batch, and once more for its commit."""
+
+    def _batch(self, context: Any) -> Batch:
+        return staged.of_stream(self._options, context)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Check that every task has reported; the records are in the log already."""
-        _check_all_written(messages)
+        """Make all rows of a batch readable at once, unless they are already.
+
+        Raises:
+            RaftlogError: they are not, or nobody knows; the message says what to do.
+        """
+        self._commit(batchId, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: what was acknowledged stays in the log; Spark repeats the batch."""
+        """Drop what was staged. At least once, what was acknowledged stays in the log; Spark repeats the batch."""
+        self._abort(batchId, messages)

@@ -10,11 +10,10 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -22,7 +21,7 @@ from rich.table import Table
 import raftlog
 from raftlog.testing import Cluster
 from raftlog_demo import flights as flight_data
-from raftlog_demo import stream
+from raftlog_demo.driver import Driver
 from raftlog_demo.mishap import LeaderKill
 from raftlog_demo.read_back import ReadBack, read_back
 from raftlog_demo.verdict import Verdict, compare
@@ -35,8 +34,8 @@ TOPIC_CONFIGS = {
     "min.insync.replicas": "2",
     "retention.ms": "-1",  # the flights are of 2013: with the usual seven days they would be old on arrival
 }
-KILL_AT = 0.3
-"""The part of the rows that is written when a server is killed."""
+KILL_SERVER_AT, KILL_DRIVER_AT = 0.2, 0.6
+"""The part of the rows that is written when a server is killed, and when Spark's driver is."""
 _READ_TIMEOUT_S = 60.0
 _MIB = 1 << 20
 _LOG_TAIL = 4000
@@ -46,9 +45,9 @@ def main() -> int:
     """Do everything in a temporary directory and say what is happening."""
     argparse.ArgumentParser(
         prog="./dev demo",
-        description="Stream every flight out of New York City in 2013 through Spark into three raftlog servers, kill "
-        "one on the way, read the records back and compare. Needs no network, takes about a minute, and leaves "
-        "nothing behind.",
+        description="Stream every flight out of New York City in 2013 through Spark into three raftlog servers, "
+        "exactly once, kill a server and Spark's driver on the way, read the records back and compare. Needs no "
+        "network, takes about a minute, and leaves nothing behind.",
     ).parse_args()
     console = Console(highlight=False)
     started = time.monotonic()
@@ -76,53 +75,50 @@ def _run(console: Console, directory: Path) -> Verdict:
         console.print(
             f"   topic {TOPIC}: {PARTITIONS} partitions, a replica of each on every server; key: the aeroplane"
         )
-        try:
-            with _step(console, "3  Starting Spark on two cores"):
-                spark = stream.make_session(directory)
-                stack.callback(spark.stop)
-            _write(console, spark, source, directory / "checkpoint", cluster, flights)
-        except Exception:
-            console.print((directory / stream.SPARK_LOG).read_text()[-_LOG_TAIL:], markup=False)
-            raise
-        with _step(console, "5  Reading the topic back with the Python SDK, as Arrow tables"):
+        _write(console, Driver(directory, source, cluster.bootstrap, TOPIC), cluster, flights)
+        with _step(console, "4  Reading the topic back with the Python SDK, as Arrow tables"):
             result = read_back(cluster.bootstrap, TOPIC, _READ_TIMEOUT_S)
         _print_partitions(console, result)
-        with _step(console, "6  Comparing every flight with the data it came from"):
+        with _step(console, "5  Comparing every flight with the data it came from"):
             verdict = compare(flights, sent_checksum, result.records)
         verdict.print(console)
     return verdict
 
 
-def _write(
-    console: Console, spark: SparkSession, source: Path, checkpoint: Path, cluster: Cluster, flights: pa.Table
-) -> None:
-    title = '4  Streaming the files into the topic: writeStream.format("raftlog")'
+def _write(console: Console, driver: Driver, cluster: Cluster, flights: pa.Table) -> None:
+    title = '3  Streaming the files through Spark into the topic: writeStream.format("raftlog")'
     started = time.monotonic()
-    mishap = LeaderKill(cluster, TOPIC, int(flights.num_rows * KILL_AT))
+    mishap = LeaderKill(cluster, TOPIC, int(flights.num_rows * KILL_SERVER_AT))
     with _rows_bar(console, title, flights.num_rows) as show:
 
         def on_rows(rows: int) -> None:
             show(rows)
             mishap.on_rows(rows)
 
-        reports = stream.run(spark, source, checkpoint, cluster.bootstrap, TOPIC, on_rows)
+        try:
+            ride = driver.run(int(flights.num_rows * KILL_DRIVER_AT), on_rows)
+        except Exception:
+            console.print(driver.log_tail(_LOG_TAIL), markup=False)
+            raise
         happened = mishap.result()
-    seconds = time.monotonic() - started
-    rows = sum(report["numInputRows"] for report in reports)
-    console.print(f"{title}: {seconds:.1f} s")
-    console.print(f"   {rows:,} rows in {len(reports)} micro-batches; the first, which starts Spark's workers,")
-    steady = reports[1:] or reports
-    busy_s = sum(report["durationMs"]["triggerExecution"] for report in steady) / 1000
-    steady_rows = sum(report["numInputRows"] for report in steady)
+        show(flights.num_rows)
+    console.print(f"{title}: {time.monotonic() - started:.1f} s")
+    steady = ride.batches[1:] or ride.batches
+    busy_s = sum(batch.busy_ms for batch in steady) / 1000
     console.print(
-        f"   took {reports[0]['durationMs']['triggerExecution'] / 1000:.1f} s, the others ran at "
-        f"{steady_rows / busy_s:,.0f} rows a second"
+        f"   {flights.num_rows:,} rows in {steady[-1].number + 1} micro-batches, each committed at once; "
+        f"{sum(batch.rows for batch in steady) / busy_s:,.0f} rows a second"
     )
     console.print(f"   [bold]Server {happened.node_id}, which led {happened.partitions} partitions, was killed[/bold]")
     console.print(
         f"   (kill -9) after {happened.at_rows:,} rows; the others took over in {happened.new_leaders_s:.1f} s."
     )
     console.print(f"   Started again, it had caught up after {happened.in_sync_s:.1f} s")
+    console.print("   [bold]Spark's driver was killed[/bold], with its JVM,")
+    console.print(
+        f"   (kill -9) in the middle of a batch after {ride.killed_at_rows:,} rows. Started again from its checkpoint, "
+        f"it had written a batch after {ride.restart_s:.1f} s"
+    )
 
 
 def _print_partitions(console: Console, result: ReadBack) -> None:
@@ -154,7 +150,7 @@ def _step(console: Console, title: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rows_bar(console: Console, title: str, rows: int) -> Iterator[stream.OnRows]:
+def _rows_bar(console: Console, title: str, rows: int) -> Iterator[Callable[[int], None]]:
     bar = Progress(
         TextColumn(title),
         BarColumn(),

@@ -1,30 +1,31 @@
-"""The Spark part: a streaming query from Parquet files into a topic."""
+"""The Spark part: a streaming query from Parquet files into a topic, in a process of its own.
+
+    python -m raftlog_demo.stream SOURCE CHECKPOINT BOOTSTRAP TOPIC DIRECTORY
+
+Prints a line of JSON for every micro-batch that Spark has taken note of. Whatever kills it, started again it goes on
+from its checkpoint.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-OnRows = Callable[[int], None]
-SPARK_LOG = "spark.log"
-"""Where Spark's own messages go, in the demo's directory."""
-
-_POLL_S = 0.1
+_POLL_S = 0.05
 
 
 def make_session(directory: Path) -> SparkSession:
     """Return a small Spark on this machine; whatever it writes goes to `directory`."""
     os.environ["PYSPARK_PYTHON"] = sys.executable  # data sources are looked up by this Python
-    with _stderr_to(directory / SPARK_LOG):
-        return _builder(directory).getOrCreate()
+    return _builder(directory).getOrCreate()
 
 
 def _builder(directory: Path) -> SparkSession.Builder:
@@ -44,20 +45,6 @@ def _builder(directory: Path) -> SparkSession.Builder:
     return builder
 
 
-@contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """Let processes that are started meanwhile, the JVM above all, write their stderr to a file."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def events_of(flights: DataFrame) -> DataFrame:
     """Return flights as events: the aeroplane as key, all columns as JSON value, the hour as timestamp."""
     return flights.select(
@@ -68,11 +55,16 @@ def events_of(flights: DataFrame) -> DataFrame:
 
 
 def run(
-    spark: SparkSession, source: Path, checkpoint: Path, bootstrap: str, topic: str, on_rows: OnRows
-) -> list[dict[str, Any]]:
-    """Stream all files in `source` into `topic` and return Spark's report of every micro-batch.
+    spark: SparkSession,
+    source: Path,
+    checkpoint: Path,
+    bootstrap: str,
+    topic: str,
+    on_batch: Callable[[dict[str, Any]], None],
+) -> None:
+    """Stream all files in `source` that the checkpoint does not know into `topic`.
 
-    `on_rows` is called with the rows written so far.
+    `on_batch` is called with Spark's report of every micro-batch.
 
     Raises:
         StreamingQueryException: the query failed.
@@ -88,13 +80,42 @@ def run(
         .trigger(availableNow=True)
         .start()
     )
+    told = -1
+
+    def tell() -> None:
+        nonlocal told
+        for progress in query.recentProgress:
+            if progress["batchId"] > told and progress["numInputRows"]:
+                told = progress["batchId"]
+                on_batch(dict(progress))
+
     try:
         while query.isActive:
-            on_rows(sum(progress["numInputRows"] for progress in query.recentProgress))
+            tell()
             time.sleep(_POLL_S)
         query.awaitTermination()
+        tell()
     finally:
         query.stop()
-    reports = [dict(progress) for progress in query.recentProgress if progress["numInputRows"]]
-    on_rows(sum(report["numInputRows"] for report in reports))
-    return reports
+
+
+def main(source: str, checkpoint: str, bootstrap: str, topic: str, directory: str) -> None:
+    """Run the query to its end, and print what became of every micro-batch."""
+
+    def print_batch(progress: dict[str, Any]) -> None:
+        report = {
+            "batch": progress["batchId"],
+            "rows": progress["numInputRows"],
+            "busy_ms": progress["durationMs"]["triggerExecution"],
+        }
+        print(json.dumps(report), flush=True)
+
+    spark = make_session(Path(directory))
+    try:
+        run(spark, Path(source), Path(checkpoint), bootstrap, topic, print_batch)
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -29,8 +29,8 @@ class Verdict:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every flight came back unchanged, and nothing else did."""
-        return self.missing == self.unknown == 0 and self.sent_checksum == self.received_checksum
+        """Whether every flight came back once and unchanged, and nothing else did."""
+        return self.missing == self.repeated == self.unknown == 0 and self.sent_checksum == self.received_checksum
 
     def print(self, console: Console) -> None:
         """Print it for somebody who has not read the code."""
@@ -41,12 +41,12 @@ class Verdict:
         console.print(f"  missing {self.missing:,}, repeated {self.repeated:,}, unknown {self.unknown:,}")
         if not self.is_complete:
             console.print("\n[bold red]What came back is not what was sent.[/bold red]")
-        elif not self.repeated:
-            console.print("\n[bold green]Every record came back exactly once and unchanged.[/bold green]")
         else:
             console.print(
-                "\n[bold green]Every record came back unchanged; nothing was lost.[/bold green] Some came twice: the "
-                "sink is at-least-once, and\nrepeats what was not acknowledged when the server died."
+                "\n[bold green]Every record came back exactly once and unchanged: none is missing, none is there "
+                "twice.[/bold green]\nTasks stage their records; one decision commits a whole batch and remembers its "
+                "number. What a dead driver\nhad staged was dropped, and a batch that it had committed would have "
+                "been recognised."
             )
 
 

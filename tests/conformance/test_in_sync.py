@@ -213,3 +213,24 @@ def test_kip_966_the_minimum_is_no_more_than_there_are_replicas() -> None:
     state.acked(THREE, 110, 2.0)
     assert state.high_watermark == 110
     assert not state.has_enough_in_sync
+
+
+# What a leader knows of the others (docs/adr/0012)
+
+
+def test_a_confirmed_term_has_not_heard_of_everyone_in_sync() -> None:
+    """A high watermark at the start of the epoch says what is committed, and nothing of what members have beyond."""
+    state = leader(mark=100)
+    assert state.has_confirmed
+    heard = [state.has_heard_all_in_sync]
+    state.opened(TWO, 100, 1.0)
+    heard.append(state.has_heard_all_in_sync)
+    state.opened(THREE, 90, 1.0)
+    heard.append(state.has_heard_all_in_sync)
+    state.closed(THREE)  # it has nothing else than this leader has given it
+    heard.append(state.has_heard_all_in_sync)
+    state.forget(3)
+    heard.append(state.has_heard_all_in_sync)
+    learn(state, (1, 2), 5)
+    heard.append(state.has_heard_all_in_sync)
+    assert heard == [False, False, True, True, False, True]

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
+import raftlog
 from raftlog.cli import main
 from raftlog.testing import Cluster
+from tests.support.raftlog_up import raftlog_up
 
 
 class Ran(NamedTuple):
@@ -127,6 +129,18 @@ def test_lines_go_in_and_come_out(run: Run, topic: str) -> None:
     assert records == {"ada": "1", "grace": "ünï"}
     text = run("consume", topic, "--from-beginning", "--no-follow", "--print-key", "--print-offset")
     assert sorted(line.split("\t")[1:] for line in text.out.splitlines()) == [["ada", "1"], ["grace", "ünï"]]
+
+
+def test_what_is_not_committed_is_read_on_request(run: Run, topic: str, cluster: Cluster) -> None:
+    with raftlog.Producer(cluster.bootstrap, transactional_id="cli") as producer:
+        producer.begin_transaction()
+        producer.send(topic, b"open").result(30)
+        assert run("consume", topic, "--from-beginning", "--no-follow").out == ""
+        seen = run("consume", topic, "--from-beginning", "--no-follow", "--isolation-level", "read_uncommitted")
+        assert seen.out.split() == ["open"]
+        producer.commit_transaction()
+    assert run("consume", topic, "--from-beginning", "--no-follow").out.split() == ["open"]
+    assert run("consume", topic, "--isolation-level", "serializable").code == 2
 
 
 def test_json_lines_keep_everything_from_one_topic_to_the_next(run: Run, topic: str) -> None:
@@ -252,7 +266,7 @@ def test_the_server_command_becomes_the_server(tmp_path: Path) -> None:
 def test_a_missing_argument_is_named(run: Run) -> None:
     for command, argument in (
         (["produce"], "TOPIC"),
-        (["config", "set"], "topic|broker"),
+        (["config", "set"], "topic|broker|broker-logger"),
         (["log", "dump"], "FILE|DIR"),
     ):
         ran = run(*command)
@@ -348,11 +362,6 @@ def test_tables_write_booleans_as_json_does(run: Run) -> None:
     assert "\tfalse\t" in run("cluster", "quorum").out
 
 
-def up(*options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "raftlog", "up", "--port", "0", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def first_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
@@ -360,7 +369,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_up_cleans_up_after_every_signal_that_ends_it(number: signal.Signals) -> None:
-    with up() as process:
+    with raftlog_up() as process:
         words = first_line(process).split()
         directory = Path(words[words.index("in") + 1])
         assert directory.exists()
@@ -370,11 +379,11 @@ def test_up_cleans_up_after_every_signal_that_ends_it(number: signal.Signals) ->
 
 
 def test_a_second_up_leaves_the_files_of_the_first_alone(tmp_path: Path) -> None:
-    with up("--data", str(tmp_path)) as process:
+    with raftlog_up("--data", str(tmp_path)) as process:
         try:
             assert "raftlog is up" in first_line(process)
             files = {name: (tmp_path / "node-1" / name).read_bytes() for name in ("server.toml", "ready.json")}
-            with up("--data", str(tmp_path), "--set", "num.partitions=3") as second:
+            with raftlog_up("--data", str(tmp_path), "--set", "num.partitions=3") as second:
                 _, errors = second.communicate(timeout=30)
             assert second.returncode == 1
             assert f"is in use: process {process.pid} runs a server there" in errors
@@ -385,7 +394,7 @@ def test_a_second_up_leaves_the_files_of_the_first_alone(tmp_path: Path) -> None
 
 
 def test_up_says_how_a_server_ended(tmp_path: Path) -> None:
-    with up("--data", str(tmp_path)) as process:
+    with raftlog_up("--data", str(tmp_path)) as process:
         first_line(process)
         os.kill(json.loads((tmp_path / "node-1" / "ready.json").read_bytes())["pid"], signal.SIGKILL)
         _, errors = process.communicate(timeout=30)
@@ -395,9 +404,9 @@ def test_up_says_how_a_server_ended(tmp_path: Path) -> None:
 
 def test_insecure_opens_a_listener_beyond_loopback(tmp_path: Path) -> None:
     everywhere = ["--set", "listeners=0.0.0.0:0", "--set", "advertised.listeners=127.0.0.1:0"]
-    with up("--data", str(tmp_path), *everywhere) as process:
+    with raftlog_up("--data", str(tmp_path), *everywhere) as process:
         assert "--insecure" in process.communicate(timeout=30)[1]
-    with up("--data", str(tmp_path), *everywhere, "--insecure") as process:
+    with raftlog_up("--data", str(tmp_path), *everywhere, "--insecure") as process:
         assert "raftlog is up" in first_line(process)
         process.terminate()
     config = tmp_path / "server.toml"
@@ -420,7 +429,7 @@ def test_the_demo_refuses_arguments_that_it_does_not_have() -> None:
 
 
 def test_a_server_that_was_stopped_is_no_error(tmp_path: Path) -> None:
-    with up("--nodes", "2", "--data", str(tmp_path)) as process:
+    with raftlog_up("--nodes", "2", "--data", str(tmp_path)) as process:
         first_line(process)
         ready = {node: tmp_path / f"node-{node}" / "ready.json" for node in (1, 2)}
         os.kill(json.loads(ready[2].read_bytes())["pid"], signal.SIGTERM)
@@ -437,9 +446,61 @@ def test_a_server_that_was_stopped_is_no_error(tmp_path: Path) -> None:
     assert not ready[1].exists()
 
 
+def test_a_server_that_somebody_starts_again_counts(tmp_path: Path) -> None:
+    with raftlog_up("--nodes", "2", "--data", str(tmp_path)) as process:
+        first_line(process)
+        assert process.stderr is not None
+        os.kill(json.loads((tmp_path / "node-2" / "ready.json").read_bytes())["pid"], signal.SIGTERM)
+        said = [process.stderr.readline() for _ in range(3)]
+        assert said[-1] == "1 of 2 servers run on\n"
+        command = [sys.executable, "-P", "-m", "raftlog", "server", "--config", str(tmp_path / "node-2/server.toml")]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as by_hand:
+            try:
+                assert process.stderr.readline() == "server 2 runs again, started by hand\n"
+                assert process.stderr.readline() == "all 2 servers run\n"
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=30)
+                assert errors == "stopping\nserver 2 runs on, started by hand: stop it in its terminal\n"
+                assert process.returncode == 0
+                assert by_hand.poll() is None
+            finally:
+                by_hand.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_up_is_stopped_while_it_starts(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with raftlog_up("--nodes", "3", "--data", str(tmp_path)) as process:
+        while not (tmp_path / "node-1" / "server.log").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        sent = time.monotonic()
+        printed, _ = process.communicate(timeout=30)
+    assert time.monotonic() - sent < 5
+    assert (process.returncode, printed) == (code, "")
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "grpc":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["raftlog", "topic", "list"]
+from raftlog.cli import main
+main()
+"""
+
+
+def test_ctrl_c_while_everything_is_imported_leaves_no_traceback() -> None:
+    ran = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, check=False, timeout=30)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_no_ready_file_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
-    with up("--data", str(tmp_path)) as process:
+    with raftlog_up("--data", str(tmp_path)) as process:
         first_line(process)
         process.send_signal(number)
         assert process.wait(30) == 0

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from raftlog.testing import Cluster
+from tests.support.raftlog_up import raftlog_up
 
 
 def raftlog(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,11 +30,6 @@ def parsed(*arguments: str) -> Any:
     done = raftlog(*arguments, "--output", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def up(data: Path, nodes: int = 3) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "raftlog", "up", "--port", "0", "--nodes", str(nodes), "--data", str(data)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def address_of(process: subprocess.Popen[str]) -> str:
@@ -58,7 +54,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_up_goes_on_when_one_of_three_dies_and_is_the_same_cluster_the_next_time(tmp_path: Path) -> None:
-    with up(tmp_path) as process:
+    with raftlog_up("--nodes", "3", "--data", str(tmp_path)) as process:
         address = address_of(process)
         assert len(address.split(",")) == 3
         assert raftlog("topic", "create", "t", "-p", "3", "-b", address).returncode == 0
@@ -83,13 +79,13 @@ def test_up_goes_on_when_one_of_three_dies_and_is_the_same_cluster_the_next_time
         assert raftlog("topic", "create", "u", "-b", address).returncode == 0
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-    with up(tmp_path) as process:
+    with raftlog_up("--nodes", "3", "--data", str(tmp_path)) as process:
         address = address_of(process)
         assert parsed("cluster", "describe", "-b", address)["cluster_id"] == cluster_id
         assert [row["topic"] for row in parsed("topic", "list", "-b", address)] == ["t", "u"]
         process.terminate()
         assert process.wait(20) == 0
-    with up(tmp_path, nodes=1) as process:
+    with raftlog_up("--nodes", "1", "--data", str(tmp_path)) as process:
         assert "has a cluster of 3 nodes" in process.communicate(timeout=30)[1]
     assert process.returncode == 1
 

@@ -149,9 +149,9 @@ def test_a_start_tells_what_it_is_and_a_failed_one_nothing_but_why(
     monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")  # as it is in every process that has imported grpc
     with Cluster(2, controllers=1, dedicated_controllers=True) as cluster:
         controller, broker = cluster.log_tail(1), cluster.log_tail(2)
-    assert "starting node 1, roles controller\n" in controller
-    assert "node ready [node_id=1 roles=controller inter_node=" in controller
-    assert "starting node 2, roles broker\n" in broker
+    assert "starting node 1, roles controller [" in controller
+    assert "node ready [event=node_ready node_id=1 roles=controller inter_node=" in controller
+    assert "starting node 2, roles broker [" in broker
     assert "waiting for" not in controller + broker
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

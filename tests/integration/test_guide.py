@@ -13,6 +13,8 @@ from raftlog.testing import Cluster
 GUIDE = Path(__file__).parents[2] / "docs" / "python.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
+_TOLD = ("assigned 2", "revoked 2", "lost 2", "all is well")
+
 
 @pytest.mark.filterwarnings("error")
 def test_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +32,12 @@ def test_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed[4:7] == ["1 [1] [1] []", "[(1, 0, True)]", "{}"]
     assert printed[7:9] == ["sensors 0", "3"]
     assert sum(line.startswith("refused: ") for line in printed) == 2
+    assert printed.count("aborted: ada has not got that much") == 1
+    assert printed.count("transferred: [b'+10', b'-10']") == 1
     assert "['topic', 'partition', 'offset', 'timestamp', 'key', 'value', 'headers']" in printed
     assert "9 records in all" in printed
-    assert printed[-4:] == ["0", "1", "103 103 [b'one', b'two', b'three']", "0"]
+    assert [line for line in printed if line.startswith("9 readings")] == ["9 readings for thermostat"]
+    assert printed.count("True") == 2
+    assert [line for line in printed if line in _TOLD] == ["assigned 2", "all is well", "revoked 2"]
+    assert printed[-1].startswith("[UserScramCredential(user='orders', ")
+    assert printed[-5:-1] == ["0", "1", "103 103 [b'one', b'two', b'three']", "0"]

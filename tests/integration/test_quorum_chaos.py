@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from raftlog.errors import RaftlogError
-from raftlog.testing import Cluster, ServerFailed
-from tests.support.linearizability import check_by_key
+from raftlog.testing import ServerFailed
+from tests.support.history.recorder import Recorder, WatchedCluster
+from tests.support.history.workloads import of_calls
+from tests.support.linearizability import Operation, check_by_key
 from tests.support.metadata_workload import ConfigModel, Workload, check_barriers, without_unseen_sets
 
 FAULTS_PAUSE_S = (0.5, 2.0)
 """At most three restarts a second, also after everybody was killed."""
+PAUSE_S = 30.0
+"""Longer than this no change is without an answer while a majority could exist."""
 FREEZE_S = (0.3, 1.0, 2.5)
 
 
@@ -28,7 +32,8 @@ FREEZE_S = (0.3, 1.0, 2.5)
 class Monkey:
     """Breaks one thing after the other, and mends it."""
 
-    cluster: Cluster
+    cluster: WatchedCluster
+    notes: Recorder
     chance: random.Random
     done: Counter[str] = field(default_factory=Counter)
 
@@ -36,24 +41,27 @@ class Monkey:
         """Kill the server with this role, and start it again."""
         node_id = self._find(role)
         self.done[f"kill {role}"] += 1
-        self.cluster.kill(node_id)
-        time.sleep(self.chance.choice((0.0, 0.3, 1.5)))
-        self.cluster.start(node_id)
+        with self.notes.fault(f"kill {role}", node_id):
+            self.cluster.kill(node_id)
+            time.sleep(self.chance.choice((0.0, 0.3, 1.5)))
+            self.cluster.start(node_id)
 
     def freeze(self, role: str) -> None:
         """Freeze the server with this role for a while."""
         node_id = self._find(role)
         self.done[f"freeze {role}"] += 1
-        self.cluster.pause(node_id)
-        time.sleep(self.chance.choice(FREEZE_S))
-        self.cluster.resume(node_id)
+        with self.notes.fault(f"freeze {role}", node_id):
+            self.cluster.pause(node_id)
+            time.sleep(self.chance.choice(FREEZE_S))
+            self.cluster.resume(node_id)
 
     def kill_all(self) -> None:
         """Kill everybody, and start everybody again."""
         self.done["kill all"] += 1
-        for node_id in self.cluster.node_ids:
-            self.cluster.kill(node_id)
-        self.cluster.start_all()
+        with self.notes.fault("kill all"):
+            for node_id in self.cluster.node_ids:
+                self.cluster.kill(node_id)
+            self.cluster.start_all()
 
     def _find(self, role: str) -> int:
         try:
@@ -80,7 +88,7 @@ class Monkey:
         time.sleep(self.chance.uniform(*FAULTS_PAUSE_S))
 
 
-async def torment(cluster: Cluster, workload: Workload, monkey: Monkey, long: bool, enough: int) -> None:
+async def torment(workload: Workload, monkey: Monkey, long: bool, enough: int) -> None:
     """Run clients and faults side by side until there is enough, then read everything."""
     over = False
 
@@ -117,23 +125,28 @@ async def torment(cluster: Cluster, workload: Workload, monkey: Monkey, long: bo
 @pytest.mark.parametrize(
     ("enough", "clients", "topics", "seed"),
     [
-        pytest.param(300, 6, 6, 1, id="short"),
+        pytest.param(300, 6, 24, 1, id="short"),
         pytest.param(100_000, 48, 120, 2, id="long", marks=pytest.mark.long),
     ],
 )
 def test_what_clients_saw_has_an_order(enough: int, clients: int, topics: int, seed: int) -> None:
     long = enough > 10_000
 
+    calls: list[tuple[str, Operation]] = []
+
     async def run() -> Workload:
-        workload = Workload(cluster.bootstrap, clients, topics, seed)
+        workload = Workload(cluster.bootstrap, clients, topics, seed, history=calls)
         try:
-            await torment(cluster, workload, monkey, long, enough)
+            await torment(workload, monkey, long, enough)
         finally:
             await workload.close()
         return workload
 
-    with Cluster(nodes=3) as cluster:
-        monkey = Monkey(cluster, random.Random(seed))
+    with (
+        WatchedCluster(nodes=3) as cluster,
+        Recorder(cluster, None, PAUSE_S, lambda: of_calls(calls), writes=("admin",)) as notes,
+    ):
+        monkey = Monkey(cluster, notes, random.Random(seed))
         workload = asyncio.run(run())
         assert [cluster.is_running(node_id) for node_id in cluster.node_ids] == [True] * 3
     print(f"{workload.acknowledged} acknowledged, {len(workload.barriers)} linearizable reads, {dict(monkey.done)}")

@@ -22,11 +22,21 @@ def block_with(words: str) -> str:
 
 
 def test_the_sdk_example(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
     with Cluster(nodes=1) as cluster:
-        exec(compile(block_with("producer.send").replace("127.0.0.1:9092", cluster.bootstrap), "README", "exec"), {})
+        for words in ("delivery.result", "producer.transaction"):
+            code = block_with(words).replace("127.0.0.1:9092", cluster.bootstrap)
+            exec(compile(code, "README", "exec"), names)
+        with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(["readings"])
+            found: set[bytes | None] = set()
+            deadline = time.monotonic() + 60
+            while len(found) < 3 and time.monotonic() < deadline:
+                found.update(record.value for record in consumer.poll(1.0))
     printed = capsys.readouterr().out
     assert "RecordMetadata(topic='readings'" in printed
     assert "b'sensor-7' b'21.5'" in printed
+    assert found == {b"21.5", b"-10", b"+10"}
 
 
 def test_the_testing_example() -> None:
@@ -44,7 +54,7 @@ def test_the_spark_example(tmp_path: Path, spark: Any) -> None:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("events", 2)
         events = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-        names: dict[str, Any] = {"events": events.withColumnRenamed("value", "id")}
+        names: dict[str, Any] = {"spark": spark, "events": events.withColumnRenamed("value", "id")}
         exec(compile(code.replace("127.0.0.1:9092", cluster.bootstrap), "README", "exec"), names)
         try:
             with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
@@ -57,3 +67,4 @@ def test_the_spark_example(tmp_path: Path, spark: Any) -> None:
             names["query"].stop()
         assert len(records) >= 10
         assert all(record.key is not None and record.value is not None for record in records)
+        assert names["readings"].isStreaming

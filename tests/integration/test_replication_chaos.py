@@ -1,7 +1,8 @@
 """Three real brokers are killed, frozen, cut off and drained while clients append and poll.
 
-Nothing acknowledged may be lost or move, no offset may have two values, nothing may be read that is gone later, and
-when everything is mended, everybody goes on and the replicas are the same byte for byte.
+Nothing acknowledged may be lost or move, no offset may have two values, nothing may be read that is gone later,
+nothing that an idempotent producer sends may be there twice, acknowledged or not, and when everything is mended,
+everybody goes on and the replicas are the same byte for byte.
 The short form does each thing once, after everything is well again; the long form goes on at random.
 """
 
@@ -18,14 +19,18 @@ import pytest
 
 from raftlog import Admin
 from raftlog.errors import OffsetOutOfRange, RaftlogError
-from raftlog.testing import Cluster, ServerFailed
+from raftlog.testing import ServerFailed
 from tests.support.append_checker import assert_sound
 from tests.support.append_workload import TOPIC, AppendWorkload, read_replicas
+from tests.support.history.recorder import Recorder, WatchedCluster
+from tests.support.history.workloads import of_appends
 
 NODES = (1, 2, 3)
 PARTITIONS = 3
 RACKS = {2: "b", 3: "c"}
 LONG_S = 900.0
+PAUSE_S = 30.0
+"""Longer than this no partition is without an acknowledgement while a majority could exist."""
 
 
 @dataclass
@@ -36,10 +41,16 @@ class Monkey:
     killed the only one that is in sync may be the one that goes away next.
     """
 
-    cluster: Cluster
+    cluster: WatchedCluster
     workload: AppendWorkload
     chance: random.Random
+    notes: Recorder
     whole: bool = True
+
+    def do(self, fault: Callable[[Monkey], None]) -> None:
+        """Let a fault happen, and note it."""
+        with self.notes.fault(fault.__name__):
+            fault(self)
 
     def leader(self) -> int:
         """Return who leads partition 0, or anybody."""
@@ -232,39 +243,47 @@ FAULTS: dict[str, tuple[Callable[[Monkey], None], ...]] = {
 def tormented() -> Iterator[Monkey]:
     """A cluster with clients at work; in the end it is whole, and what they saw is checked."""
     options = {"replica.lag.time.max.ms": 2_000}
-    with Cluster(nodes=3, can_be_partitioned=True, racks=RACKS, config=options) as cluster:
+    with WatchedCluster(nodes=3, can_be_partitioned=True, racks=RACKS, config=options) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic(TOPIC, PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"})
         workload = AppendWorkload(cluster.bootstrap, PARTITIONS, racks=RACKS)
-        monkey = Monkey(cluster, workload, random.Random(7))
-        workload.start()
-        workload.wait_for_progress()
-        yield monkey
-        monkey.mended()
-        workload.stop()
-        addresses = dict(zip(cluster.broker_ids, cluster.bootstrap.split(","), strict=True))
-        final, raw = asyncio.run(read_replicas(addresses, PARTITIONS))
-        workload.stop_pollers(final[1])
-        history = workload.history(final)
-        print(
-            f"{workload.acknowledged} of {len(history.appends)} acknowledged, "
-            f"{[poller.read for poller in workload.pollers]} read, "
-            f"longest wait {max(each.longest_s for each in workload.appenders if not each.once):.2f} s"
-        )
-        assert_sound(history)
-        assert raw[1] == raw[2] == raw[3], "the logs are not the same byte for byte"
-        for appender in workload.appenders:
-            assert appender.once or not appender.errors, appender.errors[:3]
-        for poller in workload.pollers:
-            assert not any(isinstance(error, OffsetOutOfRange) for error in poller.errors), poller.errors[:3]
-        assert [cluster.is_running(node_id) for node_id in NODES] == [True] * 3
+        with Recorder(cluster, TOPIC, PAUSE_S, lambda: of_appends(workload)) as notes:
+            workload.start()
+            workload.wait_for_progress()
+            monkey = Monkey(cluster, workload, random.Random(7), notes)
+            yield monkey
+            monkey.mended()
+            workload.stop()
+            monkey.wait_for_isr()  # who fell behind just now has the last ones once it is back in
+            _check(monkey)
+
+
+def _check(monkey: Monkey) -> None:
+    """See that nothing is wrong with what clients saw, and with what replicas have."""
+    cluster, workload = monkey.cluster, monkey.workload
+    addresses = dict(zip(cluster.broker_ids, cluster.bootstrap.split(","), strict=True))
+    final, raw = asyncio.run(read_replicas(addresses, PARTITIONS))
+    workload.stop_pollers(final[1])
+    history = workload.history(final)
+    print(
+        f"{workload.acknowledged} of {len(history.appends)} acknowledged, "
+        f"{[poller.read for poller in workload.pollers]} read, "
+        f"longest wait {max(each.longest_s for each in workload.appenders if each.retries):.2f} s"
+    )
+    assert_sound(history)
+    assert raw[1] == raw[2] == raw[3], "the logs are not the same byte for byte"
+    for appender in workload.appenders:
+        assert not appender.retries or not appender.errors, appender.errors[:3]
+    for poller in workload.pollers:
+        assert not any(isinstance(error, OffsetOutOfRange) for error in poller.errors), poller.errors[:3]
+    assert [cluster.is_running(node_id) for node_id in NODES] == [True] * 3
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_one_fault_after_the_other(kind: str) -> None:
     with tormented() as monkey:
         for fault in FAULTS[kind]:
-            fault(monkey)
+            monkey.do(fault)
             monkey.mended()
 
 
@@ -274,7 +293,7 @@ def test_faults_at_random() -> None:
     with tormented() as monkey:
         until = time.monotonic() + LONG_S
         while time.monotonic() < until:
-            monkey.chance.choice(faults)(monkey)
+            monkey.do(monkey.chance.choice(faults))
             monkey.whole = monkey.chance.random() < 0.7  # else the next one comes while replicas are catching up
             if monkey.whole:
                 monkey.mended()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +124,9 @@ def test_rows_go_to_the_topics_of_the_column_unless_the_option_overrides_it(
         ({}, "cast(id as string) value, id as vlaue", "did you mean value?"),
         ({}, "id as value", "column value is bigint, expected binary or string"),
         ({"linger": "5"}, "cast(id as string) value", "did you mean linger.ms?"),
-        ({"delivery": "exactly-once"}, "cast(id as string) value", "comes with transactions"),
+        ({"delivery": "exactly"}, "cast(id as string) value", "expected exactly-once (the default) or at-least-once"),
+        ({"acks": "1"}, "cast(id as string) value", "is not exactly once"),
+        ({"txn.version": "1"}, "cast(id as string) value", "is for batch writes"),
         ({"acks": "some"}, "cast(id as string) value", "acks"),
         ({"asyncProgressTrackingEnabled": "true"}, "cast(id as string) value", "async progress tracking"),
     ],
@@ -156,30 +160,6 @@ def test_complete_mode_and_overwriting_are_refused(spark: Any, cluster: Cluster,
         ).save()
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("schema", [None, "value binary"])
-def test_reading_is_refused_in_words(spark: Any, cluster: Cluster, streaming: bool, schema: str | None) -> None:
-    from pyspark.errors import PySparkException
-
-    source = (spark.readStream if streaming else spark.read).format("raftlog")
-    source = source.option("bootstrap.servers", cluster.bootstrap).option("subscribe", "t")
-    if schema is not None:
-        source = source.schema(schema)
-
-    def read() -> None:
-        frame = source.load()
-        if streaming:
-            frame.writeStream.format("noop").start().awaitTermination(_WAIT_S)
-        else:
-            frame.collect()
-
-    with pytest.raises(PySparkException) as caught:
-        read()
-    assert "has the sink only" in str(caught.value)
-    assert "the source comes with transactions" in str(caught.value)
-    assert "is not implemented" not in str(caught.value)
-
-
 def test_rows_with_and_without_a_key_keep_their_order(spark: Any, cluster: Cluster) -> None:
     with raftlog.Admin(cluster.bootstrap) as admin:
         admin.create_topic("mixed-keys")
@@ -211,8 +191,9 @@ def test_a_topic_that_is_not_there_fails_the_query_and_names_it(spark: Any, clus
         ).option("max.block.ms", "500").save()
 
 
-def test_a_stream_goes_on_over_a_killed_server_and_loses_nothing(spark: Any, tmp_path: Path) -> None:
-    """At least once: what a task repeats may be there twice, but everything is there."""
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_stream_goes_on_over_a_killed_server(spark: Any, tmp_path: Path, delivery: str) -> None:
+    """At least once, what a task repeats may be there twice, but everything is there; exactly once it is not."""
     rows_per_batch = 20_000
     with Cluster() as cluster:
         with raftlog.Admin(cluster.bootstrap) as admin:
@@ -225,6 +206,7 @@ def test_a_stream_goes_on_over_a_killed_server_and_loses_nothing(spark: Any, tmp
             .writeStream.format("raftlog")
             .option("bootstrap.servers", cluster.bootstrap)
             .option("topic", "t")
+            .option("delivery", delivery)
             .option("checkpointLocation", str(tmp_path))
             .start()
         )
@@ -237,9 +219,208 @@ def test_a_stream_goes_on_over_a_killed_server_and_loses_nothing(spark: Any, tmp
         finally:
             query.stop()
         committed = query.lastProgress["batchId"] + 1
-        values = set(read_all(cluster.bootstrap, "t")["value"].to_pylist())
+        values = Counter(read_all(cluster.bootstrap, "t")["value"].to_pylist())
     missing = [number for number in range(committed * rows_per_batch) if str(number).encode() not in values]
     assert missing == []
+    if delivery == "exactly-once":
+        assert max(values.values()) == 1
+
+
+def files_of(spark: Any, directory: Path, count: int, rows: int) -> None:
+    for number in range(count):
+        frame = spark.range(number * rows, (number + 1) * rows, numPartitions=2)
+        frame.selectExpr("cast(id as string) as value").write.mode("overwrite").parquet(str(directory / str(number)))
+
+
+def run_files(
+    spark: Any, cluster: Cluster, source: Path, checkpoint: Path, topic: str, partitions: int, **options: str
+) -> Any:
+    """Stream what is new in `source`, in other partitions and another order every time."""
+    query = (
+        spark.readStream.schema("value string")
+        .option("recursiveFileLookup", "true")
+        .option("maxFilesPerTrigger", 2)
+        .parquet(str(source))
+        .repartition(partitions)
+        .writeStream.format("raftlog")
+        .option("bootstrap.servers", cluster.bootstrap)
+        .option("topic", topic)
+        .option("checkpointLocation", str(checkpoint))
+        .options(**options)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(_WAIT_S)
+    return query
+
+
+def test_batches_that_spark_replays_are_there_once(spark: Any, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    """As after a driver that died between the sink's commit and its own note of it: the note is gone, all of them
+    even, and partitions and order differ."""
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    files_of(spark, source, 3, 700)
+    run_files(spark, cluster, source, checkpoint, topic, 2)
+    assert read_all(cluster.bootstrap, topic).num_rows == 2100
+    commits = sorted((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert len(commits) >= 2
+    for path in (commits[-1], checkpoint / "commits" / f".{commits[-1].name}.crc"):
+        path.unlink(missing_ok=True)
+    query = run_files(spark, cluster, source, checkpoint, topic, 5)
+    assert query.exception() is None
+    assert read_all(cluster.bootstrap, topic).num_rows == 2100
+    files_of(spark, tmp_path / "more", 1, 10)
+    (tmp_path / "more" / "0").rename(source / "more")
+    run_files(spark, cluster, source, checkpoint, topic, 3)
+    assert read_all(cluster.bootstrap, topic).num_rows == 2110
+
+
+def test_a_new_checkpoint_under_an_old_name_is_refused(
+    spark: Any, cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    """Its batches begin at 0 again, and would be taken for what is there already."""
+    source = tmp_path / "in"
+    files_of(spark, source, 1, 10)
+    run_files(spark, cluster, source, tmp_path / "one", topic, 1, **{"txn.app.id": topic})
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException, match=r"txn\.app\.id=.* is taken"):
+        run_files(spark, cluster, source, tmp_path / "two", topic, 1, **{"txn.app.id": topic})
+    assert read_all(cluster.bootstrap, topic).num_rows == 10
+
+
+def test_a_batch_write_that_fails_leaves_nothing(spark: Any, cluster: Cluster, topic: str) -> None:
+    from pyspark.errors import PySparkException
+
+    frame = spark.range(0, 100_000, numPartitions=4).selectExpr(
+        "cast(if(id = 99999, raise_error('the last row'), id) as string) as value"
+    )
+    writer = frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap)
+    with pytest.raises(PySparkException, match="the last row"):
+        writer.option("topic", topic).save()
+    with raftlog.Producer(cluster.bootstrap) as producer:
+        for partition in range(3):
+            producer.send(topic, b"behind", partition=partition).result(30)
+    deadline = time.monotonic() + _WAIT_S
+    while (found := read_all(cluster.bootstrap, topic)["value"].to_pylist()) != [b"behind"] * 3:
+        assert time.monotonic() < deadline, f"{len(found)} rows"
+        time.sleep(0.1)
+
+
+def test_a_numbered_batch_write_happens_once(spark: Any, cluster: Cluster, topic: str) -> None:
+    for version in (1, 1, 2, 1):
+        spark.range(50).selectExpr(f"concat('{version}-', id) as value").write.format("raftlog").mode("append").options(
+            **{
+                "bootstrap.servers": cluster.bootstrap,
+                "topic": topic,
+                "txn.app.id": f"backfill-{topic}",
+                "txn.version": str(version),
+            }
+        ).save()
+    values = Counter(read_all(cluster.bootstrap, topic)["value"].to_pylist())
+    assert values == Counter(f"{version}-{number}".encode() for version in (1, 2) for number in range(50))
+
+
+def test_the_recipe_of_foreach_batch_outlives_its_checkpoint(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    """As docs/spark.md has it. Batches of a new checkpoint begin at 0 again, and must not pass for repetitions."""
+    page = (Path(__file__).parents[2] / "docs/spark.md").read_text()
+    [recipe] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def to_both" in block]
+    names: dict[str, Any] = {}
+    exec(recipe.replace("127.0.0.1:9092", cluster.bootstrap), names)
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        for name in ("orders", "audit"):
+            admin.create_topic(name)
+    source = tmp_path / "in"
+
+    def add(*values: str) -> None:
+        spark.createDataFrame([(value,) for value in values], "value string").coalesce(1).write.mode("append").parquet(
+            str(source)
+        )
+
+    def run(checkpoint: str) -> None:
+        stream = (
+            spark.readStream.schema("value string")
+            .parquet(str(source))
+            .writeStream.foreachBatch(names["to_both"])
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert stream.awaitTermination(_WAIT_S)
+        assert stream.exception() is None
+
+    add("a", "b")
+    run("first")
+    for note in (tmp_path / "first/commits").glob("*0*"):
+        note.unlink()  # as if the driver had died before it noted batch 0
+    run("first")
+    for name in ("orders", "audit"):
+        assert sorted(read_all(cluster.bootstrap, name)["value"].to_pylist()) == [b"a", b"b"], "a repeated batch"
+    add("c")
+    run("second")
+    for name in ("orders", "audit"):
+        found = sorted(read_all(cluster.bootstrap, name)["value"].to_pylist())
+        assert found == [b"a", b"a", b"b", b"b", b"c"], "a new checkpoint writes everything again, and what is new"
+
+
+def test_rows_of_every_kind(spark: Any, cluster: Cluster, topic: str) -> None:
+    """Null keys and values, empty ones, rows of nearly a MiB, partitions without rows."""
+    frame = (
+        spark.range(0, 40, numPartitions=8)
+        .where("id % 5 = 0 and id > 4")
+        .selectExpr(
+            "if(id % 2 = 0, null, cast(id as string)) as key",
+            "case when id = 5 then null when id = 10 then '' when id = 15 then repeat('x', 900000) "
+            "else cast(id as string) end as value",
+        )
+    )
+    frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap).option(
+        "topic", topic
+    ).save()
+    rows = {(row["key"], row["value"]) for row in read_all(cluster.bootstrap, topic).to_pylist()}
+    assert rows == {
+        (b"5", None),
+        (None, b""),
+        (b"15", b"x" * 900_000),
+        (None, b"20"),
+        (b"25", b"25"),
+        (None, b"30"),
+        (b"35", b"35"),
+    }
+
+
+@pytest.mark.parametrize(("mode", "words"), [("complete", "a query can only append"), ("update", "(?i)update mode")])
+def test_other_output_modes_than_append_are_refused(
+    spark: Any, cluster: Cluster, topic: str, tmp_path: Path, mode: str, words: str
+) -> None:
+    from pyspark.errors import PySparkException
+
+    stream = spark.readStream.format("rate").option("rowsPerSecond", 10).load().groupBy("value").count()
+    writer = writer_of(stream, cluster, topic, tmp_path).outputMode(mode)
+    with pytest.raises(PySparkException, match=words):
+        writer.start().awaitTermination(_WAIT_S)
+    assert read_all(cluster.bootstrap, topic).num_rows == 0
+
+
+def test_the_continuous_trigger_commits_nothing(spark: Any, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    """It writes nothing and says so to nobody; Spark does not end the query, but it takes no note of any epoch."""
+    stream = spark.readStream.format("rate").option("rowsPerSecond", 1000).option("numPartitions", 1).load()
+    query = writer_of(stream, cluster, topic, tmp_path).trigger(continuous="1 second").start()
+    try:
+        query.awaitTermination(6)
+    finally:
+        query.stop()
+    assert read_all(cluster.bootstrap, topic).num_rows == 0
+    assert list((tmp_path / "commits").glob("[0-9]*")) == []
+
+
+def writer_of(stream: Any, cluster: Cluster, topic: str, checkpoint: Path) -> Any:
+    return (
+        stream.selectExpr("cast(value as string) as value")
+        .writeStream.format("raftlog")
+        .option("bootstrap.servers", cluster.bootstrap)
+        .option("topic", topic)
+        .option("checkpointLocation", str(checkpoint))
+    )
 
 
 def wait_for_batches(query: Any, count: int) -> None:

@@ -13,9 +13,17 @@ leases. What is simulated lies around them, one concept a module:
     controller.py   what the active controller does: sessions, fencing, elections
     broker.py       the broker role: heartbeats, lease, what it believes to lead, what it acknowledges
     clients.py      who changes topics and reads them
-    faults.py       what goes wrong, and when
+    fault_maker.py  when faults come, by number; how a core is mended first, then the rest
+    faults.py       what goes wrong
     invariants.py   what has to hold after every event
-    schedule.py     one run from a seed
-    mutations.py    planted bugs, each of which some seed has to catch
+    schedule.py     one run from a seed: faults, then a core that goes on alone, then everybody
+    plan.py         what a run is told where its seed does not decide
+    workloads.py    scenario files (scenarios/*.toml): a workload and its faults, as data
+    runner.py       the kinds of simulation, and schedules on all cores
+    state.py        what everybody thought when something went wrong
+    shrink.py       the least that still fails in the same way
+    hours.py        all kinds and scenarios in turn, for hours
+    mutations.py    planted bugs, each of which some seed has to catch; mutation_table.py is the page about them
+    worlds.py       the simulations of coordinators' cores, and the bugs planted there
     scenario.py     scripted faults, for stories that are told in a test
 """

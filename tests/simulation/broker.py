@@ -29,6 +29,8 @@ EAGER_HEARTBEAT_S = 0.1
 """While it has no lease."""
 RESTART_S = 0.5
 """After which whoever looks after processes starts one again that has ended by itself."""
+BEHIND_S = 0.3
+"""A controller that does not show what is known to be committed for so long is left for another one."""
 PRODUCE_S = 0.05
 ALTER_SHARE = 0.04
 """How often a leader changes an ISR instead of acknowledging a record."""
@@ -54,6 +56,8 @@ class SimBroker:
         self._watch: Connection | None = None
         self._controller_id = -1
         self._sequence = 0
+        self._committed_offset = 0
+        """What answers have shown to be committed."""
         self._led: dict[PartitionKey, int] = {}
         self._led_of: MetadataImage | None = None
         self._altering: set[PartitionKey] = set()
@@ -127,6 +131,7 @@ class SimBroker:
             if self.broker_epoch != answer.outcome.broker_epoch:
                 self.lease.revoke()
             self.broker_epoch = answer.outcome.broker_epoch
+            self._committed_offset = max(self._committed_offset, self.broker_epoch)  # it is its registration's
             self._led_of = None
             self.simulation.trace(self.host, f"registered with broker epoch {self.broker_epoch}")
             self.begin_heartbeats()
@@ -183,6 +188,7 @@ class SimBroker:
                 self.process.after(1.0, self._check_answers, connection, self._sequence)
 
     def _answered(self, connection: Connection, answer: HeartbeatAnswer) -> None:
+        self._committed_offset = max(self._committed_offset, answer.metadata_offset)
         if answer.lease_ms:
             self.lease.granted(answer.sequence, answer.lease_ms, self._now_ms())
             self.simulation.invariants.beliefs_changed(self)
@@ -221,7 +227,9 @@ class SimBroker:
         watching = connection
 
         def lost() -> None:
-            self.process.after(self._random.uniform(0.01, 0.2), self.watch)
+            if self._watch is watching:
+                self._watch = None
+                self.process.after(self._random.uniform(0.01, 0.2), self.watch)
 
         def begin(_: object) -> None:
             voter.watchers.append(watching.answer)
@@ -234,6 +242,22 @@ class SimBroker:
         watching.acceptor_hears(begin, stop)
         watching.opener_hears(self.sees, lost)
         watching.send(None)
+        self._watch = watching
+        self.process.after(BEHIND_S, self._leave_who_is_behind, watching, self._committed_offset)
+
+    def _leave_who_is_behind(self, watching: Connection, committed_offset: int) -> None:
+        """Watch another controller if this one has not shown for a while what is known to be committed.
+
+        As `raftmeta.quorum.observed_metadata` does.
+        """
+        if self._watch is not watching:
+            return
+        if self.image.offset >= committed_offset:
+            self.process.after(BEHIND_S, self._leave_who_is_behind, watching, self._committed_offset)
+        else:
+            self._watch = None
+            watching.break_now()
+            self.watch()
 
     # Leading
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand
 from raftmeta.elections import unsettled
+from raftmeta.features import newest_levels
 from raftmeta.image import MetadataImage
 from raftmeta.quorum import controller_plan as plan
 from raftmeta.quorum.controller_plan import BrokerReport, PartitionKey
@@ -48,6 +49,8 @@ class HeartbeatAnswer:
     sequence: int
     lease_ms: int = 0
     active: bool = True
+    metadata_offset: int = 0
+    """What was committed when it was made."""
     hint: int = -1
     may_shut_down: bool = False
     replaced: bool = False
@@ -85,7 +88,9 @@ class SimController:
             return
         self._term = term
         claim = records_pb2.ClaimControllerCommand(
-            controller_id=self._voter.host.node_id, cluster_id=self._voter.simulation.cluster_id
+            controller_id=self._voter.host.node_id,
+            cluster_id=self._voter.simulation.cluster_id,
+            features=() if self._image.cluster_id else newest_levels(),
         )
         self._voter.propose(MetadataCommand(claim_controller=claim), lambda answer: self._claimed(term))
 
@@ -145,6 +150,7 @@ class SimController:
                 HeartbeatAnswer(
                     heartbeat.sequence,
                     int(self.sessions.lease_ms) if leased else 0,
+                    metadata_offset=image.offset,
                     may_shut_down=heartbeat.wants_shutdown and self._may_shut_down(heartbeat.broker_id),
                 )
             )

@@ -10,6 +10,7 @@ epochs and offsets only grow, on every process          image_moves
 a fenced broker has no lease                            applied (when the fencing is committed)
 two brokers never believe to lead the same partition    beliefs_changed
 nobody acknowledges after another was elected           acknowledges
+a drained broker is elected where nobody else could be  applied; in the end it leads nothing else either
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.image import NO_LEADER, MetadataImage
 from raftmeta.raft.ports import Applied
 from raftmeta.state import MetadataState
+from tests.simulation.drains import misled, newly_elected
 from tests.simulation.parts import Violation
 
 if TYPE_CHECKING:
@@ -98,6 +100,9 @@ class Invariants:
     def _follow_truth(self, before: MetadataImage) -> None:
         self._simulation.metadata_changed(before, self.truth)
         if self.truth.topics is not before.topics:
+            for name, partition in newly_elected(before, self.truth):
+                if wrong := misled(self.truth, partition):
+                    raise Violation(f"{name}: {wrong}")
             for topic_id, topic in self.truth.topics.items():
                 if before.topics.get(topic_id) is topic:
                     continue

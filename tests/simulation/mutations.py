@@ -13,17 +13,15 @@ import importlib
 import inspect
 import textwrap
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.simulation.parts import Parts
 
-STORIES = {"quorum": "test_stories", "brokers": "test_replication_stories"}
-"""The module with the stories of each kind."""
+STORIES = {"quorum": ("test_stories",), "brokers": ("test_replication_stories", "test_idempotence_stories")}
+"""The modules with the stories of each kind."""
 ENOUGH_SCHEDULES = 150
 """A planted bug has to be caught within so many."""
-BATCH = 4
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Mutation:
     story: str | None = None
     """The story that is about it (`STORIES`), for what schedules come to rarely."""
     kind: str = "quorum"
-    """Which schedules hunt it (`runner.KINDS`)."""
+    """Which schedules hunt it (`runner.KINDS`), or which world of a coordinator's core (`worlds.WORLDS`)."""
 
 
 def _in(target: str, old: str, new: str) -> Rewrite:
@@ -69,6 +67,7 @@ MUTATIONS: dict[str, Mutation] = {
             ),
         ),
         voters=5,
+        schedules=8,
         story="test_a_stale_acknowledgement_counts_for_nothing_after_a_re_election",
     ),
     "append rewrite off": Mutation(
@@ -167,6 +166,16 @@ MUTATIONS: dict[str, Mutation] = {
             ),
         ),
     ),
+    "drained brokers are elected like others": Mutation(
+        "a broker that is to be stopped gets leaderships back while others in sync could have them",
+        (
+            _in(
+                "elections:_elect",
+                "candidates.sort(key=lambda replica: not _takes_leaderships(image, replica))",
+                "pass",
+            ),
+        ),
+    ),
     "deduplication off": Mutation(
         "a command that is asked for again is done again",
         (_in("state:MetadataState.apply", "known = self._sessions.answered(index, parsed)", "known = None"),),
@@ -175,11 +184,13 @@ MUTATIONS: dict[str, Mutation] = {
     "lease without a majority round": Mutation(
         "a deposed controller goes on handing out leases",
         parts={"leases_without_majority": True},
+        schedules=8,
         story="test_a_deposed_leader_does_not_hand_out_a_lease",
     ),
     "lease counted from the answer": Mutation(
         "an answer that lay in a socket makes a lease as long as a fresh one",
         (_in("quorum.leases:BrokerLease.granted", "sent_at_ms + lease_ms", "now_ms + lease_ms"),),
+        schedules=8,
         story="test_an_answer_that_lay_in_a_socket_makes_no_longer_lease",
     ),
     "session shorter than the lease": Mutation(
@@ -235,9 +246,26 @@ MUTATIONS: dict[str, Mutation] = {
 
 def all_mutations() -> dict[str, Mutation]:
     """Return the planted bugs of all kinds."""
+    from tests.simulation.cluster.mutations import CLUSTER_MUTATIONS
+    from tests.simulation.dataplane.group_mutations import GROUP_MUTATIONS
     from tests.simulation.dataplane.mutations import BROKER_MUTATIONS
+    from tests.simulation.dataplane.transaction_mutations import TRANSACTION_MUTATIONS
+    from tests.simulation.runner import KINDS
 
-    return {**MUTATIONS, **BROKER_MUTATIONS}
+    everything = {**MUTATIONS, **BROKER_MUTATIONS, **GROUP_MUTATIONS, **TRANSACTION_MUTATIONS}
+    everything |= CLUSTER_MUTATIONS
+    return {name: mutation for name, mutation in everything.items() if mutation.kind in KINDS}
+
+
+def world_mutations() -> dict[str, Mutation]:
+    """Return the planted bugs of coordinators' cores, which have simulations of their own."""
+    from tests.simulation.worlds import WORLDS
+
+    return {
+        plant.__name__.replace("_", " "): Mutation(inspect.getdoc(plant) or "", kind=kind)
+        for kind, world in WORLDS.items()
+        for plant in world.plants
+    }
 
 
 @contextlib.contextmanager
@@ -278,38 +306,51 @@ def _apply(rewrite: Rewrite) -> tuple[Any, str, Any]:
 
 @dataclass(frozen=True)
 class Caught:
-    """The first schedule that noticed a planted bug; `schedules` is 0 when no schedule did, but a story."""
+    """The first schedule that noticed a planted bug; `schedules` is 0 when it was not hunted, but has a story."""
 
     schedules: int
     seed: int
     violation: str
+    virtual_s: float = 0.0
+    """How long was simulated until then; a story's own time does not count."""
+    test: str = ""
+    """Which one shows it."""
 
 
 def _tell(name: str, story: str) -> Caught | None:
-    module = STORIES[all_mutations()[name].kind]
-    stories = importlib.import_module(f"tests.simulation.{module}")
+    modules = [importlib.import_module(f"tests.simulation.{each}") for each in STORIES[all_mutations()[name].kind]]
+    stories = next(module for module in modules if hasattr(module, story))
+    module = stories.__name__.rpartition(".")[2]
     with planted(name) as parts:
         try:
             getattr(stories, story)(parts)
         except AssertionError:
-            return Caught(0, 0, f"the story in {module}.py: {story.removeprefix('test_').replace('_', ' ')}")
+            told = f"the story in {module}.py: {story.removeprefix('test_').replace('_', ' ')}"
+            return Caught(0, 0, told, test=f"tests/simulation/{module}.py::{story}")
     return None
 
 
-def hunt(name: str, pool: ProcessPoolExecutor, at_most: int = ENOUGH_SCHEDULES) -> Caught | None:
-    """Run schedules with a planted bug, then its story, until something notices; None if nothing does."""
-    from tests.simulation.runner import run_one, seconds_of
+def hunt(name: str, at_most: int = ENOUGH_SCHEDULES, first: int | None = None) -> Caught | None:
+    """Run schedules with a planted bug, then its story, until something notices; None if nothing does.
 
+    The seeds from 0 on; `first` comes before them, for one that is known to notice.
+
+    For a worker (`runner.new_pool`): it changes the product while it runs, and a seed means there what it always means.
+    """
+    from tests.simulation.runner import Job, run_job
+
+    if name in world_mutations():
+        from tests.simulation.worlds import hunt_in_world
+
+        return hunt_in_world(name)
     mutation = all_mutations()[name]
     at_most = min(at_most, mutation.schedules)
-    for start in range(0, at_most, BATCH):
-        seeds = range(start, min(start + BATCH, at_most))
-        runs = [
-            pool.submit(run_one, seed, mutation.voters, seconds_of(mutation.kind), name, None, mutation.kind)
-            for seed in seeds
-        ]
-        outcomes = [each.result() for each in runs]
-        for outcome in outcomes:
-            if outcome.violation is not None:
-                return Caught(outcome.seed + 1, outcome.seed, outcome.violation)
-    return None if mutation.story is None else _tell(name, mutation.story)
+    virtual_s = 0.0
+    for number, seed in enumerate([*(() if first is None else (first,)), *range(at_most)]):
+        outcome = run_job(Job(seed, mutation.kind, mutation.voters, mutation=name))
+        virtual_s += outcome.virtual_s
+        if outcome.violation is not None:
+            test = "tests/simulation/test_mutations.py::test_a_planted_bug_is_caught"
+            return Caught(number + 1, seed, outcome.violation, virtual_s, test)
+    told = None if mutation.story is None else _tell(name, mutation.story)
+    return None if told is None else replace(told, schedules=at_most, virtual_s=virtual_s)

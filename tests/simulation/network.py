@@ -68,6 +68,11 @@ class Connection:
         """Say what the acceptor does with messages, and with the news that the connection broke."""
         self._directions[0].deliver, self._on_lost[1] = deliver, lost
 
+    @property
+    def has_more_for_acceptor(self) -> bool:
+        """Whether something is under way to the acceptor still, though it be late."""
+        return bool(self._directions[0].queue)
+
     def send(self, payload: object) -> None:
         """Send from the opener to the acceptor."""
         self._send(self._directions[0], payload)
@@ -102,8 +107,10 @@ class Connection:
             if late_s is not None:
                 direction.delay(late_s)
             elif self._network.random.random() >= self._network.late_share:
+                self._network.counts["lost messages"] += len(direction.queue)
                 direction.queue.clear()
             else:
+                self._network.counts["late messages"] += len(direction.queue)
                 direction.delay(self._network.random.choice(LATE_S))
         for end in (0, 1):
             incoming = self._directions[1 - end]
@@ -138,6 +145,7 @@ class Connection:
         if not direction.queue:
             direction.pumping = False
         elif cut:
+            network.counts["messages held back by a cut"] += 1
             network.after(RETRANSMIT_S, self._pump, direction)
         else:
             network.after(direction.queue[0][0] - network.now_s, self._pump, direction)
@@ -148,13 +156,14 @@ class Network:
 
     def __init__(self, simulation: Simulation) -> None:
         self._scheduler = simulation.scheduler
+        self.counts = simulation.counts
         self.random = simulation.random
         self.after = simulation.scheduler.after
         self.cuts: dict[tuple[int, int], int] = {}
         """(from, to) -> how many faults cut it at the moment."""
         self.slow_s: dict[tuple[int, int], float] = {}
         self.base_s = 0.0005
-        self.late_share = self.random.choice((0.0, 0.3, 1.0))
+        self.late_share = simulation.chosen("late_share", self.random.choice((0.0, 0.3, 1.0)))
         """How often what was under way on a broken connection arrives nevertheless."""
         self.hook: Hook | None = None
         self._connections: list[Connection] = []
@@ -200,6 +209,12 @@ class Network:
         """Make every path good and fast."""
         self.cuts.clear()
         self.slow_s.clear()
+
+    def heal_among(self, inside: Callable[[int], bool]) -> None:
+        """Make the paths between these hosts good and fast."""
+        for paths in (self.cuts, self.slow_s):
+            for path in [path for path in paths if inside(path[0]) and inside(path[1])]:
+                del paths[path]
 
     def is_cut(self, direction: _Direction) -> bool:
         """Return whether packets get through to the direction's target."""

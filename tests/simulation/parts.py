@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raftmeta.quorum.leases import BrokerLease
 from raftmeta.quorum.sessions import BrokerSessions
@@ -12,6 +12,7 @@ from raftmeta.raft.node import RaftNode
 from raftmeta.raft.options import RaftOptions
 from raftmeta.raft.wal import WriteAheadLog
 from raftmeta.state import MetadataState
+from tests.simulation.plan import Plan
 
 LEASE_MS = 1_200
 SESSION_TIMEOUT_MS = 1_500
@@ -37,6 +38,8 @@ class Parts:
     sends_before_sync: bool = False
     leases_without_majority: bool = False
     checks_lease: bool = True
+    plan: Plan = field(default_factory=Plan)
+    """What the run is told, where its seed does not decide."""
 
 
 def quick_options(chance: random.Random) -> RaftOptions:

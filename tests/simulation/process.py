@@ -108,6 +108,8 @@ class Host:
         self.wall_offset_ms = chance.choice((0, 0, 1, -1)) * chance.randrange(3_600_000)
         self.sync_s: tuple[float, ...] = (0.0002, 0.0005, 0.003)
         """How long a sync takes: one of these."""
+        self.held = False
+        """It stays down until somebody lets it go."""
         self.clean_mark: int | None = None
         """The broker epoch of a process that stopped cleanly, for the next one."""
         self.log_disk: LogDisk | None = None
@@ -141,7 +143,7 @@ class Host:
 
     def boot(self) -> None:
         """Start a process, if there is none."""
-        if self.process is not None:
+        if self.process is not None or self.held:
             return
         self.boots += 1
         self.process = Process(self)

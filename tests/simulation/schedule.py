@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, TypeVar
 
 import raftmeta.raft.wal as wal_module
+from raftlog.v1.raft_pb2 import VOTER
+from raftlog.v1.records_pb2 import CreateTopicCommand, MetadataCommand
 from raftmeta.features import supported_ranges
-from raftmeta.image import NO_LEADER, MetadataImage
+from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage
 from raftmeta.raft import engine, segments
 from tests.simulation.broker import SimBroker
 from tests.simulation.clients import Bursts, Client, TopicModel
+from tests.simulation.drains import Drains, misled
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Invariants
 from tests.simulation.network import Network
 from tests.simulation.parts import Parts, Violation, quick_options
 from tests.simulation.process import Host, Process
+from tests.simulation.requests import Requester
 from tests.simulation.scheduler import Scheduler
-from tests.simulation.voter import Voter
+from tests.simulation.voter import Committed, Voter
 from tests.support.linearizability import NotLinearizable, check_by_key
 
 CLIENTS = 3
@@ -28,13 +33,24 @@ CHECK_S = 0.25
 PLANNED = ("StorageError", "StorageFull", "OSError", "DiskError")
 """What a process may stop with when its disk is full or broken."""
 
+FIRST_PROBE = 90
+"""Hosts from this number on are those who look whether the cluster answers."""
+
 Trace = Callable[[str], None]
+T = TypeVar("T")
 
 
 class Simulation:
     """A whole cluster in virtual time. Nodes 1..voters are controllers; nodes 1 to 3, or as told, are brokers."""
 
     cluster_id = "simulated"
+    OPTIONS: ClassVar[dict[str, type]] = {
+        "late_share": float,
+        "think_factor": float,
+        "segment_bytes": int,
+        "clients": int,
+    }
+    """What a scenario may choose in place of the seed, and of which type it is."""
 
     def __init__(
         self,
@@ -45,16 +61,17 @@ class Simulation:
         *,
         broker_ids: Sequence[int] | None = None,
     ) -> None:
+        self.seed = seed
         self.scheduler = Scheduler(seed)
         self.random: random.Random = self.scheduler.random
         random.seed(seed)  # PySyncObj draws from the module's generator
         self.parts = parts or Parts()
         self.options = quick_options(self.random)
-        self.segment_bytes = self.random.choice((2_000, 10_000, 1 << 20))
+        self.segment_bytes = self.chosen("segment_bytes", self.random.choice((2_000, 10_000, 1 << 20)))
         self.features = supported_ranges()
         self.counts: Counter[str] = Counter()
         self.winding_down = False
-        self.think_factor = self.random.choice((0.3, 1.0, 1.0))
+        self.think_factor = self.chosen("think_factor", self.random.choice((0.3, 1.0, 1.0)))
         self._trace = trace
         self._clock_of: Host | None = None
         self.voters = list(range(1, voters + 1))
@@ -66,8 +83,17 @@ class Simulation:
         self.brokers: dict[int, SimBroker] = {}
         self.clients: list[Client] = []
         self.bursts = Bursts(self)
+        self.drains = Drains(self)
+        self.wiped: set[int] = set()
+        """Voters that got an empty disk, and have perhaps not caught up yet."""
+        self.faults: Faults | None = None
+        self._core_asked = self._core_answers = False
 
     # For the parts
+
+    def chosen(self, name: str, drawn: T) -> T:
+        """Return what the scenario says, if it says anything, or else what was drawn."""
+        return self.parts.plan.option(name, drawn)
 
     def trace(self, host: Host | None, what: str) -> None:
         """Say what happens, if anybody listens."""
@@ -150,14 +176,20 @@ class Simulation:
         finally:
             engine.use_clock(before)
             segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = sizes
-        return self.counts + self.invariants.counts
+        return self.counts + self.invariants.counts + (self.faults.counts if self.faults else Counter())
 
     def _run(self, seconds: float) -> None:
-        faults = self.new_faults()
+        self.faults = faults = self.new_faults()
         self.start()
         self.start_clients()
         faults.start()
         self.scheduler.run_until(seconds)
+        core = self.draw_core()
+        self.trace(None, f"faults are over for {sorted(core)}")
+        if len(core) < len(self.hosts):
+            faults.heal_core(core)
+            self.wait_until_well(LONGEST_RECOVERY_S, core)
+            self.counts["cores that went on alone"] += 1
         self.trace(None, "faults are over")
         faults.stop()
         self.winding_down = True
@@ -170,28 +202,101 @@ class Simulation:
 
     def start_clients(self) -> None:
         """Let the clients begin."""
-        self.clients = [Client(self, number) for number in range(CLIENTS)]
+        self.clients = [Client(self, number) for number in range(self.chosen("clients", CLIENTS))]
         self.bursts.start()
+        self.drains.start()
 
     def start(self) -> None:
         """Start every host."""
         for host in self.hosts:
             self.scheduler.after(self.random.choice((0.0, 0.0, 0.1, 0.5)), host.boot)
 
-    def wait_until_well(self, at_most_s: float) -> None:
-        """Run until nothing is wrong any more.
+    def wait_until_well(self, at_most_s: float, core: frozenset[int] | None = None) -> None:
+        """Run until nothing is wrong any more, or nothing that a core has to do alone.
 
         Raises:
             Violation: something still is.
         """
-        end_s = self.scheduler.now_s + at_most_s
+        begin_s = self.scheduler.now_s
         while True:
             self.scheduler.run_until(self.scheduler.now_s + CHECK_S)
-            wrong = self.what_is_wrong()
+            wrong = self.what_is_wrong() if core is None else self.what_is_wrong_in(core)
             if wrong is None:
-                return
-            if self.scheduler.now_s >= end_s:
-                raise Violation(f"{at_most_s:.0f} s after the last fault: {wrong}")
+                break
+            if self.scheduler.now_s >= begin_s + at_most_s:
+                after = "the last fault" if core is None else f"the core {sorted(core)} was healed"
+                raise Violation(f"{at_most_s:.0f} s after {after}: {wrong}")
+
+    # The core
+
+    def draw_core(self) -> frozenset[int]:
+        """Draw which hosts have to go on without the others: a majority of voters, and about half of the brokers.
+
+        A voter that got an empty disk counts only once it has caught up. If too few do, everybody is of the core.
+        """
+        chance = random.Random(f"which core of {self.seed}")
+        for node_id in sorted(self.wiped):
+            voter = self.voter_on(node_id)
+            if voter is not None and voter.process.alive and voter.node.voter_state == VOTER:
+                self.wiped.discard(node_id)
+        voters = [node_id for node_id in self.voters if node_id not in self.wiped]
+        majority = len(self.voters) // 2 + 1
+        if len(voters) < majority:
+            return frozenset(host.node_id for host in self.hosts)
+        core = set(chance.sample(voters, majority))
+        wanted = chance.choice((len(self.broker_ids) // 2, len(self.broker_ids) // 2 + 1))
+        missing = max(0, wanted - len(core.intersection(self.broker_ids)))
+        core.update(chance.sample([each for each in self.broker_ids if each not in core], missing))
+        return frozenset(core)
+
+    def what_is_wrong_in(self, core: frozenset[int]) -> str | None:
+        """Return what a core has not got done alone: a controller, brokers in service, leaders, answers."""
+        for node_id in self.voters:
+            if node_id in core and self.voter_on(node_id) is None:
+                return f"controller {node_id} does not run"
+        if not any(node_id in core and voter.controller.serving for node_id, voter in self._voters.items()):
+            return "no controller serves"
+        for broker_id in self.broker_ids:
+            if broker_id in core and (wrong := self._what_is_wrong_with(broker_id)):
+                return wrong
+        for name, partition in self._partitions():
+            if not core.isdisjoint(partition.isr) and self._what_is_wrong_with(partition.leader):
+                return f"{name} is not led by anybody in service: {partition}"
+        return None if self._core_answers else self._ask_core()
+
+    def _ask_core(self) -> str:
+        """Have a topic created, once."""
+        if not self._core_asked:
+            self._core_asked = True
+            create = CreateTopicCommand(
+                name="of-the-core", topic_id=self.random.randbytes(16), partitions=1, replication_factor=1
+            )
+
+            def answered(answer: Committed) -> None:
+                self._core_answers = True
+
+            prober = Process(Host(self, FIRST_PROBE))
+            Requester(prober, self.random).propose(MetadataCommand(create_topic=create), answered)
+        return "no change of the metadata was acknowledged"
+
+    def _partitions(self) -> Iterator[tuple[str, PartitionImage]]:
+        for topic in self.invariants.truth.topics.values():
+            for partition in topic.partitions:
+                yield f"{topic.name}-{partition.partition}", partition
+
+    def _what_is_wrong_with(self, broker_id: int) -> str | None:
+        """Return why a broker is not in service, if it is not."""
+        if broker_id == NO_LEADER:
+            return "nobody"
+        self._clock_of = self.host(broker_id)
+        broker, known = self.brokers.get(broker_id), self.invariants.truth.brokers.get(broker_id)
+        if broker is None or known is None or known.fenced or known.broker_epoch != broker.broker_epoch:
+            return f"broker {broker_id} is not in service: {known}"
+        if not broker.has_lease():
+            return f"broker {broker_id} has no lease"
+        return None
+
+    # The end
 
     def what_is_wrong(self) -> str | None:
         """Return why the cluster is not as it should be when nothing is broken."""
@@ -203,18 +308,14 @@ class Simulation:
             return f"controllers differ (term, role, applied): {state}"
         if not any(voter.controller.serving for voter in self._voters.values()):
             return "no controller serves"
-        image = self.invariants.truth
         for broker_id in self.broker_ids:
-            self._clock_of = self.host(broker_id)
-            broker, known = self.brokers.get(broker_id), image.brokers.get(broker_id)
-            if broker is None or known is None or known.fenced or known.broker_epoch != broker.broker_epoch:
-                return f"broker {broker_id} is not in service: {known}"
-            if not broker.has_lease():
-                return f"broker {broker_id} has no lease"
-        for topic in image.topics.values():
-            for partition in topic.partitions:
-                if partition.leader == NO_LEADER:
-                    return f"{topic.name}-{partition.partition} has no leader: {partition}"
+            if wrong := self._what_is_wrong_with(broker_id):
+                return wrong
+        for name, partition in self._partitions():
+            if partition.leader == NO_LEADER:
+                return f"{name} has no leader: {partition}"
+            if wrong := misled(self.invariants.truth, partition):
+                return f"{name}: {wrong}"
         if self.clients and any(client.open is not None for client in self.clients):
             return f"clients wait: {[client.open for client in self.clients]}"
         return None

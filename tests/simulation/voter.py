@@ -96,8 +96,13 @@ class WatchedState:
     def encode(self, captured: object) -> bytes:
         return self.inner.encode(captured)
 
-    def restore(self, data: bytes, index: int, term: int) -> None:
-        self.inner.restore(data, index, term)
+    def decode(self, data: bytes, index: int, term: int) -> object:
+        return index, term, self.inner.decode(data, index, term)
+
+    def adopt(self, decoded: object) -> None:
+        assert isinstance(decoded, tuple)
+        index, term, state = decoded
+        self.inner.adopt(state)
         self._checks.restored(self._voter, index, term, self.inner)
         self._voter.image_changed()
 

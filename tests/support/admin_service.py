@@ -16,7 +16,9 @@ from broker.services.admin import AdminService
 from broker.services.log_dirs import LogView
 from broker.services.metadata import MetadataService
 from broker.services.replicas import PartitionView
-from raftlog.v1 import admin_pb2, admin_pb2_grpc, common_pb2, metadata_pb2_grpc
+from broker.services.security import SecurityService
+from raftlog.errors import AuthenticationFailed
+from raftlog.v1 import admin_pb2, admin_pb2_grpc, common_pb2, metadata_pb2_grpc, security_pb2, security_pb2_grpc
 from raftlog.v1.admin_pb2 import ConfigEntry
 from raftlog.v1.records_pb2 import AlterPartitionCommand, ConfigResource, IsrMember, MetadataCommand
 from raftmeta.image import MetadataImage, PartitionImage
@@ -177,17 +179,33 @@ def led(topic: int, partition: int, *views: ReplicaView) -> Led:
     return Led(LogName(uuid_of(topic), partition), Description(0, 0, 80, 100, views))
 
 
-class AdminServer:
-    """The admin and metadata services of one node on an event loop of their own, for clients that block.
+class NobodyLogsIn:
+    """The security service's part that knows passwords, where there is none."""
 
-    Brokers 1 to `brokers` are up, all of them at this server's address. `propose` changes the metadata.
+    def begin(self, mechanism: str, message: bytes, context: object) -> security_pb2.AuthenticateResponse:
+        """Refuse."""
+        raise AuthenticationFailed("nobody logs in here")
+
+    def finish(self, exchange_id: bytes, message: bytes, context: object) -> security_pb2.AuthenticateResponse:
+        """Refuse."""
+        raise AuthenticationFailed("nobody logs in here")
+
+
+class AdminServer:
+    """The admin, metadata and security services of one node on an event loop of their own, for clients that block.
+
+    Brokers 1 to `brokers` are up, all of them at this server's address. `propose` changes the metadata. Nobody has to
+    log in, and everybody may do everything; `authorizer`: permissions can be kept all the same.
     """
 
-    def __init__(self, brokers: int = 4, values: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, brokers: int = 4, values: Mapping[str, object] | None = None, *, authorizer: bool = True
+    ) -> None:
         self.cluster: Cluster
         self.bootstrap = ""
         self._config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data", **(values or {})})
         self._brokers = brokers
+        self._authorizer = authorizer
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="admin-server", daemon=True)
 
@@ -215,6 +233,8 @@ class AdminServer:
         )
         admin_pb2_grpc.add_AdminServicer_to_server(service, self._server)
         metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(metadata), self._server)
+        security = SecurityService(metadata, NobodyLogsIn(), cluster.wait_applied, has_authorizer=self._authorizer)
+        security_pb2_grpc.add_SecurityServicer_to_server(security, self._server)
         await self._server.start()
 
     def _run(self, work: Coroutine[Any, Any, Returned]) -> Returned:

@@ -33,8 +33,9 @@ class Entry(NamedTuple):
 class Append:
     """One record that a producer sent; `number` counts what this producer sent to this partition, in order.
 
-    Acknowledged if `offset` is known. `once`: the producer does not retry, so that its value is there once at most;
-    others may be there several times, and their first occurrences count. Times are of one clock.
+    Acknowledged if `offset` is known; else `returned_at` is when it was given up, if it was. `once`: the producer is
+    idempotent, or does not retry, so that its value is there once at most, acknowledged or not; others may be there
+    several times, and their first occurrences count. Times are of one clock.
     """
 
     producer: int
@@ -56,11 +57,13 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What one poll of a consumer gave, by partition and in order."""
+    """What one poll of a consumer gave, by partition and in order; and when it was called and returned, if noted."""
 
     consumer: int
     partition: int
     entries: tuple[Entry, ...]
+    invoked_at: float | None = None
+    returned_at: float | None = None
 
 
 @dataclass

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from raftlog import Consumer, Delivery, Producer
@@ -24,20 +25,31 @@ _READ_TIMEOUT_S = 30.0
 
 
 class _Appender(threading.Thread):
-    """Sends numbered values to random partitions with acks=all, several at a time."""
+    """Sends numbered values to random partitions with acks=all, several at a time.
 
-    def __init__(self, number: int, bootstrap: str, partitions: int, *, once: bool) -> None:
+    With `retries` it goes on until its records are acknowledged, `idempotent` or not; else each is sent once.
+    """
+
+    def __init__(
+        self, number: int, bootstrap: str, topic: str, partitions: int, *, retries: bool, idempotent: bool
+    ) -> None:
         super().__init__(name=f"appender-{number}", daemon=True)
         self.number = number
-        self.once = once
+        self._topic = topic
+        self.retries = retries
+        self.once = idempotent or not retries
         self.over = threading.Event()
         self.appends: list[Append] = []
+        """Those that are over."""
+        self.unanswered: dict[bytes, Append] = {}
+        """The others, by value."""
         self.errors: list[RaftlogError] = []
         self.acknowledged_at: list[float] = []
         self.longest_s = 0.0
         self._partitions = partitions
         self._chance = random.Random(number)
-        options: dict[str, Any] = {"retries": 0, "delivery_timeout_ms": 10_000} if once else {}
+        options: dict[str, Any] = {} if retries else {"retries": 0, "delivery_timeout_ms": 10_000}
+        options["enable_idempotence"] = idempotent
         self._producer = Producer(bootstrap, acks="all", linger_ms=1, **options)
         self._open = threading.Semaphore(_WINDOW)
 
@@ -52,9 +64,11 @@ class _Appender(threading.Thread):
                 append = Append(self.number, numbers[partition], partition, value, time.monotonic(), once=self.once)
                 sent += 1
                 numbers[partition] += 1
+                self.unanswered[value] = append
                 try:
-                    delivery = producer.send(TOPIC, value, partition=partition)
+                    delivery = producer.send(self._topic, value, partition=partition)
                 except RaftlogError as error:  # not sent at all, and its number is passed over
+                    del self.unanswered[value]
                     self.errors.append(error)
                     self._open.release()
                     continue
@@ -72,7 +86,9 @@ class _Appender(threading.Thread):
             self.acknowledged_at.append(now)
             self.longest_s = max(self.longest_s, now - append.invoked_at)
         else:
+            append = replace(append, returned_at=now)
             self.errors.append(error)
+        del self.unanswered[append.value]
         self.appends.append(append)
         self._open.release()
 
@@ -80,9 +96,10 @@ class _Appender(threading.Thread):
 class _Poller(threading.Thread):
     """Reads the topic from its start, at leaders or at the replicas of a rack."""
 
-    def __init__(self, number: int, bootstrap: str, rack: str) -> None:
+    def __init__(self, number: int, bootstrap: str, topic: str, rack: str) -> None:
         super().__init__(name=f"poller-{number}", daemon=True)
         self.number = number
+        self._topic = topic
         self.over = threading.Event()
         self.polls: list[Poll] = []
         self.errors: list[RaftlogError] = []
@@ -94,18 +111,22 @@ class _Poller(threading.Thread):
     def run(self) -> None:
         try:
             with self._consumer as consumer:
-                consumer.subscribe(TOPIC)
+                consumer.subscribe(self._topic)
                 while not self.over.is_set():
+                    asked_at = time.monotonic()
                     try:
                         records = consumer.poll(0.1)
                     except RaftlogError as error:
                         self.errors.append(error)
                         continue
+                    told_at = time.monotonic()
                     by_partition: dict[int, list[Entry]] = {}
                     for record in records:
                         assert record.value is not None
                         by_partition.setdefault(record.partition, []).append(Entry(record.offset, record.value))
-                    self.polls += [Poll(self.number, part, tuple(found)) for part, found in by_partition.items()]
+                    self.polls += [
+                        Poll(self.number, part, tuple(found), asked_at, told_at) for part, found in by_partition.items()
+                    ]
                     self.read += len(records)
         except BaseException as error:  # whatever it was, the test shows it
             self.broken = error
@@ -114,10 +135,15 @@ class _Poller(threading.Thread):
 class AppendWorkload:
     """`start`, break things, `stop`; then `history` with the final reads of `read_replicas`."""
 
-    def __init__(self, bootstrap: str, partitions: int, *, racks: Mapping[int, str], appenders: int = 3) -> None:
-        # Every third producer does not retry: what it sent is there once at most.
-        self.appenders = [_Appender(number, bootstrap, partitions, once=number % 3 == 2) for number in range(appenders)]
-        self.pollers = [_Poller(number, bootstrap, rack) for number, rack in enumerate(["", *racks.values()])]
+    def __init__(
+        self, bootstrap: str, partitions: int, *, racks: Mapping[int, str], appenders: int = 4, topic: str = TOPIC
+    ) -> None:
+        # Two of four are idempotent, one sends nothing again: what they sent is there once at most.
+        self.appenders = [
+            _Appender(number, bootstrap, topic, partitions, retries=number % 4 != 2, idempotent=number % 4 in (0, 3))
+            for number in range(appenders)
+        ]
+        self.pollers = [_Poller(number, bootstrap, topic, rack) for number, rack in enumerate(["", *racks.values()])]
 
     def start(self) -> None:
         """Begin."""
@@ -140,7 +166,7 @@ class AppendWorkload:
             AssertionError: not in time.
         """
         started = time.monotonic()
-        waiting = {each: len(each.acknowledged_at) + records for each in self.appenders if not each.once}
+        waiting = {each: len(each.acknowledged_at) + records for each in self.appenders if each.retries}
         while any(len(each.acknowledged_at) < wanted for each, wanted in waiting.items()):
             assert time.monotonic() - started < timeout_s, f"no progress within {timeout_s:g} s"
             time.sleep(0.005)
@@ -190,7 +216,9 @@ def bisect_from(times: list[float], at_s: float) -> int:
     return count
 
 
-async def read_replicas(addresses: Mapping[int, str], partitions: int) -> tuple[dict[int, Log], dict[int, list[bytes]]]:
+async def read_replicas(
+    addresses: Mapping[int, str], partitions: int, topic: str = TOPIC
+) -> tuple[dict[int, Log], dict[int, list[bytes]]]:
     """Read every partition from its start to its high watermark at each broker, leader or follower.
 
     Returns the records, and the bytes of each partition's log as the broker sent them.
@@ -199,13 +227,13 @@ async def read_replicas(addresses: Mapping[int, str], partitions: int) -> tuple[
     raw: dict[int, list[bytes]] = {}
     for node_id, address in addresses.items():
         async with raw_client(address) as client:
-            raw[node_id] = [await _read_partition(client, node_id, partition) for partition in range(partitions)]
+            raw[node_id] = [await _read_partition(client, node_id, topic, partition) for partition in range(partitions)]
         logs[node_id] = {partition: _entries(data) for partition, data in enumerate(raw[node_id])}
     return logs, raw
 
 
-async def _read_partition(client: RawClient, node_id: int, partition: int) -> bytes:
-    stub_request = metadata_pb2.MetadataRequest(topics=[TOPIC])
+async def _read_partition(client: RawClient, node_id: int, name: str, partition: int) -> bytes:
+    stub_request = metadata_pb2.MetadataRequest(topics=[name])
     topic = (await client.metadata(stub_request)).topics[0]
     view = topic.partitions[partition]
     call = client.fetch_call()

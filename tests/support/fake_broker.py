@@ -10,10 +10,11 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 
+from broker.log.producer_state import ProducerStates
 from raftlog.errors import (
     FencedLeaderEpoch,
     NotLeader,
@@ -25,11 +26,14 @@ from raftlog.errors import (
 from raftlog.format import Buffer, decode_batch, pack_stamp, parse_header, validate_produced
 from raftlog.v1 import (
     admin_pb2_grpc,
+    group_pb2_grpc,
     log_pb2,
     log_pb2_grpc,
     metadata_pb2_grpc,
+    transaction_pb2_grpc,
 )
-from tests.support.fake_services import AdminNode, MetadataNode, Node
+from tests.support.fake_groups import FakeGroups, GroupNode
+from tests.support.fake_services import AdminNode, MetadataNode, Node, TransactionNode
 
 T = TypeVar("T")
 
@@ -66,6 +70,10 @@ class Faults:
         self.corrupt_partitions: set[int] = set()
         """Partitions that are damaged for good."""
         self.metadata_down = False
+        self.refuse_producer_ids: list[RaftlogError] = []
+        """Errors for the next requests for a producer id, one each."""
+        self.producer_ids_delay_s: dict[int, float] = {}
+        """By node: how long it takes to give a producer id."""
         self.refuse_followers: list[RaftlogError] = []
         """Errors for the next subscriptions at followers, one each."""
 
@@ -80,11 +88,19 @@ class Partition:
         self.start = 0
         self.end = 0
         self.asked = 0
+        self.duplicates = 0
+        """Batches that were recognised as sent again."""
         self.changed = asyncio.Event()
+        self.producers = ProducerStates()
 
     def append(self, batch: Buffer) -> int:
         header = validate_produced(batch)
         base = self.end
+        duplicate = self.producers.check(header, 0)
+        if duplicate is not None:
+            self.duplicates += 1
+            return duplicate.base_offset
+        self.producers.note(header._replace(base_offset=base), 0)
         self.batches.append(pack_stamp(base, header.batch_length, self.leader_epoch) + bytes(batch[16:]))
         self.end = base + header.last_offset_delta + 1
         self.touch()
@@ -119,10 +135,14 @@ class FakeCluster:
     All nodes share one log for a partition, so that every replica is always in sync; `racks` says where nodes stand.
     """
 
+    transaction_node: type[TransactionNode] = TransactionNode  # type: ignore[type-abstract,unused-ignore] # generated stubs
+    group_node: type[GroupNode] = GroupNode  # type: ignore[type-abstract,unused-ignore] # generated stubs
+
     def __init__(self, nodes: int = 1, racks: Mapping[int, str] | None = None) -> None:
         self.node_ids = list(range(1, nodes + 1))
         self.topics: dict[str, Topic] = {}
         self.faults = Faults()
+        self.groups = FakeGroups()
         self.ports: dict[int, int] = {}
         self.requests: list[tuple[int, int]] = []
         """(node, batches) of each produce request."""
@@ -130,6 +150,7 @@ class FakeCluster:
         """Credit granted minus bytes sent, by fetch stream."""
         self.least_credit = 0
         self.racks = dict(racks or {})
+        self.last_producer_id = 1000
         self.metadata_offset = 0
         self.metadata_asked: list[int] = []
         """The node of each request for metadata that was answered."""
@@ -157,7 +178,7 @@ class FakeCluster:
 
         return self.run(wrapped())
 
-    def __enter__(self) -> FakeCluster:
+    def __enter__(self) -> Self:
         self._thread.start()
         for node in self.node_ids:
             self.run(self._start(node))
@@ -175,6 +196,8 @@ class FakeCluster:
         log_pb2_grpc.add_LogServicer_to_server(service, server)  # type: ignore[no-untyped-call,unused-ignore] # generated
         metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataNode(self, node), server)  # type: ignore[no-untyped-call,unused-ignore] # generated
         admin_pb2_grpc.add_AdminServicer_to_server(AdminNode(self), server)  # type: ignore[no-untyped-call,unused-ignore] # generated
+        transaction_pb2_grpc.add_TransactionServicer_to_server(self.transaction_node(self, node), server)  # type: ignore[no-untyped-call,unused-ignore] # generated
+        group_pb2_grpc.add_GroupServicer_to_server(self.group_node(self, node), server)  # type: ignore[no-untyped-call,unused-ignore] # generated
         self.ports[node] = server.add_insecure_port(f"127.0.0.1:{self.ports.get(node, 0)}")
         await server.start()
         self._servers[node] = server
@@ -268,6 +291,13 @@ class FakeCluster:
     def append_raw(self, name: str, batch: bytes, partition: int = 0) -> None:
         """Append a stamped batch directly."""
         self.call(lambda: self.topics[name].partitions[partition].append_raw(batch))
+
+    def named(self, topic_id: bytes, name: str) -> str:
+        """Return the name of a topic that is known by its id, or by its name where the id is empty."""
+        if not topic_id:
+            return name
+        found = (each.name for each in self.topics.values() if each.topic_id == topic_id)
+        return next(found, topic_id.hex())
 
     def find(
         self, node: int, topic_id: bytes, index: int, leader_epoch: int, *, from_follower: bool = False

@@ -27,6 +27,8 @@ from raftlog.v1 import (
     log_pb2_grpc,
     metadata_pb2,
     metadata_pb2_grpc,
+    transaction_pb2,
+    transaction_pb2_grpc,
 )
 
 if TYPE_CHECKING:
@@ -138,7 +140,8 @@ class Node(log_pb2_grpc.LogServicer):
             except RaftlogError as error:
                 result.error.CopyFrom(to_wire(error))
                 continue
-            result.offset, result.timestamp_ms = _offset_for(partition, part.timestamp_ms)
+            at = part.at_offset if part.HasField("at_offset") else None
+            result.offset, result.timestamp_ms = _offset_for(partition, part.timestamp_ms, at)
             result.leader_epoch = partition.leader_epoch
         return response
 
@@ -159,7 +162,9 @@ class Node(log_pb2_grpc.LogServicer):
         return response
 
 
-def _offset_for(partition: Partition, timestamp_ms: int) -> tuple[int, int]:
+def _offset_for(partition: Partition, timestamp_ms: int, at_offset: int | None) -> tuple[int, int]:
+    if at_offset is not None:
+        timestamp_ms = 0
     if timestamp_ms == -1:
         return partition.end, -1
     if timestamp_ms == -2:
@@ -173,7 +178,7 @@ def _offset_for(partition: Partition, timestamp_ms: int) -> tuple[int, int]:
             else [decoded.header.base_timestamp_ms] * rows.num_rows
         )
         for index, at in enumerate(times):
-            if at >= timestamp_ms and decoded.header.base_offset + index >= partition.start:
+            if at >= timestamp_ms and decoded.header.base_offset + index >= max(partition.start, at_offset or 0):
                 return decoded.header.base_offset + index, at
     return -1, -1
 
@@ -342,6 +347,7 @@ class AdminNode(admin_pb2_grpc.AdminServicer):
     AlterReassignments = DescribeReplicas = None  # type: ignore[assignment] # unused
     AlterConfigs = CreatePartitions = DescribeConfigs = DescribeLogDirs = None  # type: ignore[assignment] # unused
     DescribeCluster = DescribeQuorum = ElectLeaders = UnregisterBroker = None  # type: ignore[assignment] # as well
+    AlterBroker = UpdateFeature = None  # type: ignore[assignment] # as well
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
@@ -362,3 +368,23 @@ class AdminNode(admin_pb2_grpc.AdminServicer):
         if self.cluster.topics.pop(request.name, None) is None:
             return admin_pb2.DeleteTopicResponse(error=to_wire(UnknownTopicOrPartition(request.name)))
         return admin_pb2.DeleteTopicResponse()
+
+
+class TransactionNode(transaction_pb2_grpc.TransactionServicer):
+    """Producer ids."""
+
+    def __init__(self, cluster: FakeCluster, node: int) -> None:
+        self.cluster = cluster
+        self.node = node
+
+    async def InitProducerId(
+        self, request: transaction_pb2.InitProducerIdRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> transaction_pb2.InitProducerIdResponse:
+        faults = self.cluster.faults
+        await self.cluster.awake(self.node)
+        await asyncio.sleep(faults.producer_ids_delay_s.get(self.node, 0.0))
+        if faults.refuse_producer_ids:
+            error = faults.refuse_producer_ids.pop(0)
+            return transaction_pb2.InitProducerIdResponse(error=to_wire(error), producer_id=-1, producer_epoch=-1)
+        self.cluster.last_producer_id += 1
+        return transaction_pb2.InitProducerIdResponse(producer_id=self.cluster.last_producer_id, producer_epoch=0)

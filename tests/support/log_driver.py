@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from broker.log.config import LogConfig
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
+from broker.log.producer_state import ProducerStates, RememberedBatch
 from broker.log.storage import Storage
-from raftlog.format import Columns, encode_batch, iter_headers, pack_stamp, validate_produced
+from raftlog.format import Columns, encode_batch, iter_headers, pack_stamp, parse_header, validate_produced
 from tests.support.memory_storage import MemoryStorage
 
 TOPIC_ID = bytes(range(16))
 LOG_DIR = "/data"
+PRODUCERS = (7, 9, -1, 7)
+"""Who appends, in turn; -1: somebody who is not idempotent."""
 
 
 @dataclass
@@ -47,10 +50,10 @@ class ModelBatch(NamedTuple):
         return self.base_offset + len(self.timestamps_ms)
 
 
-def timed_batch(timestamps_ms: list[int], value_bytes: int = 20, fill: int = 0) -> bytes:
-    """Return a batch with one record for each timestamp."""
+def timed_batch(timestamps_ms: list[int], value_bytes: int = 20, fill: int = 0, **numbers: Any) -> bytes:
+    """Return a batch with one record for each timestamp; `numbers`: of an idempotent producer."""
     values = pa.array([bytes([fill % 256]) * value_bytes] * len(timestamps_ms), pa.binary())
-    return encode_batch(Columns(values, timestamp_ms=pa.array(timestamps_ms, pa.int64())), timestamps_ms[0])
+    return encode_batch(Columns(values, timestamp_ms=pa.array(timestamps_ms, pa.int64())), timestamps_ms[0], **numbers)
 
 
 _PAIR = timed_batch([5, 6])
@@ -96,6 +99,8 @@ class LogDriver:
     starting_over: bool = False
     """Whether the log may as well be empty, anywhere."""
     durable_end: int = 0
+    cut_committed: bool = False
+    """Whether the log was cut below its high watermark, so that no snapshot need have been kept from below."""
     start: int = 0
     durable_start: int = 0
     epoch: int = 0
@@ -123,7 +128,8 @@ class LogDriver:
     def append(self, timestamps_ms: list[int] | None = None, value_bytes: int = 20) -> None:
         """Append one batch."""
         stamps = timestamps_ms or [self.clock.now]
-        batch = timed_batch(stamps, value_bytes, fill=len(self.chain) + self.epoch)
+        numbers = self._producer_numbers(PRODUCERS[(len(self.chain) + self.epoch) % len(PRODUCERS)])
+        batch = timed_batch(stamps, value_bytes, fill=len(self.chain) + self.epoch, **numbers)
         header = validate_produced(batch)
         data = pack_stamp(self.end, header.batch_length, self.epoch) + batch[16:]
         self.chain.append(ModelBatch(self.end, data, tuple(stamps)))
@@ -134,6 +140,24 @@ class LogDriver:
             raise
         assert result.base_offset == self.chain[-1].base_offset
         assert result.last_offset == self.end - 1
+
+    def producers(self, base: int | None = None) -> ProducerStates:
+        """Return what is to be remembered of producers, by the batches from `base` on."""
+        states = ProducerStates()
+        for batch in self.chain:
+            if batch.base_offset >= (self.base if base is None else base):
+                states.note(parse_header(batch.data), self.clock.now)
+        return states
+
+    def _producer_numbers(self, producer_id: int) -> dict[str, int]:
+        if producer_id < 0:
+            return {}
+        known = self.log.producers.get(producer_id)
+        return {
+            "producer_id": producer_id,
+            "producer_epoch": known.epoch if known else 0,
+            "base_sequence": known.next_sequence if known else 0,
+        }
 
     def flush(self) -> None:
         """Flush; what is there now has been acknowledged."""
@@ -158,6 +182,7 @@ class LogDriver:
         """Truncate as a follower does."""
         kept = [batch for batch in self.chain if batch.next_offset <= offset]
         self.other_chain, self.chain = self.chain, kept
+        self.cut_committed |= offset < self.log.high_watermark
         self.durable_end = min(self.durable_end, self.end)
         self.log.truncate_to(offset, now_ms=self.clock.now)
         self.other_chain = None
@@ -167,7 +192,7 @@ class LogDriver:
 
     def start_over(self, offset: int) -> None:
         """Drop everything and begin at `offset`, as a follower does whose log lies outside its leader's."""
-        self.starting_over = True
+        self.starting_over = self.cut_committed = True
         self.durable_end = self.durable_start = 0
         self.log.reset_to(offset, now_ms=self.clock.now)
         self.began_at(offset)
@@ -176,6 +201,7 @@ class LogDriver:
         """Take note of an empty log at `offset`."""
         self.starting_over = False
         self.chain = []
+        self.cut_committed = False
         self.other_chain = None
         self.base = self.start = self.durable_start = self.durable_end = offset
         self.epoch += 1
@@ -259,6 +285,26 @@ class LogDriver:
         for base_offset, data in self._expected(self.chain):
             seen.setdefault(int.from_bytes(data[12:16], "little", signed=True), max(base_offset, self.start))
         assert {epoch: start for epoch, start in epochs.items() if start < self.end} == seen
+        self._check_producers()
+
+    def _check_producers(self) -> None:
+        """All batches of the chain are remembered that may be; where committed ones were cut, those in the files."""
+        actual, wanted = (_remembered(states) for states in (self.log.producers, self.producers()))
+        if not self.cut_committed:
+            assert list(actual.items()) == list(wanted.items())
+            return
+        assert actual.keys() <= wanted.keys()
+        for producer_id, (epoch, batches) in wanted.items():
+            in_files = [batch for batch in batches if batch.base_offset >= self.log.segments[0].base_offset]
+            known = actual.get(producer_id, (epoch, ()))
+            assert known[0] == epoch
+            assert len(known[1]) >= len(in_files)
+            assert known[1] == batches[len(batches) - len(known[1]) :]
+
+
+def _remembered(producers: ProducerStates) -> dict[int, tuple[int, tuple[RememberedBatch, ...]]]:
+    """Return all but the times, in order."""
+    return {producer_id: (state.epoch, state.batches) for producer_id, state in producers.items()}
 
 
 def _span(data: bytes) -> int:

@@ -10,6 +10,7 @@ from raftlog.v1.common_pb2 import QuorumInfo
 from raftlog.v1.controller_pb2 import HeartbeatRequest, HeartbeatResponse
 from raftlog.v1.records_pb2 import ClaimControllerCommand, MetadataCommand, UnfenceBrokerCommand
 from raftmeta.decide import CommandResult
+from raftmeta.features import newest_levels
 from raftmeta.image import MetadataImage
 from raftmeta.port import Change, Listener, Unsubscribe
 from raftmeta.quorum.image_feed import ImageFeed
@@ -59,7 +60,7 @@ class MemoryMetadata:
         self.cluster_id = cluster_id
         self.refuse_with: list[RaftlogError] = []
         self.state.subscribe(self.feed.publish, self.feed.reset)
-        claim = ClaimControllerCommand(controller_id=controller_id, cluster_id=cluster_id)
+        claim = ClaimControllerCommand(controller_id=controller_id, cluster_id=cluster_id, features=newest_levels())
         self._apply(MetadataCommand(claim_controller=claim))
 
     @property

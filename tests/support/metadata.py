@@ -10,6 +10,7 @@ from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, MetadataCommand, PartitionRef
 from raftmeta.decide import MAX_PARTITIONS_PER_COMMAND, CommandResult, decide
 from raftmeta.elections import unsettled
+from raftmeta.features import newest_levels, supported_ranges
 from raftmeta.image import MetadataImage, PartitionImage
 from raftmeta.replay import replay_all
 
@@ -23,11 +24,15 @@ def uuid_of(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def claim(epoch: int = EPOCH, controller_id: int = 1, cluster_id: str = "test") -> MetadataCommand:
-    """Claim the controller's place."""
+def claim(
+    epoch: int = EPOCH, controller_id: int = 1, cluster_id: str = "test", *, newest: bool = False
+) -> MetadataCommand:
+    """Claim the controller's place; `newest`: a new cluster begins at the levels that this version founds one with."""
     return MetadataCommand(
         controller_epoch=epoch,
-        claim_controller=records_pb2.ClaimControllerCommand(controller_id=controller_id, cluster_id=cluster_id),
+        claim_controller=records_pb2.ClaimControllerCommand(
+            controller_id=controller_id, cluster_id=cluster_id, features=newest_levels() if newest else ()
+        ),
     )
 
 
@@ -39,11 +44,15 @@ def register(
     epoch: int = EPOCH,
     *,
     directory: int | None = None,
+    other_directories: Sequence[int] = (),
     lock: int | None = None,
     previous_epoch: int | None = None,
     features: Mapping[str, tuple[int, int]] | None = None,
 ) -> MetadataCommand:
-    """Register a broker; unless told otherwise each keeps its directory and lock for ever, and never stops cleanly."""
+    """Register a broker; unless told otherwise each keeps its directory and lock for ever, and never stops cleanly.
+
+    `features`: what it says that it knows, by default what this version knows.
+    """
     return MetadataCommand(
         controller_epoch=epoch,
         register_broker=records_pb2.RegisterBrokerCommand(
@@ -53,12 +62,15 @@ def register(
             port=port,
             rack=rack,
             directory_id=uuid_of(1000 + max(broker_id, 0) if directory is None else directory),
+            other_directory_ids=map(uuid_of, other_directories),
             lock_identity=uuid_of(3000 + max(broker_id, 0) if lock is None else lock),
             previous_broker_epoch=previous_epoch,
-            features=(
+            features=supported_ranges()
+            if features is None
+            else [
                 records_pb2.FeatureRange(name=name, min_level=low, max_level=high)
-                for name, (low, high) in (features or {}).items()
-            ),
+                for name, (low, high) in features.items()
+            ],
         ),
     )
 
@@ -79,6 +91,20 @@ def begin_shutdown(broker_id: int, broker_epoch: int, epoch: int = EPOCH) -> Met
     """Mark a broker as about to stop."""
     command = records_pb2.BeginShutdownCommand(broker_id=broker_id, broker_epoch=broker_epoch)
     return MetadataCommand(controller_epoch=epoch, begin_shutdown=command)
+
+
+def alter_broker(
+    broker_id: int,
+    cordoned: bool | None = None,
+    drained: bool | None = None,
+    until_restart: bool = False,
+    epoch: int = EPOCH,
+) -> MetadataCommand:
+    """Cordon or drain a broker, or take that back."""
+    command = records_pb2.AlterBrokerCommand(
+        broker_id=broker_id, cordoned=cordoned, drained=drained, until_restart=until_restart
+    )
+    return MetadataCommand(controller_epoch=epoch, alter_broker=command)
 
 
 def unregister(broker_id: int, epoch: int = EPOCH) -> MetadataCommand:
@@ -278,8 +304,8 @@ def image_after(*commands: MetadataCommand) -> MetadataImage:
 
 
 def cluster(brokers: int = 3, *topics: MetadataCommand) -> MetadataImage:
-    """Return a cluster of brokers 1, 2, ... with topics."""
-    return image_after(claim(), *(register(broker_id) for broker_id in range(1, brokers + 1)), *topics)
+    """Return a cluster of brokers 1, 2, ... with topics, at the levels of a new one."""
+    return image_after(claim(newest=True), *(register(broker_id) for broker_id in range(1, brokers + 1)), *topics)
 
 
 def partition_of(image: MetadataImage, topic: int = 1, partition: int = 0) -> PartitionImage:

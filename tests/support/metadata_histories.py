@@ -9,11 +9,16 @@ from itertools import islice
 from hypothesis import strategies as st
 
 from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, MetadataCommand, PartitionRef
+from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, UNKNOWN_MECHANISM, ScramCredential
+from raftlog.v1.security_pb2 import Acl as WireAcl
+from raftmeta.acls import Acl
+from raftmeta.credentials import Mechanism
 from raftmeta.decide import Decision, decide
 from raftmeta.elections import unsettled
 from raftmeta.image import MetadataImage
 from raftmeta.replay import replay_all
 from tests.support import metadata as make
+from tests.support import metadata_security as security
 
 Step = Callable[[MetadataImage], MetadataCommand]
 """Makes a command from what its proposer has seen of the cluster."""
@@ -84,7 +89,9 @@ def _restart(broker_id: int, clean: bool, same_directory: bool) -> Step:
         known = make.broker_epoch(image, broker_id)
         return make.register(
             broker_id,
-            incarnation=image.offset + 10,
+            incarnation=4 * (image.offset + 10)
+            + 2 * clean
+            + same_directory,  # a process has one directory all its life
             directory=None if same_directory else image.offset + 2000,
             previous_epoch=known if clean and known >= 0 else None,
         )
@@ -147,8 +154,71 @@ _reassign = st.builds(
     _partitions,
     st.lists(_brokers, max_size=3, unique=True),
 )
+_alter_broker = _always(
+    st.builds(
+        make.alter_broker,
+        _brokers,
+        st.sampled_from([None, None, True, False]),
+        st.sampled_from([None, True, True, False, False]),
+        st.booleans(),
+    )
+)
 _offline = st.builds(_offline_replicas, _brokers, _topics, _partitions)
 _restarted = st.builds(_restart, _brokers, st.booleans(), st.sampled_from([True, True, True, False]))
+
+_users = st.sampled_from(["alice", "bob", "bob", "", "*", "ü,="])
+_mechanisms = st.sampled_from([SCRAM_SHA_256, SCRAM_SHA_512, SCRAM_SHA_512, UNKNOWN_MECHANISM])
+
+
+def _forget_a_user(image: MetadataImage) -> MetadataCommand:
+    """One that is there, with all credentials, in favour of another one."""
+    return security.alter_users(
+        [security.credential("carol")],
+        [security.deletion(key.user, UNKNOWN_MECHANISM) for key in sorted(image.credentials)[:1]],
+    )
+
+
+def _set_again(image: MetadataImage) -> MetadataCommand:
+    return security.alter_users([image.credentials[key].to_wire() for key in sorted(image.credentials)])
+
+
+def _replace_acls(added: list[Acl]) -> Step:
+    """In place of some that are there."""
+    return lambda image: security.alter_acls(added, sorted(image.acls - set(added))[:3])
+
+
+def _credentials(user: str, mechanism: Mechanism, secret: int, iterations: int) -> list[ScramCredential]:
+    return [security.credential(user, mechanism, secret, iterations)]
+
+
+_alter_users = _always(
+    st.builds(
+        security.alter_users,
+        st.builds(_credentials, _users, _mechanisms, st.integers(1, 3), st.sampled_from([8192, 8192, 4096, 1])),
+        st.lists(st.builds(security.deletion, _users, _mechanisms), max_size=1),
+    )
+)
+acls: st.SearchStrategy[Acl] = st.builds(
+    security.acl,
+    st.sampled_from(["a", "a.", "a.b", "b", "*", "raftlog-cluster"]),
+    st.sampled_from([WireAcl.READ, WireAcl.DESCRIBE, WireAcl.ALL, WireAcl.ALTER, WireAcl.ANY_OPERATION]),
+    st.sampled_from(["User:alice", "User:bob", "User:*", "alice"]),
+    host=st.sampled_from(["*", "*", "10.0.0.1", "::FFFF:10.0.0.1", "here"]),
+    resource_type=st.sampled_from([WireAcl.TOPIC, WireAcl.TOPIC, WireAcl.GROUP, WireAcl.CLUSTER]),
+    pattern_type=st.sampled_from([WireAcl.LITERAL, WireAcl.LITERAL, WireAcl.PREFIXED, WireAcl.MATCH]),
+    permission=st.sampled_from([WireAcl.ALLOW, WireAcl.ALLOW, WireAcl.DENY, WireAcl.UNKNOWN_PERMISSION]),
+)
+"""Sensible ones, and others that no cluster takes."""
+_sensible_acls = st.lists(
+    st.builds(
+        security.acl,
+        st.sampled_from(["a", "b"]),
+        st.sampled_from([WireAcl.READ, WireAcl.WRITE]),
+        pattern_type=st.sampled_from([WireAcl.LITERAL, WireAcl.PREFIXED]),
+        permission=st.sampled_from([WireAcl.ALLOW, WireAcl.DENY]),
+    ),
+    max_size=3,
+)
 
 _what_clusters_do: list[st.SearchStrategy[Step]] = [
     *[st.just(_settle)] * 6,
@@ -158,10 +228,18 @@ _what_clusters_do: list[st.SearchStrategy[Step]] = [
     *[_restarted] * 3,
     *[_reassign] * 2,
     *[_offline] * 2,
+    *[_alter_broker] * 3,
     *[st.just(_hand_over)] * 2,
     _by_broker(make.begin_shutdown),
     _sensible_create,
     _always(st.builds(make.alter, st.just("a"), _configs)),
+]
+_who_may_what: list[st.SearchStrategy[Step]] = [
+    *[_alter_users] * 4,
+    *[_sensible_acls.map(_replace_acls)] * 3,
+    st.just(_forget_a_user),
+    st.just(_set_again),
+    _always(st.builds(security.alter_acls, st.lists(acls, max_size=2), st.lists(acls, max_size=2))),
 ]
 _anything: list[st.SearchStrategy[Step]] = [
     _by_broker(make.allocate_producer_ids),
@@ -189,6 +267,8 @@ _anything: list[st.SearchStrategy[Step]] = [
     ),
     _always(st.builds(make.claim, st.sampled_from([1, 2]), st.just(1), st.sampled_from(["test", "", "other"]))),
     _always(st.builds(make.update_feature, st.sampled_from(["metadata.version", "x"]), st.integers(-1, 2))),
+    st.one_of(*_who_may_what),
+    st.one_of(*_who_may_what),
     st.just(lambda _: MetadataCommand(controller_epoch=1)),
 ]
 steps: st.SearchStrategy[Step] = st.one_of(*_what_clusters_do, *_what_clusters_do, *_anything)
@@ -198,7 +278,7 @@ _gaps = st.sampled_from([0, 0, 0, 1, 7])
 
 
 def _begin() -> list[tuple[Step, int, int]]:
-    begin: list[Step] = [lambda _: make.claim()]
+    begin: list[Step] = [lambda _: make.claim(newest=True)]
     for broker_id in BROKERS[:3]:
         begin.append(lambda _, b=broker_id: make.register(b))  # type: ignore[misc] # mypy does not infer the default
         begin.append(lambda image, b=broker_id: make.unfence(b, make.broker_epoch(image, b)))  # type: ignore[misc]
@@ -208,3 +288,72 @@ def _begin() -> list[tuple[Step, int, int]]:
 
 lives = st.lists(st.tuples(steps, _behind, _gaps), min_size=1, max_size=60).map(lambda drawn: [*_begin(), *drawn])
 """Lives that begin with three brokers that are up and a topic of two partitions, three replicas each."""
+
+_restarted_or_so: list[st.SearchStrategy[Step]] = [_restarted, _always(_names.map(make.delete_topic)), _sensible_create]
+_unready: list[tuple[Step, int, int]] = [(lambda _: make.claim(), 0, 0)]
+security_lives = st.tuples(
+    st.sampled_from([_begin(), _begin(), _begin(), _unready]),
+    st.lists(st.tuples(st.one_of(*_who_may_what, *_restarted_or_so), _behind, _gaps), min_size=10, max_size=40),
+).map(lambda drawn: [*drawn[0], *drawn[1]])
+"""As `lives`, with more about users and permissions; some in clusters that are not ready for these."""
+
+_flags = st.sampled_from([(None, True), (None, True), (True, None), (True, True)])
+_makers: list[st.SearchStrategy[Step]] = [
+    _always(st.builds(make.create_topic, st.just("b"), st.just(2), st.integers(1, 2), st.integers(1, 2))),
+    _always(st.builds(make.create_partitions, st.sampled_from(["a", "b"]), st.integers(2, 5))),
+    _reassign,
+]
+
+
+def _begin_flagged(flagged: dict[int, tuple[bool | None, bool | None]]) -> list[tuple[Step, int, int]]:
+    commands = [make.alter_broker(broker_id, *flags) for broker_id, flags in sorted(flagged.items())]
+    return [*_begin(), *((lambda _, c=command: c, 0, 0) for command in commands)]
+
+
+flagged_lives = st.tuples(
+    st.dictionaries(st.sampled_from(BROKERS[:3]), _flags, min_size=1, max_size=2),
+    st.lists(st.tuples(st.one_of(*_what_clusters_do, *_makers), _behind, _gaps), min_size=10, max_size=60),
+).map(lambda drawn: [*_begin_flagged(drawn[0]), *drawn[1]])
+"""As `lives`, with one or two brokers cordoned or drained before anything else happens, and more that is placed."""
+
+
+_DISKS = 3
+
+
+def _start_on(broker_id: int, disk: int, clean: bool) -> Step:
+    """Another process of a broker starts, on one of the disks that it has had."""
+
+    def command(image: MetadataImage) -> MetadataCommand:
+        known = image.brokers.get(broker_id)
+        directory = 1_000 * disk + broker_id
+        same = known is not None and known.directory_id == make.uuid_of(directory)
+        previous = known.broker_epoch if clean and same and known is not None else None
+        incarnation = 2 * (_DISKS + 1) * (image.offset + 10) + 2 * disk + clean
+        return make.register(broker_id, incarnation=incarnation, directory=directory, previous_epoch=previous)
+
+    return command
+
+
+_elect_uncleanly = _always(st.just(make.elect(make.refs((1, 0), (1, 1)), ElectLeadersCommand.UNCLEAN)))
+_disk_steps: list[st.SearchStrategy[Step]] = [
+    *[st.just(_settle)] * 6,
+    *[_by_broker(make.unfence)] * 5,
+    *[_by_broker(make.fence)] * 4,
+    *[_alter] * 4,
+    *[st.builds(_start_on, _brokers, st.integers(1, _DISKS), st.booleans())] * 5,
+    st.just(_hand_over),
+    _elect_uncleanly,
+    _offline,
+    _reassign,
+]
+
+
+def _begin_on_disks(minimum: int) -> list[tuple[Step, int, int]]:
+    configs = {"min.insync.replicas": str(minimum)}
+    return [*_begin()[:-1], (lambda _: make.create_topic("a", 1, 2, 2, configs), 0, 0)]
+
+
+disk_lives = st.tuples(
+    st.integers(1, 2), st.lists(st.tuples(st.one_of(*_disk_steps), _behind, _gaps), min_size=10, max_size=60)
+).map(lambda drawn: [*_begin_on_disks(drawn[0]), *drawn[1]])
+"""As `lives`, with a topic of two replicas, and brokers that start on other disks, some of them again on an old one."""

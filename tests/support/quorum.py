@@ -20,6 +20,7 @@ from raftlog.errors import RaftlogError
 from raftlog.v1 import metadata_pb2_grpc, records_pb2
 from raftlog.v1.controller_pb2 import HeartbeatRequest, HeartbeatResponse
 from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.features import supported_ranges
 from raftmeta.port import HeartbeatStream, MetadataPort
 from raftmeta.quorum.config import SERVER_OPTIONS, ControllerOptions, Endpoint, ObserverConfig, QuorumConfig
 from raftmeta.quorum.observed_metadata import ObservedMetadata, open_observed
@@ -142,7 +143,7 @@ class QuorumCluster:
         if config.voters:
             server = aio.server(options=SERVER_OPTIONS)
             metadata.add_to_server(server)
-            metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(metadata), server)
+            metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(metadata, to_nodes=True), server)
             assert server.add_insecure_port(listen.address) == listen.port
             await server.start()
         await metadata.start()
@@ -201,6 +202,7 @@ def register_command(broker_id: int = 1, incarnation: int = 1) -> MetadataComman
             port=9092,
             directory_id=uuid_of(1_000 + broker_id),
             lock_identity=uuid_of(3_000 + broker_id),
+            features=supported_ranges(),
         )
     )
 

@@ -53,8 +53,8 @@ class ListState:
         assert isinstance(captured, tuple)
         return b"".join(_ITEM.pack(index, term, len(command)) + command for index, term, command in captured)
 
-    def restore(self, data: bytes, index: int, term: int) -> None:
-        self.applied = []
+    def decode(self, data: bytes, index: int, term: int) -> list[tuple[int, int, bytes]]:
+        applied = []
         position = 0
         while position < len(data):
             if position + _ITEM.size > len(data):
@@ -63,7 +63,12 @@ class ListState:
             position += _ITEM.size + size
             if position > len(data):
                 raise CorruptRecordError("cut off")
-            self.applied.append((at, at_term, data[position - size : position]))
+            applied.append((at, at_term, data[position - size : position]))
+        return applied
+
+    def adopt(self, decoded: object) -> None:
+        assert isinstance(decoded, list)
+        self.applied = decoded
 
 
 @dataclass

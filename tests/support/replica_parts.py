@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from raftlog import wire
@@ -22,7 +22,18 @@ from raftlog.errors import (
 from raftlog.v1 import replication_pb2
 from replication.follower_session import FollowerOptions, FollowerSession
 from replication.leader_session import LeaderSession
-from replication.ports import Accepted, Diverging, Done, FetchState, LedPartition, Opening, OutOfRange, Replica, Wake
+from replication.ports import (
+    Accepted,
+    Diverging,
+    Done,
+    FetchState,
+    LedPartition,
+    Opening,
+    OutOfRange,
+    Replica,
+    Traces,
+    Wake,
+)
 from replication.push_queue import ReadDone
 from replication.token_bucket import TokenBucket
 
@@ -106,6 +117,7 @@ class Led:
         self.reads = 0
         self.error: RaftlogError | None = None
         self.suspected: list[int] = []
+        self.traces: Traces | None = None
 
     @property
     def log_start_offset(self) -> int:
@@ -234,6 +246,8 @@ class Followed:
         self.high_watermark = self.log_start_offset = 0
         self.append_error: RaftlogError | None = None
         self.truncations: list[int] = []
+        self.traceparents: list[str] = []
+        """Of all that came."""
         self.waits_with_truncation = False
         self.truncated: Done | None = None
         self._waiting: dict[Callable[[int], None], None] = {}
@@ -249,7 +263,14 @@ class Followed:
     def fetch_state(self) -> FetchState:
         return FetchState(self.log.end, self.log.epoch_before(self.log.end), min(self.held, self.log.end))
 
-    def append_replicated(self, records: bytes | memoryview, leader_epoch: int, on_held: Callable[[int], None]) -> None:
+    def append_replicated(
+        self,
+        records: bytes | memoryview,
+        leader_epoch: int,
+        on_held: Callable[[int], None],
+        traceparents: Sequence[str] = (),
+    ) -> None:
+        self.traceparents += traceparents
         if leader_epoch != self.leader_epoch:
             raise FencedLeaderEpoch(f"this broker follows in epoch {self.leader_epoch}")
         if self.append_error is not None:

@@ -27,9 +27,28 @@ ENVIRONS = {"tests", "bench", "tools"}
 DIRECTORIES = {name: name for name in LAYERS} | {"pyspark_raftlog": "spark/pyspark_raftlog"}
 
 PURE = [
+    "broker/coordinator/core.py",
+    "broker/coordinator/records.py",
+    "broker/groups/",
+    "broker/log/batch_parts.py",
+    "broker/log/compaction.py",
+    "broker/log/last_offsets.py",
+    "broker/log/source_batch.py",
+    "broker/log/producer_entries.py",
+    "broker/log/producer_state.py",
+    "broker/log/transactions.py",
+    "broker/transactions/",
     "raftlog/format/",
     "raftlog/_core/",
+    "raftlog/_doctor/bundle.py",
+    "raftlog/_doctor/checks/",
+    "raftlog/_doctor/picture.py",
+    "raftlog/_doctor/report.py",
+    "raftmeta/acl_filters.py",
+    "raftmeta/acl_index.py",
+    "raftmeta/acls.py",
     "raftmeta/client_sessions.py",
+    "raftmeta/credentials.py",
     "raftmeta/decide/",
     "raftmeta/elections.py",
     "raftmeta/features.py",
@@ -44,7 +63,11 @@ PURE = [
     "raftmeta/replay.py",
     "raftmeta/state.py",
     "raftmeta/topic_configs.py",
+    "raftmeta/user_names.py",
     "replication/",
+    "spark/pyspark_raftlog/bounds.py",
+    "spark/pyspark_raftlog/ranges.py",
+    "spark/pyspark_raftlog/values.py",
 ]
 """Cores: clock, randomness, network and disk reach them through ports (directories end in a slash)."""
 SHELLS = ["replication/shell/"]

@@ -15,4 +15,17 @@ both ends of the replication streams. One concept a module:
     schedule.py     one run from a seed
     mutations.py    planted bugs, each of which some seed or story has to catch
     scenario.py     scripted faults, for stories
+
+and beside these the files of groups (`group_*.py`) and of transactions:
+
+    isolation.py                what transactions have become in one partition
+    transaction_ledger.py       what has to hold for transactions, after every event
+    transaction_book.py         what clients were told of transactions, and what has to have come of it at the end
+    transaction_broker.py       the real services, coordinators and marker sender over simulated connections
+    transaction_clients.py      coroutines that call coordinators and read committed records
+    transaction_producers.py    producers with a transactional id, and transformers
+    transaction_sinks.py        batch writers with stages
+    transaction_readers.py      readers of committed records
+    transaction_schedule.py     one run from a seed
+    transaction_mutations.py    planted bugs
 """

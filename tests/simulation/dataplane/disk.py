@@ -13,7 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
+from broker.log.checkpoints import OFFSET_CHECKPOINT, decode_lines
 from tests.simulation.dataplane.loop import HAND_OVER_S
+from tests.simulation.dataplane.messages import PartitionKey
 from tests.simulation.process import Process
 from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss
 
@@ -62,6 +64,22 @@ class LogDisk:
     def lose_half(self, path: str) -> None:
         """Lose the second half of a file that is at rest, though it was synced."""
         self.storage.lose_durably(path, len(self.storage.raw(path)) // 2)
+
+    def flip(self, path: str, first: int, share: float) -> None:
+        """Change one byte of a file that is at rest, at this share of what it has from position `first` on."""
+        data = self.storage.raw(path)
+        data[first + int(share * (len(data) - first))] ^= 0x20
+        self.storage.lose_durably(path, len(data))  # nothing is lost but the old byte
+
+    def recovery_point(self, key: PartitionKey) -> int:
+        """Return below which offset a start takes a log for durable without a look."""
+        path = f"{LOGS}/{OFFSET_CHECKPOINT}"
+        if self.storage.exists(path):
+            for line in decode_lines(path, "offsets", bytes(self.storage.raw(path))):
+                topic_id, partition, _, recovery_point, _ = line.split(" ")
+                if (bytes.fromhex(topic_id), int(partition)) == key:
+                    return int(recovery_point)
+        return 0
 
     def mend(self) -> None:
         """Make it quick, empty enough and whole."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from raftlog.format import HEADER_BYTES, parse_header
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.image import NO_LEADER
 from tests.simulation.dataplane.clients import partitions_of
-from tests.simulation.faults import REBOOT_S, SICK_DISK_S, Faults
+from tests.simulation.dataplane.disk import LogDisk
+from tests.simulation.dataplane.messages import PartitionKey
+from tests.simulation.fault_maker import FaultMaker
+from tests.simulation.faults import SICK_DISK_S, Faults
 from tests.simulation.process import Host
 
 if TYPE_CHECKING:
@@ -34,6 +39,7 @@ class DataFaults(Faults):
             (self._delete_records, 1.5),
             (self._elect_preferred, 1.0),
             (self._rot, 1.5),
+            (self._flip, 1.0),
         ]
         self._kinds += kinds
         self._weights += [weight * (self._random.random() < 0.7) for _, weight in kinds]
@@ -45,15 +51,18 @@ class DataFaults(Faults):
             self._weights[0] = 1.0
         self._mean_pause_s = self._random.choice((0.4, 0.8, 1.5))
 
-    def stop(self) -> None:
-        """Make no more faults, and mend everything that lasts."""
-        super().stop()
-        for host in self._simulation.hosts:
-            if host.log_disk is not None and host.log_disk.storage.faults:
-                host.stop("gets another disk")
-                host.log_disk.process_died(with_machine=True)  # if there was none
-                self._after(self._random.choice(REBOOT_S), host.boot)
-            self._mend(host)
+    def _heal(self, host: Host) -> None:
+        if host.log_disk is not None and host.log_disk.storage.faults:
+            host.stop("gets another disk")
+            host.log_disk.process_died(with_machine=True)  # if there was none
+        super()._heal(host)
+
+    @staticmethod
+    def _fail_disks(host: Host) -> None:
+        FaultMaker._fail_disks(host)
+        if host.log_disk is not None:
+            host.log_disk.mend()  # a full one would refuse what is to fail: its broker goes on leading
+            host.log_disk.break_now()
 
     def _pick_broker(self) -> Host:
         """Pick a broker, one that leads something more often than others."""
@@ -100,45 +109,73 @@ class DataFaults(Faults):
         self._trace(host, "dying-in-log within one of its next operations")
         host.log_disk.die_after(self._random.randrange(12))
 
-    def _rot(self) -> None:
-        """Let a log lose records that were synced, while its machine is off; of a replica that counts for nothing.
+    def _rot(self) -> bool:
+        """Let a log lose records that were synced, while its machine is off."""
 
-        One that counts may lose what nobody else has: no more than one fault at a time is survived there.
+        def lose_half(disk: LogDisk, key: PartitionKey, path: str) -> bool:
+            disk.lose_half(path)
+            return True
+
+        return self._spoil("rotten", lose_half)
+
+    def _flip(self) -> bool:
+        """Let a byte of a log become another one where the next start reads it: behind the recovery point.
+
+        What flips before it is found by who reads it, and by the scrub; their tests are tests/unit/broker/log.
+        """
+        share = self._random.random()
+
+        def flip(disk: LogDisk, key: PartitionKey, path: str) -> bool:
+            data, recovery_point, position = disk.storage.raw(path), disk.recovery_point(key), 0
+            while len(data) - position >= HEADER_BYTES:
+                header = parse_header(data, position)
+                if header.base_offset >= recovery_point:
+                    disk.flip(path, position, share)
+                    return True
+                position += header.size
+            return False
+
+        return self._spoil("corrupt", flip)
+
+    def _spoil(self, what: str, spoil: Callable[[LogDisk, PartitionKey, str], bool]) -> bool:
+        """Harm the log of a replica that counts for nothing.
+
+        One that counts may lose what nobody else has: no more than one fault at a time is survived there. One that
+        holds all that was committed may count though the metadata do not say so yet: a leader may have asked for it.
         """
         found = [
             (key, node_id)
             for key, partition in partitions_of(self._simulation.invariants.truth)
             for node_id in partition.replicas
             if node_id not in partition.isr and node_id not in partition.eligible_leader_replicas
+            if self._data.ledger.lacks_committed(key, node_id)
         ]
         if not found:
-            return
+            return False
         key, node_id = self._random.choice(found)
         host, log = self._simulation.host(node_id), self._data.ledger.log_of(key, node_id)
-        if log is None:
-            return
+        assert log is not None, "it lacks something"
         assert host.log_disk is not None
-        self._trace(host, f"rotten {key[0].hex()[:4]}-{key[1]}")
-        host.stop("off, and its disk rots", power=self._random.random() < 0.5)
+        was_alive = host.alive
+        host.stop(f"off, and {key[0].hex()[:4]}-{key[1]} is {what}", power=self._random.random() < 0.5)
         path = log.segments[-1].log_path
-        if host.log_disk.storage.exists(path):
-            host.log_disk.lose_half(path)
+        return was_alive and host.log_disk.storage.exists(path) and spoil(host.log_disk, key, path)
 
-    def _cut_power_of_brokers(self) -> None:
+    def _cut_power_of_brokers(self) -> bool:
         self._trace(None, "powerless-brokers, all of them")
-        for node_id in self._simulation.broker_ids:
-            self._simulation.host(node_id).stop("powerless with all brokers", power=True)
+        hosts = [self._simulation.host(node_id) for node_id in self._simulation.broker_ids]
+        return sum(self._stop(host, "powerless with all brokers", power=True) for host in hosts) > 0
 
-    def _part_brokers(self) -> None:
+    def _part_brokers(self) -> bool:
         """Cut two brokers off from one another; both still hear the quorum, as far as that is elsewhere."""
         one, other = self._random.sample(self._simulation.broker_ids, 2)
         paths = [(one, other), (other, one)]
-        self._cut(paths if self._random.random() < 0.6 else paths[:1], "part-brokers")
+        return self._cut(paths if self._random.random() < 0.6 else paths[:1], "part-brokers")
 
-    def _reassign(self) -> None:
+    def _reassign(self) -> bool:
         found = list(partitions_of(self._simulation.invariants.truth))
         if not found:
-            return
+            return False
         key, partition = self._random.choice(found)
         topic = self._simulation.invariants.truth.topics[key[0]]
         count = len(partition.replicas) - len(partition.adding_replicas)
@@ -153,8 +190,9 @@ class DataFaults(Faults):
                 )
             )
         )
+        return True
 
-    def _delete_records(self) -> None:
+    def _delete_records(self) -> bool:
         found = [entry for entry in partitions_of(self._simulation.invariants.truth) if entry[1].leader != NO_LEADER]
         if found:
             key, partition = self._random.choice(found)
@@ -162,8 +200,9 @@ class DataFaults(Faults):
             before_offset = self._random.choice((-1, end // 2, max(0, end - 5)))
             self._trace(None, f"deletes-records of {key[0].hex()[:4]}-{key[1]} before {before_offset}")
             self._data.deleter.delete(key, partition.leader, before_offset)
+        return bool(found)
 
-    def _elect_preferred(self) -> None:
+    def _elect_preferred(self) -> bool:
         refs = [
             records_pb2.PartitionRef(topic_id=key[0], partition=key[1])
             for key, _ in partitions_of(self._simulation.invariants.truth)
@@ -172,3 +211,4 @@ class DataFaults(Faults):
             self._trace(None, "elects-preferred")
             elect = records_pb2.ElectLeadersCommand(partitions=refs, type=records_pb2.ElectLeadersCommand.PREFERRED)
             self._data.propose(MetadataCommand(elect_leaders=elect))
+        return bool(refs)

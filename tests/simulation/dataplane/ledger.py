@@ -10,7 +10,8 @@ nothing above it was served     serves
 no acknowledged record lost     acknowledges: it is committed (acks=all), or durable on a leader with a lease (acks=1);
                                 check_all: with acks=1 it is lost only if its leader has lost the leadership
 one leader an epoch             acknowledges
-no record twice, none reordered extend (every value is produced once); the producers look at the order
+no record twice, none reordered extend (every value is produced once, idempotent producers send it many times); what
+                                those have sent is committed in its order; the others look at the order themselves
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ class Ledger:
         self.log_starts: dict[PartitionKey, int] = {}
         """The highest log start of each partition, on any broker, so far."""
         self.lost_by_unclean_election = 0
+        self._serials: dict[bytes, int] = {}
+        """Of the batches of idempotent producers, by their bodies: the order in which they were sent first."""
+        self._last_serials: dict[tuple[PartitionKey, int], int] = {}
+        """By producer id: of the last batch committed."""
 
     def of(self, key: PartitionKey) -> Committed:
         """Return what was committed of a partition."""
@@ -83,6 +88,11 @@ class Ledger:
         """Return the log that a broker has of a partition, or had when it was seen last."""
         view = self._views.get(key, {}).get(node_id)
         return None if view is None else view.log
+
+    def lacks_committed(self, key: PartitionKey, node_id: int) -> bool:
+        """Return whether a broker's log, as it was seen last, ends before what was committed."""
+        view = self._views.get(key, {}).get(node_id)
+        return view is not None and view.end < self.of(key).end
 
     # After each event of a broker
 
@@ -160,14 +170,38 @@ class Ledger:
             )
         for batch in self._batches(view, committed.end, end):
             body = batch.data[HEADER_BYTES:]
-            if body in committed.bodies:
+            if body in committed.bodies and not self.may_repeat(key, batch):
                 raise Violation(f"{self._name(key)} has the record at {batch.base_offset} twice")
             committed.bodies.add(body)
             committed.extend(batch)
+            self._check_serial(key, batch)
             self.counts["batches committed"] += 1
         if committed.end != end:
             raise Violation(f"the high watermark {end} of {self._name(key)} is in the midst of a batch")
         view.verified = end
+
+    def may_repeat(self, key: PartitionKey, batch: Batch) -> bool:
+        """Whether a partition may have the same batch twice."""
+        return self._simulation.is_internal(key)
+
+    def new_serial(self, batch: Buffer) -> int:
+        """Take note of a batch that an idempotent producer is about to send."""
+        serial = len(self._serials)
+        self._serials[bytes(batch[HEADER_BYTES:])] = serial
+        return serial
+
+    def _check_serial(self, key: PartitionKey, batch: Batch) -> None:
+        serial = self._serials.get(batch.data[HEADER_BYTES:])
+        if serial is None:
+            return
+        producer = (key, parse_header(batch.data).producer_id)
+        if serial < self._last_serials.get(producer, -1):
+            raise Violation(
+                f"{self._name(key)} has the batch {serial} of producer {producer[1]} at {batch.base_offset}, after "
+                f"batch {self._last_serials[producer]}"
+            )
+        self._last_serials[producer] = serial
+        self.counts["idempotent batches committed"] += 1
 
     def _batches(self, view: _View, start: int, end: int) -> Iterator[Batch]:
         """Yield what a log has from `start` to `end`, looking at its files: for the disk that is no operation.
@@ -286,7 +320,7 @@ class Ledger:
                     raise Violation(f"broker {part.leader} leads {topic.name}-{part.partition} outside the ISR {part}")
                 if was is not None:
                     self._count(was, part)
-                    if is_unclean(was, part.leader):
+                    if is_unclean(before, was, part.leader):
                         self._unclean_election(key, part)
                 self.check_isr(key)
 
@@ -307,11 +341,28 @@ class Ledger:
             self._verify(part.leader, key, view, min(committed.end, view.log.log_end_offset))
         self.lost_by_unclean_election += committed.end - min(committed.end, view.verified)
         committed.cut(view.verified)
+        for producer in [producer for producer in self._last_serials if producer[0] == key]:
+            del self._last_serials[producer]
         for each in self._views[key].values():
             each.verified = min(each.verified, committed.end)
             each.high_watermark = min(each.high_watermark, committed.end)
 
     # What clients are told
+
+    def check_may_acknowledge(self, broker: DataBroker, key: PartitionKey, leader_epoch: int) -> None:
+        """Check that nobody else acknowledges in the same epoch, and that this broker has a lease.
+
+        Raises:
+            Violation: somebody does, or it has none.
+        """
+        who = self._acknowledged_by.setdefault((key, leader_epoch), broker.life)
+        if who != broker.life:
+            raise Violation(
+                f"{broker.host} acknowledges in leader epoch {leader_epoch} of {self._name(key)}, "
+                f"and so did node {who[0]}"
+            )
+        if not broker.has_lease():
+            raise Violation(f"{broker.host} acknowledges a record of {self._name(key)} without a lease")
 
     def acknowledges(
         self,
@@ -325,14 +376,7 @@ class Ledger:
     ) -> None:
         """An acknowledgement leaves."""
         self._simulation.invariants.acknowledges(broker, key, leader_epoch)
-        who = self._acknowledged_by.setdefault((key, leader_epoch), broker.life)
-        if who != broker.life:
-            raise Violation(
-                f"{broker.host} acknowledges in leader epoch {leader_epoch} of {self._name(key)}, "
-                f"and so did node {who[0]}"
-            )
-        if not broker.has_lease():
-            raise Violation(f"{broker.host} acknowledges a record of {self._name(key)} without a lease")
+        self.check_may_acknowledge(broker, key, leader_epoch)
         self.counts["acks=all" if all_replicas else "acks=1"] += 1
         if all_replicas:
             self._due.append((broker, key, leader_epoch, base_offset, batch))

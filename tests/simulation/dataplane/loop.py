@@ -7,6 +7,7 @@ nothing after its death.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine
@@ -19,6 +20,8 @@ from tests.simulation.process import Process
 T = TypeVar("T")
 HAND_OVER_S = 0.0003
 """How long it takes at most from one thread to another."""
+SHORTEST_S = 1e-6
+"""Timers take so long at least: what looks at the clock again and again gets on."""
 
 
 class _Handle:
@@ -61,6 +64,11 @@ class SimLoop:
         self.as_loop = cast(AbstractEventLoop, self)
         process.loop = self.as_loop
 
+    @property
+    def process(self) -> Process:
+        """Whose loop it is."""
+        return self._process
+
     def time(self) -> float:
         return self._process.host.local_s()
 
@@ -73,10 +81,10 @@ class SimLoop:
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
-        return self._call_after(max(0.0, delay), callback, args)
+        return self._call_after(max(SHORTEST_S, delay), callback, args)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
-        return self._call_after(max(0.0, when - self.time()), callback, args)
+        return self._call_after(max(SHORTEST_S, when - self.time()), callback, args)
 
     def _call_after(self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...]) -> _Handle:
         handle = _Handle(callback, args, self.time() + delay_s)
@@ -92,6 +100,21 @@ class SimLoop:
         task = asyncio.Task(coro, loop=self.as_loop, name=name)
         self._tasks.append(task)  # of a dead process too: what it would do at its end must never happen
         return task
+
+    def dispose(self) -> None:
+        """The process is dead, and the simulation over: let go of what its tasks hold, whatever they make of that."""
+        self._process.alive = False
+        asyncio._set_running_loop(self.as_loop)
+        try:
+            for task in self._tasks:
+                coroutine: Any = task.get_coro()
+                frame = "cr_frame" if hasattr(coroutine, "cr_frame") else "gi_frame"  # of an awaitable in a task
+                while not task.done() and getattr(coroutine, frame) is not None:
+                    with contextlib.suppress(BaseException):  # it is told to end, and would rather wait
+                        coroutine.close()
+        finally:
+            asyncio._set_running_loop(None)
+        self._tasks.clear()
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         assert executor is not None

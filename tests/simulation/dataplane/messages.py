@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from google.protobuf.message import Message
+
+from broker.log.transactions import AbortedTransaction
 from raftlog.errors import RaftlogError
 from raftlog.format import BatchHeader
 
@@ -63,8 +66,44 @@ class Failed:
     error: RaftlogError
 
 
-Request = Produce | Fetch | DeleteRecords
-Answer = Produced | Fetched | Failed
+@dataclass(frozen=True, slots=True)
+class FetchStable:
+    """Read records below the last stable offset, from `offset` on (read_committed)."""
+
+    key: PartitionKey
+    leader_epoch: int
+    offset: int
+    from_follower: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedStable:
+    """Whole batches, perhaps none, and the aborted transactions that they may be of."""
+
+    records: bytes
+    next_offset: int
+    last_stable_offset: int
+    leader_epoch: int
+    aborted: tuple[AbortedTransaction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """A call of the services `Transaction` and `Group`, by the method's name."""
+
+    method: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """What the service has returned."""
+
+    message: Message
+
+
+Request = Produce | Fetch | DeleteRecords | FetchStable | Rpc
+Answer = Produced | Fetched | Failed | FetchedStable | Replied
 
 
 @dataclass(frozen=True, slots=True)

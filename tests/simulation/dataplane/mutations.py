@@ -123,6 +123,60 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         ),
         story="test_a_high_watermark_that_is_behind_does_not_send_readers_back",
     ),
+    # Idempotence
+    "producers not read again": _bug(
+        "what is remembered of producers is not cut with the log, so that what was cut off counts as a duplicate",
+        Rewrite("broker.log.log_producers:ProducerLog._cut_producers", "self.producers = producers", "pass"),
+        story="test_a_batch_that_was_truncated_is_no_duplicate",
+    ),
+    "snapshots of what was cut": _bug(
+        "a truncation leaves the producer snapshots above it, and the log grows over their offsets",
+        Rewrite("broker.log.log_producers:ProducerLog._drop_snapshots", "if self._snapshots_gone:", "if False:"),
+        story="test_a_snapshot_of_what_was_truncated_counts_for_nothing",
+    ),
+    "denied at once": _bug(
+        "a new leader says that a batch is lost before it knows what the others in sync have",
+        Rewrite("broker.partition:Partition._appended_before", "if not leading.may_deny:", "if False:"),
+        story="test_a_new_leader_does_not_deny_what_another_replica_may_have",
+    ),
+    "denied by the high watermark": _bug(
+        "a term that begins at its high watermark counts as confirmed, though a replica in sync may have more",
+        Rewrite(
+            "broker.leading:Leading.may_deny",
+            "self.has_confirmed and self.has_enough_in_sync and self.state.has_heard_all_in_sync",
+            "self.has_confirmed",
+        ),
+        story="test_a_new_leader_does_not_deny_what_another_replica_may_have",
+    ),
+    "a refusal that is not kept": _bug(
+        "a late copy of a missing batch, and then of what was refused for want of it, is appended all the same",
+        Rewrite("broker.leading:Leading.has_denied", "return producer_epoch <=", "return False and"),
+        story="test_a_late_copy_of_a_missing_batch_lets_nothing_in_that_was_denied",
+    ),
+    "no batches remembered": _bug(
+        "a batch that was appended is not known again",
+        Rewrite(
+            "broker.log.producer_state:ProducerStates._known",
+            "for batch in reversed(state.batches):",
+            "raise OutOfOrderSequence('forgotten')\n    for batch in ():",
+        ),
+    ),
+    "duplicates before they are committed": _bug(
+        "a batch that is sent again is acknowledged although the first one may yet be lost",
+        Rewrite("broker.leading:Leading.repeated", "if end_offset <= reached:", "if True:"),
+    ),
+    "a follower does not note": _bug(
+        "what a follower appends is not remembered, so that it knows nothing when it leads",
+        Rewrite(
+            "broker.log.partition_log:PartitionLog.append_stamped",
+            "if header.producer_id >= 0:",
+            "if False:",
+        ),
+    ),
+    "producers are not recovered": _bug(
+        "a restarted broker knows no producers",
+        Rewrite("broker.log.recovery:_Recovery.read_producers", "recovered.producers = ", "_ = "),
+    ),
     # Who is in sync
     "joins below the high watermark": _bug(
         "a follower joins the ISR before it holds what is committed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataCommand
@@ -15,6 +15,7 @@ from tests.simulation.dataplane.broker import DataBroker
 from tests.simulation.dataplane.clients import Consumer, Deleter, Producer, Values, partitions_of
 from tests.simulation.dataplane.disk import LogDisk
 from tests.simulation.dataplane.faults import DataFaults
+from tests.simulation.dataplane.idempotent import IdempotentProducer
 from tests.simulation.dataplane.ledger import Ledger
 from tests.simulation.dataplane.messages import Answer, PartitionKey, Produced
 from tests.simulation.parts import Parts
@@ -25,12 +26,32 @@ from tests.simulation.voter import Committed
 
 PRODUCERS = 2
 CONSUMERS = 2
+IDEMPOTENT_PRODUCERS = 2
 FIRST_CLIENT = 100
 PROBE_S = 0.3
 
 
 class DataSimulation(Simulation):
     """A quorum, and brokers with logs, on the controllers' hosts or on others."""
+
+    OPTIONS: ClassVar[dict[str, type]] = {
+        "late_share": float,
+        "segment_bytes": int,
+        "brokers": int,
+        "apart": bool,
+        "topics": int,
+        "partitions": int,
+        "replication_factor": int,
+        "min_insync_replicas": int,
+        "segment_bytes_of_topics": int,
+        "retention_bytes": int,
+        "producers": int,
+        "consumers": int,
+        "idempotent_producers": int,
+        "lag_time_max_ms": int,
+        "credit_bytes": int,
+        "checkpoint_s": float,
+    }
 
     def __init__(
         self,
@@ -41,14 +62,14 @@ class DataSimulation(Simulation):
         *,
         broker_ids: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(seed, voters, parts, trace, broker_ids=broker_ids or _broker_ids(seed, voters))
+        super().__init__(seed, voters, parts, trace, broker_ids=broker_ids or _broker_ids(seed, voters, parts))
         chance = self.random
         self.ledger = Ledger(self)
         self.values = Values()
-        self.lag_time_max_ms = chance.choice((700, 2_000))
-        self.credit_bytes = chance.choice((2_000, 20_000, 8 << 20))
-        self.segment_bytes_of_topics = chance.choice((1_024, 5_000, 1 << 20))
-        self.checkpoint_s = chance.choice((0.3, 2.0, 5.0))
+        self.lag_time_max_ms = self.chosen("lag_time_max_ms", chance.choice((700, 2_000)))
+        self.credit_bytes = self.chosen("credit_bytes", chance.choice((2_000, 20_000, 8 << 20)))
+        self.segment_bytes_of_topics = self.chosen("segment_bytes_of_topics", chance.choice((1_024, 5_000, 1 << 20)))
+        self.checkpoint_s = self.chosen("checkpoint_s", chance.choice((0.3, 2.0, 5.0)))
         self.topics: dict[bytes, int] = {}
         """min.insync.replicas by topic id."""
         for host in self.hosts:
@@ -56,7 +77,9 @@ class DataSimulation(Simulation):
                 host.log_disk = LogDisk(host, self.random)
         self._deleted: dict[PartitionKey, int] = {}
         self._probes: set[PartitionKey] = set()
+        self._core_probes: set[PartitionKey] = set()
         self._prober: Producer | None = None
+        self.idempotent: list[IdempotentProducer] = []
         self.admin: Process | None = None
 
     # For the parts
@@ -81,20 +104,26 @@ class DataSimulation(Simulation):
         """Return the topic's min.insync.replicas."""
         return self.topics.get(topic_id, 1)
 
+    def is_internal(self, key: PartitionKey) -> bool:
+        """Whether a partition is the coordinators': nobody else writes there, and two batches may say the same."""
+        return False
+
     def deleted_below(self, key: PartitionKey) -> int:
         """Return the highest log start of a partition, on any broker, so far."""
         return self.ledger.log_starts.get(key, 0)
 
     # Running
 
-    def create_topic(self, partitions: int, replication_factor: int, configs: dict[str, str]) -> bytes:
+    def create_topic(
+        self, partitions: int, replication_factor: int, configs: dict[str, str], *, name: str = ""
+    ) -> bytes:
         """Have a topic created; return its id."""
         if self.admin is None:
             self.admin = Process(Host(self, FIRST_CLIENT - 1))
         topic_id = self.random.randbytes(16)
         self.topics[topic_id] = int(configs.get("min.insync.replicas", "1"))
         create = records_pb2.CreateTopicCommand(
-            name=f"topic-{len(self.topics)}",
+            name=name or f"topic-{len(self.topics)}",
             topic_id=topic_id,
             partitions=partitions,
             replication_factor=replication_factor,
@@ -121,24 +150,33 @@ class DataSimulation(Simulation):
     def topic_configs(self, replication_factor: int) -> dict[str, str]:
         """Draw the configs of a topic."""
         configs = {
-            "min.insync.replicas": str(self.random.choice((1, min(2, replication_factor)))),
+            "min.insync.replicas": str(
+                self.chosen("min_insync_replicas", self.random.choice((1, min(2, replication_factor))))
+            ),
             "segment.bytes": str(self.segment_bytes_of_topics),
             "file.delete.delay.ms": str(self.random.choice((0, 1_000))),
         }
-        if self.random.random() < 0.3:
-            configs["retention.bytes"] = str(self.random.choice((2_000, 20_000)))
+        retention_bytes = self.random.choice((2_000, 20_000)) if self.random.random() < 0.3 else None
+        retention_bytes = self.chosen("retention_bytes", retention_bytes)
+        if retention_bytes is not None:
+            configs["retention.bytes"] = str(retention_bytes)
         return configs
 
     def start_clients(self) -> None:
         """Create topics, produce and consume."""
-        for _ in range(self.random.choice((1, 2))):
-            replication_factor = self.random.choice((2, 3, 3, 3))
-            self.create_topic(self.random.choice((1, 2)), replication_factor, self.topic_configs(replication_factor))
-        for number in range(PRODUCERS):
+        for _ in range(self.chosen("topics", self.random.choice((1, 2)))):
+            replication_factor = self.chosen("replication_factor", self.random.choice((2, 3, 3, 3)))
+            partitions = self.chosen("partitions", self.random.choice((1, 2)))
+            self.create_topic(partitions, replication_factor, self.topic_configs(replication_factor))
+        producers = self.chosen("producers", PRODUCERS)
+        consumers = self.chosen("consumers", CONSUMERS)
+        for number in range(producers):
             Producer(self, FIRST_CLIENT + number)
-        for number in range(PRODUCERS, PRODUCERS + CONSUMERS):
+        for number in range(producers, producers + consumers):
             Consumer(self, FIRST_CLIENT + number)
-        self.deleter = Deleter(self, FIRST_CLIENT + PRODUCERS + CONSUMERS)
+        self.deleter = Deleter(self, FIRST_CLIENT + producers + consumers)
+        for number in range(self.chosen("idempotent_producers", IDEMPOTENT_PRODUCERS)):
+            self.idempotent.append(IdempotentProducer(self, FIRST_CLIENT + 10 + number))
 
     def run(self, seconds: float = 20.0) -> Counter[str]:
         """Run it: faults and clients for so long, then recovery; return what happened.
@@ -154,20 +192,36 @@ class DataSimulation(Simulation):
         if self.topics.keys() - self.invariants.truth.topics.keys():
             return "topics are not created yet"
         if wrong is None:
-            wrong = self._probe()
+            wrong = self._probe(self._probes, [key for key, _ in partitions_of(self.invariants.truth)])
+        if wrong is None and any(producer.in_flight for producer in self.idempotent):
+            wrong = "an idempotent producer has not heard of all its batches"
         return wrong or self.ledger.what_is_wrong()
 
-    def _probe(self) -> str | None:
-        """Produce to every partition; return which does not take it yet."""
+    def what_is_wrong_in(self, core: frozenset[int]) -> str | None:
+        """Return what a core has not got done alone; with enough replicas in it a partition takes records."""
+        return super().what_is_wrong_in(core) or self._probe(
+            self._core_probes,
+            [
+                key
+                for key, part in partitions_of(self.invariants.truth)
+                if not core.isdisjoint(part.isr)
+                and len(core.intersection(part.replicas)) >= self.min_insync_replicas(key[0])
+            ],
+        )
+
+    def _probe(self, probed: set[PartitionKey], keys: list[PartitionKey]) -> str | None:
+        """Produce to partitions; return which does not take it yet."""
         if self._prober is None:
             self._prober = Producer(self, FIRST_CLIENT + 50, told=True)
-        for key, partition in partitions_of(self.invariants.truth):
-            if key in self._probes:
+        for key in keys:
+            partition = self.invariants.truth.partition(*key)
+            if key in probed or self.is_internal(key) or partition is None:
                 continue
 
             def answered(answer: Answer | None, key: PartitionKey = key) -> None:
                 if isinstance(answer, Produced):
-                    self._probes.add(key)
+                    self.counts["partitions probed"] += 1
+                    probed.add(key)
 
             if partition.leader != NO_LEADER:
                 self._prober.send(key, partition.leader, partition.leader_epoch, done=answered)
@@ -182,8 +236,10 @@ class DataSimulation(Simulation):
             broker.check_loop()
 
 
-def _broker_ids(seed: int, voters: int) -> list[int]:
+def _broker_ids(seed: int, voters: int, parts: Parts | None) -> list[int]:
     """Draw which hosts are brokers."""
     chance = random.Random(f"brokers {seed}")
-    first = chance.choice((1, voters + 1))
-    return list(range(first, first + chance.choice((3, 3, 4))))
+    plan = (parts or Parts()).plan
+    apart = plan.option("apart", chance.choice((False, True)))
+    first = voters + 1 if apart else 1
+    return list(range(first, first + plan.option("brokers", chance.choice((3, 3, 4)))))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker.config import BrokerConfig
-from broker.config_checks import is_loopback
 from broker.config_keys import BROKER_CONFIGS
 from broker.endpoints import parse_endpoint
+from raftlog._core.bootstrap import is_loopback
 from raftlog.errors import InvalidConfig
 
 MINIMAL: dict[str, object] = {"node.id": 1, "log.dirs": "/data"}

@@ -27,13 +27,17 @@ WAIT_S = 10.0
 class Sender:
     """Heartbeats of broker 1, and what the test sees of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_ms: int, answer_timeout_ms: int) -> None:
         self.metadata = MemoryMetadata()
         self.lease = ServingLease(SystemClock())
         self.applied_offset = 7
         self.fatal: list[RaftlogError] = []
         options = HeartbeatOptions(
-            broker_id=1, broker_epoch=3, cluster_id="test", interval_ms=50, answer_timeout_ms=300
+            broker_id=1,
+            broker_epoch=3,
+            cluster_id="test",
+            interval_ms=interval_ms,
+            answer_timeout_ms=answer_timeout_ms,
         )
         self.heartbeats = Heartbeats(self.metadata, self.lease, options, lambda: self.applied_offset, self.fatal.append)
 
@@ -44,9 +48,9 @@ class Sender:
         return stream
 
 
-def run(work: Callable[[Sender], Awaitable[None]]) -> None:
+def run(work: Callable[[Sender], Awaitable[None]], *, interval_ms: int = 50, answer_timeout_ms: int = 300) -> None:
     async def main() -> None:
-        sender = Sender()
+        sender = Sender(interval_ms, answer_timeout_ms)
         sender.heartbeats.start()
         try:
             async with asyncio.timeout(WAIT_S):
@@ -116,14 +120,12 @@ def test_a_newer_controller_is_followed_at_once_and_an_older_one_is_not() -> Non
         await stream.sent.get()
         stayed = not stream.closed
         other = await sender.stream()
-        began_s = asyncio.get_running_loop().time()
         sender.heartbeats.follow(6)
         await other.sent.get()
         assert stayed
         assert stream.closed
-        assert asyncio.get_running_loop().time() - began_s < 0.25, "before the silence would have told"
 
-    run(work)
+    run(work, answer_timeout_ms=60_000)  # its silence does not tell within the test
 
 
 @pytest.mark.parametrize(
@@ -210,9 +212,7 @@ def test_what_the_controller_waits_for_is_told_early() -> None:
     async def work(sender: Sender) -> None:
         stream = await sender.stream()
         await stream.sent.get()
-        began_s = asyncio.get_running_loop().time()
         sender.heartbeats.kick()
         await stream.sent.get()
-        assert asyncio.get_running_loop().time() - began_s < 0.05
 
-    run(work)
+    run(work, interval_ms=60_000, answer_timeout_ms=90_000)  # the next one in turn does not come within the test

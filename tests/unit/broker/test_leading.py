@@ -459,3 +459,21 @@ def test_throttled_replicas_are_those_that_the_topic_names(tmp_path: Path) -> No
         assert partition.is_throttled(3)
 
     run(tmp_path, scenario)
+
+
+def test_who_cannot_be_woken_stops_nobody_else(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            partition = parts.registry.find(TOPIC_ID, 0)
+            woken: list[int] = []
+
+            def broken() -> None:
+                raise RuntimeError("a bug of this one")
+
+            partition.wait(broken)
+            partition.wait(lambda: woken.append(partition.high_watermark))
+            answers = produce(partition)
+            await settle()
+            assert (woken, answers) == ([1], [None])
+
+    asyncio.run(scenario())

@@ -181,6 +181,64 @@ def test_a_failing_disk_is_answered_as_such_and_other_directories_go_on(tmp_path
     asyncio.run(scenario())
 
 
+def test_a_bug_in_a_flush_stops_its_partition_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No fsync has failed, so the disk is as good as before; what the partition's memory says may be wrong."""
+
+    async def scenario() -> None:
+        async with Parts(tmp_path, partitions=2) as parts:
+            first = parts.registry.find(TOPIC_ID, 0)
+
+            def fail(ticket: object) -> None:
+                raise KeyError("a bug")
+
+            monkeypatch.setattr(first.log, "_run_flush", fail)
+            async with session(parts) as (requests, writer):
+                requests.send(request(1, partition=0))
+                (response,) = await writer.wait_for(1)
+                assert response.results[0].error.code == common_pb2.STORAGE_ERROR
+                assert "a bug" in response.results[0].error.message
+                requests.send(request(2, partition=0, chain=2))
+                requests.send(request(3, partition=1))
+                answers = {r.correlation_id: r.results[0] for r in await writer.wait_for(3)}
+                assert answers[2].error.code == common_pb2.STORAGE_ERROR
+                assert not answers[3].HasField("error")
+            assert parts.logs.offline_dirs == {}
+            parts.registry.retry_failed()
+            await settle()
+            with pytest.raises(StorageError, match="restart"):
+                parts.registry.find(TOPIC_ID, 0)
+
+    asyncio.run(scenario())
+    line = next(record for record in caplog.records if record.levelname == "ERROR")
+    assert "t-0" in line.getMessage()
+    assert line.exc_info is not None
+
+
+def test_a_flush_without_memory_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Parts(tmp_path) as parts:
+            partition = parts.registry.find(TOPIC_ID, 0)
+            run = partition.log._run_flush
+
+            def fail(ticket: object) -> None:
+                monkeypatch.setattr(partition.log, "_run_flush", run)
+                raise MemoryError
+
+            monkeypatch.setattr(partition.log, "_run_flush", fail)
+            async with session(parts) as (requests, writer):
+                requests.send(request(1))
+                (response,) = await writer.wait_for(1)
+                assert "MemoryError" in response.results[0].error.message
+                parts.registry.housekeep()
+                await settle()
+                assert partition.log.flushed_end_offset == partition.log_end_offset > 0
+            assert parts.logs.offline_dirs == {}
+
+    asyncio.run(scenario())
+
+
 def test_a_stream_with_too_many_broken_chains_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(produce_session, "MAX_BROKEN_CHAINS", 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,20 @@ def test_a_clean_stop_stays_clean_when_the_machine_is_booted_meanwhile() -> None
         epoch = await register(metadata, described(), 1_500)
         await register(metadata, described(previous_broker_epoch=epoch, lock_identity=bytes(16)), 1_500)
         assert not metadata.image.brokers[4].unclean
+
+    asyncio.run(scenario())
+
+
+def test_all_directories_that_work_are_registered() -> None:
+    async def scenario() -> None:
+        metadata = MemoryMetadata()
+        other = b"the other logdir"
+        await register(metadata, replace(described(), other_directory_ids=(other,)), 1_500)
+        assert metadata.image.brokers[4].directory_ids == (DIRECTORY, other)
+        await register(metadata, replace(described(), directory_id=other), 1_500)
+        assert not metadata.image.brokers[4].former_directory_ids
+        await register(metadata, replace(described(), directory_id=bytes(16)), 1_500)
+        assert metadata.image.brokers[4].former_directory_ids == (other,)
 
     asyncio.run(scenario())
 

@@ -10,6 +10,8 @@ import pytest
 
 from broker.partition import Partition
 from raftlog.errors import CorruptRecordError, NotLeader, StorageError
+from raftlog.format import Attributes
+from raftlog.format.control import Marker, encode_control
 from raftlog.v1 import records_pb2
 from raftmeta.image import BrokerImage, MetadataImage, TopicImage, broker_record
 from replication.ports import Replica
@@ -262,5 +264,32 @@ def test_the_nearer_replica_is_an_active_one_in_the_readers_rack(tmp_path: Path)
             parts.registry.on_metadata(replace(parts.image, offset=2, brokers=gone), [broker_record(gone[2])])
             await parts.registry.wait_applied(2)
             assert parts.registry.preferred_replica(partition, "r2") is None
+
+    asyncio.run(scenario())
+
+
+def test_a_follower_whose_log_lacks_a_marker_is_taken_out_of_service(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        parts = Parts(tmp_path)
+        parts.image = image(1)
+        async with parts:
+            partition = parts.registry.find(*KEY)
+            assert partition.following is not None
+            assert parts.registry.held_by_all(partition.log) == 0, "only a leader knows"
+            opened = batch_of(
+                b"v",
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=0,
+                attributes=int(Attributes.TRANSACTIONAL),
+                leader_epoch=3,
+            )
+            partition.following.append_replicated(opened, 3, lambda held: None)
+            marker = encode_control([Marker(7, 2, True, 0, 1)], 0, base_offset=1, leader_epoch=3)
+            with pytest.raises(StorageError, match="copied anew"):
+                partition.following.append_replicated(marker, 3, lambda held: None)
+            await settle()
+            with pytest.raises(CorruptRecordError, match="lacks the marker"):
+                parts.registry.find(*KEY)
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""The sink's tasks and commits, with a producer that only remembers."""
+"""The sink at least once: its tasks and commits, with a producer that only remembers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
-from pyspark_raftlog import DefaultSource, sink
+from pyspark_raftlog import DefaultSource, plain
 from pyspark_raftlog.sink import TaskWritten
 
 import raftlog
@@ -56,13 +56,13 @@ class RememberingProducer:
 @pytest.fixture
 def producers(monkeypatch: pytest.MonkeyPatch) -> type[RememberingProducer]:
     monkeypatch.setattr(raftlog, "Producer", RememberingProducer, raising=False)
-    monkeypatch.setattr(sink, "_producers", {})
+    monkeypatch.setattr(plain, "_producers", {})
     RememberingProducer.made, RememberingProducer.errors = [], []
     return RememberingProducer
 
 
 def stream_sink(**options: str) -> Any:
-    source = DefaultSource({"bootstrap.servers": "a:1", **options})
+    source = DefaultSource({"bootstrap.servers": "a:1", "delivery": "at-least-once", **options})
     return pickle.loads(pickle.dumps(source.streamWriter(SCHEMA, overwrite=False)))  # noqa: S301 # as Spark sends it
 
 
@@ -94,14 +94,7 @@ def test_a_refused_record_fails_the_task_and_the_next_one_begins_with_a_new_prod
 def test_other_options_get_another_producer(producers: type[RememberingProducer]) -> None:
     stream_sink(acks="1").write(iter(()))
     stream_sink(acks="all").write(iter(()))
-    assert [producer.config["acks"] for producer in producers.made] == ["1", "all"]
-
-
-@pytest.mark.parametrize("ask", ["schema", "reader", "streamReader"])
-def test_reading_is_refused_in_words(ask: str) -> None:
-    source = DefaultSource({"bootstrap.servers": "a:1"})
-    with pytest.raises(ValueError, match=r"has the sink only.*the source comes with transactions"):
-        getattr(source, ask)(*([] if ask == "schema" else [SCHEMA]))
+    assert [(producer.config["acks"], producer.closed) for producer in producers.made] == [("1", True), ("all", False)]
 
 
 def test_a_task_that_says_nothing_fails_the_commit() -> None:
@@ -110,6 +103,6 @@ def test_a_task_that_says_nothing_fails_the_commit() -> None:
     writer.commit([TaskWritten(0, 5), TaskWritten(1, 0)], 7)
     with pytest.raises(RuntimeError, match="1 of 2 tasks did not say what they wrote"):
         writer.commit([TaskWritten(0, 5), None], 7)
-    batch = DefaultSource({"bootstrap.servers": "a:1"}).writer(SCHEMA, overwrite=False)
+    batch = DefaultSource({"bootstrap.servers": "a:1", "delivery": "at-least-once"}).writer(SCHEMA, overwrite=False)
     with pytest.raises(RuntimeError, match="continuous"):
         batch.commit([None])

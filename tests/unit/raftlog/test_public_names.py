@@ -12,17 +12,33 @@ import raftlog
 from raftlog import aio
 
 NAMES = [
+    "AclBinding",
+    "AclFilter",
+    "AclOperation",
+    "AclPermission",
     "Admin",
     "BatchDelivery",
+    "CommittedBatch",
     "Consumer",
+    "DelayQueue",
     "Delivery",
+    "GroupMetadata",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "PatternType",
     "Producer",
     "RaftlogError",
+    "RebalanceListener",
     "Record",
     "RecordMetadata",
     "RecordRange",
+    "ResourceType",
+    "ScramMechanism",
+    "Stage",
+    "StageToken",
+    "StagedWriter",
     "TopicPartition",
+    "UserScramCredential",
     "aio",
     "errors",
     "testing",
@@ -34,12 +50,12 @@ def test_exported_names() -> None:
     for name in NAMES:
         assert getattr(raftlog, name) is not None
         assert name in dir(raftlog)
-    assert aio.__all__ == ["Admin", "BatchDelivery", "Consumer", "Delivery", "Producer"]
+    assert aio.__all__ == ["Admin", "BatchDelivery", "Consumer", "DelayQueue", "Delivery", "Producer"]
     with pytest.raises(AttributeError, match="Produzer"):
         raftlog.Produzer  # noqa: B018 # the access raises
 
 
-@pytest.mark.parametrize("name", ["Admin", "Consumer", "Producer"])
+@pytest.mark.parametrize("name", ["Admin", "Consumer", "DelayQueue", "Producer"])
 def test_the_asynchronous_classes_have_the_same_methods_and_arguments(name: str) -> None:
     def public(cls: type) -> dict[str, list[str]]:
         return {
@@ -51,7 +67,7 @@ def test_the_asynchronous_classes_have_the_same_methods_and_arguments(name: str)
     assert public(getattr(raftlog, name)) == public(getattr(aio, name))
 
 
-@pytest.mark.parametrize("name", ["Admin", "BatchDelivery", "Consumer", "Delivery", "Producer"])
+@pytest.mark.parametrize("name", ["Admin", "BatchDelivery", "Consumer", "DelayQueue", "Delivery", "Producer"])
 def test_every_public_method_is_documented(name: str) -> None:
     for module in (raftlog, aio):
         cls = getattr(module, name)

@@ -26,6 +26,7 @@ from tests.support.metadata import (
     elect,
     fence,
     partition_of,
+    reassign,
     refs,
     refusal,
     register,
@@ -265,6 +266,16 @@ def test_the_preferred_replica_takes_over_in_two_steps() -> None:
     assert (partition_of(image).leader, partition_of(image).revoked_leader) == (NO_LEADER, 2)
     image, _ = accept(image, elect(FIRST, handed_over=True))
     assert partition_of(image).leader == 1
+
+
+def test_an_unclean_election_takes_who_has_a_log_before_who_is_only_being_added() -> None:
+    image = cluster(3, create_topic("a", 1, 1, 2))
+    image, _ = accept(down(down(image, 1), 2), reassign("a", 0, [3]))
+    image = up(image, 1)
+    assert partition_of(image).replicas[0] == 3
+    assert partition_of(image).isr == (2,)
+    image, _ = accept(image, elect(FIRST, ElectLeadersCommand.UNCLEAN))
+    assert (partition_of(image).leader, partition_of(image).isr) == (1, (1,))
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raftlog.errors import RaftlogError
-from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, PartitionRecord
+from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, PartitionRecord, PartitionRef
+from raftmeta.acls import check_acl
 from raftmeta.decide import decide
+from raftmeta.decide.security import check_credential
 from raftmeta.elections import settle, still_holds, unsettled
+from raftmeta.features import SECURITY_LEVEL, metadata_version
 from raftmeta.image import NO_LEADER, BrokerLoad, MetadataImage, PartitionImage, TopicImage, metric_name
 from raftmeta.replay import image_from_records
-from tests.support.metadata import settled
-from tests.support.metadata_histories import Event, Step, live, lives
+from tests.support.metadata import accept, elect, settled
+from tests.support.metadata_histories import Event, Step, disk_lives, flagged_lives, live, lives, security_lives
 
 Life = list[tuple[Step, int, int]]
 
 
 @settings(max_examples=200)
-@given(lives)
+@given(st.one_of(lives, disk_lives, security_lives))
 def test_the_image_keeps_its_invariants(life: Life) -> None:
     for event in live(life):
         check_image(event.after)
@@ -35,9 +39,20 @@ def check_image(image: MetadataImage) -> None:
     assert all(image.configs.values()), "an empty mapping of configs stays behind"
     assert all(resource.type == ConfigResource.BROKER for resource in image.configs)
     assert all(level > 0 for level in image.features.values())
+    for key, credential in image.credentials.items():
+        assert credential.key == key
+        assert 0 < credential.version <= image.offset
+        check_credential(credential.to_wire())
+    for acl in image.acls:
+        assert acl.canonical() == acl
+        check_acl(acl)
+    assert (not image.acls and not image.credentials) or metadata_version(image) >= SECURITY_LEVEL
     assert len({broker.broker_epoch for broker in image.brokers.values()}) == len(image.brokers)
     for broker in image.brokers.values():
         assert broker.fenced or not broker.unclean
+        assert broker.unclean or not broker.former_directory_ids
+        assert not broker.former_directory_ids or not set(broker.former_directory_ids).issubset(broker.directory_ids)
+        assert broker.drained or not broker.drained_until_restart
         assert broker.broker_epoch <= image.offset
     for topic_id, topic in image.topics.items():
         assert topic.topic_id == topic_id
@@ -70,6 +85,7 @@ def check_partition(image: MetadataImage, partition: PartitionImage) -> None:
         assert partition.replicas[-len(partition.removing_replicas) :] == partition.removing_replicas
         assert len(replicas) > len(partition.removing_replicas)
     check_offline(image, partition)
+    check_lost(image, partition)
     if partition.revoked_leader is None:
         assert partition.revoked_at_offset == 0
     else:
@@ -83,11 +99,25 @@ def check_offline(image: MetadataImage, partition: PartitionImage) -> None:
     offline = {broker_id for broker_id in marked if image.is_offline(partition, broker_id)}
     assert partition.leader not in offline
     assert not offline & set(partition.eligible_leader_replicas)
-    assert not offline & set(partition.isr) or offline >= set(partition.isr)
+    assert not offline & set(partition.isr) or without_log(image, partition) >= set(partition.isr)
+
+
+def without_log(image: MetadataImage, partition: PartitionImage) -> set[int]:
+    return {each for each in partition.replicas if image.is_offline(partition, each) or image.is_lost(partition, each)}
+
+
+def check_lost(image: MetadataImage, partition: PartitionImage) -> None:
+    marked = [broker_id for broker_id, _ in partition.lost_replicas]
+    assert marked == sorted(set(marked) & set(partition.replicas))
+    assert all(directory_ids for _, directory_ids in partition.lost_replicas)
+    lost = {broker_id for broker_id in marked if image.is_lost(partition, broker_id)}
+    assert partition.leader not in lost
+    assert not lost & set(partition.eligible_leader_replicas)
+    assert not lost & set(partition.isr) or without_log(image, partition) >= set(partition.isr)
 
 
 @settings(max_examples=200)
-@given(lives)
+@given(st.one_of(lives, disk_lives, security_lives))
 def test_every_replica_decides_the_same_also_after_a_restart(life: Life) -> None:
     for event in live(life):
         restarted = image_from_records(event.before.to_records(), event.before.offset)
@@ -98,7 +128,7 @@ def test_every_replica_decides_the_same_also_after_a_restart(life: Life) -> None
         assert str(elsewhere.outcome) == str(event.decision.outcome)
 
 
-@given(lives)
+@given(st.one_of(lives, security_lives))
 def test_a_refusal_changes_nothing_and_can_travel(life: Life) -> None:
     for event in live(life):
         outcome = event.decision.outcome
@@ -163,7 +193,62 @@ def test_nobody_leads_while_somebody_else_may_still(life: Life) -> None:
 
 
 @settings(max_examples=200)
-@given(lives)
+@given(flagged_lives)
+def test_cordoned_and_drained_brokers_get_no_new_replicas(life: Life) -> None:
+    for event in live(life):
+        for record in event.decision.records:
+            if record.HasField("partition"):
+                before = event.before.partition(record.partition.topic_id, record.partition.partition)
+                given = set(record.partition.replicas) - set(() if before is None else before.replicas)
+                for broker_id in given:
+                    broker = event.before.brokers[broker_id]
+                    assert not broker.cordoned
+                    assert not broker.drained
+
+
+@settings(max_examples=200)
+@given(flagged_lives)
+def test_drained_brokers_lead_only_what_nobody_else_in_sync_can(life: Life) -> None:
+    """Nor is anything without a leader because of them: they are better than nobody."""
+    for event in live(life):
+        for _, before, after, record in changes(event):
+            elected = after.leader not in (before.leader, NO_LEADER) and not record.unclean_election
+            if elected and event.before.brokers[after.leader].drained:
+                assert not others_who_would_lead(event.after, after)
+        image = handed_over(settled(event.after))
+        for topic in image.topics.values():
+            for partition in topic.partitions:
+                if partition.leader == NO_LEADER:
+                    assert not any(can_lead(image, partition, member) for member in partition.isr)
+                elif image.brokers[partition.leader].drained:
+                    assert not others_who_would_lead(image, partition)
+
+
+def handed_over(image: MetadataImage) -> MetadataImage:
+    """Return the image once every revoked leader has let go, and all is settled."""
+    revoked = [
+        PartitionRef(topic_id=topic.topic_id, partition=partition.partition)
+        for topic in image.topics.values()
+        for partition in topic.partitions
+        if partition.revoked_leader is not None
+    ]
+    return settled(accept(image, elect(revoked, handed_over=True, epoch=image.controller_epoch))[0])
+
+
+def can_lead(image: MetadataImage, partition: PartitionImage, broker_id: int) -> bool:
+    return image.brokers[broker_id].active and not image.is_offline(partition, broker_id)
+
+
+def others_who_would_lead(image: MetadataImage, partition: PartitionImage) -> list[int]:
+    return [
+        member
+        for member in partition.isr
+        if member != partition.leader and can_lead(image, partition, member) and not image.brokers[member].drained
+    ]
+
+
+@settings(max_examples=200)
+@given(st.one_of(lives, disk_lives))
 def test_settling_comes_to_rest_and_finds_all_there_is_to_do(life: Life) -> None:
     image = MetadataImage()
     for event in live(life):
@@ -221,3 +306,44 @@ def test_whoever_leads_has_every_committed_record(life: Life) -> None:
                 full.setdefault(key, set(partition.isr))
                 if partition.leader != NO_LEADER and len(partition.isr) >= min(minimum, len(partition.replicas)):
                     full[key] = set(partition.isr)
+
+
+@settings(max_examples=500)
+@given(disk_lives)
+def test_nobody_is_elected_cleanly_with_another_disk_than_its_log_was_on(life: Life) -> None:
+    """`logs`: the directory in which a replica has the partition's log. It is there when the partition is made.
+
+    Another one has it once the replica is taken into the ISR, or is elected uncleanly. Nobody who lacks it leads
+    otherwise, and an unclean election takes such a one only where no other replica that is up and works has a log.
+    Who has the log that is waited for leads as soon as he is up.
+    """
+    logs: dict[tuple[bytes, int], dict[int, bytes]] = {}
+    for event in live(life):
+        for topic, before, after, record in changes(event):
+            places = logs[topic.topic_id, after.partition]
+            brokers = event.after.brokers
+            for gone in set(before.replicas) - set(after.replicas):
+                places.pop(gone, None)
+            if event.command.WhichOneof("command") == "alter_partition":
+                places |= {each: brokers[each].directory_id for each in set(after.isr) - set(before.isr)}
+            if after.leader not in (NO_LEADER, before.leader):
+                having = [each for each in after.replicas if places.get(each) == brokers[each].directory_id]
+                if record.unclean_election:
+                    assert event.command.elect_leaders.type == ElectLeadersCommand.UNCLEAN
+                if record.unclean_election and after.leader not in having:
+                    assert not any(can_lead(event.before, before, each) for each in having)
+                    places[after.leader] = brokers[after.leader].directory_id
+                else:
+                    assert after.leader in having
+        for topic_id, topic in event.after.topics.items():
+            for partition in topic.partitions:
+                here = {each: event.after.brokers[each].directory_id for each in partition.replicas}
+                logs.setdefault((topic_id, partition.partition), here)
+    image = handed_over(settled(event.after))
+    for topic_id, topic in image.topics.items():
+        for partition in topic.partitions:
+            places = logs[topic_id, partition.partition]
+            if partition.leader == NO_LEADER:
+                for member in partition.isr:
+                    has_log = places.get(member) == image.brokers[member].directory_id
+                    assert not (has_log and can_lead(image, partition, member)), "it waits for nothing"

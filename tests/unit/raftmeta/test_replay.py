@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from raftlog.errors import UnsupportedVersion
 from raftlog.v1.records_pb2 import MetadataRecord
@@ -11,10 +12,10 @@ from raftmeta.decide import decide
 from raftmeta.image import MetadataImage
 from raftmeta.replay import image_from_records, replay, replay_all
 from tests.support.metadata import alter, claim, create_topic, image_after, register
-from tests.support.metadata_histories import Step, live, lives
+from tests.support.metadata_histories import Step, live, lives, security_lives
 
 
-@given(lives)
+@given(st.one_of(lives, security_lives))
 def test_one_by_one_and_all_at_once_are_the_same(life: list[tuple[Step, int, int]]) -> None:
     for event in live(life):
         step = event.before

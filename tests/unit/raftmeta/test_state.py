@@ -28,7 +28,7 @@ from raftmeta.image import MetadataImage
 from raftmeta.port import Change
 from raftmeta.state import Applied, MetadataState
 from tests.support.metadata import claim, create_topic, register, unfence, update_feature, uuid_of
-from tests.support.metadata_histories import Step, live, lives
+from tests.support.metadata_histories import Step, live, lives, security_lives
 
 CLIENT = uuid_of(77)
 
@@ -268,7 +268,7 @@ def test_listeners_see_changes_and_resets() -> None:
 
 
 @settings(max_examples=60)
-@given(lives, st.integers(0, 40), st.lists(st.booleans(), min_size=1, max_size=5))
+@given(st.one_of(lives, security_lives), st.integers(0, 40), st.lists(st.booleans(), min_size=1, max_size=5))
 def test_replicas_agree_whether_they_came_by_the_log_or_by_a_snapshot(
     life: list[tuple[Step, int, int]], at: int, with_client: list[bool]
 ) -> None:

@@ -59,7 +59,7 @@ def test_defaults_that_carry_a_promise() -> None:
     assert defaults["retention.bytes"] == "-1"
 
 
-@pytest.mark.parametrize(("key", "value"), [("compression.type", "zstd"), ("cleanup.policy", "compact")])
+@pytest.mark.parametrize(("key", "value"), [("compression.type", "zstd"), ("cleanup.policy", "tiered")])
 def test_what_is_not_built_is_refused_and_not_ignored(key: str, value: str) -> None:
     with pytest.raises(InvalidConfig, match=key.replace(".", r"\.")):
         TOPIC_CONFIGS.parse({key: value})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -522,3 +523,21 @@ def test_who_was_never_caught_up_in_this_term_has_no_such_time() -> None:
     state = leader(isr=(1, 2))
     state.opened(THREE, 10, 1.0)
     assert state.progress()[2] == ReplicaView(3, 10, 90, -1, False)
+
+
+def test_what_all_hold_is_known_once_every_assigned_replica_was_heard_in_this_term() -> None:
+    state = running(isr=(1, 2))
+    append(state, 5)
+    state.held(state.log_end_offset, 1.0)
+    end = state.log_end_offset
+    before = state.membership
+    state.update_membership(replace(before, replicas=(1, 2, 3, 4), partition_epoch=before.partition_epoch + 1), 1.0)
+    for follower in (TWO, THREE):
+        state.opened(follower, end - 1, 1.0)
+    assert state.held_by_all == 0, "4 is away, in sync or not"
+    state.opened(Replica(4, 1), 1, 1.0)
+    assert state.held_by_all == 1
+    state.closed(Replica(4, 1))
+    assert state.held_by_all == 1, "it is on its disk"
+    state.forget(4)
+    assert state.held_by_all == 0

@@ -43,6 +43,29 @@ def test_a_record_takes_one_message_there_and_one_back() -> None:
     assert led.high_watermark == 1
 
 
+class TracesByOffset:
+    """Every record is of a trace of its own."""
+
+    def between(self, begin: int, end: int) -> list[str]:
+        return [f"trace-{offset}" for offset in range(begin, end)]
+
+
+def test_the_follower_hears_of_which_traces_the_records_are() -> None:
+    led, followed = Led(MemoryLog()), Followed(MemoryLog())
+    stream = Stream({0: led})
+    stream.follower.follow(followed)
+    led.append(b"a")
+    stream.run()
+    assert followed.traceparents == [], "nobody traces"
+    led.traces = TracesByOffset()
+    led.append(b"b", b"c")
+    stream.run()
+    led.append(b"d")
+    stream.run()
+    assert same(followed, led)
+    assert followed.traceparents == ["trace-1", "trace-2", "trace-3"]
+
+
 @pytest.mark.parametrize(
     ("leader", "follower"),
     [

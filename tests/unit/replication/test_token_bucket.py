@@ -47,3 +47,15 @@ def test_a_change_of_the_rate_keeps_a_debt_and_no_limit_forgives_it() -> None:
     assert bucket.ready_at_ms(0.0) == 0.0
     bucket.set_rate(500, 0.0)
     assert bucket.ready_at_ms(0.0) == 0.0
+
+
+def test_the_time_in_which_nothing_might_flow_is_counted() -> None:
+    bucket = TokenBucket(1_000)
+    bucket.take(1_200, 0.0)  # the burst is 200
+    assert bucket.throttled_ms == 0
+    bucket.ready_at_ms(400.0)
+    assert bucket.throttled_ms == pytest.approx(400)
+    bucket.ready_at_ms(9_000.0)
+    assert bucket.throttled_ms == pytest.approx(1_000, abs=2), "no longer than there was a debt"
+    bucket.ready_at_ms(20_000.0)
+    assert bucket.throttled_ms == pytest.approx(1_000, abs=2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker.log.offset_index import decode_offset_entries, encode_offset_entries
 from broker.log.segment_index import Boundary, SegmentIndex
 from broker.log.time_index import decode_time_entries, encode_time_entries
-from broker.log.txn_index import AbortedTransaction, TxnIndex
+from broker.log.txn_index import AbortedTransaction, TxnIndex, drop_txn_file
 from tests.support.memory_storage import MemoryStorage
 
 STEM = "/s"
@@ -36,9 +36,11 @@ def test_golden_txn_entry() -> None:
     storage = MemoryStorage()
     index = TxnIndex(5)
     index.append(AbortedTransaction(9, 10, 20, 21))
-    index.store(storage, "/x")
+    index.end_stable_offset = 22
+    index.store(storage, "/x", 23)
     entry = b"".join(value.to_bytes(8, "little") for value in (9, 10, 20, 21))
-    assert storage.raw("/x") == entry + crc(5, entry)
+    closing = b"".join(value.to_bytes(8, "little", signed=True) for value in (-1, 5, 23, 22))
+    assert storage.raw("/x.txnindex") == entry + crc(5, entry) + closing + crc(5, closing)
 
 
 @given(st.integers(0, 2**40), st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)), max_size=9))
@@ -119,16 +121,44 @@ def test_aborted_transactions_are_found_by_overlap() -> None:
     index = TxnIndex(0)
     first, second = AbortedTransaction(1, 0, 10, 0), AbortedTransaction(2, 5, 20, 11)
     index.append(first)
-    index.store(storage, "/x")
     index.append(second)
-    index.store(storage, "/x")
-    loaded = TxnIndex.load(storage, "/x", 0)
-    assert loaded.entries == (first, second)
+    index.end_stable_offset = 25
+    index.store(storage, STEM, 30)
+    loaded = TxnIndex.load(storage, STEM, 0, 30)
+    assert loaded is not None
+    assert list(loaded.entries) == [first, second]
     assert loaded.lookup(0, 5) == [first]
     assert loaded.lookup(11, 30) == [second]
     assert loaded.lookup(0, 30) == [first, second]
     assert loaded.lookup(21, 30) == []
+    assert loaded.settles(25)
+    assert not loaded.settles(26)
     loaded.truncate(20)
-    loaded.store(storage, "/x")
-    assert TxnIndex.load(storage, "/x", 0).entries == (first,)
-    assert TxnIndex.load(storage, "/missing", 0).entries == ()
+    assert list(loaded.entries) == [first]
+    assert not loaded.settles(1), "it is open again"
+    loaded.store(storage, STEM, 19)
+    reloaded = TxnIndex.load(storage, STEM, 0, 19)
+    assert reloaded is not None
+    assert reloaded.entries == (first,)
+    assert TxnIndex.load(storage, "/missing", 0, 19) is None
+
+
+def test_aborted_transactions_count_as_a_whole_and_for_the_segment_as_it_is() -> None:
+    storage = MemoryStorage()
+    index = TxnIndex(7, [AbortedTransaction(1, 8, 10, 11), AbortedTransaction(1, 12, 13, 14)])
+    index.store(storage, STEM, 20)
+    path = STEM + ".txnindex"
+    assert TxnIndex.load(storage, STEM, 7, 21) is None, "it has grown since"
+    assert TxnIndex.load(storage, STEM, 8, 20) is None, "of another segment"
+    whole = bytes(storage.raw(path))
+    for cut in range(len(whole)):
+        storage.raw(path)[:] = whole[:cut]
+        assert TxnIndex.load(storage, STEM, 7, 20) is None
+    for position in range(len(whole)):
+        storage.raw(path)[:] = whole
+        storage.raw(path)[position] ^= 1
+        assert TxnIndex.load(storage, STEM, 7, 20) is None
+    storage.raw(path)[:] = whole
+    drop_txn_file(storage, STEM)
+    drop_txn_file(storage, STEM)
+    assert not storage.exists(path)

@@ -98,6 +98,12 @@ class LogMachine(RuleBasedStateMachine):
         driver.checkpoint()
 
     @rule()
+    def write_marks(self) -> None:
+        manager = self.driver.manager
+        assert manager is not None
+        manager.checkpoint_marks()
+
+    @rule()
     def roll(self) -> None:
         self.driver.log.roll()
 

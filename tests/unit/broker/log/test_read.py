@@ -123,6 +123,17 @@ def test_bytes_that_contradict_the_index_are_loud() -> None:
         driver.log.read(0, 100, 20, blocking=True)
 
 
+@pytest.mark.parametrize("byte", [0, 24], ids=["base offset", "last offset delta"])
+def test_a_batch_that_reaches_beyond_the_log_is_loud(byte: int) -> None:
+    """Else a reader would get nothing, and ask again for ever."""
+    driver = driver_with(1)
+    driver.close()
+    driver.crash(None)  # the boundaries of the last batches are not known any more
+    driver.storage.raw(driver.log.segments[0].log_path)[byte] ^= 1
+    with pytest.raises(CorruptRecordError, match="position 0"):
+        driver.log.read(0, 400, driver.end, blocking=True)
+
+
 def test_a_sealed_file_that_became_shorter_is_loud() -> None:
     driver = driver_with(10, LogConfig(segment_bytes=900))
     path = driver.log.segments[0].log_path

@@ -171,6 +171,21 @@ def test_read_only_keys_say_so() -> None:
     run(work)
 
 
+def test_groups_stay_in_a_compacted_topic() -> None:
+    async def work(cluster: Cluster) -> None:
+        topic = "__consumer_offsets"
+        for policy in ("delete", "compact,delete"):
+            error = await cluster.alter(TOPIC, topic, {"cleanup.policy": policy})
+            assert error.code == common_pb2.POLICY_VIOLATION
+            assert "keeps cleanup.policy=compact: groups are kept there" in error.message
+        error = await cluster.alter(TOPIC, topic, {}, unset=["cleanup.policy"])
+        assert error.code == common_pb2.POLICY_VIOLATION
+        await cluster.create("a")
+        assert (await cluster.alter(TOPIC, "a", {"cleanup.policy": "delete"})).code == common_pb2.NONE
+
+    run(work)
+
+
 def test_configs_are_altered_all_or_none() -> None:
     async def work(cluster: Cluster) -> None:
         await cluster.create("a", configs={"segment.ms": "1h"})

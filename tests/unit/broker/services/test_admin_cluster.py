@@ -14,6 +14,7 @@ from raftlog.errors import NotLeader
 from raftlog.v1 import admin_pb2, common_pb2
 from raftlog.v1.records_pb2 import ReplicaAssignment
 from replication.leader import ReplicaView
+from tests.support import memory_metadata
 from tests.support.admin_service import BROKER, Cluster, run
 from tests.support.metadata import register
 
@@ -211,5 +212,62 @@ def test_a_broker_that_is_gone_is_unregistered_and_a_live_one_is_not() -> None:
         assert not response.HasField("error")
         assert response.metadata_offset == cluster.image.offset
         assert 5 not in cluster.image.brokers
+
+    run(work)
+
+
+def test_brokers_are_cordoned_and_drained_and_described_so() -> None:
+    async def work(cluster: Cluster) -> None:
+        async def alter(broker_id: int, **asked: bool) -> admin_pb2.AdminAlterBrokerResponse:
+            request = admin_pb2.AdminAlterBrokerRequest(broker_id=broker_id, **asked)
+            return await cluster.stub.AlterBroker(request)
+
+        async def described(broker_id: int) -> tuple[bool, bool, bool]:
+            response = await cluster.stub.DescribeCluster(admin_pb2.DescribeClusterRequest())
+            (found,) = (broker for broker in response.brokers if broker.broker_id == broker_id)
+            return found.cordoned, found.drained, found.drained_until_restart
+
+        await cluster.metadata.add_broker(2, port=9093)
+        response = await alter(2, cordoned=True)
+        assert not response.HasField("error")
+        assert response.metadata_offset == cluster.image.offset == cluster.waited_for[-1]
+        assert await described(2) == (True, False, False)
+        await alter(2, cordoned=False)
+        await alter(2, drained=True, until_restart=True)
+        assert await described(2) == (True, True, True), "drained is cordoned as well"
+        assert not cluster.image.brokers[2].cordoned, "it is no longer so once it is undrained"
+        await alter(2, drained=False)
+        assert await described(2) == await described(1) == (False, False, False)
+        assert (await alter(2)).error.code == common_pb2.INVALID_REQUEST
+        assert (await alter(9, drained=True)).error.code == common_pb2.BROKER_ID_NOT_REGISTERED
+
+    run(work)
+
+
+def test_levels_are_described_with_what_all_brokers_know_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_metadata, "newest_levels", list)
+
+    async def work(cluster: Cluster) -> None:
+        async def levels() -> tuple[dict[str, int], list[tuple[str, int, int]]]:
+            response = await cluster.stub.DescribeCluster(admin_pb2.DescribeClusterRequest())
+            known = [(each.name, each.min_level, each.max_level) for each in response.supported_features]
+            return dict(response.features), known
+
+        async def update(level: int, *, validate_only: bool = False) -> common_pb2.Error:
+            request = admin_pb2.AdminUpdateFeatureRequest(
+                name="metadata.version", level=level, validate_only=validate_only
+            )
+            return (await cluster.stub.UpdateFeature(request)).error
+
+        await cluster.metadata.propose(register(2, incarnation=2, features={}))  # an older one, which does not say
+        assert await levels() == ({"metadata.version": 1}, [("metadata.version", 1, 1)])
+        error = await update(2)
+        assert error.code == common_pb2.FEATURE_UPDATE_FAILED
+        assert "broker 2 does not know" in error.message
+        await cluster.metadata.propose(register(2, incarnation=3))
+        assert (await update(2, validate_only=True)).code == common_pb2.NONE
+        assert await levels() == ({"metadata.version": 1}, [("metadata.version", 1, 2)])
+        assert (await update(2)).code == common_pb2.NONE
+        assert await levels() == ({"metadata.version": 2}, [("metadata.version", 1, 2)])
 
     run(work)

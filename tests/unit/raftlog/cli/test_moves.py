@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from raftlog.cli import reassign
+from raftlog.cli import moving
 from raftlog.v1.records_pb2 import ConfigResource
 from replication.leader import ReplicaView
 from tests.support.admin_service import AdminServer, led
 from tests.support.command_line import Run
 from tests.support.metadata import create_topic, delete_topic
+from tests.support.pauses import instead_of_sleeping
 
 MOVE = ("partition", "reassign", "a-0=4,1,2", "--throttle", "2MiB")
 
@@ -37,8 +36,8 @@ def test_a_throttle_without_wait_is_pointed_out(run: Run) -> None:
 
 
 def test_progress_is_told_every_now_and_then(server: AdminServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reassign, "TELL_EVERY_S", 0.2)
-    monkeypatch.setattr(reassign, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(moving, "TELL_EVERY_S", 0.2)
+    monkeypatch.setattr(moving, "LOOK_EVERY_S", 0.1)
     server.cluster.partitions = [led(1, 0, ReplicaView(1, 100, 0, 5_000, True), ReplicaView(4, 70, 30, -1, False))]
     ran = run(*MOVE, "--wait", "--timeout", "1")
     assert ran.err.count("0 of 1 move done, 30 records to go") >= 3
@@ -57,7 +56,7 @@ def test_ctrl_c_leaves_the_move_alone_and_says_so(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", interrupt)
+    instead_of_sleeping(monkeypatch, interrupt)
     ran = run(*MOVE, "--wait")
     assert ran.code == 130
     last = ran.err.splitlines()[-1]
@@ -101,3 +100,26 @@ def test_a_plan_says_what_moves_and_what_only_changes_its_order(server: AdminSer
     assert "wanted, with 0 partitions to move and 2 with another order:" in made.err
     moved = run("partition", "reassign", "--generate", "--topic", "a", "--brokers", "2,3,4")
     assert "wanted, with 2 partitions to move and 0 with another order:" in moved.err
+
+
+def test_moves_of_internal_topics_are_verified_and_cancelled_as_others(server: AdminServer, run: Run) -> None:
+    command = create_topic("__consumer_offsets", 2, 1, 1)
+    command.create_topic.assignments.add(replicas=[1])
+    server.propose(command)
+    move = ("partition", "reassign", "__consumer_offsets-0=2")
+    assert run(*move, "--throttle", "2MiB").code == 0
+    verified = run(*move, "--verify")
+    assert verified.code == 1
+    assert verified.table[0]["state"] == "under way"
+    cancelled = run(*move, "--cancel")
+    assert (cancelled.code, cancelled.table[0]["state"]) == (0, "cancelled")
+    assert throttled(server) == []
+
+
+def test_a_plan_that_is_made_up_passes_cordoned_brokers_over(server: AdminServer, run: Run) -> None:
+    assert run("broker", "cordon", "4").code == 0
+    made = run("partition", "reassign", "--generate", "--topic", "a", "-o", "json").json
+    assert made["proposed"] == made["current"]
+    assert run("broker", "uncordon", "4").code == 0
+    made = run("partition", "reassign", "--generate", "--topic", "a", "-o", "json").json
+    assert any(4 in each["replicas"] for each in made["proposed"]["partitions"])

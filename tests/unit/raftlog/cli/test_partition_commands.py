@@ -43,6 +43,7 @@ def test_a_topic_is_described_with_the_lag_of_each_replica(server: AdminServer, 
         "offline": "",
         "adding": "",
         "removing": "",
+        "lost": "",
     }
     assert second["lag"] == "2:0,3:0,1:0"
     [document] = run("topic", "describe", "a", "-o", "json").json
@@ -238,7 +239,7 @@ def test_refusals_are_counted_and_the_others_go_on(server: AdminServer, run: Run
     refused = run("partition", "reassign", "a-0=1,2,4", "a-1=9")
     assert refused.code == 1
     assert "broker 9 is not registered" in refused.err
-    assert "1 of 2 were refused" in refused.err
+    assert "1 of 2 was refused" in refused.err
     assert server.partition("a").adding_replicas == (4,)
     assert "none numbered 7" in run("partition", "reassign", "a-7=1").err
     assert run("partition", "reassign", "--plan", "/nowhere/plan.json").code == 1

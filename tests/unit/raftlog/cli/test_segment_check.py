@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import struct
+import uuid
 from pathlib import Path
 
 import google_crc32c
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
-from raftlog.cli.segment_check import check_segment, read_records
+from raftlog.cli.log_dump import app
+from raftlog.cli.segment_check import check_segment, read_markers, read_records
 from raftlog.format import Columns, encode_batch
+from raftlog.format.control import Marker, encode_control
+from raftmeta.raft.wal import WriteAheadLog
+from tests.support.metadata_disk import MemoryDisk
+from tests.support.metadata_security import alter_users, credential
 
 BASE = 100
 
@@ -48,6 +57,39 @@ def test_a_good_segment_has_no_problems(tmp_path: Path) -> None:
     assert read_records(path, len(first)) == [
         {"value": b"v0", "offset": 103, "timestamp_ms": 500},
         {"value": b"v1", "offset": 104, "timestamp_ms": 500},
+    ]
+
+
+def test_markers_and_aborted_transactions_are_read_and_checked(tmp_path: Path) -> None:
+    markers = encode_control([Marker(7, 1, False, 3, 90), Marker(8, 1, True, 3, 100)], 1, base_offset=103)
+    path = segment(tmp_path, batch(100, 3), markers)
+    assert read_markers(path, len(batch(100, 3)))[0] == (103, Marker(7, 1, False, 3, 90))
+    good = index_entry("<qqqq", 7, 90, 103, 104)
+    closing = index_entry("<qqqq", -1, BASE, 105, 105)
+    index = path.with_suffix(".txnindex")
+    index.write_bytes(good + closing)
+    report = check_segment(path)
+    assert (report.problems, report.txn_index_entries) == ([], 1)
+    for wrong, words in (
+        (index_entry("<qqqq", 7, 90, 102, 104), "offset 102 is a marker"),
+        (index_entry("<qqqq", 7, 103, 103, 104), "begins at offset 103"),
+        (good[:-1] + b"x", "entry 0 is damaged"),
+        (good + closing[:-1], "entry 1 is damaged"),
+    ):
+        index.write_bytes(wrong)
+        (problem,) = check_segment(path).problems
+        assert words in problem
+
+
+def test_a_dump_shows_markers(tmp_path: Path) -> None:
+    path = segment(tmp_path, encode_control([Marker(7, 1, False, 3, 90), Marker(8, 2, True, -1)], 5, base_offset=BASE))
+    done = CliRunner().invoke(app, ["dump", str(path), "--records", "--output", "json"])
+    assert done.exit_code == 0
+    (found,) = json.loads(done.stdout.splitlines()[0])["batches"]
+    assert found["transactional"] == "markers"
+    assert [row["marker"] for row in found["contents"]] == [
+        {"ends": "abort", "producer_id": 7, "producer_epoch": 1, "coordinator_epoch": 3, "first_offset": 90},
+        {"ends": "commit", "producer_id": 8, "producer_epoch": 2, "coordinator_epoch": -1, "first_offset": None},
     ]
 
 
@@ -139,3 +181,26 @@ def test_without_an_index_what_lies_behind_a_damaged_length_is_passed_over(tmp_p
     (problem,) = report.problems
     assert problem.endswith(f"{sum(map(len, batches[1:]))} bytes are passed over")
     assert len(report.batches) == 1
+
+
+@pytest.mark.parametrize("options", [[], ["--records"], ["--records", "-o", "json"]])
+def test_a_file_of_the_metadata_log_is_no_segment_and_what_is_kept_of_passwords_does_not_show(
+    tmp_path: Path, options: list[str]
+) -> None:
+    disk = MemoryDisk()
+    wal = WriteAheadLog(disk, uuid.UUID(int=7))
+    wal.open()
+    secret = credential("alice", secret=33)
+    wal.add(alter_users([secret]).SerializeToString(), 2, 1)
+    wal.sync()
+    (name,) = disk.names()
+    held = disk.read(name)
+    assert secret.salt in held
+    assert secret.stored_key in held
+    (tmp_path / name).write_bytes(held)
+    run = CliRunner().invoke(app, ["dump", str(tmp_path / name), *options])
+    assert run.exit_code == 1
+    assert "the name is not the segment's base offset" in run.output
+    for part in (secret.salt, secret.stored_key, secret.server_key):
+        for shown in (part.decode("latin-1"), part.hex(), base64.b64encode(part).decode()[:12], repr(part)[2:-1]):
+            assert shown not in run.output

@@ -41,7 +41,7 @@ def test_the_timeout_is_kept_when_nobody_answers(silent: str, timeout_ms: int) -
 
 
 def test_what_a_broker_says_wins_over_those_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def respond(self: Any, address: str, method: str, request: Any, deadline: float) -> Any:
+    async def respond(self: Any, address: str, method: str, request: Any, deadline: float, *service: Any) -> Any:
         if address.endswith(":1"):
             raise BrokerUnavailable("no connection")
         return admin_pb2.DescribeClusterResponse(error=to_wire(RequestTimedOut("controllers 2, 4 are missing")))
@@ -57,7 +57,7 @@ def test_a_broker_that_cannot_say_is_followed_by_the_next_and_that_one_is_asked_
 ) -> None:
     asked: list[str] = []
 
-    async def respond(self: Any, address: str, method: str, request: Any, deadline: float) -> Any:
+    async def respond(self: Any, address: str, method: str, request: Any, deadline: float, *service: Any) -> Any:
         asked.append(address[-1])
         if address.endswith(":1"):
             return admin_pb2.DescribeClusterResponse(error=to_wire(RequestTimedOut("cut off")))
@@ -80,7 +80,7 @@ def test_a_change_that_is_there_after_an_attempt_without_an_answer_is_done(
         "partitions": InvalidPartitions("has 4 already"),
     }
 
-    async def respond(self: Any, address: str, method: str, request: Any, deadline: float) -> Any:
+    async def respond(self: Any, address: str, method: str, request: Any, deadline: float, *service: Any) -> Any:
         if address.endswith(":1"):
             raise first
         return admin_pb2.DeleteTopicResponse(error=to_wire(refusals[change]))
@@ -104,7 +104,7 @@ def test_a_change_that_is_there_after_an_attempt_without_an_answer_is_done(
 def test_a_topic_is_asked_for_with_one_id_however_often(monkeypatch: pytest.MonkeyPatch) -> None:
     ids: list[bytes] = []
 
-    async def respond(self: Any, address: str, method: str, request: Any, deadline: float) -> Any:
+    async def respond(self: Any, address: str, method: str, request: Any, deadline: float, *service: Any) -> Any:
         ids.append(request.topic_id)
         if len(ids) < 3:
             raise RequestTimedOut("making 2 000 partitions takes a while")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -11,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 from raftlog import Consumer, Record, TopicPartition
+from raftlog._client.fetch_session import FetchSession
+from raftlog._client.fetcher import Fetcher
+from raftlog._client.options import ConsumerOptions
 from raftlog.errors import (
     BrokerUnavailable,
     ClosedError,
@@ -452,8 +457,6 @@ def test_close_wakes_a_poll_that_waits(cluster: FakeCluster) -> None:
 
 
 def test_what_cannot_be_is_refused(cluster: FakeCluster) -> None:
-    with pytest.raises(InvalidRequestError, match="consumer groups"):
-        Consumer(cluster.bootstrap, "my-group")
     with Consumer(cluster.bootstrap, default_api_timeout_ms=300) as consumer:
         with pytest.raises(InvalidRequestError, match="subscribe or assign"):
             consumer.poll(0)
@@ -470,3 +473,22 @@ def test_what_cannot_be_is_refused(cluster: FakeCluster) -> None:
     with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
         lost.subscribe("t")
     lost.close()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05])
+def test_a_session_ends_while_its_broker_is_silent(after_s: float) -> None:
+    """It accepts the connection and says nothing: who writes to such a call must not outlast it."""
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            fetcher = Fetcher([address], ConsumerOptions.make({}, {}), asyncio.get_running_loop())
+            session = FetchSession(fetcher, 1, address)
+            await asyncio.sleep(after_s)
+            async with asyncio.timeout(5):
+                await session.close()
+                await fetcher.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert [task for task in others if "_write" in repr(task)] == []
+
+    asyncio.run(scenario())

@@ -12,7 +12,7 @@ import pytest
 
 from raftlog import Consumer, TopicPartition
 from raftlog._client.offsets import LATEST
-from raftlog._consumer import try_offsets
+from raftlog._consumer_views import try_offsets
 from raftlog.errors import (
     CorruptRecordError,
     InvalidRequestError,

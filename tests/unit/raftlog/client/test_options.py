@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from raftlog import Admin, Consumer, Producer, aio
-from raftlog._client.connections import parse_bootstrap
 from raftlog._client.options import ConsumerOptions, ProducerOptions
+from raftlog._core.bootstrap import parse_bootstrap
 from raftlog.errors import BrokerUnavailable, InvalidConfig, NotLeader
 
 CLIENTS: list[Any] = [Producer, Consumer, Admin, aio.Producer, aio.Consumer, aio.Admin]
@@ -26,12 +26,31 @@ def test_addresses_come_as_text_or_as_a_list() -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("name", ["security.protocol", "sasl.mechanism", "ssl.ca.location", "ssl.keystore.password"])
-def test_encryption_and_authentication_are_said_to_come_later(client: Any, name: str) -> None:
+@pytest.mark.parametrize("name", ["sasl.jaas.config", "ssl.keystore.password"])
+def test_authentication_by_other_means_than_there_are_is_refused_by_name(client: Any, name: str) -> None:
     with pytest.raises(InvalidConfig, match=f"not in this version: {name}"):
         client("127.0.0.1:1", config={name: "x"})
     underscores = name.replace(".", "_")
     with pytest.raises(InvalidConfig, match=f"not in this version: {underscores}"):
+        client("127.0.0.1:1", **{underscores: "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("session.timeout.ms", "group.consumer.session.timeout.ms in their configuration"),
+        ("heartbeat.interval.ms", "group.consumer.heartbeat.interval.ms in their configuration"),
+        ("partition.assignment.strategy", "group.remote.assignor=sticky, range, roundrobin"),
+        ("group.protocol", "KIP-848"),
+        ("value.deserializer", "values are bytes"),
+    ],
+)
+@pytest.mark.parametrize("client", [Consumer, aio.Consumer])
+def test_what_kafka_has_and_this_has_not_says_what_there_is(client: Any, name: str, instead: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"{name} is not an option here.*{instead}"):
+        client("127.0.0.1:1", config={name: "x"})
+    underscores = name.replace(".", "_")
+    with pytest.raises(InvalidConfig, match=f"{underscores} is not an option here"):
         client("127.0.0.1:1", **{underscores: "x"})
 
 
@@ -44,3 +63,20 @@ def test_a_broken_connection_is_tried_again_sooner_than_a_refusal() -> None:
         assert 800 <= pauses.after_ms(refused, 30) <= 1000
     longer = ProducerOptions.make({"reconnect.backoff.ms": "1s"}, {}).pauses
     assert longer.after_ms(lost, 1) >= 800, "the first pause wins where the longest one is shorter"
+
+
+@pytest.mark.parametrize("client", [Consumer, aio.Consumer])
+def test_an_option_that_is_none_counts_as_left_out(client: Any) -> None:
+    options = ConsumerOptions.make({"client.rack": None}, {"group_id": "g", "group_instance_id": None})
+    assert (options.group_id, options.group_instance_id, options.client_rack) == ("g", "", "")
+    with pytest.raises(InvalidConfig, match="unknown"):
+        ConsumerOptions.make({}, {"group_instanceid": None})
+    made = ProducerOptions.make({}, {"acks": "1", "enable_idempotence": None})
+    assert not made.enable_idempotence
+    with pytest.raises(InvalidConfig, match="is empty"):
+        client("127.0.0.1:1", group_id="g", group_instance_id="")
+
+
+def test_none_contradicts_nothing() -> None:
+    with Consumer("127.0.0.1:1", group_id="g", group_instance_id=None) as consumer:
+        assert consumer.group_metadata().group_instance_id == ""

@@ -36,6 +36,7 @@ def numbered(count: int) -> list[bytes]:
         ({"partition": -1}, InvalidPartitions, "partitions 0 to 1"),
         ({"timestamp_ms": 1.5}, TypeError, "milliseconds"),
         ({"timestamp_ms": -5}, InvalidRequestError, "negative"),
+        ({"timestamp_ms": 253_402_300_800_000}, InvalidRequestError, "timestamp_ms 253402300800000 .* year 9999"),
         ({"value": b"x" * 2_000_000}, MessageTooLarge, r"2000\d{3} bytes.*max\.request\.size=1048576"),
     ],
 )
@@ -46,6 +47,31 @@ def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], error: typ
             with pytest.raises(error, match=message):
                 producer.send("t", **arguments)
             assert producer.send("t", b"fine").result(10).offset == 0
+
+
+@pytest.mark.parametrize(
+    ("timestamps", "message"),
+    [
+        (-5, "row 0 .*-5 is negative"),
+        ([7, -5], "row 1 .*-5 is negative"),
+        (pa.array([7, None, -5], pa.timestamp("ms")), "row 2 .*-5 is negative"),
+        (pa.array([253_402_300_800_000, 7], pa.int64()), "row 0 .* year 9999"),
+        (pa.array([7, 1 << 62], pa.timestamp("s")), "timestamp"),
+    ],
+)
+def test_timestamps_of_many_records_are_checked_as_those_of_one(timestamps: Any, message: str) -> None:
+    with FakeCluster() as cluster, Producer(cluster.bootstrap) as producer:
+        cluster.create_topic("t")
+        count = len(timestamps) if not isinstance(timestamps, int) else 2
+        if isinstance(timestamps, pa.Array):
+            data: Any = pa.table({"value": [b"v"] * count, "timestamp": timestamps})
+            arguments: dict[str, Any] = {}
+        else:
+            data, arguments = [b"v"] * count, {"timestamp_ms": timestamps}
+        with pytest.raises(InvalidRequestError, match=message):
+            producer.send_batch("t", data, **arguments)
+        producer.send_batch("t", [b"v"] * 2, timestamp_ms=[0, 253_402_300_799_999]).result(10)
+        assert len(cluster.values("t")) == 2, "nothing of what was refused"
 
 
 def test_records_without_a_key_go_to_all_partitions_in_turn() -> None:

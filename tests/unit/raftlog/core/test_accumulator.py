@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from raftlog._core.accumulator import Accumulator, AccumulatorConfig
 from raftlog._core.batch import BATCH_BYTES, Batch, record_bytes
+from raftlog._core.numbering import BATCHES_REMEMBERED
 from raftlog._core.partition_queue import PartitionQueue
 from raftlog.errors import MessageTooLarge
 from raftlog.format import Codec, decode_batch
@@ -96,6 +97,41 @@ def test_batches_linger_in_order_and_flush_closes_all() -> None:
     assert acc.close_all() == [three]
     assert acc.next_linger_ms() is None
     assert set(acc.ready) == {one.queue, two.queue, three.queue}
+
+
+def behind_a_backlog(acc: Accumulator, queue: PartitionQueue) -> Batch:
+    """Return an open batch that has lingered (until 5.0) behind five closed ones."""
+    for _ in range(BATCHES_REMEMBERED):
+        acc.close(acc.open(queue, 10, 0, in_turn=True))
+    return acc.open(queue, 10, 0)
+
+
+def test_what_could_not_be_sent_yet_goes_on_growing_and_is_closed_once_the_queue_is_shorter() -> None:
+    acc, queue = accumulator(), PartitionQueue("t", 0)
+    batch = behind_a_backlog(acc, queue)
+    assert acc.close_lingered(6.0) == []
+    assert acc.next_linger_ms() is None, "no timer helps: it waits for the queue"
+    assert acc.open_batch_for(queue, 10) is batch
+    queue.waiting.popleft()
+    assert acc.close_lingered(6.0) == [batch]
+    assert not acc.crowded
+
+
+@pytest.mark.parametrize("how", ["flush", "memory", "full"])
+def test_a_batch_behind_a_backlog_is_closed_when_somebody_waits_for_it(how: str) -> None:
+    acc, queue = accumulator(), PartitionQueue("t", 0)
+    batch = behind_a_backlog(acc, queue)
+    acc.close_lingered(6.0)
+    if how == "flush":
+        assert acc.close_all() == [batch]
+    elif how == "memory":
+        acc.hurry()
+        assert acc.close_lingered(6.0) == [batch]
+    else:
+        assert acc.close(batch)
+        assert acc.close_lingered(6.0) == []
+    assert not acc.crowded
+    assert list(acc.open_batches()) == []
 
 
 def test_expired_batches_are_found_oldest_first() -> None:

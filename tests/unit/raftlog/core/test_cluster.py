@@ -105,3 +105,26 @@ def test_addresses_and_pauses() -> None:
     assert join_address("::1", 9) == "[::1]:9"
     backoff = Backoff(50, 1000, lambda: 0.5)
     assert [backoff.pause_ms(failures) for failures in (1, 2, 3, 9, 1000)] == [45, 90, 180, 900, 900]
+
+
+def test_a_partition_whose_log_went_with_a_disk_says_what_to_do() -> None:
+    cache = ClusterCache()
+    lost = answer(-1, 5)
+    part = lost.topics[0].partitions[0]
+    part.isr[:] = [1]
+    cache.merge(lost, all_topics=False)
+    plain = "t-0 has no leader (replicas 1, 2; in sync 1)"
+    assert cache.without_leader(TopicPartition("t", 0)) == plain
+    part.leader_epoch, part.lost_replicas[:] = 6, [1]
+    cache.merge(lost, all_topics=False)
+    sentence = cache.without_leader(TopicPartition("t", 0))
+    assert sentence is not None
+    assert sentence.startswith(f"{plain}: broker 1 alone had every record and came back without the log")
+    assert "raftlog partition elect t --unclean, which has broker 2, if it is up, lead" in sentence
+    part.leader_epoch, part.lost_replicas[:], part.isr[:] = 7, [1, 2], [1, 2]
+    cache.merge(lost, all_topics=False)
+    assert "brokers 1, 2 alone had" in str(cache.without_leader(TopicPartition("t", 0)))
+    assert "which begins the partition empty" in str(cache.without_leader(TopicPartition("t", 0)))
+    part.leader_epoch, part.leader = 8, 2
+    cache.merge(lost, all_topics=False)
+    assert cache.without_leader(TopicPartition("t", 0)) is None

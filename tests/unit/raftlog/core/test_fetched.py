@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog._core.fetched import Rows
-from raftlog._core.positions import MAX_COMPLAINTS, Fetched, PartitionState, Positions
+from raftlog._core.positions import MAX_COMPLAINTS, Fetched, Mark, PartitionState, Positions
 from raftlog._core.tables import table
 from raftlog.errors import CorruptRecordError
 from raftlog.format import Attributes, Columns, encode_batch
@@ -181,3 +181,38 @@ def test_a_batch_that_does_not_check_is_asked_for_again_some_times_and_then_an_e
         assert (state.error is None) == (attempt < MAX_COMPLAINTS)
         assert [found for found, _ in positions.doubtful] == [state] * min(attempt + 1, MAX_COMPLAINTS)
     assert state.position == 0
+
+
+def test_what_was_taken_and_handed_to_nobody_is_taken_back() -> None:
+    batches, _ = log_of([("plain", [True] * 3)] * 3)
+    state = PartitionState(T0, b"i" * 16, "earliest")
+    state.place(0)
+    positions = Positions()
+    positions.add(state)
+    marks: dict[PartitionState, Mark] = {}
+    state.subscription_id = 1
+    assert positions.receive(state, Fetched(1, b"".join(batches), None))
+    assert len(positions.take(4, [], check_crcs=True, marks=marks)) == 2
+    assert (state.position, marks) == (4, {state: Mark(0, -1, b"i" * 16)})
+    assert len(positions.take_back(marks)) == 1, "the credit of the frame that is stale now"
+    assert (state.position, state.last_epoch, marks) == (0, -1, {})
+    assert state.fetchable, "it is asked for again"
+
+
+def test_an_interrupt_leaves_the_position_before_what_was_being_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, _ = log_of([("plain", [True] * 3)] * 2)
+    state = PartitionState(T0, b"i" * 16, "earliest")
+    state.place(0)
+    state.subscription_id = 1
+    state.frames.append(Fetched(1, b"".join(batches), None))
+    assert state.take(3, [], check_crcs=True) is not None
+    spent: list[Fetched] = []
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raftlog._core.fetched.decode_batch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        state.take(3, spent, check_crcs=True)
+    assert (state.position, len(spent)) == (3, 1)
+    assert state.fetchable, "it is asked for again"

@@ -155,3 +155,12 @@ def test_lost_connections_do_not_lengthen_the_pause_after_the_refusal_that_follo
         batch = Batch(queue, queue.next_order(), 100, 0, 0)
         queue.on_refused(batch, resend=True, counts=True)
         assert queue.failures == expected
+
+
+def test_what_has_failed_while_it_waited_does_not_hold_up_what_comes_behind() -> None:
+    accumulator, queue = Accumulator(CONFIG), PartitionQueue("t", 0)
+    failed, behind = add(accumulator, queue, [b"failed"]), add(accumulator, queue, [b"behind"])
+    accumulator.complete(failed, error=DeliveryTimeout("too late"))
+    assert queue.sendable
+    assert queue.take(1, 1 << 20, at_least_one=True) == [behind]
+    assert not queue.sendable

@@ -15,10 +15,20 @@ from raftlog._core.arguments import as_batches
 from raftlog._core.batch import record_bytes
 from raftlog._core.cluster import PartitionView, TopicView
 from raftlog._core.murmur2 import key_hash
-from raftlog._core.rows import Rows, by_partition, cut, partitions_of, row_bytes, rows_from_batch
+from raftlog._core.rows import (
+    Rows,
+    by_partition,
+    cut,
+    header_entries,
+    partitions_of,
+    row_bytes,
+    rows_from_batch,
+    with_headers,
+)
 from raftlog._core.topic_queues import TopicQueues
 from raftlog.errors import InvalidPartitions, InvalidRequestError
 from raftlog.format import HEADERS_TYPE
+from raftlog.types import Header
 
 QUEUES = TopicQueues(TopicView("t", b"i" * 16, tuple(PartitionView(part, 1, 0) for part in range(5))), None)
 
@@ -45,6 +55,9 @@ def test_dictionary_and_null_columns() -> None:
     assert found.columns().key is None
 
 
+_LIST = pa.list_(pa.struct([("key", pa.utf8()), ("value", pa.binary())]))
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -68,6 +81,16 @@ def test_headers_as_map_or_list(headers: Any, skip: int) -> None:
         record_bytes(b"1", None, tuple(pairs or ())) - sum(3 * len(name) for name, _ in pairs or ())
         for pairs in expected
     ], "names count as their bytes here, as four times their letters there"
+
+
+@pytest.mark.parametrize("entry", [{"key": None, "value": b"1"}, None])
+@pytest.mark.parametrize("skip", [0, 1])
+def test_a_header_without_a_name_is_found(entry: Any, skip: int) -> None:
+    named = [{"key": "k", "value": None}] * 2
+    headers = pa.array([named, None, named, [*named, entry], named], _LIST)
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 5), "headers": headers}).slice(skip)
+    with pytest.raises(InvalidRequestError, match=f"a header in row {3 - skip} has null for its name"):
+        rows_from_batch(batch, 1)
 
 
 def test_timestamps_in_any_unit_and_null_is_now() -> None:
@@ -155,3 +178,34 @@ def test_lists_take_one_of_each_or_one_for_all() -> None:
         as_batches([b"a", 5], None, None, None, None)
     with pytest.raises(InvalidRequestError, match="brings its own columns"):
         as_batches(pa.table({"value": [b"a"]}), b"k", None, None, None)
+
+
+_PAIRS = st.lists(st.tuples(st.sampled_from(["a", "b", "traceparent"]), st.none() | st.binary(max_size=3)), max_size=3)
+
+
+@given(st.lists(st.none() | _PAIRS, min_size=1, max_size=8), st.integers(0, 7))
+def test_more_headers_come_behind_a_rows_own_and_replace_those_of_their_names(
+    own: list[list[tuple[str, bytes | None]] | None], skip: int
+) -> None:
+    skip %= len(own)
+    columns = {"value": pa.array([b"v"] * len(own)), "headers": pa.array(own, HEADERS_TYPE)}
+    more: tuple[Header, ...] = (("traceparent", b"now"), ("b", None))
+    found = with_headers(rows_from_batch(pa.RecordBatch.from_pydict(columns).slice(skip), 1), more)
+    assert found.headers.type == HEADERS_TYPE
+    assert found.headers.to_pylist() == [
+        [*(pair for pair in pairs or () if pair[0] == "a"), *more] for pairs in own[skip:]
+    ]
+    assert row_bytes(found).tolist() == [
+        record_bytes(b"v", None, tuple(pairs)) - sum(3 * len(name) for name, _ in pairs)
+        for pairs in found.headers.to_pylist()
+    ]
+    names, contents, row_of_entry = header_entries(found.headers)
+    assert list(zip(names.to_pylist(), contents.to_pylist(), strict=True)) == [
+        pair for pairs in found.headers.to_pylist() for pair in pairs
+    ]
+    assert row_of_entry.tolist() == [row for row, pairs in enumerate(found.headers.to_pylist()) for _ in pairs]
+
+
+def test_rows_without_headers_get_more() -> None:
+    found = with_headers(rows(value=pa.array([b"1", b"2"])), (("k", b"v"),))
+    assert found.headers.to_pylist() == [[("k", b"v")]] * 2

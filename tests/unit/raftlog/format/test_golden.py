@@ -16,6 +16,7 @@ import pytest
 from raftlog.format import (
     HEADERS_TYPE,
     STAMP_BYTES,
+    Attributes,
     Codec,
     Columns,
     decode_batch,
@@ -24,6 +25,7 @@ from raftlog.format import (
     parse_batch,
     parse_header,
 )
+from raftlog.format.control import Marker, decode_control, encode_control
 
 FILE = Path(__file__).parents[3] / "golden" / "record_batches.json"
 
@@ -54,6 +56,11 @@ def vectors() -> dict[str, bytes]:
             last_offset_delta=9,
         ),
     }
+    named["transactional"] = encode_batch(
+        Columns(two), base, attributes=int(Attributes.TRANSACTIONAL), producer_id=12, producer_epoch=3, base_sequence=0
+    )
+    markers = [Marker(12, 4, True, 9, 40), Marker(70_000, 32_767, False, -1)]
+    named["control batch"] = stamped(encode_control(markers, base), 50, 7)
     for codec in (Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD):
         named[f"{codec.name.lower()}"] = encode_batch(full, base, codec=codec)
     return named
@@ -93,6 +100,11 @@ def test_golden_bytes_decode_to_what_is_written_beside_them(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name not in ("gzip", "snappy", "lz4", "zstd")])
 def test_encoding_gives_the_golden_bytes(name: str) -> None:
     assert vectors()[name].hex() == GOLDEN[name]["bytes"]
+
+
+def test_the_golden_markers_read() -> None:
+    batch = bytes.fromhex(GOLDEN["control batch"]["bytes"])
+    assert decode_control(batch) == [Marker(12, 4, True, 9, 40), Marker(70_000, 32_767, False, -1, -1)]
 
 
 def test_no_vector_is_missing() -> None:

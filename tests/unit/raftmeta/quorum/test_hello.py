@@ -52,9 +52,9 @@ def test_what_comes_from_outside_is_measured_before_it_is_compared_or_shown() ->
     late = hello(2, 1)
     late.current_term = MAX_TERM + 1
     for theirs, words in ((many, "7000000 voters"), (huge, "cluster.id"), (late, "2147483648")):
-        begun_s = time.perf_counter()
+        begun_s = time.thread_time()
         refused = refusal(hello(1, 2), theirs)
-        assert time.perf_counter() - begun_s < 0.1
+        assert time.thread_time() - begun_s < 0.1
         assert refused is not None
         assert words in str(refused)
         assert len(str(refused)) < 1_000

@@ -29,12 +29,14 @@ class Core:
         self.incarnation = incarnation
         self.received: list[int] = []
         self.events: list[str] = []
+        self.greeted: list[int] = []
 
     def hello(self) -> RaftHello:
         return RaftHello(cluster_id="c", node_id=self.node_id, voters=(1, 2), incarnation=self.incarnation)
 
     def hello_from(self, peer_id: int, hello: RaftHello) -> None:
         assert hello.node_id == peer_id
+        self.greeted.append(peer_id)
 
     def receive(self, peer_id: int, message: RaftMessage) -> None:
         self.received.append(message.read_probe.round or len(message.append_entries.entries[0].data))
@@ -107,7 +109,7 @@ def test_messages_arrive_in_order_however_large() -> None:
     async def scenario(core: Core, links: RaftLinks, port: int) -> None:
         for number in range(1, 2_001):
             links.send(2, probe(number))
-        big = RaftMessage(append_entries=AppendEntries(entries=[RaftEntry(data=bytes(6 << 20))]))
+        big = RaftMessage(append_entries=AppendEntries(entries=[RaftEntry(index=1, data=bytes(6 << 20))]))
         for _ in range(3):
             links.send(2, big)
         links.send(2, probe(2_001))
@@ -167,7 +169,7 @@ def test_a_peer_that_does_not_read_fast_enough_is_dropped(monkeypatch: pytest.Mo
 
     async def scenario(core: Core, links: RaftLinks, port: int) -> None:
         for _ in range(10):
-            links.send(2, RaftMessage(append_entries=AppendEntries(entries=[RaftEntry(data=bytes(1 << 20))])))
+            links.send(2, RaftMessage(append_entries=AppendEntries(entries=[RaftEntry(index=1, data=bytes(1 << 20))])))
         await eventually(lambda: "down 2" in core.events, "the link is given up")
 
     with_link(Silent(reads=False), scenario)
@@ -286,7 +288,8 @@ def test_a_peer_that_talks_nonsense_is_dialled_again(hello: bool) -> None:
         assert core.events[:2] == (["up 2", "down 2"] if hello else [])
         await garbage.stop(None)
         server = await serve(RaftExchange(there, kick), port)
-        await eventually(lambda: core.events[-1:] == ["up 2"], "a link to the real one")
+        await eventually(lambda: there.greeted == [1], "a link to the real one")
+        await eventually(lambda: core.events[-1:] == ["up 2"], "the same, here")
         links.send(2, probe(1))
         await eventually(lambda: there.received == [1], "the message")
         await links.close()

@@ -10,7 +10,7 @@ from raftlog.errors import FeatureUpdateFailed
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
-from raftmeta.features import METADATA_VERSION
+from raftmeta.features import METADATA_VERSION, SUPPORTED
 from raftmeta.quorum.proposals import HEAVY_PARTITIONS, Proposals
 from raftmeta.state import Applied
 from tests.support.metadata import create_partitions, create_topic, update_feature
@@ -41,17 +41,18 @@ def proposals(driver: FakeDriver) -> Proposals:
 def test_a_level_that_this_controller_does_not_know_is_never_appended() -> None:
     async def scenario() -> None:
         driver = FakeDriver()
-        for name, level in ((METADATA_VERSION, 2), ("unknown", 1), ("\x01" * 100_000, 1)):
+        above = SUPPORTED[METADATA_VERSION].max_level + 1
+        for name, level in ((METADATA_VERSION, above), ("unknown", 1), ("\x01" * 100_000, 1)):
             with pytest.raises(FeatureUpdateFailed, match="all controllers first") as refused:
                 await proposals(driver).commit(update_feature(name, level))
             assert len(str(refused.value)) < 2_000
         assert driver.proposed == []
-        for level in (0, 1, -1):  # for the state machine to answer
+        for level in (0, 1, -1, above - 1):  # for the state machine to answer
             asked = asyncio.create_task(proposals(driver).commit(update_feature(METADATA_VERSION, level)))
             await asyncio.sleep(0)
             driver.answer()
             await asked
-        assert len(driver.proposed) == 3
+        assert len(driver.proposed) == 4
 
     asyncio.run(scenario())
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from raftlog.errors import CorruptRecordError
 from raftlog.v1.raft_pb2 import AppendEntries, RaftEntry, RaftMessage, SnapshotChunk, TermNotice, VoteRequest
 from raftmeta.raft import messages
 from raftmeta.raft.messages import MAX_TERM
+from raftmeta.raft.snapshots import Snapshot, encode_snapshot
 from raftmeta.raft.wal import ABSTAINED
-from tests.support.raft_cluster import raft_cluster
+from tests.support.raft_cluster import RaftCluster, raft_cluster
 
 TOO_HIGH = MAX_TERM + 1
 
@@ -70,3 +72,43 @@ def test_a_node_that_is_asked_to_campaign_and_reaches_nobody_does_not_spin() -> 
         assert cluster[2].next_deadline_s() > cluster.now
         cluster.run(3)
         assert cluster.leader() == 1
+
+
+def snapshot_from(cluster: RaftCluster, leader: int, snapshot: Snapshot) -> RaftMessage:
+    return messages.snapshot_chunk(cluster[leader].term, 1, 1, encode_snapshot(snapshot), first=True, last=True)
+
+
+def test_a_snapshot_whose_state_cannot_be_read_is_not_written_down() -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.propose(1, b"a", b"b")
+        cluster.settle()
+        follower = cluster.hosts[2]
+        before, files = list(follower.state.applied), follower.disk.names()
+        unreadable = Snapshot(index=50, term=1, previous_term=1, entry=b"\0x", state=b"cut off")
+        cluster[2].receive(1, snapshot_from(cluster, 1, unreadable))
+        with pytest.raises(CorruptRecordError, match="cut off"):
+            cluster.settle()
+        assert follower.disk.names() == files
+        assert follower.state.applied == before
+        cluster.start(2)
+        cluster.run(1)
+        assert follower.state.commands == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("index", "term", "previous_term"),
+    [(2**64 - 1, 1, 1), (2**63, 1, 1), (50, 2, 1), (50, 2**64 - 1, 1), (50, 1, 2)],
+    ids=["last index", "index", "term after the leader's", "last term", "terms that go back"],
+)
+def test_a_snapshot_that_no_leader_of_that_term_has_is_refused(index: int, term: int, previous_term: int) -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.propose(1, b"a")
+        cluster.settle()
+        files = cluster.hosts[2].disk.names()
+        impossible = Snapshot(index=index, term=term, previous_term=previous_term, entry=b"\0x", state=b"")
+        cluster[2].receive(1, snapshot_from(cluster, 1, impossible))
+        cluster.settle()
+        assert cluster.hosts[2].disk.names() == files
+        assert cluster.hosts[2].state.commands == [b"a"]

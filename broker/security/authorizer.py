@@ -1,0 +1,193 @@
+"""Decides by the ACLs in the metadata (KIP-11, KIP-290), and says what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from shlex import quote
+from typing import Final
+
+from broker.security.audit import MAX_SHOWN, Audit
+from broker.security.caller import Operation, ResourceType
+from raftlog.errors import (
+    AuthorizationError,
+    ClusterAuthorizationFailed,
+    GroupAuthorizationFailed,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
+)
+from raftlog.v1.security_pb2 import Acl as Wire
+from raftmeta.acl_index import AclIndex
+from raftmeta.acls import WILDCARD, Acl
+from raftmeta.image import INTERNAL_PREFIX, MetadataImage
+
+NODE_PREFIX: Final = "Node:"
+"""Of who has shown a node's certificate; no user's principal begins like that."""
+MAX_DECISIONS: Final = 10_000
+"""Decisions that are kept, until an ACL changes."""
+_OF_CLUSTER_ITSELF: Final = frozenset({Wire.READ, Wire.WRITE, Wire.CREATE, Wire.DELETE, Wire.ALTER, Wire.ALTER_CONFIGS})
+"""With internal topics nobody but super users may do this."""
+_ERRORS: Final[dict[int, type[AuthorizationError]]] = {
+    Wire.TOPIC: TopicAuthorizationFailed,
+    Wire.GROUP: GroupAuthorizationFailed,
+    Wire.CLUSTER: ClusterAuthorizationFailed,
+    Wire.TRANSACTIONAL_ID: TransactionalIdAuthorizationFailed,
+}
+_WORDS: Final = {Wire.TOPIC: "topic", Wire.GROUP: "group", Wire.TRANSACTIONAL_ID: "transactional id"}
+
+_Question = tuple[str, str, Operation, ResourceType, str]
+
+
+class AclAuthorizer:
+    """The `Authorizer` of one broker. On the event loop only."""
+
+    def __init__(
+        self,
+        image: Callable[[], MetadataImage],
+        super_users: frozenset[str],
+        audit: Audit,
+        *,
+        everyone_if_none: bool = False,
+        refusals: Counter[str] | None = None,
+    ) -> None:
+        self._image = image
+        self._super_users = super_users
+        self._audit = audit
+        self._everyone_if_none = everyone_if_none
+        self._refusals: Counter[str] = Counter() if refusals is None else refusals
+        self._acls = image().acls
+        self._index = AclIndex(self._acls)
+        self._version = 0
+        self._decided: dict[_Question, bool] = {}
+
+    @property
+    def version(self) -> int:
+        """Rises when an ACL changes."""
+        self._follow()
+        return self._version
+
+    def may(
+        self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str, *, log: bool = True
+    ) -> bool:
+        """Whether they may; a refusal goes into the audit log and is counted, unless `log` is False."""
+        self._follow()
+        question = (principal, host, operation, resource, name)
+        allowed = self._decided.get(question)
+        if allowed is None:
+            allowed = self._decide(question)
+            if len(name) <= MAX_SHOWN:
+                if len(self._decided) >= MAX_DECISIONS:
+                    self._decided.clear()
+                self._decided[question] = allowed
+        if log and (not allowed or self._audit.shows_allowed):
+            self._note(question, allowed)
+        return allowed
+
+    def _note(self, question: _Question, allowed: bool) -> None:
+        principal, host, operation, resource, name = question
+        operation_name, type_name = Wire.Operation.Name(operation), Wire.ResourceType.Name(resource)
+        if allowed:
+            self._audit.allowed(principal, host, operation_name, type_name, name)
+        else:
+            self._refusals[operation_name] += 1
+            self._audit.refused(principal, host, operation_name, type_name, name)
+
+    def may_any(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
+        """Whether there is any resource of that type with which they may (KIP-679)."""
+        self._follow()
+        return self.is_super(principal) or self._index.may_any(
+            principal, host, operation, resource, everyone_if_none=self._everyone_if_none
+        )
+
+    def is_super(self, principal: str) -> bool:
+        """Whether they may do everything."""
+        return principal in self._super_users or principal.startswith(NODE_PREFIX)
+
+    def refusal(
+        self, principal: str, operation: Operation, resource: ResourceType, name: str, host: str = ""
+    ) -> AuthorizationError:
+        """Return the error that says what is missing, and the command that would allow it.
+
+        Where an ACL denies it, no other one helps: it says which to remove. `host`: from where they asked.
+        """
+        if resource == Wire.CLUSTER:
+            what = "the cluster"
+        else:
+            shown = name[:MAX_SHOWN] if name.isprintable() else ascii(name[:MAX_SHOWN])
+            what = f"{'to ' if operation == Wire.WRITE else ''}{_WORDS.get(resource, 'resource')} {shown!r}"
+        text = f"{principal} may not {Wire.Operation.Name(operation)} {what}; "
+        return _ERRORS.get(resource, AuthorizationError)(
+            text + self._remedy(principal, operation, resource, name, host)
+        )
+
+    def _remedy(self, principal: str, operation: Operation, resource: ResourceType, name: str, host: str) -> str:
+        if self._is_own(operation, resource, name):
+            return "it is the cluster's own, which super users alone may; see super.users"
+        if operation == Wire.IDEMPOTENT_WRITE:  # asked for by producers, who get it with any topic (KIP-679)
+            denial = self._index.decide(principal, host, Wire.WRITE, Wire.TOPIC, WILDCARD).acl
+            if denial is not None and denial.permission == Wire.DENY:
+                return f"an ACL denies Write of all topics: {_listing(Wire.TOPIC, WILDCARD)}; {_removal(denial)}"
+            return (
+                "a producer needs Write of a topic: "
+                f"raftlog acl add --allow-principal {quote(principal)} --operation Write --topic TOPIC"
+            )
+        denial = self._index.decide(principal, host, operation, resource, name).acl
+        if denial is not None and denial.permission == Wire.DENY:
+            return f"an ACL denies it: {_listing(resource, name)}; {_removal(denial)}"
+        allow = (
+            f"raftlog acl add --allow-principal {quote(principal)} --operation {_spelled(operation)} "
+            f"{_option(resource, name)}"
+        )
+        if resource == Wire.TOPIC and name.startswith(INTERNAL_PREFIX):
+            return f"it is the cluster's own, which super users alone may read or change; to see it: {allow}"
+        return allow
+
+    def _decide(self, question: _Question) -> bool:
+        principal, host, operation, resource, name = question
+        if self.is_super(principal):
+            return True
+        if self._is_own(operation, resource, name):
+            return False
+        decision = self._index.decide(principal, host, operation, resource, name)
+        if decision.allowed or decision.acl is not None:
+            return decision.allowed
+        return self._everyone_if_none and not self._index.has_acls(resource, name)
+
+    def _is_own(self, operation: Operation, resource: ResourceType, name: str) -> bool:
+        return resource == Wire.TOPIC and name.startswith(INTERNAL_PREFIX) and operation in _OF_CLUSTER_ITSELF
+
+    def _follow(self) -> None:
+        acls = self._image().acls
+        if acls is not self._acls:
+            self._acls = acls
+            self._index = self._index.changed_to(acls)
+            self._decided.clear()
+            self._version += 1
+
+
+def _spelled(operation: Operation) -> str:
+    """Return an operation as options have it: DescribeConfigs."""
+    return Wire.Operation.Name(operation).replace("_", " ").title().replace(" ", "")
+
+
+def _option(resource: ResourceType, name: str) -> str:
+    """Return the option that names a resource."""
+    if resource == Wire.CLUSTER:
+        return "--cluster"
+    shown = name[:MAX_SHOWN] if name.isprintable() else ascii(name[:MAX_SHOWN])
+    return f"--{_WORDS.get(resource, 'resource').replace(' ', '-')} {quote(shown)}"
+
+
+def _listing(resource: ResourceType, name: str) -> str:
+    """Return the command that shows all ACLs about a resource."""
+    matching = "" if resource == Wire.CLUSTER else " --resource-pattern-type match"
+    return f"raftlog acl list {_option(resource, name)}{matching}"
+
+
+def _removal(denial: Acl) -> str:
+    """Return the command that removes just this denial."""
+    command = f"raftlog acl remove --deny-principal {quote(denial.principal)}"
+    if denial.host != WILDCARD:
+        command += f" --deny-host {quote(denial.host)}"
+    command += f" --operation {_spelled(denial.operation)} {_option(denial.resource_type, denial.resource_name)}"
+    return command + (" --resource-pattern-type prefixed" if denial.pattern_type == Wire.PREFIXED else "")

@@ -1,0 +1,261 @@
+"""SCRAM (RFC 5802, RFC 7677): exchanges that are under way, and what they end with. `scramp` does the protocol.
+
+An exchange is two messages of the client; the second has to come within EXCHANGE_MS, and once. There are MAX_EXCHANGES
+at most, and MAX_EXCHANGES_OF_NETWORK from one address; whoever begins more ends the oldest, so that nobody keeps others
+from authenticating by beginning many. Of a user that there is or not, a network has MAX_FAILURES guesses a minute.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final
+from unicodedata import ucd_3_2_0
+
+from scramp import ScramException, ScramMechanism
+
+from broker.clock import Clock
+from broker.observability.counters import Counters
+from broker.security.audit import Audit, network_of
+from broker.security.users import Users
+from raftlog.errors import AuthenticationFailed, BrokerOverloaded
+from raftmeta.credentials import MECHANISM_NAMES, Credential
+from raftmeta.user_names import MAX_USER_CHARACTERS
+
+EXCHANGE_MS: Final = 10_000
+MAX_EXCHANGES: Final = 1_000
+MAX_EXCHANGES_OF_NETWORK: Final = 250
+MAX_FAILURES: Final = 20
+"""Wrong passwords of one user from one network, within FAILURES_MS of the first."""
+FAILURES_MS: Final = 60_000
+MAX_COUNTED: Final = 10_000
+"""Users and networks whose failures are counted; who would push one out has to fail that often meanwhile."""
+MAX_MESSAGE_BYTES: Final = 4_096
+EXCHANGE_ID_BYTES: Final = 16
+_SHOWN: Final = 100
+_BY_NAME: Final = {name: mechanism for mechanism, name in MECHANISM_NAMES.items()}
+_Guesser = tuple[str, str]
+"""A user's name, and a network."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    server: Any
+    credential: Credential
+    is_user: bool
+    host: str
+    expires_ms: float
+
+    @property
+    def guesser(self) -> _Guesser:
+        """Whose failures count together."""
+        return self.credential.user, network_of(self.host)
+
+
+@dataclass(slots=True)
+class _Failed:
+    since_ms: float
+    times: int = 0
+
+
+class _Failures:
+    """How often somebody has failed to log in as a user from a network, for a minute from the first time on."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._failed: dict[_Guesser, _Failed] = {}
+        """In the order of their first times."""
+
+    def check(self, guesser: _Guesser) -> None:
+        """Check that another guess may be made.
+
+        Raises:
+            BrokerOverloaded: there were MAX_FAILURES.
+        """
+        self._expire()
+        failed = self._failed.get(guesser)
+        if failed is not None and failed.times >= MAX_FAILURES:
+            user, network = guesser
+            raise BrokerOverloaded(
+                f"logins of user {user[:_SHOWN]!r} from {network} have failed {MAX_FAILURES} times within a minute; "
+                "wait a minute, and check the name and the password"
+            )
+
+    def add(self, guesser: _Guesser) -> None:
+        """Count a failure."""
+        failed = self._failed.get(guesser)
+        if failed is None:
+            if len(self._failed) >= MAX_COUNTED:
+                del self._failed[next(iter(self._failed))]
+            failed = self._failed[guesser] = _Failed(self._clock.monotonic_ms())
+        failed.times += 1
+
+    def clear(self, guesser: _Guesser) -> None:
+        """Forget failures: the password is known."""
+        self._failed.pop(guesser, None)
+
+    def _expire(self) -> None:
+        too_old_ms = self._clock.monotonic_ms() - FAILURES_MS
+        while self._failed:
+            oldest = next(iter(self._failed))
+            if self._failed[oldest].since_ms > too_old_ms:
+                return
+            del self._failed[oldest]
+
+
+class ScramExchanges:
+    """The exchanges of one broker, each a `begin` and a `finish`. `mechanisms`: the names of those that are taken."""
+
+    def __init__(
+        self, users: Users, mechanisms: tuple[str, ...], clock: Clock, counters: Counters, audit: Audit
+    ) -> None:
+        self._users = users
+        self._mechanisms = mechanisms
+        self._clock = clock
+        self._counters = counters
+        self._audit = audit
+        self._exchanges: dict[bytes, _Exchange] = {}
+        """In the order in which they began, and will expire."""
+        self._of_network: dict[str, dict[bytes, None]] = {}
+        """The same, by where they come from."""
+        self._dropped: dict[bytes, None] = {}
+        """Those that had to make room lately: their clients have done nothing wrong, and are to try again."""
+        self._failures = _Failures(clock)
+
+    def __len__(self) -> int:
+        """How many are under way."""
+        self._expire()
+        return len(self._exchanges)
+
+    def begin(self, mechanism: str, message: bytes, host: str) -> tuple[bytes, bytes]:
+        """Take a client's first message; return the exchange's id and the server's answer. All users get one.
+
+        Raises:
+            AuthenticationFailed: the message is not SCRAM's, or the mechanism is not enabled.
+            BrokerOverloaded: too many wrong passwords were given for that user lately.
+        """
+        if mechanism not in self._mechanisms:
+            self._counters.authentications["other", "failure"] += 1
+            raise AuthenticationFailed(
+                f"mechanism {mechanism[:_SHOWN]!r} is not enabled here; this broker takes {', '.join(self._mechanisms)}"
+            )
+        chosen: list[tuple[Credential, bool]] = []
+
+        def credential_of(user: str) -> tuple[bytes, bytes, bytes, int]:
+            found = self._users.find(user, _BY_NAME[mechanism])
+            credential = self._users.imitation(user, _BY_NAME[mechanism]) if found is None else found
+            chosen.append((credential, found is not None))
+            return credential.salt, credential.stored_key, credential.server_key, credential.iterations
+
+        try:
+            first = _first(message)
+            server = ScramMechanism(mechanism).make_server(credential_of)
+            server.set_client_first(first)
+            answer = server.get_server_first().encode()
+        except ScramException as error:
+            self._counters.authentications[mechanism, "failure"] += 1
+            raise AuthenticationFailed(f"this is no first message of {mechanism}: {_words(error)}") from None
+        exchange_id = secrets.token_bytes(EXCHANGE_ID_BYTES)
+        ((credential, is_user),) = chosen
+        exchange = _Exchange(server, credential, is_user, host, self._clock.monotonic_ms() + EXCHANGE_MS)
+        self._failures.check(exchange.guesser)
+        self._expire()
+        self._make_room(network_of(host))
+        self._exchanges[exchange_id] = exchange
+        self._of_network.setdefault(network_of(host), {})[exchange_id] = None
+        return exchange_id, answer
+
+    def finish(self, exchange_id: bytes, message: bytes) -> tuple[Credential, bytes]:
+        """Take the final message; return the credential whose password the client knows, and the server's last answer.
+
+        Raises:
+            AuthenticationFailed: it does not know it, there is no such user, or no such exchange (any more).
+            BrokerOverloaded: as `begin`, then it is not looked at; or the exchange has made room for another one.
+        """
+        self._expire()
+        exchange = self._take(exchange_id)
+        if exchange is None:
+            if exchange_id in self._dropped:
+                raise BrokerOverloaded("too many clients are authenticating; try again")
+            raise AuthenticationFailed(
+                f"there is no such exchange, or it began more than {EXCHANGE_MS // 1_000} s ago; begin another"
+            )
+        credential, guesser = exchange.credential, exchange.guesser
+        self._failures.check(guesser)  # of exchanges that have begun already there may be any number
+        mechanism = MECHANISM_NAMES[credential.mechanism]
+        try:
+            exchange.server.set_client_final(_text(message))
+            answer: bytes = exchange.server.get_server_final().encode()
+            current = self._users.is_current(credential.user, credential.mechanism, credential.version)
+            if not exchange.is_user or not current:  # an imitation, or changed meanwhile
+                raise ScramException("this credential does not count")
+        except ScramException:
+            self._counters.authentications[mechanism, "failure"] += 1
+            self._failures.add(guesser)
+            self._audit.not_authenticated(credential.user, exchange.host, mechanism)
+            shown = credential.user[:_SHOWN]
+            raise AuthenticationFailed(f"there is no user {shown!r}, or the password is another one") from None
+        self._failures.clear(guesser)
+        self._counters.authentications[mechanism, "success"] += 1
+        return credential, answer
+
+    def _take(self, exchange_id: bytes) -> _Exchange | None:
+        exchange = self._exchanges.pop(exchange_id, None)
+        if exchange is not None:
+            network = network_of(exchange.host)
+            del self._of_network[network][exchange_id]
+            if not self._of_network[network]:
+                del self._of_network[network]
+        return exchange
+
+    def _make_room(self, network: str) -> None:
+        """Drop the oldest exchange where another one would be one too many: of the network itself, or else of all."""
+        own = self._of_network.get(network, {})
+        if len(own) >= MAX_EXCHANGES_OF_NETWORK:
+            oldest = next(iter(own))
+        elif len(self._exchanges) >= MAX_EXCHANGES:
+            oldest = next(iter(self._exchanges))
+        else:
+            return
+        self._take(oldest)
+        if len(self._dropped) >= MAX_EXCHANGES:
+            del self._dropped[next(iter(self._dropped))]
+        self._dropped[oldest] = None
+
+    def _expire(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        while self._exchanges:
+            oldest = next(iter(self._exchanges))
+            if self._exchanges[oldest].expires_ms > now_ms:
+                return
+            self._take(oldest)
+
+
+def _text(message: bytes) -> str:
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise ScramException("it is too long")
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        raise ScramException("it is not UTF-8") from None
+
+
+def _first(message: bytes) -> str:
+    """Return a first message whose name may be a user's: SASLprep takes its time, and nobody has authenticated yet.
+
+    Names that NFKC makes others of are no users' (`raftmeta.user_names`), and SASLprep makes 18 characters of some.
+    """
+    text = _text(message)
+    for part in text.split(","):
+        if not part.startswith("n="):
+            continue
+        name = part[len("n=") :].replace("=2C", ",").replace("=3D", "=")
+        if len(name) > MAX_USER_CHARACTERS:
+            raise ScramException("the name is too long")
+        if ucd_3_2_0.normalize("NFKC", name) != name:
+            raise ScramException("there are no such names; give it in Unicode's form NFKC")
+    return text
+
+
+def _words(error: ScramException) -> str:
+    return str(error.args[0])[:_SHOWN]

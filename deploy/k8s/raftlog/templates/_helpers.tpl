@@ -1,0 +1,228 @@
+{{- define "raftlog.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "raftlog.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "raftlog.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "raftlog.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "raftlog.selector" -}}
+app.kubernetes.io/name: {{ include "raftlog.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "raftlog.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "raftlog.selector" . }}
+{{- end -}}
+
+{{- define "raftlog.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{- define "raftlog.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "raftlog.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "raftlog.separate" -}}
+{{- if eq .Values.controllers.mode "separate" }}true{{ end -}}
+{{- end -}}
+
+{{/* Node ids: brokers count from 0, controllers that are pods of their own from 1000, so that either may grow. */}}
+{{- define "raftlog.controllerBase" -}}
+{{- if include "raftlog.separate" . }}1000{{ else }}0{{ end -}}
+{{- end -}}
+
+{{- define "raftlog.brokers" -}}{{ include "raftlog.fullname" . }}-broker{{- end -}}
+{{- define "raftlog.controllers" -}}{{ include "raftlog.fullname" . }}-controller{{- end -}}
+
+{{/* The pods that vote. */}}
+{{- define "raftlog.voterSet" -}}
+{{- if include "raftlog.separate" . }}{{ include "raftlog.controllers" . }}{{ else }}{{ include "raftlog.brokers" . }}{{ end -}}
+{{- end -}}
+
+{{- define "raftlog.clusterId" -}}
+{{- default (printf "%s/%s" .Release.Namespace (include "raftlog.fullname" .) | sha256sum | trunc 22) .Values.clusterId -}}
+{{- end -}}
+
+{{- define "raftlog.bootstrap" -}}
+{{- $externalPort := .Values.ports.clients -}}
+{{ include "raftlog.fullname" . }}.{{ .Release.Namespace }}.svc:{{ $externalPort }}
+{{- end -}}
+
+{{- define "raftlog.voters" -}}
+{{- $root := . -}}
+{{- $set := include "raftlog.voterSet" . -}}
+{{- $base := include "raftlog.controllerBase" . | int -}}
+{{- $voters := list -}}
+{{- range $ordinal := until (int .Values.controllers.replicas) -}}
+{{- $voters = append $voters (printf "%d@%s-%d.%s.%s.svc:%d" (add $base $ordinal) $set $ordinal $set $root.Release.Namespace (int $root.Values.ports.nodes)) -}}
+{{- end -}}
+{{- toJson $voters -}}
+{{- end -}}
+
+{{/* Whether clients and nodes speak TLS. */}}
+{{- define "raftlog.tls.spoken" -}}
+{{- if and .Values.tls.enabled (ne .Values.tls.migration "prepare") }}true{{ end -}}
+{{- end -}}
+
+{{/* Secrets with certificates; of clients: empty where the chart's jobs show none. */}}
+{{- define "raftlog.tls.brokers" -}}
+{{- if .Values.tls.certManager.enabled }}{{ include "raftlog.brokers" . }}-tls{{ else }}{{ .Values.tls.secrets.brokers }}{{ end -}}
+{{- end -}}
+{{- define "raftlog.tls.controllers" -}}
+{{- if .Values.tls.certManager.enabled }}{{ include "raftlog.controllers" . }}-tls{{ else }}{{ .Values.tls.secrets.controllers }}{{ end -}}
+{{- end -}}
+{{- define "raftlog.tls.clients" -}}
+{{- if .Values.tls.certManager.enabled }}{{ include "raftlog.fullname" . }}-client-tls{{ else }}{{ .Values.tls.secrets.clients }}{{ end -}}
+{{- end -}}
+
+{{/* TOML of a map of server keys: quoted keys, JSON values, which TOML reads the same way. */}}
+{{- define "raftlog.toml" -}}
+{{- range $key, $value := . }}
+{{ $key | quote }} = {{ toJson $value }}
+{{- end }}
+{{- end -}}
+
+{{/* What must not be rendered: clusters that lose their quorum or refuse writes at the first maintenance. */}}
+{{- define "raftlog.check" -}}
+{{- $controllers := int .Values.controllers.replicas -}}
+{{- $brokers := int .Values.brokers.replicas -}}
+{{- $config := merge (dict) .Values.brokerConfig .Values.config -}}
+{{- $rf := int (get $config "default.replication.factor" | default 1) -}}
+{{- $minIsr := int (get $config "min.insync.replicas" | default 1) -}}
+{{- if not (or .Values.insecure .Values.tls.enabled) -}}
+{{- fail "insecure: without tls.enabled the listeners are plaintext without authentication. Turn TLS on, or set insecure=true to accept that, and keep networkPolicy.enabled." -}}
+{{- end -}}
+{{- if .Values.tls.enabled -}}
+{{- if and (ne .Values.tls.migration "none") (not .Values.insecure) -}}
+{{- fail "tls.migration takes plaintext as well: set insecure=true to accept that meanwhile" -}}
+{{- end -}}
+{{- if .Values.tls.certManager.enabled -}}
+{{- if not .Values.tls.certManager.issuerRef.name -}}
+{{- fail "tls.certManager.issuerRef.name is empty: name the issuer of your CA" -}}
+{{- end -}}
+{{- else -}}
+{{- range $kind := ternary (list "brokers" "controllers") (list "brokers") (eq .Values.controllers.mode "separate") -}}
+{{- if not (get $.Values.tls.secrets $kind) -}}
+{{- fail (printf "tls.secrets.%s is empty: name the secret with the certificate of the %s, or turn tls.certManager on" $kind $kind) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq (include "raftlog.tls.clientAuth" .) "required") (not (include "raftlog.tls.clients" .)) -}}
+{{- fail "tls.secrets.clients is empty: with tls.clientAuth=required, or auto without auth.enabled, the jobs of this chart need a certificate as every client does" -}}
+{{- end -}}
+{{- else if ne .Values.tls.migration "none" -}}
+{{- fail (printf "tls.migration is %s, and tls.enabled is false: the nodes would neither take nor speak TLS; give every upgrade all of tls, or keep it in a values file" .Values.tls.migration) -}}
+{{- else if or .Values.tls.certManager.enabled (join "" (values .Values.tls.secrets)) -}}
+{{- fail "tls.enabled is false, and certificates are named: the listeners would be plaintext all the same" -}}
+{{- end -}}
+{{- include "raftlog.auth.check" . -}}
+{{- if and (not (include "raftlog.separate" .)) (gt $controllers $brokers) -}}
+{{- fail (printf "controllers.replicas is %d, but in mode combined only %d pods (brokers.replicas) can have a vote" $controllers $brokers) -}}
+{{- end -}}
+{{- if gt $rf $brokers -}}
+{{- fail (printf "config.default.replication.factor is %d, more than brokers.replicas, %d: no topic could be created" $rf $brokers) -}}
+{{- end -}}
+{{- if gt $minIsr $rf -}}
+{{- fail (printf "config.min.insync.replicas is %d, more than default.replication.factor, %d: nothing could ever be written with acks=all" $minIsr $rf) -}}
+{{- end -}}
+{{- if and (gt $brokers 1) (eq $minIsr $rf) -}}
+{{- fail (printf "config.min.insync.replicas equals default.replication.factor, %d: each restart of a broker would refuse writes; leave one replica of slack" $rf) -}}
+{{- end -}}
+{{- if .Values.podDisruptionBudget.enabled -}}
+{{- $down := int .Values.podDisruptionBudget.controllersMaxUnavailable -}}
+{{- $survives := div (sub $controllers 1) 2 | int -}}
+{{- if and (gt $controllers 1) (gt $down $survives) -}}
+{{- fail (printf "podDisruptionBudget.controllersMaxUnavailable is %d, but %d controllers survive the loss of %d only" $down $controllers $survives) -}}
+{{- end -}}
+{{- $slack := sub $rf $minIsr | int -}}
+{{- $down := int .Values.podDisruptionBudget.brokersMaxUnavailable -}}
+{{- if and (gt $brokers 1) (gt $down $slack) -}}
+{{- fail (printf "podDisruptionBudget.brokersMaxUnavailable is %d, but with default.replication.factor %d and min.insync.replicas %d writes survive the loss of %d only" $down $rf $minIsr $slack) -}}
+{{- end -}}
+{{- if and (not (include "raftlog.separate" .)) (gt $controllers 1) (gt $down $survives) -}}
+{{- fail (printf "podDisruptionBudget.brokersMaxUnavailable is %d, but the pods have the votes as well (mode combined) and %d survive the loss of %d only" $down $controllers $survives) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.externalAccess.enabled -}}
+{{- $hosts := len .Values.externalAccess.hosts -}}
+{{- if eq .Values.externalAccess.type "NodePort" -}}
+{{- if ne (len .Values.externalAccess.nodePorts) $brokers -}}
+{{- fail (printf "externalAccess.nodePorts has %d ports for %d brokers; name one for each" (len .Values.externalAccess.nodePorts) $brokers) -}}
+{{- end -}}
+{{- if and (ne $hosts 1) (ne $hosts $brokers) -}}
+{{- fail (printf "externalAccess.hosts has %d names; give one for all brokers, or %d" $hosts $brokers) -}}
+{{- end -}}
+{{- else if ne $hosts $brokers -}}
+{{- fail (printf "externalAccess.hosts has %d names for %d brokers: clients are told an address for each, so reserve one for each load balancer" $hosts $brokers) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.preStop.enabled (ge (int .Values.preStop.timeoutSeconds) (int .Values.terminationGracePeriodSeconds)) -}}
+{{- fail (printf "preStop.timeoutSeconds is %d, and the pod is killed after %d (terminationGracePeriodSeconds): leave time for the stop itself" (int .Values.preStop.timeoutSeconds) (int .Values.terminationGracePeriodSeconds)) -}}
+{{- end -}}
+{{- range $topic := .Values.topics -}}
+{{- if gt (int ($topic.replicationFactor | default 1)) $brokers -}}
+{{- fail (printf "topic %s: replicationFactor is %d, more than brokers.replicas, %d" $topic.name (int $topic.replicationFactor) $brokers) -}}
+{{- end -}}
+{{- end -}}
+{{- range $key := list "node.id" "cluster.id" "process.roles" "log.dirs" "listeners" "advertised.listeners" "controller.quorum.voters" "inter.node.listener" "advertised.inter.node.listener" "metrics.listener" "metadata.log.dir" "rack" "insecure" "listener.security.protocol" "listener.security.migration" "ssl.keystore.location" "ssl.keystore.key.location" "ssl.truststore.location" "ssl.client.auth" "sasl.enabled.mechanisms" "sasl.users.location" "authorizer" "super.users" -}}
+{{- range $from, $keys := dict "config" $.Values.config "brokerConfig" $.Values.brokerConfig "controllerConfig" $.Values.controllerConfig -}}
+{{- if hasKey $keys $key -}}
+{{- fail (printf "%s.%s is the chart's to write" $from $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Shell that gives a pod what only it can know. Arguments: root, base (first node id), headless (service), broker. */}}
+{{- define "raftlog.start" -}}
+{{- $root := .root -}}
+ordinal="${HOSTNAME##*-}"
+export RAFTLOG_NODE_ID="$(({{ .base }} + ordinal))"
+self="$HOSTNAME.{{ .headless }}.{{ $root.Release.Namespace }}.svc"
+{{- if .roles }}
+if [ "$ordinal" -lt {{ $root.Values.controllers.replicas }} ]; then
+  export RAFTLOG_PROCESS_ROLES=broker,controller
+else
+  export RAFTLOG_PROCESS_ROLES=broker
+fi
+{{- end }}
+export RAFTLOG_ADVERTISED_INTER_NODE_LISTENER="$self:{{ $root.Values.ports.nodes }}"
+{{- if .broker }}
+{{- if $root.Values.externalAccess.enabled }}
+case "$ordinal" in
+{{- range $ordinal := until (int $root.Values.brokers.replicas) }}
+{{- $hosts := $root.Values.externalAccess.hosts }}
+{{- $host := index $hosts (ternary 0 $ordinal (eq (len $hosts) 1)) }}
+{{- $port := $root.Values.externalAccess.port }}
+{{- if eq $root.Values.externalAccess.type "NodePort" }}{{ $port = index $root.Values.externalAccess.nodePorts $ordinal }}{{ end }}
+{{ $ordinal }}) export RAFTLOG_ADVERTISED_LISTENERS="{{ $host }}:{{ $port }}" ;;
+{{- end }}
+esac
+{{- else }}
+export RAFTLOG_ADVERTISED_LISTENERS="$self:{{ $root.Values.ports.clients }}"
+{{- end }}
+{{- if $root.Values.rack.enabled }}
+export RAFTLOG_RACK="$(cat /run/raftlog/rack)"
+{{- end }}
+{{- end }}
+export -p > /run/raftlog/environment
+exec raftlog server --config /etc/raftlog/server.toml
+{{- end -}}

@@ -1,0 +1,276 @@
+"""Finds the broker that coordinates a group, a transactional id or a sink, remembers it, and calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, NamedTuple, Protocol
+
+import grpc
+
+from raftlog._client.connections import Connections, from_grpc, nobody_answers
+from raftlog._client.metadata import MetadataCache
+from raftlog._core.backoff import Pauses
+from raftlog._core.cluster import join_address
+from raftlog.errors import (
+    BrokerUnavailable,
+    CoordinatorNotAvailable,
+    NotCoordinator,
+    RaftlogError,
+    RequestTimedOut,
+    RetriableError,
+    ShuttingDown,
+    from_wire,
+)
+from raftlog.v1 import group_pb2, group_pb2_grpc, transaction_pb2, transaction_pb2_grpc
+
+_HEDGE_S: Final = 0.2
+"""A broker that has not said for so long who coordinates is not waited for alone: the next one is asked as well."""
+_ROUND_S: Final = 3.0
+"""How long one look-up may take, over all brokers."""
+_PATIENCE_S: Final = 0.5
+"""How long a coordinator may take to answer before it is looked up whether it still is the one, again and again."""
+_ENOUGH_REFUSALS: Final = 3
+"""Brokers that agree that there is no coordinator; in a large cluster it helps nobody to ask all of them."""
+_LOST: Final = (NotCoordinator, CoordinatorNotAvailable, BrokerUnavailable, RequestTimedOut, ShuttingDown)
+"""After these a group may have another coordinator."""
+
+
+class Coordinator(NamedTuple):
+    """Which broker coordinates a group, and in which partition of __consumer_offsets it keeps the group."""
+
+    node_id: int
+    address: str
+    partition: int
+
+
+class CoordinatedService(NamedTuple):
+    """What is coordinated: the service, and what its `FindCoordinator` is asked. Both answer alike."""
+
+    stub: Callable[[grpc.aio.Channel], Any]
+    look_up: Callable[[str], Any]
+
+
+GROUPS: Final = CoordinatedService(
+    lambda channel: group_pb2_grpc.GroupStub(channel),
+    lambda group_id: group_pb2.FindCoordinatorRequest(group_id=group_id),
+)
+TRANSACTIONS: Final = CoordinatedService(
+    lambda channel: transaction_pb2_grpc.TransactionStub(channel),  # type: ignore[no-untyped-call,unused-ignore] # generated
+    lambda id_: transaction_pb2.FindTransactionCoordinatorRequest(id=id_),
+)
+"""Transactional ids and sink ids."""
+
+
+class CoordinatorOptions(Protocol):
+    """The options that a look-up needs."""
+
+    @property
+    def request_timeout_ms(self) -> float: ...
+    @property
+    def pauses(self) -> Pauses: ...
+
+
+class Coordinators:
+    """The coordinators of groups, or of transactional ids and sinks, as far as known. Lives on one event loop.
+
+    Whoever hears from a coordinator that it is none (`NotCoordinator`, `CoordinatorNotAvailable`), or does not reach
+    it, calls `forget` and then `find` again. `call` does the former by itself.
+    """
+
+    def __init__(
+        self,
+        metadata: MetadataCache,
+        connections: Connections,
+        options: CoordinatorOptions,
+        service: CoordinatedService = GROUPS,
+        counted: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`counted` returns what a request is made within."""
+        self._counted = counted
+        self._service = service
+        self._metadata = metadata
+        self._connections = connections
+        self._options = options
+        self._known: dict[str, Coordinator] = {}
+        self._flights: dict[str, asyncio.Task[Coordinator]] = {}
+        self._stub: tuple[grpc.aio.Channel, Any] | None = None
+        """Of the channel that was used last: making one costs as much as a call."""
+
+    def known(self, group_id: str) -> Coordinator | None:
+        """Return who coordinated the group when somebody asked last; None: nobody has, or it was forgotten."""
+        return self._known.get(group_id)
+
+    def learn(self, group_id: str, coordinator: Coordinator) -> None:
+        """Take it from a broker that answered for the group."""
+        self._known[group_id] = coordinator
+
+    def forget(self, group_id: str, former: Coordinator | None = None) -> None:
+        """Look the group's coordinator up anew the next time; with `former` only if it is that one still."""
+        if former is None or self._known.get(group_id) == former:
+            self._known.pop(group_id, None)
+
+    async def find(self, group_id: str, timeout_s: float) -> Coordinator:
+        """Return who coordinates the group, looking it up as often as it takes when it is not known.
+
+        Raises:
+            InvalidGroupId: not a name for a group.
+            CoordinatorNotAvailable: nobody does, for as long as `timeout_s`; says why.
+            BrokerUnavailable: nobody answers.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        failures = 0
+        while True:
+            try:
+                return await self.find_once(group_id)
+            except RetriableError as error:
+                failures += 1
+                waited_s = loop.time() - started
+                pause_s = self._options.pauses.after_ms(error, failures) / 1000
+                if waited_s + pause_s >= timeout_s or self._metadata.is_hopeless(error, waited_s):
+                    raise
+                await asyncio.sleep(pause_s)
+
+    async def find_once(self, group_id: str) -> Coordinator:
+        """Return who coordinates the group, asking each broker no more than once when it is not known.
+
+        Who asks while it is being asked already shares the answer.
+
+        Raises:
+            InvalidGroupId, CoordinatorNotAvailable, BrokerUnavailable: as `find`.
+        """
+        found = self._known.get(group_id)
+        return found if found is not None else await self._look_up(group_id)
+
+    async def _look_up(self, group_id: str) -> Coordinator:
+        flight = self._flights.get(group_id)
+        if flight is None:
+            flight = self._flights[group_id] = asyncio.get_running_loop().create_task(self._ask(group_id))
+            flight.add_done_callback(lambda done: self._landed(group_id, done))
+        return await asyncio.shield(flight)
+
+    def _landed(self, group_id: str, flight: asyncio.Task[Coordinator]) -> None:
+        self._flights.pop(group_id, None)
+        if not flight.cancelled() and flight.exception() is None:
+            self._known[group_id] = flight.result()
+
+    async def _ask(self, group_id: str) -> Coordinator:
+        """Ask one broker after the other, and the next one beside it while one is silent; the first answer counts."""
+        loop = asyncio.get_running_loop()
+        addresses = self._addresses()
+        left = list(addresses)
+        until = loop.time() + _ROUND_S
+        asking: list[asyncio.Task[Coordinator]] = []
+        done: list[asyncio.Task[Coordinator]] = []
+        reasons: list[str] = []
+        refusals: list[RaftlogError] = []
+        try:
+            while (left or asking) and len(refusals) < _ENOUGH_REFUSALS and loop.time() < until:
+                if left:
+                    asking.append(loop.create_task(self._ask_one(left.pop(0), group_id)))
+                patience_s = _HEDGE_S if left else until - loop.time()
+                await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                done, asking = [task for task in asking if task.done()], [task for task in asking if not task.done()]
+                for task in done:
+                    try:
+                        return task.result()
+                    except (BrokerUnavailable, RequestTimedOut) as error:
+                        reasons.append(str(error))
+                    except RetriableError as error:
+                        refusals.append(error)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, *done, return_exceptions=True)  # of those in `done` one may have been enough
+        if refusals:
+            raise refusals[0]
+        raise nobody_answers(addresses, reasons or [f"no answer within {_ROUND_S:g} s"])
+
+    def _addresses(self) -> list[str]:
+        known = [broker.address for broker in self._metadata.view.brokers.values() if not broker.fenced]
+        bootstrap = list(self._metadata.bootstrap)
+        for some in (known, bootstrap):  # else the first one, cut off from the others, would be believed for ever
+            random.shuffle(some)
+        return list(dict.fromkeys([*known, *bootstrap]))
+
+    async def _ask_one(self, address: str, group_id: str) -> Coordinator:
+        stub = self._service.stub(self._connections.channel(address))
+        try:
+            with self._counted():
+                response: group_pb2.FindCoordinatorResponse = await stub.FindCoordinator(
+                    self._service.look_up(group_id), timeout=min(_ROUND_S, self._options.request_timeout_ms / 1000)
+                )
+        except grpc.RpcError as error:
+            raise from_grpc(error, address) from None
+        if response.HasField("error") and response.error.code:
+            raise from_wire(response.error)
+        return Coordinator(response.node_id, join_address(response.host, response.port), response.partition)
+
+    async def call(self, group_id: str, method: str, request: Any, timeout_s: float) -> Any:
+        """Call a unary method of the service on the coordinator, once; look it up if need be.
+
+        A coordinator that is slow is waited for only as long as no other broker is named in its place. What is in
+        the response beside `error` is the caller's to look at; who finds `NotCoordinator` there calls `forget`.
+
+        Raises:
+            RaftlogError: what the response has as `error`, or why there is none. Whoever retries may call again at
+                once: after an error by which the group may have moved its coordinator is forgotten.
+        """
+        coordinator = await self.find_once(group_id)
+        stub = self._stub_of(coordinator.address)
+        try:
+            with self._counted():
+                async with asyncio.timeout(timeout_s):
+                    response = await self._while_it_is(group_id, coordinator, getattr(stub, method)(request))
+        except TimeoutError:
+            self.forget(group_id, coordinator)
+            raise RequestTimedOut(f"{coordinator.address} did not answer in time") from None
+        except grpc.RpcError as error:
+            self.forget(group_id, coordinator)
+            raise from_grpc(error, coordinator.address) from None
+        failed = getattr(response, "error", None)
+        if failed is not None and failed.code:
+            refusal = from_wire(failed)
+            if isinstance(refusal, _LOST):
+                self.forget(group_id, coordinator)
+            raise refusal
+        return response
+
+    def _stub_of(self, address: str) -> Any:
+        channel = self._connections.channel(address)
+        if self._stub is None or self._stub[0] is not channel:
+            self._stub = channel, self._service.stub(channel)
+        return self._stub[1]
+
+    async def _while_it_is(self, group_id: str, coordinator: Coordinator, call: Any) -> Any:
+        """Wait for an answer as long as nobody else coordinates.
+
+        Raises:
+            BrokerUnavailable: somebody else does; he is known from now on.
+        """
+        answer = asyncio.ensure_future(call)
+        look_up: asyncio.Task[Coordinator] | None = None
+        try:
+            while not (await asyncio.wait([answer], timeout=_PATIENCE_S))[0]:
+                look_up = asyncio.get_running_loop().create_task(self._look_up(group_id))
+                await asyncio.wait([answer, look_up], return_when=asyncio.FIRST_COMPLETED)
+                if answer.done():
+                    break
+                if look_up.exception() is None and look_up.result().node_id != coordinator.node_id:
+                    raise BrokerUnavailable(f"{coordinator.address} does not answer, and coordinates no more")
+            return answer.result()
+        finally:
+            answer.cancel()
+            if look_up is not None:
+                look_up.cancel()
+                await asyncio.gather(look_up, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Look nothing up any more."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)

@@ -1,0 +1,96 @@
+"""Figures of clients for Prometheus, beside those of the application that they are part of.
+
+    from prometheus_client import REGISTRY, start_http_server
+    from raftlog.prometheus import ClientCollector
+
+    REGISTRY.register(ClientCollector(billing=producer, orders=consumer))
+    start_http_server(9400)
+
+Each client has a name, which becomes the label `client`. A figure `record-send-rate` of the group `producer-metrics` is
+`raftlog_producer_record_send_rate`. What a group's name says of a topic, partition or node becomes labels:
+`raftlog_producer_topic_record_send_rate`, `raftlog_consumer_partition_records_lag`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from raftlog._core.figure_meanings import meaning_of
+
+__all__ = ["ClientCollector", "HasMetrics"]
+
+_GROUP: Final = re.compile(
+    r"(?P<kind>producer-topic|producer-node|producer|consumer-fetch-manager|consumer-coordinator|consumer|admin-client)"
+    r"-metrics(?:\.(?P<of>.+))?"
+)
+_WITH_PARTITION: Final = "records-lag"
+"""The only figure of partitions; the others that have a name beside their group are of topics or nodes."""
+
+
+class HasMetrics(Protocol):
+    """A producer, consumer or admin client, of `raftlog` or `raftlog.aio`."""
+
+    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+        """Return figures by group and name."""
+        ...
+
+
+class ClientCollector:
+    """A collector of `prometheus_client` for some clients, by name. A client that is closed shows its last figures."""
+
+    def __init__(self, **clients: HasMetrics) -> None:
+        self._clients = dict(clients)
+
+    def add(self, name: str, client: HasMetrics) -> None:
+        """Show one more client, or another one under a name."""
+        self._clients[name] = client
+
+    def remove(self, name: str) -> None:
+        """Show a client no more."""
+        self._clients.pop(name, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        families: dict[tuple[str, tuple[str, ...]], Metric] = {}
+        for client, shown in sorted((name, made.metrics()) for name, made in self._clients.copy().items()):
+            for group, figures in shown.items():
+                for figure, value in figures.items():
+                    name, labels = _name_and_labels(group, figure)
+                    self._add(families, name, figure, {"client": client, **labels}, value)
+        yield from families.values()
+
+    @staticmethod
+    def _add(
+        families: dict[tuple[str, tuple[str, ...]], Metric],
+        name: str,
+        figure: str,
+        labels: Mapping[str, str],
+        value: float,
+    ) -> None:
+        names = tuple(labels)
+        family = families.get((name, names))
+        if family is None:
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = families[name, names] = kind(name, meaning_of(figure), labels=names)
+        family.add_metric(list(labels.values()), value)  # type: ignore[attr-defined] # both kinds have it
+
+
+def _name_and_labels(group: str, figure: str) -> tuple[str, dict[str, str]]:
+    """Return what a figure is called in Prometheus, and the labels that its group's name stands for."""
+    found = _GROUP.fullmatch(group)
+    assert found is not None, f"a group of figures is not known: {group}"
+    kind, of = found["kind"], found["of"]
+    labels: dict[str, str] = {}
+    if kind == "producer-node":
+        labels = {"node": of.removeprefix("node-")}
+    elif of is not None and figure == _WITH_PARTITION:
+        topic, _, partition = of.rpartition(".")
+        kind, labels = "consumer-partition", {"topic": topic, "partition": partition}
+    elif of is not None:
+        kind, labels = kind.replace("fetch-manager", "topic"), {"topic": of}
+    return f"raftlog_{kind}_{figure}".replace("-", "_"), labels

@@ -1,0 +1,76 @@
+"""OpenTelemetry traces on the consumer's side: from a record to the trace that it belongs to.
+
+Needs the extra `raftlog[otel]`. A producer made with `tracing=True` puts the context of the current span into the
+headers of what it sends; docs/tracing.md has the whole picture.
+
+    with Consumer(bootstrap, "billing", tracing=True) as consumer:
+        consumer.subscribe("orders")
+        for record in consumer:
+            with tracing.process(record):
+                handle(record)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from raftlog.types import Record
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanKind
+
+    from raftlog._spans import SYSTEM
+    from raftlog._tracing import MAX_LINKS, span_context_of, tracer
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("opentelemetry"):
+        raise
+    raise ModuleNotFoundError(
+        f"raftlog.tracing needs OpenTelemetry ({error}); install it with pip install 'raftlog[otel]'", name=error.name
+    ) from None
+
+__all__ = ["context_of", "link_of", "process"]
+
+
+def context_of(record: Record) -> Context | None:
+    """Return the context that a record was sent in, to begin spans in; None when it carries none."""
+    context = span_context_of(record.headers)
+    return None if context is None else trace.set_span_in_context(NonRecordingSpan(context), Context())
+
+
+def link_of(record: Record) -> Link | None:
+    """Return a link to the span that sent a record; None when it carries none."""
+    context = span_context_of(record.headers)
+    return None if context is None else Link(context)
+
+
+@contextmanager
+def process(records: Record | Iterable[Record], name: str = "process") -> Iterator[Span]:
+    """Make what runs within it a span, `name` and the topic, linked to what sent these records; 128 of them at most.
+
+    Within another span it is a child of that. Else the span of one record goes on with the record's own trace, and
+    that of several begins one. An exception that passes is noted in the span.
+    """
+    several = [records] if isinstance(records, Record) else list(records)
+    links = list(filter(None, map(link_of, several)))[:MAX_LINKS]
+    attributes: dict[str, str | int] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": name,
+        "messaging.operation.type": "process",
+    }
+    parent: Context | None = None
+    topics = {record.topic for record in several}
+    if len(topics) == 1:
+        attributes["messaging.destination.name"] = several[0].topic
+    if isinstance(records, Record):
+        attributes["messaging.destination.partition.id"] = str(records.partition)
+        attributes["raftlog.offset"] = records.offset
+        if not trace.get_current_span().get_span_context().is_valid:
+            parent = context_of(records)
+    else:
+        attributes["messaging.batch.message_count"] = len(several)
+    title = f"{name} {several[0].topic}" if len(topics) == 1 else name
+    with tracer().start_as_current_span(title, parent, SpanKind.CONSUMER, attributes, links) as span:
+        yield span

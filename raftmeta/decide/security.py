@@ -1,0 +1,165 @@
+"""Decisions on users and permissions (KIP-554, KIP-140, KIP-290)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftlog.errors import InvalidRequestError, ResourceNotFound, UnacceptableCredential
+from raftlog.v1 import records_pb2
+from raftlog.v1.records_pb2 import MetadataRecord
+from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM, ScramCredential, UserMechanism
+from raftmeta.acls import Acl, check_acl
+from raftmeta.credentials import KEY_BYTES, MECHANISM_NAMES, Credential, CredentialKey, remove_credential_record
+from raftmeta.decide.outcome import Accepted, CommandResult, shown
+from raftmeta.features import SECURITY, SECURITY_LEVEL, check_metadata_version
+from raftmeta.image import MetadataImage
+from raftmeta.user_names import why_no_user
+
+MAX_CREDENTIALS: Final = 10_000
+"""In a cluster; every controller and broker holds all of them."""
+MAX_ACLS: Final = 10_000
+"""In a cluster, as with the credentials."""
+MAX_SECURITY_CHANGES: Final = 1_000
+"""In one command: credentials set and deleted, or ACLs added and removed."""
+MIN_SALT_BYTES: Final = 12
+MAX_SALT_BYTES: Final = 255
+MIN_ITERATIONS: Final = 4_096
+"""RFC 7677, section 4."""
+MAX_ITERATIONS: Final = 1_000_000
+"""More of them keep each client busy for seconds, without making a good password better."""
+assert min(MAX_CREDENTIALS, MAX_ACLS) >= MAX_SECURITY_CHANGES
+
+
+def alter_users(image: MetadataImage, command: records_pb2.AlterUsersCommand, offset: int) -> Accepted:
+    """Set and delete credentials, all or none. A deletion without a mechanism is of all that the user has.
+
+    What is set as it is already stays as it is, with its version.
+
+    Raises:
+        UnacceptableCredential: a user's name, a salt, a key or a number of iterations is not allowed.
+        ResourceNotFound: one that is to be deleted is not there.
+        InvalidRequestError: too many, in the command or in the cluster, or one is named twice.
+    """
+    check_metadata_version(image, SECURITY_LEVEL, SECURITY)
+    _check_changes(len(command.upsertions) + len(command.deletions), "credentials")
+    named: set[CredentialKey] = set()
+    records = []
+    for deletion in command.deletions:
+        for key in _present(image, deletion):
+            _check_once(key, named)
+            records.append(remove_credential_record(key))
+    credentials = len(image.credentials) - len(records)
+    for wire in command.upsertions:
+        check_credential(wire)
+        credential = Credential.from_wire(wire, offset)
+        _check_once(credential.key, named)
+        known = image.credentials.get(credential.key)
+        if known is None:
+            credentials += 1
+        elif known.to_wire() == wire:
+            continue
+        records.append(credential.to_record())
+    if credentials > MAX_CREDENTIALS and credentials > len(image.credentials):
+        raise InvalidRequestError(
+            f"the cluster would have {credentials} credentials, at most {MAX_CREDENTIALS} are allowed; delete users "
+            "that nobody needs (raftlog user delete)"
+        )
+    return _accepted(image, records, offset)
+
+
+def alter_acls(image: MetadataImage, command: records_pb2.AlterAclsCommand, offset: int) -> Accepted:
+    """Add and remove ACLs, all or none. To add what is there, or remove what is not, changes nothing.
+
+    Raises:
+        InvalidRequestError: one says what no ACL can say, is both added and removed, or they are too many, in the
+            command or in the cluster.
+    """
+    check_metadata_version(image, SECURITY_LEVEL, SECURITY)
+    _check_changes(len(command.additions) + len(command.removals), "ACLs")
+    removals = dict.fromkeys(Acl.from_wire(wire).canonical() for wire in command.removals)
+    additions = dict.fromkeys(Acl.from_wire(wire).canonical() for wire in command.additions)
+    for acl in removals:
+        if acl not in image.acls:
+            check_acl(acl)
+    for acl in additions:
+        check_acl(acl)
+        if acl in removals:
+            raise InvalidRequestError(f"one ACL is both added and removed in one request: {acl}")
+    removed = [acl.to_removal() for acl in removals if acl in image.acls]
+    added = [acl.to_record() for acl in additions if acl not in image.acls]
+    acls = len(image.acls) - len(removed) + len(added)
+    if added and acls > MAX_ACLS:
+        raise InvalidRequestError(
+            f"the cluster would have {acls} ACLs, at most {MAX_ACLS} are allowed; use prefixed ones "
+            "(--resource-pattern-type prefixed), or remove those that nobody needs (raftlog acl remove)"
+        )
+    return _accepted(image, [*removed, *added], offset)
+
+
+def check_credential(wire: ScramCredential) -> None:
+    """Check that a credential can be one; what is wrong is said without showing any of it but the user's name.
+
+    Raises:
+        UnacceptableCredential: it cannot.
+    """
+    why = why_no_user(wire.user)
+    if why is not None:
+        raise UnacceptableCredential(f"{shown(wire.user)} cannot be the name of a user: {why}")
+    user = f"user {shown(wire.user)}"
+    if wire.mechanism not in KEY_BYTES:
+        raise UnacceptableCredential(
+            f"{user}: mechanism {wire.mechanism} is not known here, but {' and '.join(MECHANISM_NAMES.values())} are"
+        )
+    if not MIN_SALT_BYTES <= len(wire.salt) <= MAX_SALT_BYTES:
+        raise UnacceptableCredential(
+            f"{user}: the salt has {len(wire.salt)} bytes, it may have {MIN_SALT_BYTES} to {MAX_SALT_BYTES}"
+        )
+    for what, key in (("stored", wire.stored_key), ("server", wire.server_key)):
+        if len(key) != KEY_BYTES[wire.mechanism]:
+            raise UnacceptableCredential(
+                f"{user}: the {what} key has {len(key)} bytes, with {MECHANISM_NAMES[wire.mechanism]} it has "
+                f"{KEY_BYTES[wire.mechanism]}"
+            )
+    if not MIN_ITERATIONS <= wire.iterations <= MAX_ITERATIONS:
+        raise UnacceptableCredential(
+            f"{user}: {wire.iterations} iterations, there may be {MIN_ITERATIONS} to {MAX_ITERATIONS}"
+        )
+
+
+def _present(image: MetadataImage, deletion: UserMechanism) -> list[CredentialKey]:
+    """Return the credentials that a deletion is about, of which there is at least one.
+
+    Raises:
+        ResourceNotFound: there is none.
+    """
+    if deletion.mechanism == UNKNOWN_MECHANISM:
+        found = [credential.key for credential in image.credentials_of(deletion.user)]
+        if not found:
+            raise ResourceNotFound(f"there is no user {shown(deletion.user)}; raftlog user list names them")
+        return found
+    key = CredentialKey(deletion.user, deletion.mechanism)
+    if key not in image.credentials:
+        mechanism = MECHANISM_NAMES.get(deletion.mechanism, f"mechanism {deletion.mechanism}")
+        raise ResourceNotFound(
+            f"user {shown(deletion.user)} has no credential for {mechanism}; raftlog user list names those there are"
+        )
+    return [key]
+
+
+def _check_once(key: CredentialKey, named: set[CredentialKey]) -> None:
+    if key in named:
+        raise InvalidRequestError(
+            f"user {shown(key.user)}: {MECHANISM_NAMES[key.mechanism]} is named twice in one request"
+        )
+    named.add(key)
+
+
+def _check_changes(count: int, what: str) -> None:
+    if count > MAX_SECURITY_CHANGES:
+        raise InvalidRequestError(
+            f"the request changes {count} {what}, at most {MAX_SECURITY_CHANGES} can be changed at once; split it"
+        )
+
+
+def _accepted(image: MetadataImage, records: list[MetadataRecord], offset: int) -> Accepted:
+    return tuple(records), CommandResult(offset if records else image.offset)

@@ -1,0 +1,405 @@
+"""Permissions against real brokers: client certificates name the users, every call is looked at, and what is taken away
+is gone on both brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from google.protobuf import symbol_database
+from google.protobuf.message_factory import GetMessageClass
+
+from broker.security.rules import RULES, anybody, inside
+from raftlog import (
+    AclBinding,
+    AclFilter,
+    AclOperation,
+    Admin,
+    Consumer,
+    Producer,
+    ResourceType,
+    TopicPartition,
+)
+from raftlog._doctor.checks import CHECKS
+from raftlog._doctor.collect import collect
+from raftlog._doctor.picture import Finding
+from raftlog._doctor.report import examine
+from raftlog.errors import (
+    AuthorizationError,
+    ClusterAuthorizationFailed,
+    GroupAuthorizationFailed,
+    RaftlogError,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
+)
+from raftlog.testing import Cluster
+from raftlog.v1 import (
+    admin_pb2,
+    group_pb2,
+    log_pb2,
+    metadata_pb2,
+    metadata_pb2_grpc,
+    node_pb2,
+    security_pb2,
+    security_pb2_grpc,
+    transaction_pb2,
+)
+from tests.support.sasl_client import TIMEOUT_S, secure_channel
+
+T = TypeVar("T")
+
+PATIENCE_S = 30.0
+MODULES = (admin_pb2, group_pb2, log_pb2, metadata_pb2, node_pb2, security_pb2, transaction_pb2)
+"""Imported so that their descriptors are in the pool."""
+TOPIC, GROUP, CLUSTER, TXN = (
+    ResourceType.TOPIC,
+    ResourceType.GROUP,
+    ResourceType.CLUSTER,
+    ResourceType.TRANSACTIONAL_ID,
+)
+READ, WRITE, DESCRIBE = AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Broker 1 is the controller; broker 2 hears of everything from its watch on the inter-node listener."""
+    config = {"authorizer": "acl", "super.users": "User:admin"}
+    with Cluster(2, controllers=1, tls=True, config=config, default_replication_factor=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: Cluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap, config=cluster.authority.client_config("admin")) as made:
+        yield made
+
+
+def may(user: str, operation: AclOperation, kind: ResourceType, name: str) -> AclBinding:
+    return AclBinding(f"User:{user}", operation, kind, name)
+
+
+def soon(work: Callable[[], T]) -> T:
+    """Return what `work` returns once it may: the other broker hears of a permission a moment later."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return work()
+        except AuthorizationError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.02)
+
+
+def soon_refused(error: type[RaftlogError], work: Callable[[], Any]) -> RaftlogError:
+    """Return what `work` is refused with once it is."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        try:
+            work()
+        except error as refusal:
+            return refusal
+        time.sleep(0.02)
+    raise AssertionError(f"it was not refused with {error.__name__}")
+
+
+@contextmanager
+def producer(cluster: Cluster, user: str, **options: Any) -> Iterator[Producer]:
+    with Producer(cluster.bootstrap, config=cluster.authority.client_config(user), **options) as made:
+        yield made
+
+
+@contextmanager
+def consumer(cluster: Cluster, user: str, group: str) -> Iterator[Consumer]:
+    config = cluster.authority.client_config(user)
+    with Consumer(cluster.bootstrap, group_id=group, auto_offset_reset="earliest", config=config) as made:
+        yield made
+
+
+def filled(message: Any, topic_id: bytes) -> Any:
+    """Return the message with a name or a topic in every field that can have one."""
+    for field in message.DESCRIPTOR.fields:
+        value: Any
+        if field.name in ("topic_id", "topic_ids"):
+            value = topic_id
+        elif field.type == field.TYPE_STRING:
+            value = "theirs"
+        elif field.type == field.TYPE_MESSAGE and not field.message_type.GetOptions().map_entry:
+            value = filled(GetMessageClass(field.message_type)(), topic_id)
+        else:
+            continue
+        if field.is_repeated:
+            getattr(message, field.name).append(value)
+        elif field.type == field.TYPE_MESSAGE:
+            getattr(message, field.name).CopyFrom(value)
+        else:
+            setattr(message, field.name, value)
+    return message
+
+
+def write(writing: Producer, topic: str, value: bytes, partition: int = 0) -> None:
+    writing.send(topic, value, partition=partition).result(PATIENCE_S)
+
+
+def test_nobody_gets_through_to_anything_without_permissions(cluster: Cluster, admin: Admin) -> None:
+    """Every call but those that anybody may make, on a real listener."""
+    admin.create_topic("theirs", partitions=1)
+    pool = symbol_database.Default().pool  # type: ignore[attr-defined] # not in the stubs
+    topic_id = admin.describe_topic("theirs").topic_id
+
+    async def main() -> None:
+        certificate = cluster.authority.issue("mallory", hosts=())
+        address = cluster.bootstrap.split(",")[0]
+        async with secure_channel(address, cluster.authority.ca_file, certificate) as channel:
+            refused = 0
+            for path, rule in RULES.items():
+                if rule in (anybody, inside):
+                    continue
+                _, service, name = path.split("/")
+                method = pool.FindServiceByName(service).methods_by_name[name]
+                request = filled(GetMessageClass(method.input_type)(), topic_id)
+                kind = channel.unary_stream if method.server_streaming else channel.unary_unary
+                call: Any = kind(
+                    path,
+                    request_serializer=type(request).SerializeToString,
+                    response_deserializer=GetMessageClass(method.output_type).FromString,
+                )(request, timeout=TIMEOUT_S)
+                assert await call.code() is grpc.StatusCode.PERMISSION_DENIED, path
+                assert "AuthorizationFailed: User:mallory may not " in await call.details(), path
+                refused += 1
+            assert refused > 35
+
+    asyncio.run(main())
+
+
+def test_who_may_write_writes_and_who_may_read_reads_and_nobody_else(cluster: Cluster, admin: Admin) -> None:
+    admin.create_topic("orders", partitions=2)
+    admin.create_acls([may("w", WRITE, TOPIC, "orders"), may("r", READ, TOPIC, "orders"), may("r", READ, GROUP, "g")])
+    admin.create_acls(may("r", WRITE, TOPIC, "elsewhere"))  # so that it may have a producer id
+    with producer(cluster, "w") as writing:
+        for number in range(4):
+            soon(partial(write, writing, "orders", b"%d" % number, number % 2))
+    with producer(cluster, "r") as refused, pytest.raises(TopicAuthorizationFailed, match="--operation Write"):
+        write(refused, "orders", b"x")
+    with consumer(cluster, "r", "g") as reading:
+        reading.subscribe(["orders"])
+        found = soon(lambda: polled(reading, 4))
+        assert sorted(found) == [b"0", b"1", b"2", b"3"]
+        reading.commit()
+    with consumer(cluster, "w", "g") as other, pytest.raises(GroupAuthorizationFailed):
+        other.subscribe(["orders"])
+        polled(other, 1)
+    with consumer(cluster, "w", "none") as alone, pytest.raises(TopicAuthorizationFailed, match="may not READ"):
+        alone.assign([TopicPartition("orders", 0)])
+        alone.seek(TopicPartition("orders", 0), 0)
+        polled(alone, 1)
+
+
+def polled(reading: Consumer, count: int) -> list[bytes]:
+    """Return the values that come until there are so many."""
+    found: list[bytes] = []
+    deadline_s = time.monotonic() + PATIENCE_S
+    while len(found) < count and time.monotonic() < deadline_s:
+        found += [record.value or b"" for record in reading.poll(0.2)]
+    return found
+
+
+def test_what_is_taken_away_is_gone_at_once_for_streams_that_stand(cluster: Cluster, admin: Admin) -> None:
+    admin.create_topic("news", partitions=2)  # one on each broker
+    rights = [may("s", READ, TOPIC, "news"), may("s", READ, GROUP, "s"), may("s", WRITE, TOPIC, "news")]
+    admin.create_acls(rights)
+    with producer(cluster, "s") as writing, consumer(cluster, "s", "s") as reading:
+        for partition in (0, 1):
+            soon(partial(write, writing, "news", b"a", partition))
+        reading.subscribe(["news"])
+        assert soon(lambda: polled(reading, 2)) == [b"a", b"a"]
+        admin.delete_acls(
+            [AclFilter(operation=WRITE, principal="User:s"), AclFilter(operation=READ, principal="User:s")]
+        )
+        for partition in (0, 1):
+            soon_refused(TopicAuthorizationFailed, partial(write, writing, "news", b"b", partition))
+        with producer(cluster, "admin") as telling:
+            for partition in (0, 1):
+                write(telling, "news", b"secret", partition)
+        deadline_s = time.monotonic() + PATIENCE_S
+        with pytest.raises((TopicAuthorizationFailed, GroupAuthorizationFailed)):
+            while time.monotonic() < deadline_s:
+                assert all(record.value == b"b" for record in reading.poll(0.2))
+
+
+def test_lists_show_what_may_be_described(cluster: Cluster, admin: Admin) -> None:
+    admin.create_topic("shown", partitions=1)
+    admin.create_topic("hidden", partitions=1)
+    for group in ("g-shown", "g-hidden"):
+        admin.alter_group_offsets(group, {TopicPartition("shown", 0): 0, TopicPartition("hidden", 0): 0})
+    admin.create_acls(
+        [
+            may("d", DESCRIBE, TOPIC, "shown"),
+            may("d", DESCRIBE, GROUP, "g-shown"),
+            may("d", DESCRIBE, TXN, "t-shown"),
+        ]
+    )
+    for transactional_id in ("t-shown", "t-hidden"):
+        with producer(cluster, "admin", transactional_id=transactional_id) as made:
+            made.begin_transaction()
+            for topic in ("shown", "hidden"):
+                made.send(topic, b"x", partition=0)
+            made.commit_transaction()
+    with Admin(cluster.bootstrap, config=cluster.authority.client_config("d")) as seeing:
+        soon(lambda: seeing.describe_topic("shown"))
+        deadline_s = time.monotonic() + PATIENCE_S
+        while seeing.list_topics() != ["shown"]:
+            assert time.monotonic() < deadline_s
+        assert [group.group_id for group in seeing.list_groups()] == ["g-shown"]
+        assert list(seeing.group_offsets("g-shown")) == [TopicPartition("shown", 0)]
+        transactions = seeing.list_transactions()
+        assert [each.transactional_id for each in transactions] == ["t-shown"]
+        with pytest.raises(TopicAuthorizationFailed):
+            seeing.describe_topic("hidden")
+        with pytest.raises(TopicAuthorizationFailed):
+            seeing.describe_topic("there is none")
+        with pytest.raises(GroupAuthorizationFailed):
+            seeing.group_offsets("g-hidden")
+        with pytest.raises(TransactionalIdAuthorizationFailed):
+            seeing.describe_transactions(["t-hidden"])
+        with pytest.raises(ClusterAuthorizationFailed):
+            seeing.describe_acls()
+
+
+def test_transactions_need_their_id_and_their_topics(cluster: Cluster, admin: Admin) -> None:
+    admin.create_topic("ledger", partitions=1)
+    admin.create_topic("audited", partitions=1)
+    admin.create_acls([may("t", WRITE, TOPIC, "ledger"), may("t", WRITE, TXN, "tx"), may("t", READ, TOPIC, "audited")])
+    with pytest.raises(TransactionalIdAuthorizationFailed), producer(cluster, "t", transactional_id="other") as others:
+        others.begin_transaction()
+        write(others, "ledger", b"x")
+
+    def commit() -> None:
+        with producer(cluster, "t", transactional_id="tx") as mine:
+            mine.begin_transaction()
+            mine.send("ledger", b"x", partition=0)
+            mine.commit_transaction()
+
+    soon(commit)
+    with (
+        producer(cluster, "t", transactional_id="tx") as mine,
+        pytest.raises(RaftlogError, match="User:t may not WRITE to topic 'audited'"),
+    ):
+        mine.begin_transaction()
+        write(mine, "audited", b"x")
+
+
+def test_what_the_cluster_keeps_for_itself_is_for_super_users(cluster: Cluster, admin: Admin) -> None:
+    admin.create_acls(
+        [may("all", AclOperation.ALL, kind, "*") for kind in (TOPIC, GROUP, TXN)]
+        + [may("all", AclOperation.ALL, CLUSTER, "raftlog-cluster")]
+    )
+    admin.alter_group_offsets("made", {TopicPartition("orders", 0): 0})  # there has to be a topic of the groups
+    own = TopicPartition("__consumer_offsets", 0)
+    with consumer(cluster, "all", "all") as reading, pytest.raises(TopicAuthorizationFailed, match="super users"):
+        reading.assign([own])
+        reading.seek(own, 0)
+        polled(reading, 1)
+    with consumer(cluster, "admin", "all") as reading:
+        reading.assign([own])
+        reading.seek(own, 0)
+        reading.poll(0.2)
+
+
+def test_credentials_reach_the_other_broker_and_no_client(cluster: Cluster, admin: Admin) -> None:
+    admin.alter_user("zoe", "a long secret")
+    address_of_2 = cluster.bootstrap.split(",")[1]
+
+    async def main() -> None:
+        certificate = cluster.authority.issue("admin", hosts=())
+        async with secure_channel(address_of_2, cluster.authority.ca_file, certificate) as channel:
+            users: Any = security_pb2_grpc.SecurityStub(channel)
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    described = await users.DescribeUsers(security_pb2.DescribeUsersRequest(users=["zoe"]))
+                    if [user.user for user in described.users] == ["zoe"]:
+                        break
+                    await asyncio.sleep(0.02)
+            stub: Any = metadata_pb2_grpc.MetadataStub(channel)
+            watch = stub.Watch(metadata_pb2.WatchRequest(from_offset=-1))
+            kinds: set[str] = set()
+            more = True
+            while more:
+                response = await asyncio.wait_for(watch.read(), TIMEOUT_S)
+                kinds |= {record.WhichOneof("record") for record in response.records}
+                more = response.more
+            assert {"topic", "partition", "acl"} <= kinds
+            assert "scram_credential" not in kinds
+            watch.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_doctor_that_may_not_see_everything_says_so_until_it_may(cluster: Cluster, admin: Admin) -> None:
+    admin.create_topic("unseen", partitions=1)
+    admin.alter_group_offsets("g-unseen", {TopicPartition("unseen", 0): 0})
+    with producer(cluster, "admin", transactional_id="t-unseen") as made:
+        made.begin_transaction()
+        made.send("unseen", b"x", partition=0)
+        made.commit_transaction()
+    looks = (DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    admin.create_acls([may("ops", each, CLUSTER, "raftlog-cluster") for each in looks])
+
+    def not_seen(seeing: Admin) -> Finding | None:
+        found = examine(collect(seeing, interval_s=0), CHECKS).findings
+        return next((each for each in found if each.check == "not-all-seen"), None)
+
+    with Admin(cluster.bootstrap, config=cluster.authority.client_config("ops")) as seeing:
+        soon(lambda: [seeing.describe_log_dirs(broker) for broker in cluster.node_ids])
+        soon(lambda: [seeing.describe_configs(broker=broker) for broker in cluster.node_ids])
+        finding = not_seen(seeing)
+        assert finding is not None
+        assert {
+            "some of the transactions",
+            "topic unseen",
+            "topic __consumer_offsets",
+            "topic __transaction_state",
+            "group g-unseen",
+        } <= set(finding.where)
+        for command in finding.remedy.split("; "):
+            words = shlex.split(command)
+            assert words[:5] == ["raftlog", "acl", "add", "--allow-principal", "User:ops"]
+            kind = {"--topic": TOPIC, "--group": GROUP, "--transactional-id": TXN}[words[-2]]
+            operations = [words[at + 1] for at, word in enumerate(words) if word == "--operation"]
+            named = {"Describe": DESCRIBE, "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS}
+            admin.create_acls([may("ops", named[each], kind, words[-1]) for each in operations])
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (finding := not_seen(seeing)) is not None:
+            assert time.monotonic() < deadline_s, finding
+
+
+def test_who_may_only_describe_a_topic_sees_it(cluster: Cluster, admin: Admin, tmp_path: Path) -> None:
+    admin.create_topic("glimpsed", partitions=1)
+    admin.create_acls([may("glimpse", DESCRIBE, TOPIC, "glimpsed")])
+    config = cluster.authority.client_config("glimpse")
+    with Admin(cluster.bootstrap, config=config) as seeing:
+        soon(lambda: seeing.describe_topic("glimpsed"))
+    file = tmp_path / "client.toml"
+    file.write_text("".join(f"{key!r} = {str(value)!r}\n" for key, value in config.items()))
+    options = ["--bootstrap", cluster.bootstrap, "--client-config", str(file)]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "raftlog", "topic", "describe", "glimpsed", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "does not answer" not in done.stderr
+    assert "note: how far the replicas are: not allowed (User:glimpse may not DESCRIBE the cluster" in done.stderr
+    assert "glimpsed: configs: not allowed (User:glimpse may not DESCRIBE_CONFIGS topic 'glimpsed'" in done.stderr
+    assert "error" not in done.stderr

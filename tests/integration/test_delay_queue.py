@@ -1,0 +1,504 @@
+"""Delay queues on a real cluster: when records become visible, who gets them, and what survives."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from raftlog import Admin, Consumer, DelayQueue, Producer, Record, TopicPartition, aio
+from raftlog.errors import (
+    ClosedError,
+    CoordinatorNotAvailable,
+    InvalidRequestError,
+    PartitionNotOwned,
+    RaftlogError,
+    UnknownTopicOrPartition,
+)
+from raftlog.testing import Cluster
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {"group.consumer.session.timeout.ms": 2_000, "group.consumer.heartbeat.interval.ms": 300}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(nodes=1, config=CONFIG) as cluster:
+        yield cluster
+
+
+def take(queue: DelayQueue, count: int, timeout_s: float = 20.0) -> list[tuple[float, Record]]:
+    """Poll until there are so many records; return each with the time at which it came."""
+    found: list[tuple[float, Record]] = []
+    until = time.monotonic() + timeout_s
+    while len(found) < count:
+        assert time.monotonic() < until, f"{len(found)} of {count} records after {timeout_s:g} s"
+        records = queue.poll(timeout=0.5)
+        found += [(time.time(), record) for record in records]
+    return found
+
+
+def values(records: list[Record]) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+def test_records_become_visible_when_they_are_due(cluster: Cluster) -> None:
+    delays = {b"zero": 0.0, b"short": 0.1, b"level": 0.3, b"between": 1.4, b"long": 2.6, b"span": 0.6}
+    with DelayQueue(cluster.bootstrap, "due", levels=[0.3, 1, 2]) as queue:
+        assert queue.levels == [timedelta(seconds=0.3), timedelta(seconds=1), timedelta(seconds=2)]
+        due = {}
+        for value, delay in delays.items():
+            before = time.time()
+            queue.send(value, delay=timedelta(seconds=delay) if value == b"span" else delay, key=b"k").result(
+                timeout=30
+            )
+            due[value] = before + delay
+        came = {record.value: at for at, record in take(queue, len(delays))}
+    assert came.keys() == delays.keys()
+    for value, at in due.items():
+        late_s = came[value] - at
+        assert late_s > 0, f"{value!r} came {-late_s:.6f} s early"
+        assert late_s < 5, f"{value!r} came {late_s:.3f} s late"
+
+
+def test_records_come_as_they_were_sent(cluster: Cluster) -> None:
+    with DelayQueue(cluster.bootstrap, "as-sent", levels=[0.2]) as queue:
+        queue.send(b"v", 0.2, key=b"k", headers={"lang": b"fr", "none": None})
+        queue.send(None, 0.2)
+        queue.flush()
+        (_, first), (_, second) = take(queue, 2)
+    assert (first.key, first.value, first.headers) == (b"k", b"v", (("lang", b"fr"), ("none", None)))
+    assert (first.topic, second.key, second.value) == ("as-sent.delay.200ms", None, None)
+
+
+def test_the_topics_of_the_levels(cluster: Cluster) -> None:
+    with DelayQueue(cluster.bootstrap, "made", levels=[5, 90, 3600]) as queue, Admin(cluster.bootstrap) as admin:
+        assert queue.create(partitions=2, retention=timedelta(hours=1)) == [
+            f"made.delay.{each}" for each in ("5s", "90s", "1h")
+        ]
+        assert queue.create() == []
+        assert len(admin.describe_topic("made.delay.90s").partitions) == 2
+        assert admin.describe_configs(topic="made.delay.90s")["retention.ms"].value == "3690000"
+
+
+def test_same_key_and_delay_stay_in_order(cluster: Cluster) -> None:
+    with DelayQueue(cluster.bootstrap, "ordered", levels=[0.5]) as queue:
+        queue.create(partitions=3)
+        for number in range(900):
+            queue.send(b"%d" % number, 0.5, key=b"%d" % (number % 7))
+        queue.flush()
+        came = [record for _, record in take(queue, 900)]
+    for key in range(7):
+        mine = [int(record.value or b"") for record in came if record.key == b"%d" % key]
+        assert mine == sorted(mine)
+    assert len({record.value for record in came}) == 900
+
+
+def test_what_a_worker_has_not_come_back_from_is_given_again(cluster: Cluster) -> None:
+    with DelayQueue(cluster.bootstrap, "again", levels=[0.1]) as queue:
+        for number in range(3):
+            queue.send(b"%d" % number, 0.1).result(timeout=30)
+        time.sleep(0.2)
+        assert len(take(queue, 1)) >= 1
+    with DelayQueue(cluster.bootstrap, "again", levels=[0.1]) as queue:
+        assert values([record for _, record in take(queue, 3)]) == [b"0", b"1", b"2"]
+        queue.commit()
+    with DelayQueue(cluster.bootstrap, "again", levels=[0.1]) as queue:
+        assert queue.poll(timeout=1) == []
+        queue.send(b"3", 0.1)
+        assert values(queue.poll(timeout=20)) == [b"3"]
+
+
+def test_what_waits_survives_a_server_that_is_killed() -> None:
+    with Cluster(nodes=1, config=CONFIG) as cluster:
+        with DelayQueue(cluster.bootstrap, "survives", levels=[0.2, 4]) as queue:
+            before = time.time()
+            queue.send(b"late", 4).result(timeout=30)
+            queue.send(b"soon", 0.2).result(timeout=30)
+            assert values(queue.poll(timeout=20)) == [b"soon"]
+            queue.commit()
+            cluster.kill(1)
+            cluster.start(1)
+            ((at, record),) = take(queue, 1, timeout_s=30)
+        assert record.value == b"late"
+        assert at >= before + 4
+
+
+def test_a_session_that_is_over_by_the_time_of_the_next_poll() -> None:
+    """Partitions are gone already when the queue wants to read them again, and it has not been told of it."""
+    with Cluster(nodes=1, config=CONFIG) as cluster, DelayQueue(cluster.bootstrap, "frozen", levels=[4]) as queue:
+        before = time.time()
+        queue.send(b"late", 4).result(timeout=30)
+        assert queue.poll(timeout=0.5) == []
+        cluster.pause(1)
+        time.sleep(4)
+        consumer = queue._consumer
+        assert consumer is not None
+        assert not consumer._engine.positions.states, "the session is over, and the queue has not been told"
+        cluster.resume(1)
+        ((at, record),) = take(queue, 1, timeout_s=30)
+    assert record.value == b"late"
+    assert at >= before + 4
+
+
+def test_nothing_is_fetched_while_everything_waits(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand records that are due in a while: they are looked at once, and left alone until then."""
+    polled: list[int] = []
+    poll = Consumer.poll
+
+    def counted(self: Consumer, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
+        records = poll(self, timeout, max_records)
+        polled.append(len(records))
+        return records
+
+    monkeypatch.setattr(Consumer, "poll", counted)
+    with DelayQueue(cluster.bootstrap, "quiet", levels=[7]) as queue:
+        queue.create()
+        first_due = time.time() + 7
+        for number in range(1000):
+            queue.send(b"%d" % number, 7)
+        queue.flush()
+        while time.time() < first_due - 1:
+            assert queue.poll(timeout=0.5) == []
+        looked_at, calls = sum(polled), len(polled)
+        assert looked_at <= 2000
+        assert calls <= 40
+        assert len(take(queue, 1000)) == 1000
+        assert sum(polled) <= looked_at + 4000
+
+
+def test_a_commit_that_is_refused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that may pass comes out of the call, and the next one tries again; one that came too late is logged."""
+    refusals: list[RaftlogError] = [CoordinatorNotAvailable("it moves"), PartitionNotOwned("it has moved")]
+    committed: list[object] = []
+    commit = Consumer.commit
+
+    def refused(self: Consumer, offsets: dict[TopicPartition, int]) -> None:
+        committed.append(offsets)
+        if refusals:
+            raise refusals.pop(0)
+        commit(self, offsets)
+
+    monkeypatch.setattr(Consumer, "commit", refused)
+    with DelayQueue(cluster.bootstrap, "refused", levels=[0.2]) as queue:
+        queue.send(b"0", 0.2).result(timeout=30)
+        assert values(queue.poll(timeout=20)) == [b"0"]
+        with pytest.raises(CoordinatorNotAvailable, match="it moves"):
+            queue.poll(timeout=0)
+        assert queue.poll(timeout=0) == []
+        assert "refused.delay.200ms-0 went to another worker" in caplog.text
+        queue.send(b"1", 0.2).result(timeout=30)
+        assert values(queue.poll(timeout=20)) == [b"1"]
+        queue.commit()
+    assert committed == [{TopicPartition("refused.delay.200ms", 0): offset} for offset in (1, 1, 2)]
+
+
+def test_due_records_go_to_their_target(cluster: Cluster) -> None:
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topic("orders", partitions=2)
+        admin.create_topic("mails", partitions=1)
+    with DelayQueue(cluster.bootstrap, "forwarded", levels=[0.2, 1], target="orders") as queue:
+        before = time.time()
+        queue.send(b"one", 0.2, key=b"k", headers={"a": b"b"})
+        queue.send(b"two", 1.3, key=b"k")
+        queue.send(b"mail", 0.2, target="mails")
+        queue.flush()
+        forwarded = 0
+        while forwarded < 3:
+            forwarded += queue.forward(timeout=10)
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=500) as consumer:
+        consumer.subscribe(["orders", "mails"])
+        found = {record.value: record for record in consumer}
+    assert found.keys() == {b"one", b"two", b"mail"}
+    assert (found[b"one"].topic, found[b"one"].key, found[b"one"].headers) == ("orders", b"k", (("a", b"b"),))
+    assert found[b"two"].timestamp_ms >= (before + 1.3) * 1000 - 1  # it is rounded down
+    assert found[b"mail"].topic == "mails"
+
+
+def test_a_target_that_is_not_there(cluster: Cluster) -> None:
+    with DelayQueue(cluster.bootstrap, "nowhere", levels=[0.2], producer_config={"max.block.ms": 3000}) as queue:
+        with pytest.raises(UnknownTopicOrPartition, match="no-such-topic"):
+            queue.send(b"v", 0.2, target="no-such-topic")
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("goes-away")
+        queue.send(b"v", 0.2, target="goes-away").result(timeout=30)
+    with Admin(cluster.bootstrap) as admin:
+        admin.delete_topic("goes-away")
+        options = {"max.block.ms": 3000, "delivery.timeout.ms": 3000, "request.timeout.ms": 1000}
+        with DelayQueue(cluster.bootstrap, "nowhere", levels=[0.2], producer_config=options) as queue:
+            with pytest.raises(UnknownTopicOrPartition, match="goes-away"):
+                queue.forward(timeout=10)
+            admin.create_topic("goes-away")
+            assert queue.forward(timeout=20) == 1, "nothing is lost by a refusal"
+
+
+def test_a_target_that_is_not_there_holds_up_its_own_partition_only(cluster: Cluster) -> None:
+    options = {"max.block.ms": 3000, "delivery.timeout.ms": 3000, "request.timeout.ms": 1000}
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topic("stays")
+        admin.create_topic("is-deleted")
+        with DelayQueue(cluster.bootstrap, "one-bad", levels=[0.2, 0.4], producer_config=options) as queue:
+            queue.create()
+            queue.send(b"bad", 0.2, target="is-deleted").result(timeout=30)
+            for number in range(10):
+                queue.send(b"good %d" % number, 0.4, target="stays").result(timeout=30)
+            admin.delete_topic("is-deleted")
+            time.sleep(1)  # all are due at once
+            handed_over = 0
+            until = time.monotonic() + 30
+            failures: list[RaftlogError] = []
+            while handed_over < 10 and not failures:
+                assert time.monotonic() < until
+                try:
+                    handed_over += queue.forward(timeout=5)
+                except UnknownTopicOrPartition as error:
+                    failures.append(error)
+            if not failures:
+                with pytest.raises(UnknownTopicOrPartition) as failed:
+                    queue.forward(timeout=10)
+                failures.append(failed.value)
+            assert "one-bad.delay.200ms-0" in "".join(failures[0].__notes__)
+            with Consumer(cluster.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=2000) as consumer:
+                consumer.subscribe("stays")
+                assert values(list(consumer)) == [b"good %d" % number for number in range(10)]
+            admin.create_topic("is-deleted")
+            assert queue.forward(timeout=20) == 1
+
+
+def test_what_is_for_workers_is_not_forwarded_and_not_lost(cluster: Cluster) -> None:
+    with DelayQueue(cluster.bootstrap, "for-workers", levels=[0.2]) as queue:
+        queue.send(b"v", 0.2).result(timeout=30)
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError, match=r"for-workers.delay.200ms-0 has no target.*poll"):
+                queue.forward(timeout=10)
+        assert values(queue.poll(timeout=10)) == [b"v"]
+
+
+def test_run_goes_on_until_it_is_told_to_stop_or_closed(cluster: Cluster) -> None:
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topic("run-target")
+    for by_event in (True, False):
+        queue = DelayQueue(cluster.bootstrap, "run", levels=[0.2], target="run-target")
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        def run(queue: DelayQueue = queue, stop: threading.Event = stop, failed: list[BaseException] = failed) -> None:
+            try:
+                queue.run(stop)
+            except BaseException as error:  # the test shows it
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        queue.send(b"v", 0.2).result(timeout=30)
+        with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+            consumer.subscribe("run-target")
+            while consumer.position(TopicPartition("run-target", 0)) < (1 if by_event else 2):
+                consumer.poll(timeout=0.2)
+        if by_event:
+            stop.set()
+            thread.join(10)
+        queue.close()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert not failed
+
+
+@pytest.mark.long
+def test_closing_ends_what_hands_over_though_the_cluster_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    with Cluster(nodes=1) as cluster:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("taken")
+        queue = DelayQueue(cluster.bootstrap, "closed-without-cluster", levels=[1], target="taken")
+        running = threading.Thread(target=queue.run)
+        running.start()
+        for number in range(40):
+            queue.send(b"%d" % number, delay=1 + number * 0.05)
+        queue.flush()
+        time.sleep(1.5)
+        cluster.kill(1)
+        time.sleep(0.5)
+        queue.close(timeout=1)
+        running.join(5)
+        assert not running.is_alive()
+    assert [each.message for each in caplog.records if "commit it before" in each.message] == []
+
+
+def test_workers_share_a_queue(cluster: Cluster) -> None:
+    with (
+        DelayQueue(cluster.bootstrap, "shared", levels=[0.3]) as first,
+        DelayQueue(cluster.bootstrap, "shared", levels=[0.3]) as second,
+    ):
+        first.create(partitions=2)
+        came: dict[bytes | None, int] = {}
+        took = [0, 0]
+        over = threading.Event()
+
+        def work(number: int, queue: DelayQueue) -> None:
+            while not over.is_set():
+                for record in queue.poll(timeout=0.2):
+                    came[record.value] = came.get(record.value, 0) + 1
+                    took[number] += 1
+            queue.commit()
+
+        threads = [threading.Thread(target=work, args=each) for each in enumerate((first, second))]
+        for thread in threads:
+            thread.start()
+        sent, until = 0, time.monotonic() + 30
+        while (min(took) == 0 or len(came) < sent) and time.monotonic() < until:
+            if min(took) == 0:
+                first.send(b"%d" % sent, 0.3, key=b"%d" % sent).result(timeout=30)
+                sent += 1
+            time.sleep(0.01)
+        over.set()
+        for thread in threads:
+            thread.join(20)
+    assert min(took) > 0
+    assert len(came) == sent
+
+
+_WORKER = """
+import sys, raftlog
+with raftlog.DelayQueue(sys.argv[1], "killed", levels=[0.2]) as queue:
+    while True:
+        for record in queue.poll(timeout=1):
+            print(record.value.decode(), flush=True)
+"""
+
+
+def test_another_worker_takes_over_from_one_that_is_killed(cluster: Cluster) -> None:
+    with DelayQueue(cluster.bootstrap, "killed", levels=[0.2]) as queue:
+        queue.create(partitions=2)
+        worker = subprocess.Popen([sys.executable, "-c", _WORKER, cluster.bootstrap], stdout=subprocess.PIPE, cwd=ROOT)
+        try:
+            assert worker.stdout is not None
+            for number in range(20):
+                queue.send(b"%d" % number, 0.2, key=b"%d" % number)
+            queue.flush()
+            first = {int(worker.stdout.readline()) for _ in range(20)}
+            worker.send_signal(signal.SIGKILL)
+            for number in range(20, 40):
+                queue.send(b"%d" % number, 0.2, key=b"%d" % number)
+            rest: set[int] = set()
+            until = time.monotonic() + 30
+            while not rest >= set(range(20, 40)) and time.monotonic() < until:
+                rest |= {int(record.value or b"") for record in queue.poll(timeout=0.5)}
+        finally:
+            worker.kill()
+            worker.communicate()
+    assert first == set(range(20))
+    assert rest >= set(range(20, 40))
+
+
+_FORWARDER = """
+import sys
+from raftlog import DelayQueue
+queue = DelayQueue(sys.argv[1], "moved", levels=[0.2, 1], target="moved-to")
+print("up", flush=True)
+queue.run()
+"""
+
+
+def test_due_records_reach_their_target_exactly_once_whoever_is_killed() -> None:
+    """Two workers hand over; one or the other is killed at any moment, and comes again."""
+    config = {**CONFIG, "transaction.state.log.num.partitions": 4}
+    count, batches = 300, 8
+    with Cluster(nodes=1, config=config) as cluster, Admin(cluster.bootstrap) as admin:
+        admin.create_topic("moved-to", partitions=2)
+        args = [sys.executable, "-c", _FORWARDER, cluster.bootstrap]
+        workers = [subprocess.Popen(args, stdout=subprocess.DEVNULL, cwd=ROOT) for _ in range(2)]
+        try:
+            with DelayQueue(cluster.bootstrap, "moved", levels=[0.2, 1], target="moved-to") as queue:
+                queue.create(partitions=4)
+                for batch in range(batches):
+                    for number in range(batch * count, (batch + 1) * count):
+                        queue.send(b"%d" % number, 0.2 + number % 10 / 10, key=b"%d" % number)
+                        if number % 50 == 0:
+                            time.sleep(0.1)
+                    at = batch % 2
+                    workers[at].kill()
+                    workers[at].wait()
+                    workers[at] = subprocess.Popen(args, stdout=subprocess.DEVNULL, cwd=ROOT)
+                queue.flush()
+            found: list[int] = []
+            until = time.monotonic() + 90
+            with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+                consumer.assign([TopicPartition("moved-to", part) for part in range(2)])
+                while len(found) < count * batches and time.monotonic() < until:
+                    found += [int(record.value or b"") for record in consumer.poll(0.5)]
+                found += [int(record.value or b"") for record in consumer.poll(2)]
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+    assert sorted(found) == list(range(count * batches))
+
+
+def test_refusals(cluster: Cluster) -> None:
+    with pytest.raises(InvalidRequestError, match="no levels"):
+        DelayQueue(cluster.bootstrap, "none", levels=[])
+    queue = DelayQueue(cluster.bootstrap, "refuses", levels=[1])
+    with pytest.raises(InvalidRequestError, match="between 0 and a hundred years"):
+        queue.send(b"v", -1)
+    with pytest.raises(InvalidRequestError, match=r"raftlog\.delay\.due"):
+        queue.send(b"v", 1, headers={"raftlog.delay.due": b"1"})
+    with pytest.raises(TypeError):
+        queue.send("text", 1)  # type: ignore[arg-type] # that is the point
+    queue.close()
+    queue.close()
+    for refused in (queue.poll, queue.forward, queue.commit, lambda: queue.send(b"v", 1)):
+        with pytest.raises(ClosedError):
+            refused()
+
+
+def test_a_level_that_was_taken_away_is_still_read(cluster: Cluster) -> None:
+    with DelayQueue(cluster.bootstrap, "changes", levels=[0.2, 0.7]) as queue:
+        queue.send(b"old", 0.7).result(timeout=30)
+    with DelayQueue(cluster.bootstrap, "changes", levels=[0.2]) as queue:
+        assert values(queue.poll(timeout=20)) == [b"old"]
+
+
+def test_what_others_put_into_a_levels_topic_does_not_stop_it(cluster: Cluster) -> None:
+    with DelayQueue(cluster.bootstrap, "foreign", levels=[0.2]) as queue:
+        queue.create()
+        with Producer(cluster.bootstrap) as producer:
+            producer.send("foreign.delay.200ms", b"plain")
+            producer.send("foreign.delay.200ms", b"senseless", headers={"raftlog.delay.due": b"\xff"})
+        queue.send(b"mine", 0.2).result(timeout=30)
+        assert values([record for _, record in take(queue, 3)]) == [b"plain", b"senseless", b"mine"]
+
+
+def test_the_same_on_an_event_loop(cluster: Cluster) -> None:
+    async def work() -> list[bytes | None]:
+        found: list[bytes | None] = []
+        async with aio.Admin(cluster.bootstrap) as admin:
+            await admin.create_topic("aio-target")
+        async with aio.DelayQueue(cluster.bootstrap, "aio", levels=[0.2, 1]) as queue:
+            await (await queue.send(b"one", 0.2))
+            await (await queue.send(b"two", 1.3))
+            await (await queue.send(b"sent on", 0.2, target="aio-target"))
+            while len(found) < 2:
+                found += values(await queue.poll(timeout=20))
+            await queue.commit()
+            stop = asyncio.Event()
+            running = asyncio.create_task(queue.run(stop))
+            await (await queue.send(b"sent on by run", 0.2, target="aio-target"))
+            async with aio.Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+                await consumer.subscribe("aio-target")
+                while len(found) < 4:
+                    found += values(await consumer.poll(timeout=20))
+            stop.set()
+            await running
+        return found
+
+    assert asyncio.run(asyncio.wait_for(work(), 60)) == [b"one", b"two", b"sent on", b"sent on by run"]

@@ -1,0 +1,172 @@
+"""`raftlog doctor`, `raftlog support-bundle` and what nodes say of themselves, on real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftlog import Admin, Producer, TopicPartition, __version__
+from raftlog._doctor.checks import CHECKS
+from raftlog._doctor.collect import collect
+from raftlog._doctor.report import examine
+from raftlog.errors import BrokerUnavailable, InvalidRequestError
+from raftlog.testing import Cluster
+
+VALUE = b"a-value-that-nobody-else-shall-see"
+CONTROLLER, BROKERS = 1, [2, 3, 4]
+CLOCK_MS = 250.0
+"""All nodes have the same clock; more than that would be the estimate's."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A controller alone and three brokers, with a topic, a group, and figures for Prometheus."""
+    with Cluster(
+        nodes=4,
+        controllers=1,
+        dedicated_controllers=True,
+        directory=tmp_path_factory.mktemp("doctor"),
+        offsets_topic_replication_factor=3,
+        offsets_topic_num_partitions=4,
+        metrics_listener="127.0.0.1:0",
+    ) as cluster:
+        with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
+            admin.create_topic("orders", 3, 3, {"min.insync.replicas": "2"})
+            for _ in range(20):
+                producer.send("orders", VALUE, partition=0)
+            producer.flush()
+            admin.alter_group_offsets("billing", {TopicPartition("orders", 0): 5})
+            admin.alter_configs(topic="__consumer_offsets", set={"min.insync.replicas": 2})
+        yield cluster
+
+
+def raftlog(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "raftlog", *arguments, "--bootstrap", cluster.bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={key: value for key, value in os.environ.items() if not key.startswith("RAFTLOG_")},
+    )
+
+
+def doctor(cluster: Cluster, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code and the findings by check."""
+    done = raftlog(cluster, "doctor", "--output", "json", *arguments)
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert [each["check"] for each in report["checks"] if each["result"] == "skipped"] == (
+        ["group-lag"] if "0" in arguments else []
+    ), report["unanswered"]
+    return done.returncode, {found["check"]: found for found in report["findings"]}
+
+
+def test_every_node_describes_itself_also_one_that_serves_no_clients(cluster: Cluster) -> None:
+    with Admin(cluster.bootstrap) as admin:
+        nodes = {node_id: admin.describe_node(node_id) for node_id in cluster.node_ids}
+        brokers = {f"{broker.host}:{broker.port}" for broker in admin.describe_cluster().brokers}
+        with pytest.raises(InvalidRequestError, match="there is no node 77"):
+            admin.describe_node(77)
+    for node_id, node in nodes.items():
+        assert (node.node_id, node.version, node.not_ready) == (node_id, __version__, "")
+        assert node.pid == cluster.pid(node_id)
+        assert node.log_file == str(cluster.directory / f"node-{node_id}" / "server.log")
+        assert node.configs["node.id"].value == str(node_id)
+        assert abs(node.clock_offset_ms) - node.clock_uncertainty_ms < CLOCK_MS
+        assert node.uptime_ms > 0
+        assert node.metrics_listener.startswith("127.0.0.1:")
+    controller = nodes[CONTROLLER]
+    assert controller.roles == ["controller"]
+    assert (controller.client_listener, controller.asked_through in brokers) == ("", True)
+    assert controller.voter is not None
+    assert (controller.voter.role, controller.voter.leader_id) == ("leader", CONTROLLER)
+    assert [log_dir.metadata for log_dir in controller.log_dirs] == [True]
+    for broker_id in BROKERS:
+        broker = nodes[broker_id]
+        assert (broker.roles, broker.voter) == (["broker"], None)
+        assert broker.client_listener == broker.asked_through
+        [log_dir] = broker.log_dirs
+        assert (log_dir.metadata, log_dir.partitions) == (False, 3 + 4)
+        assert log_dir.log_bytes > 20 * len(VALUE)
+
+
+def test_a_cluster_in_order_and_one_that_is_not(cluster: Cluster) -> None:
+    code, found = doctor(cluster, "--interval", "0", "--ignore", "quorum-size", "--fail-on", "warning")
+    assert (code, set(found)) == (0, {"nodes-on-one-machine", "group-empty-with-lag"}), found
+    assert found["group-empty-with-lag"]["where"][0].startswith("orders-0: 15 records")
+
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topic("single", 1, 1)
+        admin.create_topic("tight", 1, 3, {"min.insync.replicas": "3"})
+        admin.alter_configs(broker=2, set={"leader.replication.throttled.rate": 1000})
+        admin.alter_configs(topic="orders", set={"unclean.leader.election.enable": "true"})
+        cluster.kill(4)
+        cluster.wait_for(lambda admin: any(broker.fenced for broker in admin.describe_cluster().brokers))
+        started_s = time.monotonic()
+        with pytest.raises(BrokerUnavailable, match="connection refused"):
+            admin.describe_node(4, timeout=1)
+        assert time.monotonic() - started_s < 10
+    code, found = doctor(cluster, "--interval", "1")
+    assert code == 1
+    assert set(found) == {
+        "broker-fenced",
+        "group-empty-with-lag",
+        "nodes-on-one-machine",
+        "partition-under-min-isr",
+        "partition-under-replicated",
+        "quorum-size",
+        "throttle-forgotten",
+        "topic-no-slack",
+        "topic-single-replica",
+        "topic-unclean-election",
+    } | ({"partition-offline"} if "partition-offline" in found else set())  # where the one replica was
+    assert found["broker-fenced"]["severity"] == "error"
+    assert found["partition-under-min-isr"]["where"][0].startswith("tight-0 (in sync: ")
+    assert found["partition-under-replicated"]["remedy"] == "start broker 4 again, which is down"
+
+
+@pytest.mark.long
+def test_with_tls_controllers_are_asked_by_brokers_that_show_their_certificate() -> None:
+    with (
+        Cluster(nodes=2, controllers=1, dedicated_controllers=True, tls=True) as cluster,
+        Admin(cluster.bootstrap, config=cluster.client_config) as admin,
+    ):
+        nodes = [admin.describe_node(node_id) for node_id in cluster.node_ids]
+        assert [node.roles for node in nodes] == [["controller"], ["broker"]]
+        for node in nodes:
+            assert node.certificate_expires_ms > time.time() * 1000
+            assert node.configs["listener.security.protocol"].value == "ssl"
+        report = examine(collect(admin, interval_s=0), CHECKS)
+        assert [found.check for found in report.findings if found.severity == "error"] == []
+
+
+def test_a_support_bundle_has_what_helps_and_nothing_of_the_records(cluster: Cluster, tmp_path: Path) -> None:
+    path = tmp_path / "bundle.tar.gz"
+    done = raftlog(cluster, "support-bundle", "--interval", "0", "--to", str(path))
+    assert done.returncode == 0, done.stderr
+    files = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            opened = archive.extractfile(member)
+            assert opened is not None
+            files[member.name.partition("/")[2]] = opened.read()
+    assert {"README.txt", "doctor.txt", "doctor.json", "topics.json", "groups.json", "log-dirs.json"} <= files.keys()
+    for node_id in cluster.node_ids:
+        if not cluster.is_running(node_id):
+            continue
+        assert json.loads(files[f"nodes/node-{node_id}.json"])["node_id"] == node_id
+        assert b"raftlog_build_info" in files[f"metrics/node-{node_id}.txt"]
+        assert b"node ready" in files[f"logs/node-{node_id}.log"]
+    assert VALUE not in b"".join(files.values())
+    assert json.loads(files["groups.json"])[0]["group_id"] == "billing"
+    assert not list(tmp_path.glob("*.tmp"))

@@ -1,0 +1,92 @@
+"""What servers write to their own log: transitions with stable names, and more of it on demand."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftlog import Admin
+from raftlog.errors import InvalidConfig, InvalidRequestError
+from raftlog.testing import Cluster
+
+Line = dict[str, Any]
+
+
+def lines(cluster: Cluster, node_id: int) -> list[Line]:
+    log = cluster.config_file(node_id).parent / "server.log"
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+
+
+def events(cluster: Cluster, node_id: int) -> list[str]:
+    return [line["event"] for line in lines(cluster, node_id) if "event" in line]
+
+
+def counted(cluster: Cluster, node_id: int, name: str) -> float:
+    ready = json.loads((cluster.config_file(node_id).parent / "ready.json").read_bytes())
+    with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=10) as answer:
+        (line,) = (line for line in answer.read().decode().splitlines() if line.startswith(f"{name} "))
+    return float(line.split()[1])
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_a_leader_change_is_told_by_events_and_levels_change_while_servers_run(tmp_path: Path) -> None:
+    with Cluster(
+        nodes=3, directory=tmp_path, config={"log.format": "json", "metrics.listener": "127.0.0.1:0"}
+    ) as cluster:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("orders", replica_assignment=[[2, 3]])
+            until(lambda: "leader_gained" in events(cluster, 2), "broker 2 leads")
+            in_order = [
+                *("node_starting", "metadata_ready", "logs_recovered", "broker_registered", "lease_granted"),
+                *("node_ready", "leader_gained"),
+            ]
+            seen = events(cluster, 2)
+            assert [seen.index(name) for name in in_order] == sorted(seen.index(name) for name in in_order)
+            gained = next(line for line in lines(cluster, 2) if line.get("event") == "leader_gained")
+            assert gained["partition"] == "orders-0"
+            assert gained["isr"] == [2, 3]
+            assert gained["node"] == 2
+            assert gained["level"] == "info"
+
+            admin.alter_configs(broker_logger=3, set={"broker.heartbeats": "ERROR", "root": "DEBUG"})
+            levels = admin.describe_configs(broker_logger=3)
+            assert (levels["root"].value, levels["root"].source) == ("DEBUG", "dynamic_broker_logger")
+            assert levels["broker.log"].value == "DEBUG"
+            assert levels["broker.heartbeats"].value == "ERROR"
+            assert admin.describe_configs(broker_logger=2)["root"].value == "INFO", "each broker for itself"
+            until(lambda: any(line["level"] == "debug" for line in lines(cluster, 3)), "debug lines are written")
+            admin.alter_configs(broker_logger=3, unset=["root"])
+            assert admin.describe_configs(broker_logger=3)["root"].source == "static_broker"
+            with pytest.raises(InvalidConfig, match="no logger 'brokers'"):
+                admin.alter_configs(broker_logger=3, set={"brokers": "DEBUG"})
+            with pytest.raises(InvalidRequestError, match="there is no broker 9"):
+                admin.alter_configs(broker_logger=9, set={"root": "DEBUG"})
+
+        cluster.kill(2)
+        until(lambda: "leader_gained" in events(cluster, 3), "broker 3 leads")
+        controller = cluster.controller(other_than=2)
+        assert "controller_active" in events(cluster, controller)
+        until(lambda: "broker_fenced" in events(cluster, controller), "whoever decides says so")
+        until(
+            lambda: sum(counted(cluster, node_id, "raftlog_leader_elections_total") for node_id in (1, 3)) >= 1,
+            "whoever decides counts it",
+        )
+        assert counted(cluster, controller, "raftlog_unclean_leader_elections_total") == 0
+        cluster.start(2)
+        until(lambda: "isr_changed" in events(cluster, 3), "broker 2 is back in the ISR")
+        changed = [line for line in lines(cluster, 3) if line.get("event") == "isr_changed"][-1]
+        assert (changed["was"], sorted(changed["isr"])) == ([3], [2, 3])
+        cluster.stop(3)
+        assert events(cluster, 3)[-1] == "node_stopped"

@@ -1,0 +1,63 @@
+"""What the sink finds out on the driver, before any task runs; on a real server, without a JVM."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark_raftlog import DefaultSource, preflight
+
+import raftlog
+from raftlog.testing import Cluster
+from tests.support.spark_query import SCHEMA
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        with raftlog.Admin(cluster.bootstrap) as admin:
+            admin.create_topic("there")
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_checked", set())
+
+
+def make(streaming: bool, bootstrap: str, **options: str) -> Any:
+    source = DefaultSource({"bootstrap.servers": bootstrap, **options})
+    return (source.streamWriter if streaming else source.writer)(SCHEMA, overwrite=False)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_topic_that_is_not_there_is_found_before_a_task_runs(
+    cluster: Cluster, streaming: bool, delivery: str
+) -> None:
+    with pytest.raises(ValueError, match=r"no topic nowhere.*does not create it.*raftlog topic create nowhere"):
+        make(streaming, cluster.bootstrap, topic="nowhere", delivery=delivery)
+    make(streaming, cluster.bootstrap, topic="there", delivery=delivery)
+
+
+def test_a_timeout_that_no_server_allows_is_found_before_a_task_runs(cluster: Cluster) -> None:
+    most = r"transaction\.timeout\.ms=3600000 is above transaction\.max\.timeout\.ms=900000 of broker 1; set .* 900000"
+    for value in ("1h", "3600000"):
+        with pytest.raises(ValueError, match=most):
+            make(True, cluster.bootstrap, topic="there", **{"transaction.timeout.ms": value})
+    make(True, cluster.bootstrap, topic="there", **{"transaction.timeout.ms": "15m"})
+
+
+def test_the_cluster_is_asked_once_for_the_same_options(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(True, cluster.bootstrap, topic="there")
+    monkeypatch.setattr(raftlog, "Admin", None)
+    make(True, cluster.bootstrap, topic="there")
+
+
+def test_a_cluster_that_is_away_is_no_reason_to_refuse(caplog: pytest.LogCaptureFixture) -> None:
+    """Its tasks wait for it, as they would in the middle of a query."""
+    with caplog.at_level(logging.WARNING, "pyspark_raftlog.preflight"):
+        make(True, "127.0.0.1:1", topic="there")
+    assert "was not asked" in caplog.text

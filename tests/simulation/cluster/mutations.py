@@ -1,0 +1,111 @@
+"""Planted bugs of the SDK; `tests.simulation.mutations` plants them and says how they are hunted."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation, Rewrite
+
+SCHEDULES = 20
+"""Within so many any mixture of faults shows a bug."""
+
+
+def _bug(why: str, *rewrites: Rewrite) -> Mutation:
+    return Mutation(why, rewrites, schedules=SCHEDULES, kind="cluster")
+
+
+def _in(target: str, old: str, new: str) -> Rewrite:
+    return Rewrite(f"raftlog.{target}", old, new)
+
+
+CLUSTER_MUTATIONS: dict[str, Mutation] = {
+    # Producers
+    "acknowledged when it is sent": _bug(
+        "a delivery has succeeded once its request is written, as if acks=0 was asked for",
+        _in(
+            "_client.produce_stream:ProduceStream._stream",
+            "if request.head.acks == log_pb2.NO_ACK:",
+            "if request.head.acks != log_pb2.NO_ACK:\n"
+            "                self._complete_unacknowledged(flight.live())\n"
+            "                flight.batches[:] = [None] * len(flight.batches)\n"
+            "            else:",
+        ),
+    ),
+    "sent again under new numbers": _bug(
+        "what is sent again, after a connection broke, is numbered anew, so that no broker knows it again",
+        _in(
+            "_core.partition_queue:PartitionQueue.recovered",
+            "if self.wants_number:",
+            "if self.wants_number or (self.numbering is not None and self.numbering.has_id):",
+        ),
+    ),
+    # Consumers
+    "aborted ranges not looked at": _bug(
+        "records of aborted transactions are handed out to readers of committed ones",
+        _in(
+            "_client.fetcher:Fetcher.received",
+            "AbortedRanges(head.aborted) if head.aborted else None",
+            "None",
+        ),
+    ),
+    "position advanced before the delivery": _bug(
+        "a position moves on over all rows of a batch as soon as the first of them are handed out",
+        _in(
+            "_core.positions:PartitionState._take",
+            "self._advance(rows.offset_after(max_rows))",
+            "self._advance(rows.header.next_offset)",
+        ),
+    ),
+    "frames of a former subscription": _bug(
+        "what was fetched before a seek, or under a connection that broke, counts for the new position",
+        _in(
+            "_core.positions:Positions.receive",
+            "state.subscription_id != fetched.subscription_id or ",
+            "",
+        ),
+        _in(
+            "_core.positions:PartitionState.unsubscribe",
+            "self.frames.clear()\n    self.source = self.rows = None",
+            "self.rows = None; stale = []",
+        ),
+    ),
+    # Members
+    "committed while it is handed out": _bug(
+        "auto-commit counts what a poll is about to return",
+        _in(
+            "aio._consumer:Consumer._wait_for_rows",
+            "rows = engine.take(max_rows, marks)",
+            "rows = engine.take(max_rows, marks)\n"
+            "        if rows and group is not None and group.progress.auto:\n"
+            "            group.progress._let_go()\n"
+            "            group.progress.auto_commit(math.inf)",
+        ),
+    ),
+    "a session that never ends": _bug(
+        "a member that is cut off goes on as the owner of what the group has given to others",
+        _in(
+            "_core.membership:Membership._answered",
+            "self.session_deadline_ms = sent_ms + self._session_timeout_ms * _MARGIN",
+            "self.session_deadline_ms = math.inf",
+        ),
+    ),
+    "let go before it is": _bug(
+        "a member tells the group that it has let go of a partition which it still reads",
+        _in(
+            "_core.membership:Membership._claims",
+            "for part, assigned in self.assigned.items()} | self.owned",
+            "for part, assigned in self.assigned.items()}",
+        ),
+    ),
+    # Transactions and stages
+    "committed before the flush": _bug(
+        "a transaction is committed although not all of its records are acknowledged",
+        _in(
+            "_client.transactions:Transactions.commit",
+            "await self._flush(None if timeout is None else deadline)",
+            "pass",
+        ),
+    ),
+    "finished before the flush": _bug(
+        "a stage gives its token although not all of its records are acknowledged",
+        _in("_client.stage:StageWork.finish", "await self.engine.drain()", "pass"),
+    ),
+}

@@ -1,0 +1,251 @@
+"""What clients have done in transactions, what they were told, and what has to have come of it.
+
+Every record says of which transaction it is, which one of its records there, and an amount; the amounts of a
+transaction add up to nothing (a bank), and one that was made from another record says from which.
+
+checked when a client is told     the decision is the one that it was told, and committed
+checked at the end                atomic: all records of a committed transaction are there, once and in order, and
+                                  none of another; money neither comes nor goes; nobody has read what depends on what
+                                  it has written itself (no cycle of reads, G1c); what a group's transactions say that
+                                  they have read follows on one another, and is made into something exactly once;
+                                  a batch of a sink is committed by one CommitBatch, whole
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.simulation.dataplane.isolation import Numbers
+from tests.simulation.dataplane.messages import PartitionKey
+from tests.simulation.parts import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.dataplane.transaction_ledger import TransactionLedger
+
+MARK = b"T"
+
+
+class Value(NamedTuple):
+    """What a record says."""
+
+    transaction: int
+    number: int
+    amount: int
+    hops: int
+    source: int = -1
+    """Offset of the record that it was made from, in the partition that its transaction has read."""
+
+    def encode(self, padding_bytes: int = 0) -> bytes:
+        """Return it as a record's value."""
+        return b"|".join([MARK, *(b"%d" % each for each in self), b"." * padding_bytes])
+
+
+def read_value(value: bytes) -> Value | None:
+    """Return what a record says; None: it is one of somebody else's."""
+    fields = value.split(b"|")
+    return Value(*map(int, fields[1:6])) if fields[0] == MARK else None
+
+
+@dataclass(eq=False)
+class Transaction:
+    """One transaction, or stage, of one client."""
+
+    number: int
+    name: str
+    numbers: Numbers
+    may_commit: bool = False
+    """Whether anybody has asked for that."""
+    told: bool | None = None
+    """What its client was told: committed, or aborted."""
+    acknowledged: dict[PartitionKey, list[Value]] = field(default_factory=dict)
+    group_id: str = ""
+    source: PartitionKey | None = None
+    consumed: tuple[int, int] | None = None
+    """Which offsets it has read, and sent: from, to."""
+    to_make: list[int] = field(default_factory=list)
+    """Offsets that it has made records from."""
+    reads_from: set[Numbers] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.numbers}"
+
+
+@dataclass
+class Batches:
+    """The batches of one sink: by batch id, who was named, and by whom."""
+
+    asked: defaultdict[int, list[frozenset[int]]] = field(default_factory=lambda: defaultdict(list))
+    told: dict[int, frozenset[int]] = field(default_factory=dict)
+    last: int = -1
+    """The last batch that anybody was told of."""
+
+
+class Book:
+    """All transactions of all clients."""
+
+    def __init__(self, ledger: TransactionLedger) -> None:
+        self._ledger = ledger
+        self.transactions: list[Transaction] = []
+        self.by_numbers: dict[Numbers, Transaction] = {}
+        self.sinks: defaultdict[str, Batches] = defaultdict(Batches)
+
+    def begin(self, name: str, producer_id: int, epoch: int) -> Transaction:
+        """Note a transaction that its client begins.
+
+        Raises:
+            Violation: another one has these numbers.
+        """
+        numbers = (producer_id, epoch)
+        if numbers in self.by_numbers:
+            raise Violation(f"{name} has got the numbers {numbers} of {self.by_numbers[numbers].name}")
+        transaction = Transaction(len(self.transactions), name, numbers)
+        self.transactions.append(transaction)
+        self.by_numbers[numbers] = transaction
+        return transaction
+
+    def tell(self, transaction: Transaction, commit: bool, *, is_quick: bool) -> None:
+        """A client is told what has become of its transaction; `is_quick`: within what all markers may take.
+
+        Raises:
+            Violation: something else has, or its records are not there yet.
+        """
+        transaction.told = commit
+        decided = self._ledger.decided.get(transaction.numbers)
+        begun = bool(self._ledger.added.get(transaction.numbers))
+        if begun and decided is not commit:
+            raise Violation(f"{transaction} is told commit={commit}, and decided is {decided}")
+        if commit and not begun and transaction.acknowledged:
+            raise Violation(f"{transaction} is told that it is committed, and it was never begun")
+        if begun and is_quick and (missing := self._ledger.unmarked(transaction.numbers)):
+            raise Violation(f"{transaction} is told commit={commit} at once, and {missing} have no marker")
+
+    # Sinks
+
+    def tell_batch(self, sink_id: str, batch_id: int, winners: frozenset[int]) -> None:
+        """A driver is told that a batch is committed, by its own commit.
+
+        Raises:
+            Violation: it was committed by another one.
+        """
+        batches = self.sinks[sink_id]
+        if batches.told.setdefault(batch_id, winners) != winners:
+            raise Violation(f"{sink_id}: batch {batch_id} was committed as {batches.told[batch_id]} and {winners}")
+        for producer_id in winners:
+            if not self._ledger.decided.get((producer_id, 0)):
+                raise Violation(f"{sink_id}: batch {batch_id} is committed, and stage {producer_id} is not")
+        if self._ledger.sinks[sink_id].last_batch_id < batch_id:
+            raise Violation(f"{sink_id}: batch {batch_id} is said to be committed, and no record says so")
+
+    def tell_last(self, sink_id: str, batch_id: int, before: int) -> None:
+        """Somebody is told which batch is the last; `before`: what others were told before it was asked.
+
+        Raises:
+            Violation: it goes back.
+        """
+        batches = self.sinks[sink_id]
+        if batch_id < before:
+            raise Violation(f"{sink_id} says that batch {batch_id} is the last, after {before}")
+        batches.last = max(batches.last, batch_id)
+
+    # The end
+
+    def check(self) -> Counter[str]:
+        """Check what has become of everything, when nothing is open any more; return what there was.
+
+        Raises:
+            Violation: it is not as it should be.
+        """
+        counts: Counter[str] = Counter()
+        for transaction in self.transactions:
+            committed = self._ledger.decided.get(transaction.numbers, False)
+            counts["committed" if committed else "aborted"] += 1
+            counts["of unknown outcome"] += transaction.told is None and transaction.may_commit
+            if committed and not transaction.may_commit:
+                raise Violation(f"{transaction} is committed, and nobody has asked for that")
+            if transaction.told is not None and transaction.acknowledged and committed is not transaction.told:
+                raise Violation(f"{transaction} was told commit={transaction.told}, and it is {committed}")
+        self._check_records(counts)
+        self._check_sources(counts)
+        self._check_cycles()
+        self._check_sinks(counts)
+        return counts
+
+    def _check_records(self, counts: Counter[str]) -> None:
+        found: defaultdict[Numbers, defaultdict[PartitionKey, list[Value]]]
+        found = defaultdict(lambda: defaultdict(list))
+        money = 0
+        for key, isolation in self._ledger.isolations.items():
+            for entry in isolation.entries:
+                if entry.part is None or not entry.is_visible:
+                    continue
+                for each in entry.values:
+                    value = read_value(each)
+                    assert value is not None, "nobody else has transactions"
+                    found[entry.part.numbers][key].append(value)
+                    money += value.amount
+        if money:
+            raise Violation(f"the committed records have {money} more than there was")
+        for transaction in self.transactions:
+            there = {key: values for key, values in found[transaction.numbers].items() if values}
+            committed = self._ledger.decided.get(transaction.numbers, False)
+            expected = transaction.acknowledged if committed else {}
+            if there != expected:
+                raise Violation(f"{transaction} (committed: {committed}) has {there}, and was told of {expected}")
+            counts["records of transactions"] += sum(map(len, there.values()))
+
+    def _check_sources(self, counts: Counter[str]) -> None:
+        reached: dict[tuple[str, PartitionKey], int] = {}
+        for transaction in sorted(self.transactions, key=lambda each: (each.consumed or (0, 0), each.numbers)):
+            if transaction.consumed is None or not self._ledger.decided.get(transaction.numbers):
+                continue
+            assert transaction.source is not None
+            where = (transaction.group_id, transaction.source)
+            begin, end = transaction.consumed
+            if begin != reached.get(where, 0):
+                raise Violation(f"{transaction} has read from {begin} on, and {reached.get(where, 0)} was reached")
+            reached[where] = end
+            made = [value.source for values in transaction.acknowledged.values() for value in values]
+            if sorted(made) != transaction.to_make:
+                raise Violation(f"{transaction} has made records from {sorted(made)}, and read {transaction.to_make}")
+            counts["records made from others"] += len(made)
+        for where, end in reached.items():
+            if self._ledger.offsets.get(where) != end:
+                raise Violation(f"{where} has committed {self._ledger.offsets.get(where)}, and {end} was reached")
+
+    def _check_cycles(self) -> None:
+        committed = {each.numbers: each for each in self.transactions if self._ledger.decided.get(each.numbers)}
+        done: set[Numbers] = set()
+        path: dict[Numbers, None] = {}
+
+        def visit(numbers: Numbers) -> None:
+            if numbers in path:
+                raise Violation(f"{numbers} has read what was made from its own records: {list(path)}")
+            if numbers in done:
+                return
+            path[numbers] = None
+            for source in committed[numbers].reads_from:
+                if source not in committed:
+                    raise Violation(f"{committed[numbers]} has read records of {source}, which is not committed")
+                visit(source)
+            del path[numbers]
+            done.add(numbers)
+
+        for numbers in committed:
+            visit(numbers)
+
+    def _check_sinks(self, counts: Counter[str]) -> None:
+        for sink_id, batches in self.sinks.items():
+            last = self._ledger.sinks[sink_id].last_batch_id
+            for batch_id in range(last + 1):
+                stages = {number for number, of in self._ledger.stages.items() if of == (sink_id, batch_id)}
+                winners = frozenset(number for number in stages if self._ledger.decided.get((number, 0)))
+                told = batches.told.get(batch_id)
+                if winners not in (batches.asked[batch_id] if told is None else [told]):
+                    raise Violation(
+                        f"{sink_id}: of batch {batch_id} {set(winners)} are committed; asked for was "
+                        f"{batches.asked[batch_id]}, and told {told}"
+                    )
+                counts["batches committed to sinks"] += 1
+                counts["stages that lost"] += len(stages - winners)

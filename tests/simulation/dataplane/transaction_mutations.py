@@ -1,0 +1,186 @@
+"""Planted bugs of transactions; `tests.simulation.mutations` plants them and says how they are hunted."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation, Rewrite
+
+SCHEDULES = 150
+
+
+def _bug(why: str, *rewrites: Rewrite) -> Mutation:
+    return Mutation(why, rewrites, schedules=SCHEDULES, kind="transactions")
+
+
+TRANSACTION_MUTATIONS: dict[str, Mutation] = {
+    # Epochs
+    "marker with the unbumped epoch": _bug(
+        "a marker carries the epoch of the transaction that it ends, which the partition has (before KIP-890)",
+        Rewrite(
+            "broker.marker_sender:_Job.__init__",
+            "pending.producer_epoch, pending.commit",
+            "pending.producer_epoch - 1, pending.commit",
+        ),
+    ),
+    "the next transaction has the epoch of the last": _bug(
+        "a decision does not raise the epoch, so that what is late ends, or joins, the next transaction",
+        Rewrite(
+            "broker.transactions.transaction:Transaction.completed",
+            "return replace(\n        self,",
+            "return replace(\n        self,\n        producer_epoch=self.producer_epoch - 1,",
+        ),
+    ),
+    "a marker of the same epoch is applied": _bug(
+        "a marker that comes again, or after the next transaction has begun, ends whatever is open",
+        Rewrite(
+            "broker.log.producer_state:ProducerStates.check_markers",
+            "if epoch == known and not self._ends_last(marker):",
+            "if False:",
+        ),
+    ),
+    "late records are taken": _bug(
+        "a record of a transaction that is over is appended, and nobody will decide on it",
+        Rewrite(
+            "broker.log.producer_state:ProducerStates.check",
+            "if epoch < state.epoch:",
+            "if epoch < state.epoch and base == 0:\n        return None\n    if epoch < state.epoch:",
+        ),
+    ),
+    # The last stable offset
+    "markers above the high watermark decide": _bug(
+        "the last stable offset passes a transaction as soon as its marker is appended",
+        Rewrite("broker.log.transactions:OpenTransactions.first_unstable", "if not self._undecided:", "if True:"),
+    ),
+    "a follower does not note transactions": _bug(
+        "what a follower appends opens no transaction there, and it knows of none when it leads",
+        Rewrite(
+            "broker.log.partition_log:PartitionLog.append_stamped",
+            "self.producers.note(header, now_ms)",
+            "self.producers.note(header._replace(attributes=0), now_ms)",
+        ),
+    ),
+    "aborted ranges are lost at a restart": _bug(
+        "the index of aborted transactions of the active segment is not read again",
+        Rewrite("broker.log.recovery:_Recovery.read_producers", "if len(txn_index):", "if False:"),
+    ),
+    "aborted ranges of a follower": _bug(
+        "a follower does not index what was aborted",
+        Rewrite(
+            "broker.log.partition_log:PartitionLog.append_stamped",
+            "self._note_markers(markers, now_ms)",
+            "self.producers.note_markers(markers, now_ms)",
+        ),
+    ),
+    "a truncation cuts no transactions": _bug(
+        "what was cut off stays open, or decided",
+        Rewrite("broker.log.log_producers:ProducerLog._cut_producers", "self.producers = producers", "pass"),
+    ),
+    # The coordinator
+    "a coordinator answers before it is committed": _bug(
+        "effects leave as soon as the leader has appended what they tell of",
+        Rewrite("broker.coordinator.shard:Shard._look", "self._uncommitted[0].end_offset <= high_watermark", "True"),
+    ),
+    "markers before the decision is committed": _bug(
+        "the marker sender is told as soon as a decision is appended",
+        Rewrite(
+            "broker.coordinator.shard:Shard._apply",
+            "effects.extend(decision.effects)",
+            "self._release([each for each in decision.effects if isinstance(each.message, Notice)])\n"
+            "    effects.extend(each for each in decision.effects if not isinstance(each.message, Notice))",
+        ),
+    ),
+    "a prepared transaction times out": _bug(
+        "the timeout aborts what was decided before, while its markers are on their way",
+        Rewrite("broker.transactions.coordinator:TransactionCoordinator._write", "is not State.ONGOING", "is None"),
+        Rewrite(
+            "broker.transactions.coordinator:TransactionCoordinator._time_out",
+            "if owner not in self._state.open:",
+            "known = self._state.transactions.get(owner.transactional_id)\n"
+            "    if owner not in self._state.open and (known is None or not known.is_prepared):",
+        ),
+        Rewrite(
+            "broker.transactions.decisions:time_out",
+            "return known.decided(",
+            "if known.is_prepared:\n        return replace(known, state=State.PREPARE_ABORT)\n"
+            "    return known.decided(",
+        ),
+    ),
+    "begun before the last one is over": _bug(
+        "a transaction begins while markers of the last one are missing",
+        Rewrite("broker.transactions.decisions:add", "if known.is_prepared:", "if False:"),
+        Rewrite("broker.transactions.transaction:Transaction.added", "assert not self.is_prepared", "pass"),
+    ),
+    "markers are forgotten at a failover": _bug(
+        "a new coordinator does not tell what the former one has decided",
+        Rewrite(
+            "broker.transactions.coordinator:TransactionCoordinator.loaded",
+            "self._expiry_ms =",
+            "self._undone.unsent.clear()\n    self._expiry_ms =",
+        ),
+    ),
+    # Markers
+    "a marker that failed counts as written": _bug(
+        "who does not take a marker is not told again",
+        Rewrite("broker.marker_sender:MarkerSender._answered", "if error is not None:", "if False:"),
+    ),
+    "a marker held by its leader alone": _bug(
+        "a marker counts as written before it is committed, and may be lost with its leader",
+        Rewrite(
+            "broker.partition_transactions:MarkedPartition.append_markers",
+            "leading.appended(result.last_offset + 1, done, all_replicas=True)",
+            "leading.appended(result.last_offset + 1, done, all_replicas=False)",
+        ),
+    ),
+    # Clients
+    "added to the transaction without waiting": _bug(
+        "a client sends records before the coordinator has their partition on record",
+        Rewrite(
+            "tests.simulation.dataplane.transaction_producers:TransactionalProducer._added_to",
+            "await added",
+            "asyncio.ensure_future(added)",
+        ),
+    ),
+    "readers do not drop what was aborted": _bug(
+        "a reader of committed records passes nothing over",
+        Rewrite("raftlog.format.aborted:AbortedRanges.hold", "if ranges is None:", "if True:"),
+    ),
+    # Groups
+    "offsets count while they are pending": _bug(
+        "an offset is the group's before its transaction is decided",
+        Rewrite(
+            "broker.groups.transactional:commit",
+            "change.draft.set_pending(",
+            "change.draft.set_offset(partition, committed)\n            change.draft.set_pending(",
+        ),
+    ),
+    "offsets of aborted transactions count": _bug(
+        "the marker of an abort makes offsets of what is pending",
+        Rewrite("broker.groups.transactional:end", "marker.commit\n", "True\n"),
+    ),
+    # Sinks
+    "losers are committed": _bug(
+        "a batch is committed with every stage of it that is open",
+        Rewrite(
+            "broker.transactions.staging:commit_batch",
+            "winners | kept,",
+            "winners | kept | {p for p, stage in sink.stages.items() if stage.batch_id == request.batch_id},",
+        ),
+    ),
+    "a batch is committed twice": _bug(
+        "a batch that is over is committed again, with other stages",
+        Rewrite(
+            "broker.transactions.staging:commit_batch",
+            "if request.batch_id <= sink.last_batch_id:",
+            "if request.batch_id < sink.last_batch_id:",
+        ),
+        Rewrite(
+            "broker.transactions.staging:init_stage",
+            "if request.batch_id <= sink.last_batch_id:",
+            "if request.batch_id < sink.last_batch_id:",
+        ),
+        Rewrite(
+            "broker.transactions.sink:Sink.state_of",
+            "stage.batch_id <= self.last_batch_id",
+            "stage.batch_id < self.last_batch_id",
+        ),
+    ),
+}

@@ -1,0 +1,27 @@
+"""What a run is told; everything else its seed decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a scenario, or who shrinks a failure, wants of a run."""
+
+    options: Mapping[str, object] = field(default_factory=dict)
+    """By name: in place of what the seed would draw (`Simulation.OPTIONS` of the kind)."""
+    weights: Mapping[str, float] | None = None
+    """How often each fault comes, relative to the others; None: the seed draws a mixture."""
+    pace_s: float | None = None
+    """How long it is from one fault to the next, on average; None: the seed decides."""
+    without: frozenset[int] = frozenset()
+    """The numbers of faults that are left out. The others are what they would have been."""
+
+    def option(self, name: str, drawn: T) -> T:
+        """Return what was asked for under this name, or else what was drawn."""
+        return cast("T", self.options.get(name, drawn))  # `workloads` has looked at its type

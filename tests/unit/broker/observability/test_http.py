@@ -1,0 +1,80 @@
+"""The endpoint, asked over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from broker.clock import SystemClock
+from broker.observability.health import Health
+from broker.observability.http import MAX_REQUESTS, ObservabilityServer
+from raftlog.errors import BrokerUnavailable
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health(SystemClock(), 10_000)
+
+
+@pytest.fixture
+def server(health: Health) -> Iterator[ObservabilityServer]:
+    registry = CollectorRegistry()
+    Gauge("raftlog_answer", "The answer.", registry=registry).set(42)
+    server = ObservabilityServer("127.0.0.1", 0, health, registry)
+    server.start()
+    yield server
+    server.close()
+
+
+def get(server: ObservabilityServer, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.headers["Content-Type"], response.read()
+    finally:
+        connection.close()
+
+
+def test_probes_and_metrics_are_answered(server: ObservabilityServer, health: Health) -> None:
+    status, content_type, body = get(server, "/readyz")
+    assert (status, content_type) == (503, "application/json; charset=utf-8")
+    assert json.loads(body) == {"ready": False, "reason": "the node is starting"}
+    health.serving()
+    assert get(server, "/readyz?verbose")[0] == 200
+    assert get(server, "/livez")[0] == get(server, "/startupz")[0] == 200
+    status, content_type, body = get(server, "/metrics")
+    assert status == 200
+    assert content_type.startswith("text/plain")
+    assert b"raftlog_answer 42.0" in body
+    assert get(server, "/metrics", "HEAD")[2] == b""
+
+
+def test_what_is_not_there_is_named(server: ObservabilityServer) -> None:
+    status, _, body = get(server, "/health")
+    assert status == 404
+    assert "/livez, /readyz, /startupz, /metrics" in json.loads(body)["error"]
+    assert get(server, "/livez", "POST")[0] == 501
+
+
+def test_who_connects_and_says_nothing_does_not_keep_probes_out_for_long(server: ObservabilityServer) -> None:
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_REQUESTS * 2)]
+    try:
+        for each in idle:
+            each.settimeout(20)
+        closed = sum(each.recv(1) == b"" for each in idle)
+        assert closed == len(idle), "some are hung up on at once, the others after a while"
+        assert get(server, "/livez")[0] == 200
+    finally:
+        for each in idle:
+            each.close()
+
+
+def test_a_port_that_is_taken_is_named(server: ObservabilityServer, health: Health) -> None:
+    with pytest.raises(BrokerUnavailable, match=rf"cannot serve metrics on 127.0.0.1:{server.port}: address already"):
+        ObservabilityServer("127.0.0.1", server.port, health, CollectorRegistry())

@@ -1,0 +1,417 @@
+"""Who calls is known before a request is read; streams end when their user's password changes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from broker.observability.counters import Counters
+from broker.security import identify
+from broker.security.caller import Caller, caller
+from broker.security.identify import AUTHENTICATE, Identify, host_of, principal_of
+from broker.security.tokens import LIFETIME_MS, Tokens
+from tests.support.sasl_client import bearer
+from tests.support.scram_parts import Book, Hands
+
+Metadata = list[tuple[str, str]]
+PATIENCE_S = 10.0
+
+
+class World:
+    """A server with a method of each kind that says who calls, behind the interceptor."""
+
+    def __init__(
+        self, *, required: bool = True, slots: int | None = None, max_strangers: int = identify.MAX_STRANGERS
+    ) -> None:
+        self._slots = slots
+        self.book, self.clock, self.tokens, self.counters = Book(), Hands(), Tokens(), Counters()
+        self.identify = Identify(
+            self.tokens,
+            self.book.users,
+            self.clock,
+            self.counters,
+            required=required,
+            certificates=False,
+            max_strangers=max_strangers,
+        )
+        self.parsed: list[bytes] = []
+        self.ended: list[str] = []
+        self.both_ended = asyncio.Event()
+        self.stubborn = False
+        self.port = 0
+        self.channel: aio.Channel = None  # type: ignore[assignment] # `run` sets it
+
+    def token(self, user: str) -> Metadata:
+        """Return a token of a user whose password is set."""
+        (credential,) = self.book.image.credentials_of(user)
+        return bearer(self.tokens.issue(credential, self.clock.ms))
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        """Run a scenario while the server serves."""
+        asyncio.run(self._run(scenario))
+
+    async def _run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        server = aio.server(interceptors=[self.identify], maximum_concurrent_rpcs=self._slots)
+        handlers: dict[str, Any] = {
+            "Unary": grpc.unary_unary_rpc_method_handler(self._unary, self._parse),
+            "Write": grpc.unary_stream_rpc_method_handler(self._write, self._parse),
+            "Yield": grpc.unary_stream_rpc_method_handler(self._yield, self._parse),
+            "Both": grpc.stream_stream_rpc_method_handler(self._both, self._parse),
+            "Collect": grpc.stream_unary_rpc_method_handler(self._collect, self._parse),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
+        authenticate: dict[str, Any] = {
+            "Authenticate": grpc.unary_unary_rpc_method_handler(self._authenticate, self._parse)
+        }
+        service = AUTHENTICATE.split("/")[1]
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, authenticate),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            self.port = port
+            async with aio.insecure_channel(f"127.0.0.1:{port}") as self.channel:
+                await asyncio.wait_for(scenario(), PATIENCE_S)
+        finally:
+            await server.stop(0)
+
+    def _parse(self, data: bytes) -> bytes:
+        self.parsed.append(data)
+        return data
+
+    async def _unary(self, request: bytes, context: Any) -> bytes:
+        return repr(caller.get()).encode()
+
+    async def _authenticate(self, request: bytes, context: Any) -> bytes:
+        return await self._unary(request, context)
+
+    async def _write(self, request: bytes, context: Any) -> None:
+        await context.write(caller.get().principal.encode())
+        await self._stand()
+
+    async def _yield(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield caller.get().principal.encode()
+        await self._stand()
+
+    async def _both(self, requests: Any, context: Any) -> None:
+        async for request in requests:
+            await context.write(caller.get().principal.encode() + request)
+
+    async def _collect(self, requests: Any, context: Any) -> bytes:
+        return b"".join([request async for request in requests])
+
+    async def _stand(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            if len(self.ended) == 2:
+                self.both_ended.set()
+            if not self.stubborn:
+                raise
+
+    # Calls
+
+    async def unary(self, token: Metadata | None, method: str = "/t.T/Unary") -> str:
+        stub: Any = self.channel.unary_unary(method)
+        answer: bytes = await stub(b"body", metadata=token)
+        return answer.decode()
+
+    async def served(self, token: Metadata | None, method: str = "/t.T/Unary") -> str:
+        """Return the answer once there is room: a call has its slot a little longer than its client waits for it."""
+        while True:
+            try:
+                return await self.unary(token, method)
+            except aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+            await asyncio.sleep(0.01)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return once that holds, which gRPC brings about in its own time."""
+        while not holds():  # noqa: ASYNC110 # nothing of ours hears of it
+            await asyncio.sleep(0.01)
+
+    async def headers(self) -> Any:
+        """Begin a call of `Authenticate`, and send no request."""
+        call: Any = self.channel.stream_unary(AUTHENTICATE)()
+        await call.wait_for_connection()
+        return call
+
+    async def refusal(self, token: Metadata | None) -> str:
+        return await refusal_of(self.unary(token))
+
+
+async def refusal_of(call: Awaitable[Any]) -> str:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    return caught.value.details() or ""
+
+
+def test_a_call_has_the_user_of_its_token_and_the_address() -> None:
+    world = World()
+    world.book.set("alice", "secret")
+
+    async def scenario() -> None:
+        expected = repr(Caller("User:alice", "127.0.0.1"))
+        assert await world.unary(world.token("alice")) == expected
+        assert await world.unary(world.token("alice")) == expected, "from what is remembered"
+
+    world.run(scenario)
+    assert world.counters.unauthenticated_calls == 0
+
+
+def test_who_has_no_token_is_refused_before_anything_is_read() -> None:
+    world = World()
+    world.book.set("alice", "secret")
+
+    async def scenario() -> None:
+        assert (await world.refusal(None)).startswith("AuthenticationFailed: ")
+        assert (await world.refusal([("authorization", "Basic YTpi")])).startswith("AuthenticationFailed: ")
+        assert (await world.refusal(bearer("nonsense"))).startswith("TokenExpired: ")
+        for kind in ("unary_stream", "stream_stream", "stream_unary"):
+            method = {"unary_stream": "Yield", "stream_stream": "Both", "stream_unary": "Collect"}[kind]
+            call: Any = getattr(world.channel, kind)(f"/t.T/{method}")
+            assert await (call(b"body") if kind == "unary_stream" else call()).code() is grpc.StatusCode.UNAUTHENTICATED
+
+    world.run(scenario)
+    assert world.parsed == []
+    assert world.counters.unauthenticated_calls == 6
+
+
+def test_who_wants_to_authenticate_needs_no_token() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        assert "User:ANONYMOUS" in await world.unary(None, AUTHENTICATE)
+        assert "User:ANONYMOUS" in await world.unary(bearer("an old one"), AUTHENTICATE)
+
+    world.run(scenario)
+
+
+def test_calls_that_strangers_begin_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC waits for a request within the call's slot, for ever; so it is not left to gRPC."""
+    monkeypatch.setattr(identify, "MAX_STRANGERS_OF_NETWORK", 4)
+    monkeypatch.setattr(identify, "REQUEST_S", 1.0)
+    world = World(slots=8)
+    world.book.set("alice", "secret")
+
+    async def scenario() -> None:
+        begun = [await world.headers() for _ in range(8)]
+        assert "User:alice" in await world.served(world.token("alice"))
+        codes = Counter([await call.code() for call in begun])
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED: 4, grpc.StatusCode.DEADLINE_EXCEEDED: 4}
+        assert "User:ANONYMOUS" in await world.served(None, AUTHENTICATE)
+
+    world.run(scenario)
+    assert world.counters.unauthenticated_calls == 8
+    assert world.parsed == [b"body"] * 2
+
+
+def test_strangers_of_all_networks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count()
+    monkeypatch.setattr(identify, "network_of", lambda host: str(next(numbers)))
+    world = World(slots=8, max_strangers=4)
+
+    async def scenario() -> None:
+        begun = [await world.headers() for _ in range(4)]
+        assert await (await world.headers()).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        begun[0].cancel()
+        begun[1].cancel()
+        await begun[2].write(b"late")
+        await begun[2].done_writing()
+        assert b"User:ANONYMOUS" in await begun[2]
+        assert "User:ANONYMOUS" in await world.served(None, AUTHENTICATE)
+        await begun[3].done_writing()
+        assert await begun[3].code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        await world.until(lambda: world.identify._strangers._total == 0)
+        assert not world.identify._strangers._of_network
+
+    world.run(scenario)
+
+
+def test_who_does_not_take_the_answer_leaves_room_for_others() -> None:
+    """A client whose window has no room for it, so that gRPC keeps its call: there are only so many such calls."""
+    world = World(slots=4, max_strangers=2)
+    world.book.set("alice", "secret")
+
+    async def scenario() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        writer.write(calls_without_a_window(AUTHENTICATE, b"body", streams=(1, 3, 5, 7)))
+        await world.until(lambda: world.counters.unauthenticated_calls == 2)
+        assert "User:alice" in await world.served(world.token("alice"))
+        with pytest.raises(aio.AioRpcError, match="too many clients are authenticating"):
+            await world.unary(None, AUTHENTICATE)
+        writer.close()
+        assert "User:ANONYMOUS" in await world.served(None, AUTHENTICATE)
+
+    world.run(scenario)
+
+
+def calls_without_a_window(method: str, request: bytes, streams: tuple[int, ...]) -> bytes:
+    """Return what a client says (RFC 9113) that calls, and lets nobody send it any data (RFC 9113, section 6.9.2)."""
+
+    def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+        return len(body).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + body
+
+    def field(name: bytes, value: bytes) -> bytes:  # RFC 7541, section 6.2.2: literal, not indexed, not Huffman's
+        return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
+
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": method.encode(),
+        b":authority": b"localhost",
+        b"content-type": b"application/grpc",
+        b"te": b"trailers",
+    }
+    headers = b"".join(field(name, value) for name, value in fields.items())
+    said = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"\0\4" + bytes(4)) + frame(4, 1, 0, b"")
+    for stream in streams:
+        said += frame(1, 4, stream, headers) + frame(0, 1, stream, b"\0" + len(request).to_bytes(4) + request)
+    return said
+
+
+def test_where_it_is_not_required_callers_are_anonymous_but_no_liars() -> None:
+    world = World(required=False)
+    world.book.set("alice", "secret")
+
+    async def scenario() -> None:
+        assert await world.unary(None) == repr(Caller("User:ANONYMOUS", "127.0.0.1"))
+        assert "User:alice" in await world.unary(world.token("alice"))
+        assert (await world.refusal(bearer("nonsense"))).startswith("TokenExpired: ")
+
+    world.run(scenario)
+
+
+def test_tokens_end_with_their_time_and_with_the_password() -> None:
+    world = World()
+    world.book.set("alice", "secret")
+
+    async def scenario() -> None:
+        old = world.token("alice")
+        world.clock.ms += LIFETIME_MS - 1
+        await world.unary(old)
+        world.clock.ms += 1
+        assert "the token's time is over" in await world.refusal(old)
+        token = world.token("alice")
+        await world.unary(token)
+        world.book.set("alice", "changed")
+        assert "the user's password has changed" in await world.refusal(token), "nothing has to be told to forget it"
+        await world.unary(world.token("alice"))
+        token = world.token("alice")
+        world.book.delete("alice")
+        assert (await world.refusal(token)).startswith("TokenExpired: ")
+
+    world.run(scenario)
+
+
+def test_a_request_that_comes_later_than_its_call_is_not_served_after_the_password_has_changed() -> None:
+    world = World()
+    world.book.set("alice", "secret")
+
+    async def scenario() -> None:
+        begun: Any = world.channel.stream_stream("/t.T/Unary")(metadata=world.token("alice"))
+        await begun.wait_for_connection()
+        await world.unary(world.token("alice"))  # the server has seen the call before this one
+        world.book.set("alice", "changed")
+        await begun.write(b"late")
+        assert await begun.code() is grpc.StatusCode.UNAUTHENTICATED
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("method", ["Write", "Yield"])
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_streams_end_when_the_password_changes(method: str, stubborn: bool) -> None:
+    world = World()
+    world.stubborn = stubborn
+    world.book.set("alice", "secret")
+    world.book.set("bob", "secret")
+
+    async def scenario() -> None:
+        stream: Any = world.channel.unary_stream(f"/t.T/{method}")
+        calls = [stream(b"", metadata=world.token(user)) for user in ("alice", "bob")]
+        assert [await call.read() for call in calls] == [b"User:alice", b"User:bob"]
+        assert world.identify.count_streams() == 2
+        assert world.identify.check() == 0
+        world.book.set("alice", "changed")
+        assert world.identify.check() == 1
+        assert await calls[0].code() is grpc.StatusCode.UNAUTHENTICATED
+        assert (await calls[0].details()).startswith("TokenExpired: ")
+        assert not calls[1].done()
+        assert world.ended == ["cancelled"]
+        assert world.identify.count_streams() == 1
+        world.clock.ms += LIFETIME_MS
+        assert world.identify.check() == 0, "a stream outlives its token"
+        calls[1].cancel()
+        await world.both_ended.wait()
+        assert world.ended == ["cancelled", "cancelled"]
+
+    world.run(scenario)
+
+
+def test_streams_of_all_kinds_are_served_as_before() -> None:
+    world = World()
+    world.book.set("alice", "secret")
+
+    async def scenario() -> None:
+        token = world.token("alice")
+        both: Any = world.channel.stream_stream("/t.T/Both")(metadata=token)
+        await both.write(b"-1")
+        assert await both.read() == b"User:alice-1"
+        await both.done_writing()
+        assert await both.read() is aio.EOF
+        assert await both.code() is grpc.StatusCode.OK
+        collect: Any = world.channel.stream_unary("/t.T/Collect")
+        assert await collect(iter([b"a", b"b"]), metadata=token) == b"ab"
+        assert world.identify.count_streams() == 0
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:10.1.2.3:4321", "10.1.2.3"),
+        ("ipv6:%5B::1%5D:4321", "::1"),
+        ("ipv6:[::ffff:10.1.2.3]:4321", "10.1.2.3"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:4321", "fe80::1"),
+        ("unix:", ""),
+    ],
+)
+def test_addresses_are_those_that_acls_name(peer: str, host: str) -> None:
+    assert host_of(peer) == host
+
+
+@pytest.mark.parametrize(
+    ("context", "principal"),
+    [
+        ({}, "User:ANONYMOUS"),
+        ({"transport_security_type": [b"ssl"]}, "User:ANONYMOUS"),
+        ({"transport_security_type": [b"ssl"], "x509_common_name": [b"orders"]}, "User:orders"),
+        ({"transport_security_type": [b"ssl"], "x509_common_name": [b"a", b"b"]}, "User:ANONYMOUS"),
+        ({"transport_security_type": [b"ssl"], "x509_common_name": [b"a\nb"]}, "User:ANONYMOUS"),
+        ({"transport_security_type": [b"ssl"], "x509_common_name": [b"raftlog-node-7"]}, "Node:7"),
+        (
+            {
+                "transport_security_type": [b"ssl"],
+                "x509_common_name": [b"pods"],
+                "peer_uri": [b"raftlog://node/2", b"raftlog://node/1"],
+            },
+            "Node:1,2",
+        ),
+        ({"transport_security_type": [b"ssl"], "x509_common_name": [b"*"]}, "User:ANONYMOUS"),
+        ({"transport_security_type": [b"ssl"], "x509_common_name": [b"ANONYMOUS"]}, "User:ANONYMOUS"),
+    ],
+)
+def test_certificates_name_users_and_nodes(context: dict[str, list[bytes]], principal: str) -> None:
+    assert principal_of(context) == principal

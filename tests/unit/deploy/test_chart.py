@@ -1,0 +1,182 @@
+"""The chart itself, rendered by the real helm; skipped, with the reason, only where helm cannot be had."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tools import helm as tool
+from tools.helm import CHART, EXAMPLES, KUBERNETES, MANIFESTS
+from tools.progress import StepFailed
+
+
+@pytest.fixture(scope="module")
+def helm() -> Path:
+    try:
+        return tool.find_or_build()
+    except StepFailed as error:
+        pytest.skip(f"THE CHART IS NOT TESTED: {error}")
+
+
+def test_helm_finds_nothing_to_complain_of(helm: Path) -> None:
+    for example in EXAMPLES.glob("*.yaml"):
+        done = subprocess.run(
+            [helm, "lint", "--strict", "--kube-version", KUBERNETES, "--values", example, CHART],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
+def test_the_committed_manifests_are_what_the_chart_renders(helm: Path, example: str) -> None:
+    done = tool.render(helm, "--values", str(EXAMPLES / example))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (MANIFESTS / example).read_text(), "stale: ./dev chart writes them anew"
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"insecure": False}, "without tls.enabled the listeners are plaintext"),
+        ({"tls": {"enabled": True}}, "tls.secrets.brokers is empty"),
+        ({"tls": {"enabled": True, "secrets": {"brokers": "a"}}}, "tls.secrets.controllers is empty"),
+        (
+            {"tls": {"enabled": True, "secrets": {"brokers": "a", "controllers": "b"}}},
+            "need a certificate as every client does",
+        ),
+        ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "issuerRef.name is empty"),
+        ({"tls": {"secrets": {"brokers": "a"}}}, "tls.enabled is false, and certificates are named"),
+        (
+            {
+                "insecure": False,
+                "tls": {"enabled": True, "migration": "switch", "secrets": {"brokers": "a", "controllers": "b"}},
+            },
+            "tls.migration takes plaintext as well",
+        ),
+        ({"config": {"ssl.client.auth": "none"}}, "config.ssl.client.auth is the chart's to write"),
+        ({"brokers": {"replica": 3}}, "additional properties 'replica' not allowed"),
+        ({"brokerz": {}}, "additional properties 'brokerz' not allowed"),
+        ({"controllers": {"replicas": 2}}, "value must be one of 1, 3, 5"),
+        ({"controllers": {"replicas": 5, "mode": "combined"}}, "only 3 pods"),
+        ({"podDisruptionBudget": {"controllersMaxUnavailable": 2}}, "3 controllers survive the loss of 1 only"),
+        ({"podDisruptionBudget": {"brokersMaxUnavailable": 2}}, "writes survive the loss of 1 only"),
+        (
+            {
+                "controllers": {"mode": "combined"},
+                "config": {"min.insync.replicas": 1},
+                "podDisruptionBudget": {"brokersMaxUnavailable": 2},
+            },
+            "have the votes as well",
+        ),
+        ({"brokers": {"replicas": 2}}, "no topic could be created"),
+        ({"config": {"min.insync.replicas": 3}}, "leave one replica of slack"),
+        ({"config": {"min.insync.replicas": 4}}, "nothing could ever be written"),
+        ({"config": {"node.id": 3}}, "config.node.id is the chart's to write"),
+        ({"brokerConfig": {"log.dirs": ["/x"]}}, "brokerConfig.log.dirs is the chart's to write"),
+        ({"externalAccess": {"enabled": True}}, "0 names for 3 brokers"),
+        (
+            {"externalAccess": {"enabled": True, "type": "NodePort", "hosts": ["a"], "nodePorts": [30001]}},
+            "1 ports for 3 brokers",
+        ),
+        ({"clusterId": "no spaces"}, "does not match pattern"),
+        ({"topics": [{"name": "or ders"}]}, "does not match pattern"),
+        ({"topics": [{"name": "a", "replicationFactor": 4}]}, "topic a: replicationFactor is 4, more than brokers"),
+        ({"preStop": {"timeoutSeconds": 120}}, "preStop.timeoutSeconds is 120, and the pod is killed after 120"),
+        ({"tls": {"migration": "switch"}}, "tls.migration is switch, and tls.enabled is false"),
+    ],
+)
+def test_what_would_lose_its_quorum_or_refuse_writes_is_not_rendered(
+    helm: Path, tmp_path: Path, values: dict[str, object], reason: str
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps({"insecure": True, **values}))
+    done = tool.render(helm, "--values", str(file))
+    assert done.returncode != 0
+    assert reason in done.stderr
+
+
+def test_a_change_of_the_configuration_rolls_the_pods_and_a_new_chart_version_does_not(
+    helm: Path, tmp_path: Path
+) -> None:
+    def checksums(**config: object) -> set[str]:
+        file = tmp_path / "values.yaml"
+        file.write_text(json.dumps({"insecure": True, "config": config}))
+        done = tool.render(helm, "--values", str(file))
+        return {line.strip() for line in done.stdout.splitlines() if "checksum/config" in line}
+
+    assert checksums() == checksums()
+    assert checksums(**{"log.retention.ms": "1d"}) != checksums()
+
+
+def test_node_ports_are_told_to_clients(helm: Path, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    ports = [30001, 30002, 30003]
+    access = {"enabled": True, "type": "NodePort", "hosts": ["n.example.org"], "nodePorts": ports}
+    file.write_text(json.dumps({"insecure": True, "externalAccess": access}))
+    rendered = tool.render(helm, "--values", str(file)).stdout
+    for ordinal, port in enumerate(ports):
+        assert f'{ordinal}) export RAFTLOG_ADVERTISED_LISTENERS="n.example.org:{port}" ;;' in rendered
+        assert f"nodePort: {port}" in rendered
+
+
+def test_a_given_secret_is_mounted_and_jobs_without_a_certificate_get_the_ca_alone(helm: Path, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    secrets = {"brokers": "of-brokers", "controllers": "of-controllers"}
+    tls = {"enabled": True, "clientAuth": "none", "secrets": secrets}
+    file.write_text(json.dumps({"tls": tls, "topics": [{"name": "orders"}]}))
+    done = tool.render(helm, "--values", str(file))
+    assert done.returncode == 0, done.stderr
+    rendered = [each for each in yaml.safe_load_all(done.stdout) if each]
+    assert not [each for each in rendered if each["kind"] == "Certificate"]
+    mounted = {
+        each["metadata"]["name"]: volume["secret"]
+        for each in rendered
+        if each["kind"] in ("StatefulSet", "Job")
+        for volume in each["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "tls"
+    }
+    assert mounted["raftlog-broker"]["secretName"] == "of-brokers"
+    assert mounted["raftlog-controller"]["secretName"] == "of-controllers"
+    assert mounted["raftlog-apply"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "not the brokers' key"
+
+
+def test_controllers_can_be_rolled_after_the_brokers(helm: Path) -> None:
+    done = tool.render(helm, "--set", "insecure=true,controllers.partition=5")
+    sets = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "StatefulSet"]
+    partitions = {each["metadata"]["name"]: each["spec"]["updateStrategy"]["rollingUpdate"] for each in sets}
+    assert partitions == {"raftlog-broker": {"partition": 0}, "raftlog-controller": {"partition": 5}}
+
+
+def test_tls_is_turned_on_in_steps_in_which_nodes_understand_each_other(helm: Path, tmp_path: Path) -> None:
+    """Each pair of neighbours is what a rolling upgrade runs side by side: what one speaks the other takes."""
+    secrets = {"brokers": "a", "controllers": "b", "clients": "c"}
+    steps: list[dict[str, object]] = [
+        {"insecure": True},
+        *(
+            {"insecure": True, "tls": {"enabled": True, "migration": step, "secrets": secrets}}
+            for step in ("prepare", "switch")
+        ),
+        {"tls": {"enabled": True, "secrets": secrets}},
+    ]
+    taken: list[set[str]] = []
+    spoken: list[str] = []
+    for values in steps:
+        file = tmp_path / "values.yaml"
+        file.write_text(json.dumps(values))
+        done = tool.render(helm, "--values", str(file), "--show-only", "templates/configmap.yaml")
+        assert done.returncode == 0, done.stderr
+        config = tomllib.loads(next(yaml.safe_load_all(done.stdout))["data"]["server.toml"])
+        spoken.append(config.get("listener.security.protocol", "plaintext"))
+        taken.append({"plaintext", "ssl"} if config.get("listener.security.migration") else {spoken[-1]})
+    assert (spoken[0], spoken[-1]) == ("plaintext", "ssl")
+    assert taken[-1] == {"ssl"}
+    for here in range(len(steps) - 1):
+        assert spoken[here] in taken[here + 1]
+        assert spoken[here + 1] in taken[here]

@@ -1,0 +1,63 @@
+"""What a reader of ranges does while the cluster is away: it asks with pauses, and no longer than it may."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import closing
+
+import pytest
+
+from raftlog._range_reader import RangeReader
+from raftlog.errors import BrokerUnavailable
+from raftlog.types import TopicPartition
+from tests.support.fake_broker import FakeCluster
+
+NOBODY = "127.0.0.1:1"
+PART = TopicPartition("t", 0)
+
+
+def counted(reader: RangeReader) -> list[float]:
+    """Return the list that gets the time of each question about the cluster."""
+    metadata = reader._engine.metadata
+    asked: list[float] = []
+    ask = metadata._ask
+
+    async def noted() -> None:
+        asked.append(time.monotonic())
+        await ask()
+
+    metadata._ask = noted  # type: ignore[method-assign] # of this one
+    return asked
+
+
+def test_a_pattern_is_asked_for_with_pauses() -> None:
+    """Without them it was a busy loop, for as long as the cluster was away."""
+    with closing(RangeReader(NOBODY, auto_offset_reset="none", default_api_timeout_ms=2_000)) as reader:
+        asked = counted(reader)
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            reader.topics(pattern=re.compile("t.*"))
+        assert 1.9 < time.monotonic() - began < 5
+        assert 2 < len(asked) < 40
+
+
+def test_a_pattern_is_found_once_the_cluster_is_back() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t1")
+        cluster.create_topic("u")
+        cluster.kill(1)
+        with closing(RangeReader(cluster.bootstrap, auto_offset_reset="none", default_api_timeout_ms=20_000)) as reader:
+            asked = counted(reader)
+            cluster.restart(1)
+            assert list(reader.topics(pattern=re.compile("t.*"))) == ["t1"]
+            assert len(asked) < 40
+
+
+def test_a_range_waits_for_the_cluster_no_longer_than_for_records() -> None:
+    """The first task of a worker knows nothing of the cluster yet."""
+    with closing(RangeReader(NOBODY, auto_offset_reset="none", default_api_timeout_ms=30_000)) as reader:
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            list(reader.read(PART, None, 0, 5, 0.7))
+        assert 0.6 < time.monotonic() - began < 5

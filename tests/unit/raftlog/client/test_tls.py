@@ -1,0 +1,245 @@
+"""What clients are told for TLS, what they say when it fails, and that they take new certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from grpc import aio
+
+import raftlog.aio
+from raftlog import Admin, Consumer, Producer, StagedWriter
+from raftlog._client.connections import Connections, TlsFailed, from_grpc, in_words, nobody_answers
+from raftlog._client.options import AdminOptions, ConsumerOptions, ProducerOptions
+from raftlog._client.stage_options import StageOptions
+from raftlog._client.tls import ChannelTls
+from raftlog.errors import BrokerUnavailable, InvalidConfig
+from raftlog.testing import CertificateAuthority
+
+NOBODY = "127.0.0.1:1"
+KINDS: list[Any] = [AdminOptions, ConsumerOptions, ProducerOptions]
+CLIENTS: list[Any] = [Admin, Consumer, Producer, lambda bootstrap, **more: StagedWriter(bootstrap, "sink", **more)]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("other-ca"), "another CA")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plaintext_is_the_default(kind: Any) -> None:
+    assert kind.make(None, {}).pem is None
+    assert kind.make({"security.protocol": "PLAINTEXT"}, {}).pem is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spelling", ["ssl", "SSL"])
+def test_ssl_takes_the_files(kind: Any, spelling: str) -> None:
+    pem = kind.make({"ssl.ca.location": "ca", "ssl.certificate.location": "c"}, {"security_protocol": spelling}).pem
+    assert (pem.ca, pem.certificate, pem.key_file) == ("ca", "c", "c")
+
+
+def test_stages_take_them_as_producers_do() -> None:
+    options = StageOptions.make({"security.protocol": "ssl", "ssl.ca.location": "ca"}, {})
+    assert options.producer.pem is not None
+    assert options.producer.pem.ca == "ca"
+
+
+@pytest.mark.parametrize("name", ["ssl.ca.location", "ssl.certificate.location", "ssl.key.location"])
+def test_files_without_ssl_are_refused_since_nothing_would_be_encrypted(name: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"{name}='x' without security.protocol=ssl"):
+        AdminOptions.make({name: "x"}, {})
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_file_that_is_not_there_is_said_at_once(client: Any, tmp_path: Path) -> None:
+    settings = {"security.protocol": "ssl", "ssl.ca.location": str(tmp_path / "ca.pem")}
+    with pytest.raises(InvalidConfig, match=r"ssl.ca.location='.*ca.pem' cannot be read: No such file"):
+        client(NOBODY, config=settings)
+
+
+def test_a_key_without_its_certificate_is_refused(authority: CertificateAuthority) -> None:
+    settings = {"security.protocol": "ssl", "ssl.key.location": str(authority.issue("k"))}
+    with pytest.raises(InvalidConfig, match=r"ssl.key.location=.* without ssl.certificate.location"):
+        Admin(NOBODY, config=settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("ssl.truststore.location", "ssl.ca.location names a PEM file"),
+        ("ssl.keystore.location", "ssl.certificate.location and ssl.key.location"),
+        ("ssl_key_password", "not encrypted"),
+        ("ssl.endpoint.identification.algorithm", "is always checked"),
+        ("sasl.jaas.config", "sasl.username and sasl.password.location"),
+        ("sasl.oauthbearer.token.endpoint.url", "sasl_ssl with sasl.username"),
+        ("security.providers", "security.protocol=ssl"),
+    ],
+)
+def test_what_kafka_has_besides_is_answered_with_what_there_is(name: str, instead: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"not in this version: {name}; leave it out: .*{re.escape(instead)}"):
+        Producer(NOBODY, config={name: "x"})
+
+
+def test_a_typing_error_is_answered_as_one() -> None:
+    with pytest.raises(InvalidConfig, match=r"unknown admin option 'ssl.ca.locatoin'; did you mean 'ssl.ca.location'"):
+        Admin(NOBODY, config={"ssl.ca.locatoin": "x"})
+
+
+# Channels
+
+
+class _Certificates:
+    """Stands for `ChannelTls`: channels are counted, and `version` is set by hand."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.opened: list[_Channel] = []
+
+    def open(self, address: str, options: object) -> _Channel:
+        self.opened.append(_Channel())
+        return self.opened[-1]
+
+
+class _Channel:
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def test_channels_are_opened_anew_when_the_certificates_change() -> None:
+    async def scenario() -> None:
+        tls = _Certificates()
+        connections = Connections(cast(ChannelTls, tls))
+        first = connections.channel("a:1")
+        assert connections.channel("a:1") is first
+        tls.version = 2
+        second = connections.channel("a:1")
+        assert second is not first
+        assert not cast(Any, first).closed, "what goes on over it goes on"
+        tls.version = 3
+        connections.channel("b:1")
+        await asyncio.sleep(0)
+        assert [channel.closed for channel in tls.opened] == [True, False, False]
+        await connections.close()
+        assert all(channel.closed for channel in tls.opened)
+
+    asyncio.run(scenario())
+
+
+def _credentials(authority: CertificateAuthority, file: Path, *, ask: bool) -> grpc.ServerCredentials:
+    pem, roots = file.read_bytes(), authority.ca_file.read_bytes()
+    return grpc.ssl_server_credentials([(pem, pem)], roots if ask else None, ask)
+
+
+@asynccontextmanager
+async def _server(authority: CertificateAuthority | None, file: Path | None, *, ask: bool) -> AsyncIterator[str]:
+    """A gRPC server that answers nothing but UNIMPLEMENTED."""
+    server = aio.server()
+    if authority is None or file is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", _credentials(authority, file, ask=ask))
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def _what_is_said(address: str, settings: dict[str, str]) -> str:
+    pem = AdminOptions.make(settings, {}).pem
+    connections = Connections(ChannelTls(pem) if pem is not None else None)
+    try:
+        ask: Any = connections.channel(address).unary_unary("/none/none")
+        await ask(b"", timeout=10)
+    except aio.AioRpcError as error:
+        return str(from_grpc(error, address))
+    finally:
+        await connections.close()
+    raise AssertionError("nothing is served there")
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("all is well", "does not know this call"),
+        ("another CA", "its certificate is not of a CA that is trusted here"),
+        ("another CA of the same name", "its certificate is not of a CA that is trusted here"),
+        ("expired", "its certificate has expired"),
+        ("another name", "its certificate does not name this address"),
+        ("plaintext to TLS", "it closed the new connection; a listener with TLS does that to plaintext"),
+        ("TLS to plaintext", "it does not speak TLS; is security.protocol right, and the port?"),
+        ("no certificate", "to who shows it no certificate that it trusts (ssl.certificate.location)"),
+        ("certificate of another CA", "to who shows it no certificate that it trusts (ssl.certificate.location)"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_words(
+    authority: CertificateAuthority, stranger: CertificateAuthority, tmp_path: Path, case: str, words: str
+) -> None:
+    settings = authority.client_config()
+    file = authority.issue("server")
+    ask = False
+    match case:
+        case "another CA of the same name":
+            twin = CertificateAuthority(tmp_path)
+            settings = {"security.protocol": "ssl", "ssl.ca.location": str(twin.ca_file)}
+        case "another CA":
+            settings = {"security.protocol": "ssl", "ssl.ca.location": str(stranger.ca_file)}
+        case "expired":
+            file = authority.issue("server", lasts=-datetime.timedelta(hours=1))
+        case "another name":
+            file = authority.issue("server", hosts=["broker.example"])
+        case "plaintext to TLS":
+            settings = {}
+        case "no certificate":
+            ask, settings = True, {"security.protocol": "ssl", "ssl.ca.location": str(authority.ca_file)}
+        case "certificate of another CA":
+            ask = True
+            settings = {**stranger.client_config(), "ssl.ca.location": str(authority.ca_file)}
+
+    async def scenario() -> str:
+        secured = case != "TLS to plaintext"
+        async with _server(authority if secured else None, file if secured else None, ask=ask) as address:
+            return await _what_is_said(address, settings)
+
+    assert words in asyncio.run(scenario())
+
+
+def test_a_producer_does_not_wait_for_ever_for_a_ca_that_is_wrong(
+    authority: CertificateAuthority, stranger: CertificateAuthority
+) -> None:
+    settings = {**stranger.client_config(), "max.block.ms": 600_000}
+
+    async def scenario() -> None:
+        async with (
+            _server(authority, authority.issue("server"), ask=False) as address,
+            raftlog.aio.Producer(address, config=settings) as producer,
+            asyncio.timeout(60),
+        ):
+            with pytest.raises(BrokerUnavailable, match="not of a CA that is trusted here"):
+                await producer.send("t", b"x")
+
+    asyncio.run(scenario())
+
+
+def test_tls_that_fails_everywhere_is_not_waited_for() -> None:
+    reason = f"no connection to a:1: {in_words('CERTIFICATE_VERIFY_FAILED: self signed certificate')}"
+    error = nobody_answers(["a:1"], [reason])
+    assert isinstance(error, TlsFailed)
+    assert "check the addresses, security.protocol and ssl.ca.location" in str(error)
+    assert type(nobody_answers(["a:1", "b:1"], [reason, "b:1 did not answer in time"])) is BrokerUnavailable
