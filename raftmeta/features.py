@@ -27,7 +27,9 @@ REPLACED_DISK_LEVEL: Final = 2
 SECURITY: Final = "users and permissions"
 SECURITY_LEVEL: Final = 2
 """Of metadata.version: credentials and ACLs are kept (`AlterUsersCommand`, `AlterAclsCommand` and their records)."""
-SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, DRAIN_LEVEL)}
+OWN_TOPIC_ID_LEVEL: Final = 3
+"""Of metadata.version: a topic's id depends on where it was created (`TopicRecord.requested_id`)."""
+SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, OWN_TOPIC_ID_LEVEL)}
 """What this version knows. Deciding must not look at it: another controller may run another version."""
 assert all(SUPPORTED[name].min_level <= level <= SUPPORTED[name].max_level for name, level in BASELINE.items())
 

@@ -132,12 +132,16 @@ _NO_CONFIGS: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
-    """One topic; `partitions[i].partition == i`. `configs` are its own, in canonical spelling."""
+    """One topic; `partitions[i].partition == i`. `configs` are its own, in canonical spelling.
+
+    `requested_id`: what its creator called it; empty where that is the topic's id (below metadata.version 3).
+    """
 
     name: str
     topic_id: bytes
     partitions: tuple[PartitionImage, ...] = ()
     configs: Mapping[str, str] = field(default_factory=lambda: _NO_CONFIGS)
+    requested_id: bytes = b""
 
     @property
     def internal(self) -> bool:
@@ -301,7 +305,7 @@ class MetadataImage:
                 yield config_record(resource, key, value)
         for name in sorted(self.topic_id_by_name):
             topic = self.topics[self.topic_id_by_name[name]]
-            yield MetadataRecord(topic=records_pb2.TopicRecord(topic_id=topic.topic_id, name=name))
+            yield topic_record(topic)
             for key, value in sorted(topic.configs.items()):
                 yield config_record(ResourceKey(ConfigResource.TOPIC, name), key, value)
             for partition in topic.partitions:
@@ -320,6 +324,13 @@ def metric_name(topic: str) -> str:
 def feature_record(name: str, level: int) -> MetadataRecord:
     """Return the record that finalizes a feature at a level; 0 takes it out of use."""
     return MetadataRecord(feature=records_pb2.FeatureRecord(name=name, level=level))
+
+
+def topic_record(topic: TopicImage) -> MetadataRecord:
+    """Return the record that creates a topic; its configs and partitions have records of their own."""
+    return MetadataRecord(
+        topic=records_pb2.TopicRecord(topic_id=topic.topic_id, name=topic.name, requested_id=topic.requested_id)
+    )
 
 
 def producer_ids_record(next_producer_id: int) -> MetadataRecord:

@@ -131,7 +131,9 @@ class _Change:
             topics = self._own_topics()
             for topic_id, partitions in self._partitions.items():
                 topic = topics[topic_id]
-                topics[topic_id] = TopicImage(topic.name, topic_id, tuple(partitions), topic.configs)
+                topics[topic_id] = TopicImage(
+                    topic.name, topic_id, tuple(partitions), topic.configs, topic.requested_id
+                )
         return MetadataImage(
             offset=offset,
             cluster_id=self._cluster_id,
@@ -192,7 +194,7 @@ class _Change:
         topics, names = self._own_topics(), self._own_names()
         assert record.topic_id not in topics, record.topic_id.hex()
         assert record.name not in names, record.name
-        topics[record.topic_id] = TopicImage(record.name, record.topic_id)
+        topics[record.topic_id] = TopicImage(record.name, record.topic_id, requested_id=record.requested_id)
         names[record.name] = record.topic_id
         if "." in record.name:
             self._own_dotted_names()[metric_name(record.name)] = record.name
@@ -257,8 +259,9 @@ class _Change:
             topics = self._own_topics()
             topic_id = (self._base.topic_id_by_name if self._names is None else self._names)[record.resource.name]
             topic = topics[topic_id]
-            configs = _with_config(topic.configs, record)
-            topics[topic_id] = TopicImage(topic.name, topic_id, topic.partitions, configs)
+            topics[topic_id] = TopicImage(
+                topic.name, topic_id, topic.partitions, _with_config(topic.configs, record), topic.requested_id
+            )
             return
         resource = ResourceKey(record.resource.type, record.resource.name)
         values = _with_config(self._own_configs().get(resource, {}), record)

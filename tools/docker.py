@@ -28,7 +28,7 @@ from tools.progress import Progress, StepFailed, run_logged
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 HERE: Final = Path("deploy/docker")
-PREVIOUS_RELEASE: Final = "1bcca14c3c30abec94b8d4cccc4b29cb7002c4c9"
+PREVIOUS_RELEASE: Final = "e8d6b4ebcabcdfef82493a267e00c385d722d78a"
 """What is upgraded from: the commit of the release before this one."""
 REPOSITORY: Final = "raftlog"
 _WHEELS: Final = Path("build/wheels")

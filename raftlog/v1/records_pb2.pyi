@@ -406,17 +406,21 @@ class TopicRecord(_message.Message):
 
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    REQUESTED_ID_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     name: _builtins.str
+    requested_id: _builtins.bytes
+    """what the one who created it called it; from metadata.version 3 on"""
     def __init__(
         self,
         *,
         topic_id: _builtins.bytes = ...,
         name: _builtins.str = ...,
+        requested_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "requested_id", b"requested_id", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1437,7 +1441,7 @@ class CreateTopicCommand(_message.Message):
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     topic_id: _builtins.bytes
-    """chosen by the proposer"""
+    """Chosen by the proposer, the same when it asks again. From metadata.version 3 on the topic gets an id of its own."""
     partitions: _builtins.int
     replication_factor: _builtins.int
     validate_only: _builtins.bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from raftlog.errors import (
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
+from raftmeta.features import OWN_TOPIC_ID_LEVEL, metadata_version
 from raftmeta.image import (
     BrokerImage,
     MetadataImage,
@@ -26,6 +28,7 @@ from raftmeta.image import (
     config_record,
     metric_name,
     partition_record,
+    topic_record,
 )
 from raftmeta.placement import place_partitions
 from raftmeta.topic_configs import TOPIC_CONFIGS
@@ -43,17 +46,17 @@ _UUID_BYTES = 16
 def create_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, offset: int) -> Accepted:
     """Create a topic with partitions, placed on brokers that are up, and configs.
 
-    Once more with the same name and id, it is a client that has not heard the answer, and there is nothing to do.
+    Once more with the same name and id, it is a client that has not heard the answer, and there is nothing to do. Where
+    the topic was deleted in between it is made again, with another id, so that no log of the first one passes for its.
     """
     check_topic_name(command.name)
-    known_id = image.topic_id_by_name.get(command.name)
-    if known_id is not None and known_id == command.topic_id:
-        return (), CommandResult(image.offset, topic_id=command.topic_id)
-    if known_id is not None:
+    known = image.topic(command.name)
+    if known is not None and (known.requested_id or known.topic_id) == command.topic_id:
+        return (), CommandResult(image.offset, topic_id=known.topic_id)
+    if known is not None:
         raise TopicAlreadyExists(f"topic {command.name!r} is there already")
     _check_collision(image, command.name)
-    if len(command.topic_id) != _UUID_BYTES or command.topic_id in image.topics:
-        raise InvalidRequestError(f"topic id {command.topic_id[: _UUID_BYTES + 1].hex()!r} is not 16 bytes, or in use")
+    topic = _new_topic(image, command, offset)
     if not 1 <= command.partitions <= MAX_PARTITIONS_PER_TOPIC:
         raise InvalidPartitions(
             f"topic {command.name!r} cannot have {command.partitions} partitions, "
@@ -65,14 +68,31 @@ def create_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, 
     else:
         placements = place_partitions(image, command.partitions, command.replication_factor)
     if command.validate_only:
-        return (), CommandResult(image.offset, topic_id=command.topic_id)
+        return (), CommandResult(image.offset, topic_id=topic.topic_id)
     resource = ResourceKey(ConfigResource.TOPIC, command.name)
     records = [
-        MetadataRecord(topic=records_pb2.TopicRecord(topic_id=command.topic_id, name=command.name)),
+        topic_record(topic),
         *(config_record(resource, key, value) for key, value in configs.items()),
-        *_new_partitions(command.topic_id, 0, placements),
+        *_new_partitions(topic.topic_id, 0, placements),
     ]
-    return tuple(records), CommandResult(offset, topic_id=command.topic_id)
+    return tuple(records), CommandResult(offset, topic_id=topic.topic_id)
+
+
+def _new_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, offset: int) -> TopicImage:
+    """Return a topic without partitions, under an id that no topic before it had. Raises InvalidRequestError."""
+    requested_id = command.topic_id
+    if len(requested_id) != _UUID_BYTES:
+        raise InvalidRequestError(f"topic id {requested_id[: _UUID_BYTES + 1].hex()!r} is not 16 bytes")
+    if metadata_version(image) >= OWN_TOPIC_ID_LEVEL:
+        # No two commands are committed at one offset. The hash is part of what all controllers have to agree on.
+        at = offset.to_bytes(8, "big")
+        topic_id = hashlib.blake2b(requested_id + at, digest_size=_UUID_BYTES).digest()
+        topic = TopicImage(command.name, topic_id, requested_id=requested_id)
+    else:
+        topic = TopicImage(command.name, requested_id)
+    if topic.topic_id in image.topics:
+        raise InvalidRequestError(f"topic id {topic.topic_id.hex()} is in use")
+    return topic
 
 
 def _assigned(image: MetadataImage, command: records_pb2.CreateTopicCommand) -> Iterator[tuple[int, ...]]:

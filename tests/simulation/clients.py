@@ -60,7 +60,9 @@ class TopicModel:
 def topic_state(image: MetadataImage, name: str) -> TopicState:
     """Return a topic as the model has it."""
     topic = image.topic(name)
-    return None if topic is None else (topic.topic_id, image.topic_configs(name).get("retention.ms"))
+    return (
+        None if topic is None else (topic.requested_id or topic.topic_id, image.topic_configs(name).get("retention.ms"))
+    )
 
 
 def answer_of(outcome: object) -> str:

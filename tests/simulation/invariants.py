@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from raftlog.errors import FencedController
 from raftlog.v1.raft_pb2 import VOTER
 from raftlog.v1.records_pb2 import MetadataCommand
-from raftmeta.image import NO_LEADER, MetadataImage
+from raftmeta.image import NO_LEADER, MetadataImage, TopicImage
 from raftmeta.raft.ports import Applied
 from raftmeta.state import MetadataState
 from tests.simulation.drains import misled, newly_elected
@@ -54,6 +54,8 @@ class Invariants:
         self._leaders: dict[int, Life] = {}
         self._serving: dict[int, Life] = {}
         self._elected: dict[PartitionKey, int] = {}
+        self._topic_ids: set[bytes] = set()
+        """Of all topics that there were."""
 
     # The log
 
@@ -106,6 +108,8 @@ class Invariants:
             for topic_id, topic in self.truth.topics.items():
                 if before.topics.get(topic_id) is topic:
                     continue
+                if topic_id not in before.topics:
+                    self._check_new(topic)
                 for partition in topic.partitions:
                     self.counts["revocations"] += partition.revoked_leader is not None
                     if partition.leader != NO_LEADER:
@@ -115,6 +119,12 @@ class Invariants:
                 was = before.brokers.get(broker_id)
                 if broker.fenced and was is not None and not was.fenced:
                     self._check_fenced(broker_id, broker.broker_epoch)
+
+    def _check_new(self, topic: TopicImage) -> None:
+        """A topic is there that was not: under an id that no other had, or logs of that one would pass for its own."""
+        if topic.topic_id in self._topic_ids:
+            raise Violation(f"topic {topic.name} is made under the id of a topic that was there before")
+        self._topic_ids.add(topic.topic_id)
 
     def _check_fenced(self, broker_id: int, broker_epoch: int) -> None:
         self.counts["fencings"] += 1

@@ -9,7 +9,13 @@ from __future__ import annotations
 import pytest
 
 from raftlog.errors import OffsetOutOfRange
-from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand, PartitionRef
+from raftlog.v1.records_pb2 import (
+    CreateTopicCommand,
+    DeleteTopicCommand,
+    ElectLeadersCommand,
+    MetadataCommand,
+    PartitionRef,
+)
 from tests.simulation.dataplane.messages import Failed, Fetched
 from tests.simulation.dataplane.scenario import CONTROLLER, FRAMES, IMAGE, OUTCOME, PROPOSAL, REQUESTS, DataStory
 from tests.simulation.parts import Parts
@@ -27,6 +33,29 @@ def test_records_are_replicated_and_read(parts: Parts) -> None:
         key = story.topic(min_insync_replicas=2)
         sent = story.produce(key, 5)
         story.holds(key, sent)
+        story.all_equal()
+
+
+def test_a_topic_made_again_by_a_late_request_does_not_get_the_logs_of_the_first_one(parts: Parts) -> None:
+    """A broker that was away meanwhile has a log of the topic that was deleted, and takes it for nobody's."""
+    create = CreateTopicCommand(name="t", topic_id=bytes(range(16)), partitions=1, replication_factor=2)
+    with DataStory(parts) as story:
+        simulation = story.simulation
+        story.topic()  # somebody has to be there who asks
+        simulation.propose(MetadataCommand(create_topic=create))
+        story.until(lambda: bool(simulation.id_of("t")), "the topic is there")
+        first = simulation.id_of("t")
+        story.produce((first, 0), 3)
+        _, follower = story.partition((first, 0)).replicas
+        story.reaches(follower, (first, 0), 3)
+        story.kill(follower)
+        simulation.propose(MetadataCommand(delete_topic=DeleteTopicCommand(name="t")))
+        story.until(lambda: not simulation.id_of("t"), "the topic is gone")
+        simulation.propose(MetadataCommand(create_topic=create))
+        story.until(lambda: bool(simulation.id_of("t")), "the topic is there again")
+        assert simulation.id_of("t") != first
+        story.boot(follower)
+        story.produce((simulation.id_of("t"), 0))
         story.all_equal()
 
 

@@ -10,7 +10,7 @@ from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, MetadataCommand, PartitionRef
 from raftmeta.decide import MAX_PARTITIONS_PER_COMMAND, CommandResult, decide
 from raftmeta.elections import unsettled
-from raftmeta.features import newest_levels, supported_ranges
+from raftmeta.features import METADATA_VERSION, OWN_TOPIC_ID_LEVEL, newest_levels, supported_ranges
 from raftmeta.image import MetadataImage, PartitionImage
 from raftmeta.replay import replay_all
 
@@ -24,14 +24,24 @@ def uuid_of(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
+def levels_with_ids_asked_for() -> list[records_pb2.FeatureRecord]:
+    """Return the highest levels at which a topic has the id asked for, so that tests know it beforehand."""
+    return [records_pb2.FeatureRecord(name=METADATA_VERSION, level=OWN_TOPIC_ID_LEVEL - 1)]
+
+
 def claim(
-    epoch: int = EPOCH, controller_id: int = 1, cluster_id: str = "test", *, newest: bool = False
+    epoch: int = EPOCH,
+    controller_id: int = 1,
+    cluster_id: str = "test",
+    *,
+    newest: bool = False,
+    levels: Sequence[records_pb2.FeatureRecord] = (),
 ) -> MetadataCommand:
     """Claim the controller's place; `newest`: a new cluster begins at the levels that this version founds one with."""
     return MetadataCommand(
         controller_epoch=epoch,
         claim_controller=records_pb2.ClaimControllerCommand(
-            controller_id=controller_id, cluster_id=cluster_id, features=newest_levels() if newest else ()
+            controller_id=controller_id, cluster_id=cluster_id, features=newest_levels() if newest else levels
         ),
     )
 
@@ -304,8 +314,12 @@ def image_after(*commands: MetadataCommand) -> MetadataImage:
 
 
 def cluster(brokers: int = 3, *topics: MetadataCommand) -> MetadataImage:
-    """Return a cluster of brokers 1, 2, ... with topics, at the levels of a new one."""
-    return image_after(claim(newest=True), *(register(broker_id) for broker_id in range(1, brokers + 1)), *topics)
+    """Return a cluster of brokers 1, 2, ... with topics, at the last level where these have the ids asked for."""
+    return image_after(
+        claim(levels=levels_with_ids_asked_for()),
+        *(register(broker_id) for broker_id in range(1, brokers + 1)),
+        *topics,
+    )
 
 
 def partition_of(image: MetadataImage, topic: int = 1, partition: int = 0) -> PartitionImage:

@@ -63,8 +63,6 @@ class ClusterSimulation(DataSimulation):
         self.loops: list[SimLoop] = []
         """Of all processes that there were."""
         self.over = False
-        self._work = b""
-        self._internal: dict[bytes, bool] = {}
 
     # For the parts
 
@@ -102,24 +100,14 @@ class ClusterSimulation(DataSimulation):
         assert self._clock_of is not None, "somebody is running"
         return self._clock_of.wall_ms()
 
-    def _is_internal(self, topic_id: bytes) -> bool:
-        known = self._internal.get(topic_id)
-        if known is None:
-            topic = self.invariants.truth.topics.get(topic_id)
-            if topic is None:
-                return False
-            known = self._internal[topic_id] = topic.internal
-            if topic.name == TRANSACTION_STATE:
-                self._state = topic_id
-        return known
-
     def is_internal(self, key: PartitionKey) -> bool:
         """Whether a partition is the coordinators'."""
-        return self._is_internal(key[0])
+        topic = self.invariants.truth.topics.get(key[0])
+        return topic is not None and topic.internal
 
     def is_state(self, key: PartitionKey) -> bool:
         """Whether a partition is one of __transaction_state."""
-        return self.is_internal(key) and key[0] == self._state
+        return key[0] == self.id_of(TRANSACTION_STATE)
 
     def key_of(self, topic: str, partition: int) -> PartitionKey:
         """Return which partition this is, by the names of today."""
@@ -152,11 +140,10 @@ class ClusterSimulation(DataSimulation):
 
     def start_clients(self) -> None:
         """Create the topic that everybody works on, and begin the applications' lives."""
-        self._state = b""
         replication_factor = self.random.choice((2, 3, 3))
         configs = self.topic_configs(replication_factor)
         configs.pop("retention.bytes", None)
-        self._work = self.create_topic(self.work_partitions, replication_factor, configs, name=WORK)
+        self.create_topic(self.work_partitions, replication_factor, configs, name=WORK)
         self.create_topic(self.random.choice((1, 2)), replication_factor, configs, name=MADE)
         for kind in KINDS:
             self._add(Produces, kind)
@@ -184,7 +171,11 @@ class ClusterSimulation(DataSimulation):
 
     def group_behind(self, group_id: str) -> str | None:
         """Return what a group has yet to read and commit."""
-        return self.offsets.behind(group_id, [(self._work, number) for number in range(self.work_partitions)])
+        return self.offsets.behind(group_id, self._work())
+
+    def _work(self) -> list[PartitionKey]:
+        topic_id = self.id_of(WORK)
+        return [(topic_id, number) for number in range(self.work_partitions)]
 
     # The end
 
@@ -220,5 +211,4 @@ class ClusterSimulation(DataSimulation):
         super().check_history()
         self.book.check()
         self.deals.check()
-        work = [(self._work, number) for number in range(self.work_partitions)]
-        self.deals.check_made(TRANSFORMERS, work)
+        self.deals.check_made(TRANSFORMERS, self._work())

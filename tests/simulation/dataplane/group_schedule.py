@@ -46,8 +46,6 @@ class GroupSimulation(DataSimulation):
         least_s, most_s = self.random.choice(((0.3, 2.0), (1.0, 6.0), (5.0, 30.0)))
         self.member_life_s = (self.chosen("least_life_s", least_s), self.chosen("most_life_s", most_s))
         """How long it is from one misfortune of a member to the next."""
-        self._internal = b""
-        self._work = b""
 
     def new_broker(self, process: Process) -> SimBroker:
         """Make a whole broker that coordinates groups."""
@@ -55,15 +53,14 @@ class GroupSimulation(DataSimulation):
 
     def is_internal(self, key: PartitionKey) -> bool:
         """Whether a partition is the coordinators': nobody else writes there, and two batches may say the same."""
-        return key[0] == self._internal
+        return key[0] == self.id_of(CONSUMER_OFFSETS)
 
     def start_clients(self) -> None:
         """Create the topics, and begin the members' lives."""
         min_insync_replicas = self.chosen("min_insync_replicas", self.random.choice((1, 2)))
         configs = {"min.insync.replicas": str(min_insync_replicas), "segment.bytes": "5000"}
-        self._internal = self.create_topic(self.random.choice((1, 2)), 3, configs, name=CONSUMER_OFFSETS)
-        self._work = self.create_topic(self.chosen("partitions", self.random.choice((1, 3, 5))), 2, {})
-        self.work_topic = f"topic-{len(self.topics)}"
+        self.create_topic(self.random.choice((1, 2)), 3, configs, name=CONSUMER_OFFSETS)
+        self.work_topic = self.create_topic(self.chosen("partitions", self.random.choice((1, 3, 5))), 2, {})
         self.deleter = Deleter(self, FIRST_CLIENT)
         number, static_share = FIRST_MEMBER, self.chosen("static_share", 0.3)
         for group_id in GROUPS:
@@ -94,7 +91,7 @@ class GroupSimulation(DataSimulation):
         return super().what_is_wrong() or self._what_is_wrong_with_groups()
 
     def _what_is_wrong_with_groups(self) -> str | None:
-        topic = self.invariants.truth.topics[self._work]
+        topic = self.invariants.truth.topics[self.id_of(self.work_topic)]
         wanted = {TopicPartition(topic.name, number) for number in range(len(topic.partitions))}
         for group_id in GROUPS:
             members = [member for member in self.members if member.group_id == group_id]

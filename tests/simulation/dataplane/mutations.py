@@ -51,6 +51,15 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         Rewrite("broker.partition_roles:PartitionRoles.lead", "self._acks.fail(over)", "pass"),
         story="test_who_waits_for_a_deposed_leader_is_not_answered_by_its_next_term",
     ),
+    "a topic under the id asked for": _bug(
+        "a request to create a topic that comes again after its deletion brings the topic's id back",
+        Rewrite(
+            "raftmeta.decide.topics:_new_topic",
+            "if metadata_version(image) >= OWN_TOPIC_ID_LEVEL:",
+            "if False:",
+        ),
+        story="test_a_topic_made_again_by_a_late_request_does_not_get_the_logs_of_the_first_one",
+    ),
     # Where logs part
     "truncated by the high watermark": _bug(
         "a follower begins with what it knows to be committed (KIP-101)",

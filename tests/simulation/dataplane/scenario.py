@@ -98,9 +98,9 @@ class DataStory(Story):
         """Create a topic with one partition; broker 2 is its leader, then come 3 and 4."""
         named = {name.replace("_", "."): value for name, value in configs.items()}
         named["min.insync.replicas"] = str(min_insync_replicas)
-        topic_id = self.simulation.create_topic(1, replication_factor, named)
-        key = (topic_id, 0)
-        self.until(lambda: self._is_followed(key), "the replicas follow")
+        name = self.simulation.create_topic(1, replication_factor, named)
+        self.until(lambda: self._is_followed((self.simulation.id_of(name), 0)), "the replicas follow")
+        key = (self.simulation.id_of(name), 0)
         assert self.partition(key).replicas == BROKERS[:replication_factor]
         return key
 

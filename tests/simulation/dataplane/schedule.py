@@ -70,7 +70,7 @@ class DataSimulation(Simulation):
         self.credit_bytes = self.chosen("credit_bytes", chance.choice((2_000, 20_000, 8 << 20)))
         self.segment_bytes_of_topics = self.chosen("segment_bytes_of_topics", chance.choice((1_024, 5_000, 1 << 20)))
         self.checkpoint_s = self.chosen("checkpoint_s", chance.choice((0.3, 2.0, 5.0)))
-        self.topics: dict[bytes, int] = {}
+        self.topics: dict[str, int] = {}
         """min.insync.replicas by topic id."""
         for host in self.hosts:
             if host.node_id in self.broker_ids:
@@ -102,7 +102,12 @@ class DataSimulation(Simulation):
 
     def min_insync_replicas(self, topic_id: bytes) -> int:
         """Return the topic's min.insync.replicas."""
-        return self.topics.get(topic_id, 1)
+        topic = self.invariants.truth.topics.get(topic_id)
+        return 1 if topic is None else self.topics.get(topic.name, 1)
+
+    def id_of(self, topic: str) -> bytes:
+        """Return the id of a topic, empty until it is created."""
+        return self.invariants.truth.topic_id_by_name.get(topic, b"")
 
     def is_internal(self, key: PartitionKey) -> bool:
         """Whether a partition is the coordinators': nobody else writes there, and two batches may say the same."""
@@ -114,17 +119,15 @@ class DataSimulation(Simulation):
 
     # Running
 
-    def create_topic(
-        self, partitions: int, replication_factor: int, configs: dict[str, str], *, name: str = ""
-    ) -> bytes:
-        """Have a topic created; return its id."""
+    def create_topic(self, partitions: int, replication_factor: int, configs: dict[str, str], *, name: str = "") -> str:
+        """Have a topic created; return its name."""
         if self.admin is None:
             self.admin = Process(Host(self, FIRST_CLIENT - 1))
-        topic_id = self.random.randbytes(16)
-        self.topics[topic_id] = int(configs.get("min.insync.replicas", "1"))
+        name = name or f"topic-{len(self.topics) + 1}"
+        self.topics[name] = int(configs.get("min.insync.replicas", "1"))
         create = records_pb2.CreateTopicCommand(
-            name=name or f"topic-{len(self.topics)}",
-            topic_id=topic_id,
+            name=name,
+            topic_id=self.random.randbytes(16),
             partitions=partitions,
             replication_factor=replication_factor,
             configs=configs,
@@ -135,12 +138,12 @@ class DataSimulation(Simulation):
             requester.propose(MetadataCommand(create_topic=create), created)
 
         def created(answer: Committed) -> None:
-            if isinstance(answer.outcome, Exception) and topic_id not in self.invariants.truth.topics:
+            if isinstance(answer.outcome, Exception) and not self.id_of(name):
                 assert self.admin is not None
                 self.admin.after(0.1, again)  # too few brokers are up as yet
 
         again()
-        return topic_id
+        return name
 
     def propose(self, command: MetadataCommand) -> None:
         """Have somebody ask for a change of the metadata; refusals are fine."""
@@ -189,7 +192,7 @@ class DataSimulation(Simulation):
     def what_is_wrong(self) -> str | None:
         """Return why the cluster is not as it should be when nothing is broken."""
         wrong = super().what_is_wrong()
-        if self.topics.keys() - self.invariants.truth.topics.keys():
+        if not all(map(self.id_of, self.topics)):
             return "topics are not created yet"
         if wrong is None:
             wrong = self._probe(self._probes, [key for key, _ in partitions_of(self.invariants.truth)])

@@ -87,7 +87,7 @@ class TransactionSimulation(DataSimulation):
         self.writers: dict[int, TransactionalProducer | Driver] = {}
         self.readers: list[Reader] = []
         self.observer: Observer | None = None
-        self._offsets = self._state = self._work = b""
+        self.work_topic = ""
         self._next_number = FIRST_TRANSACTIONAL
 
     @property
@@ -105,16 +105,16 @@ class TransactionSimulation(DataSimulation):
 
     def is_internal(self, key: PartitionKey) -> bool:
         """Whether a partition is the coordinators'."""
-        return key[0] in (self._offsets, self._state)
+        return key[0] in (self.id_of(CONSUMER_OFFSETS), self.id_of(TRANSACTION_STATE))
 
     def is_state(self, key: PartitionKey) -> bool:
         """Whether a partition is one of __transaction_state."""
-        return key[0] == self._state
+        return key[0] == self.id_of(TRANSACTION_STATE)
 
     def work(self) -> list[PartitionKey]:
         """Return the partitions that everybody writes to, once they are there."""
-        topic = self.invariants.truth.topics.get(self._work)
-        return [] if topic is None else [(self._work, part.partition) for part in topic.partitions]
+        topic = self.invariants.truth.topic(self.work_topic)
+        return [] if topic is None else [(topic.topic_id, part.partition) for part in topic.partitions]
 
     def groups(self) -> list[tuple[str, int]]:
         """Return the groups, and which partition each reads."""
@@ -131,12 +131,12 @@ class TransactionSimulation(DataSimulation):
         """Create the topics, and begin the clients' lives."""
         min_insync_replicas = self.chosen("min_insync_replicas", self.random.choice((1, 2)))
         configs = {"min.insync.replicas": str(min_insync_replicas), "segment.bytes": "5000"}
-        self._offsets = self.create_topic(1, 3, configs, name=CONSUMER_OFFSETS)
-        self._state = self.create_topic(self.random.choice((1, 2)), 3, configs, name=TRANSACTION_STATE)
+        self.create_topic(1, 3, configs, name=CONSUMER_OFFSETS)
+        self.create_topic(self.random.choice((1, 2)), 3, configs, name=TRANSACTION_STATE)
         replication_factor = self.chosen("replication_factor", self.random.choice((2, 3, 3)))
         configs = self.topic_configs(replication_factor)
         configs.pop("retention.bytes", None)
-        self._work = self.create_topic(3, replication_factor, configs)
+        self.work_topic = self.create_topic(3, replication_factor, configs)
         self.scheduler.after(self.random.uniform(0.5, 1.0), self._begin_writers)
         Producer(self, FIRST_CLIENT)
         Consumer(self, FIRST_CLIENT + 1)

@@ -289,9 +289,8 @@ def test_groups_hear_of_topics_that_come_grow_and_go_and_of_nothing_else() -> No
             before = image
 
         metadata.subscribe(listener)
-        topic_id = bytes(range(16))
-        create = CreateTopicCommand(name="t", topic_id=topic_id, partitions=2, replication_factor=1)
-        await metadata.propose(MetadataCommand(create_topic=create))
+        create = CreateTopicCommand(name="t", topic_id=bytes(16), partitions=2, replication_factor=1)
+        topic_id = (await metadata.propose(MetadataCommand(create_topic=create))).topic_id
         seen_topic = ImageTopics(metadata.image).by_name("t")
         assert seen_topic is not None
         assert (seen_topic.topic_id, seen_topic.partitions) == (topic_id, 2)

@@ -20,6 +20,7 @@ from raftlog.errors import (
 from raftlog.v1.records_pb2 import ConfigResource, MetadataCommand
 from raftmeta.decide import CommandResult, decide
 from raftmeta.image import MetadataImage, PartitionImage, ResourceKey
+from raftmeta.replay import replay_all
 from tests.support.metadata import (
     accept,
     alter,
@@ -30,6 +31,7 @@ from tests.support.metadata import (
     image_after,
     refusal,
     register,
+    update_feature,
     uuid_of,
 )
 
@@ -89,6 +91,48 @@ def test_a_topic_asked_for_again_with_the_same_id_is_there_and_with_another_id_r
     assert result == CommandResult(image.offset, topic_id=uuid_of(1))
     with pytest.raises(TopicAlreadyExists):
         accept(image, create_topic("a", 2, partitions=3))
+
+
+def test_a_topic_made_again_after_its_deletion_has_another_id() -> None:
+    """A request that arrives late, or again, cannot bring back the id under which brokers have the first one's logs."""
+    asked = create_topic("a", 1, partitions=3)
+    image, first = accept(image_after(claim(newest=True), register()), asked)
+    again, repeated = accept(image, asked)
+    assert again is image
+    assert repeated == CommandResult(image.offset, topic_id=first.topic_id)
+    with pytest.raises(TopicAlreadyExists):
+        accept(image, create_topic("a", 2, partitions=3))
+    image, late = accept(accept(image, delete_topic("a"))[0], asked)
+    assert list(image.topics) == [late.topic_id]
+    assert late.topic_id != first.topic_id
+    assert accept(image, asked)[1] == CommandResult(image.offset, topic_id=late.topic_id)
+
+
+def test_the_id_of_a_topic_is_what_all_controllers_make_of_the_request_and_its_offset() -> None:
+    image = image_after(claim(newest=True), register())
+    _, result = accept(image, create_topic("a", 1), offset=1000)
+    assert result.topic_id.hex() == "ce0a6540e3ec054c4843bb6960cc2a6e"
+    asked = [accept(image, create_topic("a", number), offset)[1].topic_id for number in (1, 2) for offset in (500, 501)]
+    assert len(set(asked)) == 4
+
+
+def test_what_was_asked_for_is_kept_with_the_topic() -> None:
+    image, _ = accept(image_after(claim(newest=True), register()), create_topic("a", 1, configs={"retention.ms": "1"}))
+    image, _ = accept(image, create_partitions("a", 2))
+    image, _ = accept(image, alter("a", {"retention.ms": "2"}))
+    assert replay_all(MetadataImage(), image.to_records(), image.offset).topic("a") == image.topic("a")
+    again, _ = accept(image, create_topic("a", 1))
+    assert again is image
+
+
+def test_below_level_3_a_topic_has_the_id_that_was_asked_for_and_keeps_it() -> None:
+    older = image_after(claim(), register(), update_feature("metadata.version", 2))
+    image, result = accept(older, create_topic("a", 1))
+    assert result.topic_id == uuid_of(1)
+    [record, *_] = decide(older, create_topic("a", 1)).records
+    assert not record.topic.requested_id
+    image, _ = accept(image, update_feature("metadata.version", 3))
+    assert accept(image, create_topic("a", 1)) == (image, CommandResult(image.offset, topic_id=uuid_of(1)))
 
 
 @pytest.mark.parametrize("name", ["a", "A-z_0.9", "x" * 249, "__internal", "...", "-"])

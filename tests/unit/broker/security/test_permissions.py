@@ -123,7 +123,7 @@ def test_all_that_a_request_names_has_to_be_allowed_and_ids_are_names() -> None:
         return metadata.image
 
     image = asyncio.run(images())
-    parts = [TopicPartitions(topic_id=uuid_of(number)) for number in (1, 2)]
+    parts = [TopicPartitions(topic_id=image.topic_id_by_name[name]) for name in ("a", "b")]
     unknown = TopicPartitions(topic_id=uuid_of(77))
     only_a = FakeAuthorizer((Acl.READ, Acl.TOPIC, "a")).caller()
     request = transaction_pb2.DescribeProducersRequest(partitions=[parts[0], unknown])

@@ -13,6 +13,7 @@ from broker.services.replicas import LogIdentity
 from raftlog.errors import NotLeader
 from raftlog.v1 import admin_pb2, common_pb2
 from raftlog.v1.records_pb2 import ReplicaAssignment
+from raftmeta.features import METADATA_VERSION, SUPPORTED
 from replication.leader import ReplicaView
 from tests.support import memory_metadata
 from tests.support.admin_service import BROKER, Cluster, run
@@ -261,13 +262,14 @@ def test_levels_are_described_with_what_all_brokers_know_and_raised(monkeypatch:
 
         await cluster.metadata.propose(register(2, incarnation=2, features={}))  # an older one, which does not say
         assert await levels() == ({"metadata.version": 1}, [("metadata.version", 1, 1)])
-        error = await update(2)
+        newest = SUPPORTED[METADATA_VERSION].max_level
+        error = await update(newest)
         assert error.code == common_pb2.FEATURE_UPDATE_FAILED
         assert "broker 2 does not know" in error.message
         await cluster.metadata.propose(register(2, incarnation=3))
-        assert (await update(2, validate_only=True)).code == common_pb2.NONE
-        assert await levels() == ({"metadata.version": 1}, [("metadata.version", 1, 2)])
-        assert (await update(2)).code == common_pb2.NONE
-        assert await levels() == ({"metadata.version": 2}, [("metadata.version", 1, 2)])
+        assert (await update(newest, validate_only=True)).code == common_pb2.NONE
+        assert await levels() == ({"metadata.version": 1}, [("metadata.version", 1, newest)])
+        assert (await update(newest)).code == common_pb2.NONE
+        assert await levels() == ({"metadata.version": newest}, [("metadata.version", 1, newest)])
 
     run(work)

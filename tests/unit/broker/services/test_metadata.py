@@ -17,7 +17,7 @@ from grpc import aio
 from broker.services import metadata as metadata_module
 from broker.services.metadata import MetadataService
 from raftlog.v1 import common_pb2, metadata_pb2, metadata_pb2_grpc
-from raftlog.v1.records_pb2 import MetadataRecord
+from raftlog.v1.records_pb2 import MetadataRecord, PartitionRef
 from raftmeta.history import ChangeHistory
 from raftmeta.image import MetadataImage
 from raftmeta.quorum import image_feed
@@ -33,7 +33,6 @@ from tests.support.metadata import (
     fence,
     offline_replicas,
     reassign,
-    refs,
     uuid_of,
 )
 
@@ -102,11 +101,12 @@ def test_get_tells_where_a_partition_is_moved_and_what_is_not_there() -> None:
         assert not whole.offline_replicas
         assert not whole.eligible_leader_replicas
         leader, second, third = whole.replicas
+        partition = PartitionRef(topic_id=metadata.image.topic_id_by_name["c"], partition=0)
         [fourth] = {1, 2, 3, 4} - set(whole.replicas)
         await metadata.propose(reassign("c", 0, [leader, second, fourth]))
-        await metadata.propose(offline_replicas(metadata.image, second, refs((9, 0))))
+        await metadata.propose(offline_replicas(metadata.image, second, [partition]))
         await metadata.propose(fence(third, broker_epoch(metadata.image, third)))
-        await metadata.propose(elect(refs((9, 0))))
+        await metadata.propose(elect([partition]))
         found = await described()
         assert (list(found.replicas), list(found.isr)) == ([leader, second, fourth, third], [leader])
         assert list(found.adding_replicas) == [fourth]
@@ -133,11 +133,12 @@ def test_get_lists_topics_by_name_without_internal_ones_unless_asked() -> None:
 
 def test_get_answers_each_topic_that_was_asked_for_once_and_says_which_are_missing() -> None:
     async def work(metadata: MemoryMetadata, stub: Stub) -> None:
+        ids = metadata.image.topic_id_by_name
         response = await stub.Get(
-            metadata_pb2.MetadataRequest(topics=["a", "zzz", "a"], topic_ids=[uuid_of(1), uuid_of(99)])
+            metadata_pb2.MetadataRequest(topics=["a", "zzz", "a"], topic_ids=[ids["b"], uuid_of(99)])
         )
         a, missing, b, missing_id = response.topics
-        assert (a.name, a.topic_id, b.name) == ("a", uuid_of(2), "b")
+        assert (a.name, a.topic_id, b.name) == ("a", ids["a"], "b")
         assert [(p.partition, p.leader, p.leader_epoch, list(p.replicas), list(p.isr)) for p in a.partitions] == [
             (0, 1, 0, [1], [1]),
             (1, 1, 0, [1], [1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,11 +43,16 @@ async def cluster() -> MemoryMetadata:
     return metadata
 
 
-def got(who: Caller, **request: Any) -> metadata_pb2.MetadataResponse:
+def got(who: Caller, *, ids_of: Sequence[str] = (), **request: Any) -> metadata_pb2.MetadataResponse:
+    """Ask; `ids_of`: topics that are asked for by id, before `topic_ids`."""
+
     async def main() -> metadata_pb2.MetadataResponse:
         caller.set(who)
-        service: Any = MetadataService(await cluster())
-        response: metadata_pb2.MetadataResponse = await service.Get(metadata_pb2.MetadataRequest(**request), None)
+        metadata = await cluster()
+        service: Any = MetadataService(metadata)
+        ids = [*(metadata.image.topic_id_by_name[name] for name in ids_of), *request.pop("topic_ids", ())]
+        message = metadata_pb2.MetadataRequest(topic_ids=ids, **request)
+        response: metadata_pb2.MetadataResponse = await service.Get(message, None)
         return response
 
     return asyncio.run(main())
@@ -72,7 +78,7 @@ def test_a_topic_that_is_named_is_refused_whether_it_is_there_or_not() -> None:
 
 def test_an_id_does_not_tell_the_name() -> None:
     some = FakeAuthorizer((Acl.DESCRIBE, Acl.TOPIC, "b")).caller()
-    hidden, shown, unknown = got(some, topic_ids=[uuid_of(1), uuid_of(2), uuid_of(9)]).topics
+    hidden, shown, unknown = got(some, ids_of=["a", "b"], topic_ids=[uuid_of(9)]).topics
     assert (hidden.error.code, hidden.name, len(hidden.partitions)) == (REFUSED, "", 0)
     assert "'a'" not in hidden.error.message
     assert (shown.error.code, shown.name) == (0, "b")

@@ -11,12 +11,14 @@ from raftlog._descriptions import PartitionDescription, TopicDescription
 from raftlog.cli.safe_stop import Astray, Leaderships, astray, leaderships, named
 from raftlog.types import TopicPartition
 from raftlog.v1.records_pb2 import PartitionRef
+from raftmeta.features import METADATA_VERSION, SUPPORTED
 from tests.support import memory_metadata
 from tests.support.admin_service import AdminServer
 from tests.support.command_line import Ran, Run
 from tests.support.metadata import create_topic, elect
 from tests.support.pauses import instead_of_sleeping
 
+NEWEST = SUPPORTED[METADATA_VERSION].max_level
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 
 
@@ -227,11 +229,13 @@ def test_an_older_cluster_is_upgraded_first(older: Callable[..., list[Ran]], fil
     )
     assert refused.code == 1
     assert "raftlog cluster features upgrade" in refused.err
-    assert shown.json == [{"feature": "metadata.version", "level": 1, "lowest": 1, "highest": 2}]
-    assert dry.out == "metadata.version would be raised from level 1 to 2\n"
-    assert upgraded.json == [{"feature": "metadata.version", "from": 1, "to": 2}]
+    assert shown.json == [{"feature": "metadata.version", "level": 1, "lowest": 1, "highest": NEWEST}]
+    assert dry.out == f"metadata.version would be raised from level 1 to {NEWEST}\n"
+    assert upgraded.json == [{"feature": "metadata.version", "from": 1, "to": NEWEST}]
     assert again.out == "nothing to do: every feature is at the highest level that all brokers know\n"
-    assert shown_again.table == [{"feature": "metadata.version", "level": "2", "lowest": "1", "highest": "2"}]
+    assert shown_again.table == [
+        {"feature": "metadata.version", "level": f"{NEWEST}", "lowest": "1", "highest": f"{NEWEST}"}
+    ]
     assert drained.code == 0
 
 
