@@ -277,9 +277,9 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         """Raise the level of a feature, after every node runs a version that knows it. There is no way back.
 
         >>> with Admin(cluster.bootstrap) as admin:
-        ...     admin.update_feature("metadata.version", 2)
+        ...     admin.update_feature("metadata.version", 3)
         ...     admin.describe_cluster().features
-        {'metadata.version': 2}
+        {'metadata.version': 3}
 
         Raises:
             FeatureUpdateFailed: a broker or the controller does not know the level, or it is below the present one.

@@ -91,7 +91,7 @@ class ConsumerEngine(PartitionReader):
         Waits for starts as `placed` does.
 
         Raises:
-            BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
+            BrokerUnavailable: nobody answered within `default.api.timeout.ms`; nothing is subscribed then.
             TopicAuthorizationFailed: some of them this user may not read; the others are read.
         """
         self.check_open()
@@ -103,6 +103,24 @@ class ConsumerEngine(PartitionReader):
         if self._names is not None:
             self.metadata.wanted |= self._names
         deadline = self._api_deadline()
+        try:
+            await self._look_up_topics(deadline)
+        except BaseException:  # interrupted as well: whoever polls hears that nothing is subscribed
+            await self.unsubscribe()
+            raise
+        self._follow()
+        denied = self._denied()
+        unknown = sorted((self._names or set()) - self.metadata.view.topics.keys() - denied.keys())
+        if unknown:
+            logger.warning("subscribed to topics that do not exist: %s; waiting for them", ", ".join(unknown))
+        await self.placed(deadline)
+        self._raise_denied()
+
+    async def _look_up_topics(self, deadline: float) -> None:
+        """Wait until brokers have said of each topic of the subscription what it is, or that it is not there.
+
+        What is not known by the deadline is followed once it is there.
+        """
         failures = 0
         error: RaftlogError | None
         while True:
@@ -111,9 +129,9 @@ class ConsumerEngine(PartitionReader):
                 if self._names is None or all(
                     name in self.metadata.view.topics or name in self.metadata.view.missing for name in self._names
                 ):
-                    break
+                    return
                 if self.loop.time() > deadline:
-                    break  # what is missing is followed once it is there
+                    return
                 error = None
             except RetriableError as refused:
                 if self.loop.time() > deadline:
@@ -121,13 +139,6 @@ class ConsumerEngine(PartitionReader):
                 error = refused
             failures += 1
             await asyncio.sleep(self.options.pauses.after_ms(error, failures) / 1000)
-        self._follow()
-        denied = self._denied()
-        unknown = sorted((self._names or set()) - self.metadata.view.topics.keys() - denied.keys())
-        if unknown:
-            logger.warning("subscribed to topics that do not exist: %s; waiting for them", ", ".join(unknown))
-        await self.placed(deadline)
-        self._raise_denied()
 
     def _denied(self) -> dict[str, RaftlogError]:
         """Return the topics of the subscription that this user may not use, and what brokers say of them."""

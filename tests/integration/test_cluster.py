@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
 import raftlog
+from broker.quorum_role import FIRST_WORD_S
 from raftlog.errors import InvalidConfig
 from raftlog.testing import Cluster, ServerFailed
 
@@ -147,12 +149,15 @@ def test_a_start_tells_what_it_is_and_a_failed_one_nothing_but_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")  # as it is in every process that has imported grpc
+    started = time.monotonic()
     with Cluster(2, controllers=1, dedicated_controllers=True) as cluster:
+        took_s = time.monotonic() - started
         controller, broker = cluster.log_tail(1), cluster.log_tail(2)
     assert "starting node 1, roles controller [" in controller
     assert "node ready [event=node_ready node_id=1 roles=controller inter_node=" in controller
     assert "starting node 2, roles broker [" in broker
-    assert "waiting for" not in controller + broker
+    if took_s < FIRST_WORD_S:  # on a busy machine a word may be due
+        assert "waiting for" not in controller + broker
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServerFailed) as caught:

@@ -216,7 +216,7 @@ def test_servers_die_all_the_time_and_every_batch_is_there_once(topic: str, clus
     replays = 0
     try:
         with StagedWriter(cluster.bootstrap, f"sink-{topic}", topic, delivery_timeout_ms=30_000) as writer:
-            while time.monotonic() < until_s or batches < 5:
+            while time.monotonic() < until_s or batches < 5 or kills < 3:
                 rows = [b"%d-%d" % (batches, n) for n in range(60)]
                 rng.shuffle(rows)
                 parts = rng.randint(1, 4)

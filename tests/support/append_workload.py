@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from raftlog import Consumer, Delivery, Producer
+from raftlog import Consumer, Delivery, Producer, TopicPartition, aio
 from raftlog.errors import RaftlogError
 from raftlog.format import decode_batch
 from raftlog.v1 import log_pb2, metadata_pb2
@@ -22,6 +23,8 @@ _WINDOW = 40
 _PAUSE_S = 0.008
 _DRAIN_S = 60.0
 _READ_TIMEOUT_S = 30.0
+_BEHIND_S = 10.0
+"""So long a replica may take to get to the end that its leader has told."""
 
 
 class _Appender(threading.Thread):
@@ -105,7 +108,7 @@ class _Poller(threading.Thread):
         self.errors: list[RaftlogError] = []
         self.broken: BaseException | None = None
         self.read = 0
-        # Without a policy to start over, so that a broker which does not know an offset is noticed.
+        # A broker that does not know an offset has it start over, and the checker sees that it went back.
         self._consumer = Consumer(bootstrap, auto_offset_reset="earliest", client_rack=rack)
 
     def run(self) -> None:
@@ -216,48 +219,87 @@ def bisect_from(times: list[float], at_s: float) -> int:
     return count
 
 
+class RefusedRead(AssertionError):
+    """A replica says that a partition is not to be read from it, now."""
+
+
 async def read_replicas(
     addresses: Mapping[int, str], partitions: int, topic: str = TOPIC
 ) -> tuple[dict[int, Log], dict[int, list[bytes]]]:
-    """Read every partition from its start to its high watermark at each broker, leader or follower.
+    """Read every partition from its start to its end at each broker, leader or follower.
+
+    A follower hears of the leader's high watermark a little later, and is given `_BEHIND_S` for it; what it does not
+    have then it does not have.
 
     Returns the records, and the bytes of each partition's log as the broker sent them.
     """
+    parts = [TopicPartition(topic, partition) for partition in range(partitions)]
+    async with aio.Consumer(",".join(addresses.values())) as consumer:
+        ends = await consumer.end_offsets(parts)
     logs: dict[int, Log] = {}
     raw: dict[int, list[bytes]] = {}
     for node_id, address in addresses.items():
         async with raw_client(address) as client:
-            raw[node_id] = [await _read_partition(client, node_id, topic, partition) for partition in range(partitions)]
+            raw[node_id] = [await read_partition(client, node_id, part, ends[part]) for part in parts]
         logs[node_id] = {partition: _entries(data) for partition, data in enumerate(raw[node_id])}
     return logs, raw
 
 
-async def _read_partition(client: RawClient, node_id: int, name: str, partition: int) -> bytes:
-    stub_request = metadata_pb2.MetadataRequest(topics=[name])
-    topic = (await client.metadata(stub_request)).topics[0]
-    view = topic.partitions[partition]
+async def read_partition(
+    client: RawClient, node_id: int, part: TopicPartition, until: int, behind_s: float = _BEHIND_S
+) -> bytes:
+    """Return the log of a replica up to its high watermark, once that is at `until`, or what there is after a while.
+
+    Raises:
+        RefusedRead: the replica goes on refusing for as long.
+    """
+    deadline_s = time.monotonic() + behind_s
+    while True:
+        try:
+            return await _read_to_the_end(client, node_id, part, until, deadline_s)
+        except RefusedRead:  # its role may just be changing
+            if time.monotonic() >= deadline_s:
+                raise
+            await asyncio.sleep(0.1)
+
+
+async def _read_to_the_end(
+    client: RawClient, node_id: int, part: TopicPartition, until: int, deadline_s: float
+) -> bytes:
+    topic = (await client.metadata(metadata_pb2.MetadataRequest(topics=[part.topic]))).topics[0]
+    view = topic.partitions[part.partition]
     call = client.fetch_call()
     await call.write(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 40)))
     wanted = log_pb2.FetchPartition(
         subscription_id=1,
         topic_id=topic.topic_id,
-        partition=partition,
+        partition=part.partition,
         offset=0,
         leader_epoch=view.leader_epoch,
         last_fetched_epoch=-1,
         from_follower=view.leader != node_id,
     )
     await call.write(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=[wanted])))
-    data, end = b"", -1
-    while True:
-        for frame in await client.read_frames(call):
-            assert not frame.head.error.code, f"replica {node_id}, partition {partition}: {frame.head.error.message}"
-            data += bytes(frame.records)
-            end = max(end, frame.head.high_watermark)
-        found = _entries(data)
-        if end >= 0 and (found[-1].offset + 1 if found else 0) >= end:
-            call.cancel()
-            return data
+    data, position, end = b"", 0, -1
+    try:
+        while end < 0 or position < max(until, end):
+            try:
+                async with asyncio.timeout(None if end < 0 else max(0.0, deadline_s - time.monotonic())):
+                    frames = await client.read_frames(call)
+            except TimeoutError:
+                if end < 0:
+                    raise
+                break  # it does not get there: the checker says what is missing
+            for frame in frames:
+                if frame.head.error.code:
+                    raise RefusedRead(f"replica {node_id}, {part}: {frame.head.error.message}")
+                data += bytes(frame.records)
+                end = max(end, frame.head.high_watermark)
+            if found := _entries(data):
+                position = found[-1].offset + 1
+    finally:
+        call.cancel()
+    return data
 
 
 def _entries(data: bytes) -> list[Entry]:

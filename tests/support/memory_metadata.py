@@ -10,12 +10,11 @@ from raftlog.v1.common_pb2 import QuorumInfo
 from raftlog.v1.controller_pb2 import HeartbeatRequest, HeartbeatResponse
 from raftlog.v1.records_pb2 import ClaimControllerCommand, MetadataCommand, UnfenceBrokerCommand
 from raftmeta.decide import CommandResult
-from raftmeta.features import newest_levels
 from raftmeta.image import MetadataImage
 from raftmeta.port import Change, Listener, Unsubscribe
 from raftmeta.quorum.image_feed import ImageFeed
 from raftmeta.state import MetadataState
-from tests.support.metadata import register
+from tests.support.metadata import levels_with_ids_asked_for, register
 
 TERM = 1
 
@@ -49,7 +48,10 @@ class FakeHeartbeats:
 
 
 class MemoryMetadata:
-    """A quorum of one that commits at once. Offsets have gaps, as those of a real log do."""
+    """A quorum of one that commits at once. Offsets have gaps, as those of a real log do.
+
+    Topics have the ids asked for, so that tests know them beforehand.
+    """
 
     def __init__(self, *, controller_id: int = 1, cluster_id: str = "test") -> None:
         self.state = MetadataState()
@@ -60,7 +62,8 @@ class MemoryMetadata:
         self.cluster_id = cluster_id
         self.refuse_with: list[RaftlogError] = []
         self.state.subscribe(self.feed.publish, self.feed.reset)
-        claim = ClaimControllerCommand(controller_id=controller_id, cluster_id=cluster_id, features=newest_levels())
+        levels = levels_with_ids_asked_for()
+        claim = ClaimControllerCommand(controller_id=controller_id, cluster_id=cluster_id, features=levels)
         self._apply(MetadataCommand(claim_controller=claim))
 
     @property

@@ -266,7 +266,7 @@ _anything: list[st.SearchStrategy[Step]] = [
         )
     ),
     _always(st.builds(make.claim, st.sampled_from([1, 2]), st.just(1), st.sampled_from(["test", "", "other"]))),
-    _always(st.builds(make.update_feature, st.sampled_from(["metadata.version", "x"]), st.integers(-1, 2))),
+    _always(st.builds(make.update_feature, st.sampled_from(["metadata.version", "x"]), st.integers(-1, 3))),
     st.one_of(*_who_may_what),
     st.one_of(*_who_may_what),
     st.just(lambda _: MetadataCommand(controller_epoch=1)),
@@ -278,7 +278,7 @@ _gaps = st.sampled_from([0, 0, 0, 1, 7])
 
 
 def _begin() -> list[tuple[Step, int, int]]:
-    begin: list[Step] = [lambda _: make.claim(newest=True)]
+    begin: list[Step] = [lambda _: make.claim(levels=make.levels_with_ids_asked_for())]
     for broker_id in BROKERS[:3]:
         begin.append(lambda _, b=broker_id: make.register(b))  # type: ignore[misc] # mypy does not infer the default
         begin.append(lambda image, b=broker_id: make.unfence(b, make.broker_epoch(image, b)))  # type: ignore[misc]

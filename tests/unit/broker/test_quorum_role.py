@@ -42,6 +42,16 @@ def test_waiting_is_told_with_what_is_missing(
     ]
 
 
+def test_what_is_quick_is_done_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await or_failure(asyncio.sleep(0), failure, str, "the quorum")
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert not caplog.records
+
+
 def test_a_failure_ends_the_wait_and_the_work() -> None:
     async def scenario() -> None:
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -246,7 +246,7 @@ def test_brokers_are_cordoned_and_drained_and_described_so() -> None:
 
 
 def test_levels_are_described_with_what_all_brokers_know_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_metadata, "newest_levels", list)
+    monkeypatch.setattr(memory_metadata, "levels_with_ids_asked_for", list)
 
     async def work(cluster: Cluster) -> None:
         async def levels() -> tuple[dict[str, int], list[tuple[str, int, int]]]:

@@ -207,7 +207,7 @@ def test_one_broker_is_named_in_one_way(run: Run, file: Path, arguments: tuple[s
 @pytest.fixture
 def older(monkeypatch: pytest.MonkeyPatch, run: Run) -> Callable[..., list[Ran]]:
     """Run a command against a cluster that an older version has founded."""
-    monkeypatch.setattr(memory_metadata, "newest_levels", list)
+    monkeypatch.setattr(memory_metadata, "levels_with_ids_asked_for", list)
 
     def call(*commands: tuple[str, ...]) -> list[Ran]:
         with AdminServer(brokers=2) as server:

@@ -14,6 +14,7 @@ from raftlog import Consumer, TopicPartition
 from raftlog._client.offsets import LATEST
 from raftlog._consumer_views import try_offsets
 from raftlog.errors import (
+    BrokerUnavailable,
     CorruptRecordError,
     InvalidRequestError,
     LeaderNotAvailable,
@@ -60,6 +61,20 @@ def read(consumer: Consumer, seconds: float, count: int = 1 << 30) -> tuple[Coun
         except RaftlogError as error:
             raised.append(error)
     return found, raised
+
+
+def test_a_subscription_that_nobody_answers_is_none(cluster: FakeCluster) -> None:
+    """It was raised, and then every poll came back empty for ever."""
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", default_api_timeout_ms=200, **FAST) as consumer:
+        consumer.subscribe("t")
+        cluster.faults.metadata_down = True
+        with pytest.raises(BrokerUnavailable):
+            consumer.subscribe("u")
+        with pytest.raises(InvalidRequestError, match="subscribe"):
+            consumer.poll(0.1)
+        cluster.faults.metadata_down = False
+        consumer.subscribe("t")
+        assert read(consumer, 20, count=10)[0].total() == 10
 
 
 @pytest.mark.parametrize("how", ["subscribe", "assign"])
