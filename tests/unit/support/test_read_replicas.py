@@ -10,7 +10,7 @@ import pytest
 
 from raftlog import TopicPartition
 from raftlog.format import Columns, decode_batch, encode_batch, pack_stamp, parse_header
-from raftlog.v1 import log_pb2, metadata_pb2
+from raftlog.v1 import common_pb2, log_pb2, metadata_pb2
 from raftlog.wire import Frame
 from tests.support.append_workload import RefusedRead, read_partition
 
@@ -66,7 +66,12 @@ def frame(base: int, count: int, high_watermark: int) -> Frame:
     return Frame(head, pack_stamp(base, parse_header(batch).batch_length, 3) + bytes(batch[16:]))
 
 
-REFUSAL = Frame(log_pb2.FetchFrame(subscription_id=1, error={"code": 1, "message": "not now"}), b"")
+REFUSAL = Frame(
+    log_pb2.FetchFrame(
+        subscription_id=1, error=common_pb2.Error(code=common_pb2.NOT_LEADER_OR_FOLLOWER, message="not now")
+    ),
+    b"",
+)
 
 
 def records(replica: FakeReplica, until: int, behind_s: float) -> list[bytes]:
