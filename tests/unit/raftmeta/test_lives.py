@@ -27,7 +27,7 @@ def test_the_image_keeps_its_invariants(life: Life) -> None:
         check_image(event.after)
         for topic in event.after.topics.values():
             for partition in topic.partitions:
-                check_partition(event.after, partition)
+                check_partition(event.after, topic, partition)
 
 
 def check_image(image: MetadataImage) -> None:
@@ -72,7 +72,7 @@ def recounted_load(image: MetadataImage) -> dict[int, BrokerLoad]:
     }
 
 
-def check_partition(image: MetadataImage, partition: PartitionImage) -> None:
+def check_partition(image: MetadataImage, topic: TopicImage, partition: PartitionImage) -> None:
     replicas, isr = set(partition.replicas), set(partition.isr)
     assert len(replicas) == len(partition.replicas) > 0
     assert len(isr) == len(partition.isr) > 0
@@ -84,8 +84,8 @@ def check_partition(image: MetadataImage, partition: PartitionImage) -> None:
     if partition.removing_replicas:
         assert partition.replicas[-len(partition.removing_replicas) :] == partition.removing_replicas
         assert len(replicas) > len(partition.removing_replicas)
-    check_offline(image, partition)
-    check_lost(image, partition)
+    check_offline(image, topic, partition)
+    check_lost(image, topic, partition)
     if partition.revoked_leader is None:
         assert partition.revoked_at_offset == 0
     else:
@@ -93,27 +93,35 @@ def check_partition(image: MetadataImage, partition: PartitionImage) -> None:
         assert 0 < partition.revoked_at_offset <= image.offset
 
 
-def check_offline(image: MetadataImage, partition: PartitionImage) -> None:
+def check_offline(image: MetadataImage, topic: TopicImage, partition: PartitionImage) -> None:
     marked = [broker_id for broker_id, _ in partition.offline_replicas]
     assert marked == sorted(set(marked) & set(partition.replicas))
     offline = {broker_id for broker_id in marked if image.is_offline(partition, broker_id)}
     assert partition.leader not in offline
     assert not offline & set(partition.eligible_leader_replicas)
-    assert not offline & set(partition.isr) or without_log(image, partition) >= set(partition.isr)
+    check_in_sync(image, topic, partition, offline)
 
 
 def without_log(image: MetadataImage, partition: PartitionImage) -> set[int]:
     return {each for each in partition.replicas if image.is_offline(partition, each) or image.is_lost(partition, each)}
 
 
-def check_lost(image: MetadataImage, partition: PartitionImage) -> None:
+def check_in_sync(image: MetadataImage, topic: TopicImage, partition: PartitionImage, missing: set[int]) -> None:
+    """Who misses its log leaves the ISR, unless all of it does; where a log has come back, by the next settling."""
+    if missing & set(partition.isr) and not without_log(image, partition) >= set(partition.isr):
+        assert partition.leader == NO_LEADER
+        partition = settle(image, topic, partition, offset=image.offset + 1)
+        assert not missing & set(partition.isr)
+
+
+def check_lost(image: MetadataImage, topic: TopicImage, partition: PartitionImage) -> None:
     marked = [broker_id for broker_id, _ in partition.lost_replicas]
     assert marked == sorted(set(marked) & set(partition.replicas))
     assert all(directory_ids for _, directory_ids in partition.lost_replicas)
     lost = {broker_id for broker_id in marked if image.is_lost(partition, broker_id)}
     assert partition.leader not in lost
     assert not lost & set(partition.eligible_leader_replicas)
-    assert not lost & set(partition.isr) or without_log(image, partition) >= set(partition.isr)
+    check_in_sync(image, topic, partition, lost)
 
 
 @settings(max_examples=200)

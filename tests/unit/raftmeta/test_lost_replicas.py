@@ -341,6 +341,18 @@ def test_replicas_that_all_have_empty_disks_stay_and_wait() -> None:
     assert partition_of(back(image, 2, old_disk(2))).leader == 2
 
 
+@pytest.mark.parametrize("returning", [1, 2])
+def test_the_first_of_several_whose_disk_is_put_back_is_in_sync_alone(returning: int) -> None:
+    image = two()
+    for broker_id in (1, 2):
+        image = accept(image, _fence(image, broker_id))[0]
+    image = registered(registered(settled(image), 1, NEW_DISK), 2, NEWER_DISK)
+    image = up(up(image, 1), 2)
+    assert (partition_of(image).leader, partition_of(image).isr) == (NO_LEADER, (1, 2))
+    image = back(image, returning, old_disk(returning))
+    assert (partition_of(image).leader, partition_of(image).isr) == (returning, (returning,))
+
+
 def test_one_that_may_lack_its_tail_is_worth_more_than_one_with_an_empty_disk() -> None:
     image = two()
     for broker_id in (1, 2):
