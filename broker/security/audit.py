@@ -1,6 +1,7 @@
-"""The audit log: who was refused what, and who could not authenticate. Logger `raftlog.audit`.
+"""The audit log: who was refused what, who could not authenticate, who changed users and ACLs. Logger `raftlog.audit`.
 
-What is refused stands there at level info, what is allowed at debug. A client that is refused the same again and again
+What is refused stands there at level info, what is allowed at debug. Each user and ACL that is changed has a line at
+info, whoever does it and however many they are. A client that is refused the same again and again
 gets a line a minute, and so does a network whose logins fail, with whatever names. Refusals and failed logins each have
 LINES_PER_S, beyond which there are none, and the next one says how many there would have been. Where somebody is
 refused so much that nothing is left of that, others have lines of their own, OWN_LINES_PER_S each.
@@ -29,6 +30,8 @@ MAX_REMEMBERED: Final = 10_000
 MAX_PRINCIPALS: Final = 1_000
 MAX_SHOWN: Final = 255
 """Characters of a name; there are none longer, but clients may ask for some."""
+MAX_CHANGE: Final = 1_000
+"""Characters of what was changed."""
 assert OWN_BURST_LINES < BURST_LINES < RESERVED_BURST_LINES
 
 Fact = tuple[str, ...]
@@ -57,7 +60,8 @@ class Audit:
 
     def allowed(self, principal: str, host: str, operation: str, resource_type: str, resource: str) -> None:
         """Note what somebody may do."""
-        _write(logging.DEBUG, (principal, host, operation, resource_type, resource[:MAX_SHOWN]), allowed=True)
+        fact = (principal, host, operation, resource_type, resource[:MAX_SHOWN])
+        _write(logging.DEBUG, "allowed", fact, allowed=True)
 
     def refused(self, principal: str, host: str, operation: str, resource_type: str, resource: str) -> None:
         """Note what somebody may not do."""
@@ -68,6 +72,16 @@ class Audit:
         """Note that somebody gave a wrong name or password; names cost nothing, so each does not get its line."""
         fact = (f"User:{user[:MAX_SHOWN]}", host, "AUTHENTICATE", "USER", mechanism)
         self._failed_logins.write(fact, (network_of(host), mechanism))
+
+
+def note_change(fact: Fact, *, is_certain: bool) -> None:
+    """Note a change of a user or an ACL, as (principal, host, operation, resource type, resource).
+
+    Not `is_certain`: it was asked for, and nobody here heard whether it was done.
+    """
+    principal, host, operation, resource_type, resource = fact
+    fact = (principal, host, operation, resource_type, resource[:MAX_CHANGE])
+    _write(logging.INFO, "changed" if is_certain else "may have been changed", fact, allowed=True)
 
 
 class _Budget:
@@ -121,7 +135,7 @@ class _Lines:
         self._written_ms[key] = now_ms
         more = {"repeated": self._repeated.pop(key, 0), "left_out": self._left_out}
         self._left_out = 0
-        _write(logging.INFO, fact, allowed=False, **{name: count for name, count in more.items() if count})
+        _write(logging.INFO, "refused", fact, allowed=False, **{name: count for name, count in more.items() if count})
 
     def _take(self, whom: str | None, now_ms: float) -> bool:
         """Take a line of all, which is one of his own as well; where there is none, one of his own that is left."""
@@ -135,7 +149,7 @@ class _Lines:
         return self._shared.take(now_ms) or (is_own and self._reserved.take(now_ms))
 
 
-def _write(level: int, fact: Fact, *, allowed: bool, **counts: int) -> None:
+def _write(level: int, message: str, fact: Fact, *, allowed: bool, **counts: int) -> None:
     principal, host, operation, resource_type, resource = fact
     fields = {
         "principal": principal,
@@ -146,4 +160,4 @@ def _write(level: int, fact: Fact, *, allowed: bool, **counts: int) -> None:
         "allowed": allowed,
         **counts,
     }
-    logger.log(level, "allowed" if allowed else "refused", extra=fields)
+    logger.log(level, message, extra=fields)

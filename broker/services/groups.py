@@ -28,6 +28,7 @@ from broker.groups.commands import (
 )
 from broker.internal_topics import InternalTopics
 from broker.security.caller import caller
+from broker.security.identify import host_of
 from broker.services.calls import Answer, Call, Context, all_of, ask, longest_wait_s
 from broker.services.group_permissions import MemberPermissions, check_described, committed, fetched, shown_groups
 from broker.services.group_session import GroupSession
@@ -98,7 +99,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
         self._sessions += 1
         try:
             permissions = MemberPermissions.of(caller.get(), self._coordinators.topic_name)
-            await GroupSession(self._shard_of, _host(context.peer()), permissions).run(requests, context)
+            await GroupSession(self._shard_of, host_of(context.peer()), permissions).run(requests, context)
         except (InvalidRequestError, BrokerOverloaded) as error:
             return error
         finally:
@@ -274,9 +275,3 @@ async def _check_ids(group_ids: Sequence[str], context: _Context) -> None:
 
 def _add_sorted(response: group_pb2.ListGroupsResponse, groups: list[group_pb2.ListedGroup]) -> None:
     response.groups.extend(sorted(groups, key=lambda group: group.group_id))
-
-
-def _host(peer: str) -> str:
-    """Return the address in what gRPC calls a peer: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
-    address = peer.partition(":")[2].rpartition(":")[0] or peer
-    return address.replace("%5B", "").replace("%5D", "").strip("[]")

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol, TypeVar
 
 from grpc import aio
 
+from broker.security.audit import note_change
+from broker.security.caller import caller
+from broker.security.identify import host_of
 from broker.services.deadlines import in_time
 from broker.services.metadata import image_from
 from raftlog.errors import (
@@ -26,6 +29,7 @@ from raftlog.v1 import common_pb2, security_pb2, security_pb2_grpc
 from raftlog.v1.records_pb2 import AlterAclsCommand, AlterUsersCommand, MetadataCommand
 from raftmeta.acl_filters import matching
 from raftmeta.acls import Acl, field_order
+from raftmeta.credentials import MECHANISM_NAMES
 from raftmeta.decide.security import MAX_SECURITY_CHANGES
 from raftmeta.port import MetadataPort
 
@@ -114,8 +118,10 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
     ) -> security_pb2.AlterUsersResponse:
         """Set and delete credentials, all or none. Streams that came with one of them end."""
         response = security_pb2.AlterUsersResponse()
-        asked = AlterUsersCommand(upsertions=request.upsertions, deletions=request.deletions)
-        return await self._answer(context, response, self._commit(response, MetadataCommand(alter_users=asked)))
+        command = MetadataCommand(
+            alter_users=AlterUsersCommand(upsertions=request.upsertions, deletions=request.deletions)
+        )
+        return await self._answer(context, response, self._commit(context, response, command))
 
     async def DescribeAcls(
         self, request: security_pb2.DescribeAclsRequest, context: _Context
@@ -129,7 +135,7 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
     ) -> security_pb2.CreateAclsResponse:
         """Add ACLs, all or none; what is there already is left as it is."""
         response = security_pb2.CreateAclsResponse()
-        return await self._answer(context, response, self._create_acls(request, response))
+        return await self._answer(context, response, self._create_acls(request, context, response))
 
     async def DeleteAcls(
         self, request: security_pb2.DeleteAclsRequest, context: _Context
@@ -139,7 +145,7 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
         A thousand at a time: an error may come when some are deleted already; those are returned with it.
         """
         response = security_pb2.DeleteAclsResponse()
-        return await self._answer(context, response, self._delete_acls(request, response))
+        return await self._answer(context, response, self._delete_acls(request, context, response))
 
     async def _describe_users(
         self, request: security_pb2.DescribeUsersRequest, response: security_pb2.DescribeUsersResponse
@@ -160,13 +166,19 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
         response.acls.extend(acl.to_wire() for acl in found)
 
     async def _create_acls(
-        self, request: security_pb2.CreateAclsRequest, response: security_pb2.CreateAclsResponse
+        self,
+        request: security_pb2.CreateAclsRequest,
+        context: _Context,
+        response: security_pb2.CreateAclsResponse,
     ) -> None:
         self._check_enabled()
-        await self._commit(response, MetadataCommand(alter_acls=AlterAclsCommand(additions=request.acls)))
+        await self._commit(context, response, MetadataCommand(alter_acls=AlterAclsCommand(additions=request.acls)))
 
     async def _delete_acls(
-        self, request: security_pb2.DeleteAclsRequest, response: security_pb2.DeleteAclsResponse
+        self,
+        request: security_pb2.DeleteAclsRequest,
+        context: _Context,
+        response: security_pb2.DeleteAclsResponse,
     ) -> None:
         self._check_enabled()
         await self._metadata.barrier()  # another broker may have acknowledged some of them that this one has to hear of
@@ -182,7 +194,7 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
         for start in range(0, len(removals), MAX_SECURITY_CHANGES):
             some = removals[start : start + MAX_SECURITY_CHANGES]
             if not request.validate_only:
-                await self._commit(response, MetadataCommand(alter_acls=AlterAclsCommand(removals=some)))
+                await self._commit(context, response, MetadataCommand(alter_acls=AlterAclsCommand(removals=some)))
             response.deleted.extend(some)
 
     def _check_enabled(self) -> None:
@@ -191,8 +203,14 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
                 "this broker does not go by ACLs, everybody may do everything: set authorizer = acl on all brokers"
             )
 
-    async def _commit(self, response: Any, command: MetadataCommand) -> None:
-        result = await self._metadata.propose(command)
+    async def _commit(self, context: _Context, response: Any, command: MetadataCommand) -> None:
+        try:
+            result = await self._metadata.propose(command)
+        except BaseException as error:
+            if not isinstance(error, RaftlogError) or error.retriable:
+                _note_changes(context, command, is_certain=False)
+            raise
+        _note_changes(context, command, is_certain=True)
         await self._wait_applied(result.offset)
         response.metadata_offset = result.offset
         kind = command.WhichOneof("command")
@@ -208,3 +226,24 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
             logger.exception("a security request failed")
             response.error.CopyFrom(to_wire(error))
         return response
+
+
+def _note_changes(context: _Context, command: MetadataCommand, *, is_certain: bool) -> None:
+    """Write what was changed, and who did, into the audit log."""
+    who = caller.get()
+    host = who.host or host_of(context.peer())
+    for operation, resource_type, resource in _changes(command):
+        note_change((who.principal, host, operation, resource_type, resource), is_certain=is_certain)
+
+
+def _changes(command: MetadataCommand) -> Iterator[tuple[str, str, str]]:
+    """Yield (operation, resource type, resource); no more than can be done."""
+    users, acls = command.alter_users, command.alter_acls
+    if len(users.upsertions) + len(users.deletions) + len(acls.additions) + len(acls.removals) > MAX_SECURITY_CHANGES:
+        return
+    for operation, credentials in (("ALTER", users.upsertions), ("DELETE", users.deletions)):
+        for each in credentials:
+            yield operation, "USER", f"{each.user} {MECHANISM_NAMES.get(each.mechanism, '')}".rstrip()
+    for operation, changed in (("CREATE", acls.additions), ("DELETE", acls.removals)):
+        for acl in changed:
+            yield operation, "ACL", str(Acl.from_wire(acl))

@@ -39,6 +39,9 @@ class Context:
     def time_remaining(self) -> float | None:
         return None
 
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:4321"
+
 
 class Door:
     """Lets nobody in."""
