@@ -89,12 +89,14 @@ class AdminCalls:
         if self.closed:
             raise ClosedError("the admin client is closed, or was made in another process")
         loop = asyncio.get_running_loop()
-        limit_s = self._limit_s(timeout)
         started = loop.time()
-        deadline = started + limit_s
         failures = 0
-        last: RaftlogError = RequestTimedOut(f"no answer within {limit_s:g} s" if limit_s else "no answer yet")
+        last: RaftlogError | None = None
         while True:
+            limit_s = self._limit_s(timeout)  # longer once somebody has answered, whatever that was
+            deadline = started + limit_s
+            if last is None:
+                last = RequestTimedOut(f"no answer within {limit_s:g} s" if limit_s else "no answer yet")
             try:
                 async with asyncio.timeout_at(deadline + _DEADLINE_MARGIN_S):
                     result = await attempt(deadline)
@@ -108,6 +110,7 @@ class AdminCalls:
                 last = error
                 failures += 1
                 pause_s = self._options.pauses.after_ms(error, failures) / 1000
+                deadline = started + self._limit_s(timeout)
                 final = isinstance(error, UnknownTopicOrPartition) and failures > 3
                 if final or loop.time() + pause_s >= deadline:
                     raise
@@ -181,11 +184,13 @@ class AdminCalls:
         stub = service(self._connections.channel(address))
         try:
             with self._counted():
-                return await getattr(stub, method)(
+                response = await getattr(stub, method)(
                     request,
                     timeout=min(_ADDRESS_TIMEOUT_S, self._options.request_timeout_ms / 1000, left_s),
                     metadata=call_metadata(),
                 )
+            self._answered = True
+            return response
         except grpc.RpcError as error:
             raise from_grpc(error, address) from None
 

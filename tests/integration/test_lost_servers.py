@@ -13,26 +13,32 @@ from unittest import mock
 import pytest
 
 from raftlog import Admin, Consumer, Producer
+from raftlog._client import admin_calls
+from raftlog.cli import clients, reading
 from raftlog.cli.app import main
 from raftlog.errors import RequestTimedOut
 from raftlog.testing import Cluster
+from tests.support.patience import refusal
 
 PARTITIONS = 6
 
 
 def raftlog(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "raftlog", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, input=stdin)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, input=stdin)
 
 
-def failing_here(*arguments: str) -> tuple[str, str, float]:
+def failing_here(*arguments: str, patience_s: float = 600.0) -> tuple[str, str, float]:
     """Return what a command that fails prints on both outputs, and how many seconds it takes in this process.
 
-    The start of another one takes what a busy machine takes, and says nothing of how long the command waits.
+    The start of another one takes what a busy machine takes, and says nothing of how long the command waits. What
+    others than this command wait for in vain takes `patience_s`, so that it is seen when this one does.
     """
     out, err, started = io.StringIO(), io.StringIO(), time.monotonic()
     with (
         mock.patch.object(sys, "argv", ["raftlog", *arguments]),
+        mock.patch.object(clients, "_PATIENCE_MS", int(patience_s * 1000)),
+        mock.patch.object(reading, "_STALLED_S", 600.0),
         redirect_stdout(out),
         redirect_stderr(err),
         pytest.raises(SystemExit) as left,
@@ -47,9 +53,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three servers, six partitions with a record each."""
     with Cluster(nodes=3, directory=tmp_path_factory.mktemp("three")) as cluster:
         with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
-            admin.create_topic("ev", partitions=PARTITIONS)
+            admin.create_topic("ev", partitions=PARTITIONS, timeout=60)
             for partition in range(PARTITIONS):
-                producer.send("ev", f"record of {partition}".encode(), partition=partition).result(10)
+                producer.send("ev", f"record of {partition}".encode(), partition=partition).result(60)
         yield cluster
 
 
@@ -71,7 +77,7 @@ def test_partitions_without_a_leader_do_not_hold_up_the_others(cluster: Cluster,
     at = ("-b", cluster.bootstrap)
     out, err, seconds = failing_here("consume", "ev", "--from-beginning", "--no-follow", *at)
     assert sorted(out.splitlines()) == healthy
-    assert seconds < 9
+    assert seconds < 60
     last = err.splitlines()[-1]
     assert last.startswith(f"error: cannot read {len(lost)} partition")
     assert all(f"ev-{partition} has no leader" in last for partition in lost)
@@ -84,7 +90,7 @@ def test_partitions_without_a_leader_do_not_hold_up_the_others(cluster: Cluster,
         started = time.monotonic()
         consumer.subscribe("ev")
         found: list[str] = []
-        while len(found) < len(healthy) and time.monotonic() - started < 10:
+        while len(found) < len(healthy) and time.monotonic() - started < 60:
             found += [str(record.value, "utf-8") for record in consumer.poll(0.5) if record.value is not None]
         assert sorted(found) == healthy
 
@@ -106,7 +112,10 @@ def test_without_a_majority_clients_hear_what_is_missing(cluster: Cluster) -> No
     cluster.kill(2)
     cluster.kill(3)
     for command in (["topic", "create", "new"], ["cluster", "describe", "--linearizable"]):
-        _, err, seconds = failing_here(*command, "-b", alone)
+        for _ in range(4):  # a command whose time is over before it was answered does not know why
+            _, err, seconds = failing_here(*command, "-b", alone, patience_s=8.0)
+            if "the metadata quorum has no leader" in err:
+                break
         assert "the metadata quorum has no leader" in err
         assert "controller 2 at" in err
         assert "controller 3 at" in err
@@ -114,13 +123,18 @@ def test_without_a_majority_clients_hear_what_is_missing(cluster: Cluster) -> No
         assert "failed to connect to all addresses" not in err
         assert "connection refused" in err
         assert "no broker answers" not in err
-        assert seconds < 7
+        assert seconds < 60
     done = raftlog("cluster", "quorum", "-b", alone)
     assert "no leader (as node 1 sees it) in epoch" in done.stdout
     started = time.monotonic()
-    with Admin(alone, default_api_timeout_ms=2_000) as admin, pytest.raises(RequestTimedOut, match="has no leader"):
-        admin.create_topic("new")
-    assert time.monotonic() - started < 2.5
+
+    def create(limit_s: float) -> None:
+        with Admin(alone, default_api_timeout_ms=int(limit_s * 1000)) as admin:
+            admin.create_topic("new")
+
+    with mock.patch.object(admin_calls, "_FIRST_CONTACT_S", 600.0):
+        refusal(RequestTimedOut, "has no leader", create, 2.0, 5.0, 10.0)
+    assert time.monotonic() - started < 30, "the default is a minute"
     with Admin(alone) as admin:
         led = [part.partition for part in admin.describe_topic("ev").partitions if part.leader == 1]
     settings = (

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from raftlog import Admin
+from raftlog._client import admin_calls
 from raftlog._client.connections import from_grpc
 from raftlog.cli import clients
 from raftlog.errors import BrokerUnavailable, RequestTimedOut
+from tests.support.admin_service import AdminServer
 from tests.support.fake_broker import FakeCluster
+
+PATIENCE_MS = 120_000
+SOON_S = 40.0
+"""Far below `PATIENCE_MS`, and far above what it takes, two seconds."""
 
 
 @pytest.fixture
-def refused() -> str:
+def refused() -> Iterator[str]:
     """Two addresses where nobody listens."""
-    ports = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            ports.append(server.getsockname()[1])
-    return ",".join(f"127.0.0.1:{port}" for port in ports)
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))  # so that nobody else listens there, either
+        yield ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other))
 
 
 def admin(bootstrap: str) -> None:
@@ -32,7 +38,7 @@ def admin(bootstrap: str) -> None:
 
 
 def admin_topics(bootstrap: str) -> None:
-    with Admin(bootstrap) as found:
+    with Admin(bootstrap, default_api_timeout_ms=PATIENCE_MS) as found:
         found.list_topics()
 
 
@@ -52,27 +58,49 @@ def producer(bootstrap: str) -> None:
 
 
 @pytest.mark.parametrize("call", [admin, admin_topics, admin_topic, consumer, producer])
-def test_refused_connections_fail_soon(refused: str, call: Callable[[str], None]) -> None:
+def test_refused_connections_fail_soon(
+    refused: str, call: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "_PATIENCE_MS", PATIENCE_MS)
+    monkeypatch.setattr(admin_calls, "_FIRST_CONTACT_S", PATIENCE_MS / 1000)
     started = time.monotonic()
     with pytest.raises(BrokerUnavailable) as said:
         call(refused)
-    assert 1.5 < time.monotonic() - started < 3.5
+    assert 1.5 < time.monotonic() - started < SOON_S
     assert "connection refused" in str(said.value)
     assert "failed to connect to all addresses" not in str(said.value)
     assert "ipv4" not in str(said.value)
 
 
-def test_who_has_been_heard_of_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_PATIENCE_MS", 4_000)
+def test_who_has_been_heard_of_is_waited_for_longer() -> None:
     with FakeCluster() as cluster:
         cluster.create_topic("t")
         with clients.connect_consumer(cluster.bootstrap, "earliest") as found:
             assert len(found.partitions_for("t")) == 1
             cluster.kill(1)
+            engine = found._engine
+            engine.options = replace(engine.options, default_api_timeout_ms=4_000)
             started = time.monotonic()
             with pytest.raises(BrokerUnavailable):
                 found.partitions_for("u")
             assert time.monotonic() - started > 3.5
+
+
+def test_who_has_answered_that_there_is_no_controller_yet_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_calls, "_FIRST_CONTACT_S", 0.5)
+    asked_at: list[float] = []
+    with AdminServer() as server:
+
+        async def barrier() -> int:
+            asked_at.append(time.monotonic())
+            if asked_at[-1] - asked_at[0] <= 1.0:
+                raise RequestTimedOut("the metadata quorum has no leader")
+            return server.image.offset
+
+        monkeypatch.setattr(server.cluster.metadata, "barrier", barrier)
+        with Admin(server.bootstrap, default_api_timeout_ms=PATIENCE_MS) as found:
+            assert len(found.describe_cluster(linearizable=True).brokers) == 4
+        assert asked_at[-1] - asked_at[0] > 1.0
 
 
 class Failed(grpc.RpcError):
