@@ -21,7 +21,7 @@ from raftlog.testing.server_process import ConfigValue, ServerFailed, ServerProc
 
 T = TypeVar("T")
 
-_STOP_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
 
@@ -66,7 +66,7 @@ class Cluster:
         tls: bool = False,
         users: Mapping[str, str] | None = None,
         racks: Mapping[int, str] | None = None,
-        start_timeout_s: float = 30.0,
+        start_timeout_s: float = 60.0,
         config: Mapping[str, ConfigValue] | None = None,
         **more_config: ConfigValue,
     ) -> None:
@@ -347,7 +347,7 @@ class Cluster:
 
     # Who leads
 
-    def leader(self, topic: str, partition: int = 0, *, timeout_s: float = 30.0, other_than: int | None = None) -> int:
+    def leader(self, topic: str, partition: int = 0, *, timeout_s: float = 60.0, other_than: int | None = None) -> int:
         """Return the server that leads a partition, as soon as one does that runs (and is not `other_than`)."""
 
         def ask(admin: Admin) -> int:
@@ -355,7 +355,7 @@ class Cluster:
 
         return self._node(ask, f"leads {topic}-{partition}", timeout_s, other_than)
 
-    def controller(self, *, timeout_s: float = 30.0, other_than: int | None = None) -> int:
+    def controller(self, *, timeout_s: float = 60.0, other_than: int | None = None) -> int:
         """Return the server that is the active controller, as soon as one is that runs (and is not `other_than`)."""
 
         def ask(admin: Admin) -> int:
@@ -363,7 +363,7 @@ class Cluster:
 
         return self._node(ask, "is the active controller", timeout_s, other_than)
 
-    def wait_for(self, condition: Callable[[Admin], T], *, timeout_s: float = 30.0, what: str = "that") -> T:
+    def wait_for(self, condition: Callable[[Admin], T], *, timeout_s: float = 60.0, what: str = "that") -> T:
         """Return what `condition` does as soon as that is true; it may raise errors of the SDK until then.
 
         Raises:

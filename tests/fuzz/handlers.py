@@ -22,10 +22,8 @@ from tests.fuzz.batches import any_batch, valid_batch
 from tests.fuzz.choices import Choices
 from tests.fuzz.messages import FILES, Known, encoded, message_of, type_of
 from tests.fuzz.oracle import Violation, require
-from tests.fuzz.server import OTHER_TOPIC, TOPIC, Node, node
+from tests.fuzz.server import ANSWER_S, OTHER_TOPIC, TOPIC, Node, node
 
-ANSWER_S: Final = 30.0
-"""Longer than any handler may take, on a machine that is busy with other things."""
 LISTEN_S: Final = 0.1
 """How long a stream is listened to that has nothing more to say."""
 INTER_NODE: Final = frozenset({"Raft", "Controller", "Replication", "Markers"})

@@ -21,7 +21,7 @@ import raftlog
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE_NAMES = ["broker", "raftmeta", "replication", "spark", "grpc", "pyarrow", "numpy", "typer", "raftlog", "uvloop"]
-_WAIT_S = 40.0
+_WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")

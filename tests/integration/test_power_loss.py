@@ -75,7 +75,7 @@ class Outage:
 
     def one(self) -> None:
         """One server loses its power, and the others go on, as they are in sync."""
-        self.powered.cluster.wait_for(_in_sync, timeout_s=60, what="every replica in sync")
+        self.powered.cluster.wait_for(_in_sync, timeout_s=120, what="every replica in sync")
         self.cut(self.chance.choice(NODES))
         self.appends.wait_for_progress()
 
@@ -115,7 +115,7 @@ class Outage:
         for client in self.clients:
             if isinstance(client, Topics | Commits):
                 client.check()
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 90
         while any(client.done <= done and client.is_alive() for client, done in zip(self.clients, before, strict=True)):
             assert time.monotonic() < deadline_s, f"no progress: {[(each.name, each.done) for each in self.clients]}"
             time.sleep(0.02)
@@ -135,7 +135,9 @@ def make_topics(powered: PoweredCluster, partitions: int = PARTITIONS) -> None:
     """Make the topics that are there all the time."""
     with Admin(powered.cluster.bootstrap) as admin:
         for topic in (TOPIC, Transactions.TOPIC):
-            admin.create_topic(topic, partitions, replication_factor=3, configs={"min.insync.replicas": "2"})
+            admin.create_topic(
+                topic, partitions, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60
+            )
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def test_the_sdk_example(capsys: pytest.CaptureFixture[str]) -> None:
         with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
             consumer.subscribe(["readings"])
             found: set[bytes | None] = set()
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while len(found) < 3 and time.monotonic() < deadline:
                 found.update(record.value for record in consumer.poll(1.0))
     printed = capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_the_spark_example(tmp_path: Path, spark: Any) -> None:
     code = block_with("writeStream").replace("/data/checkpoints/events", str(tmp_path / "checkpoint"))
     with Cluster(nodes=1) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic("events", 2)
+            admin.create_topic("events", 2, timeout=60)
         events = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
         names: dict[str, Any] = {"spark": spark, "events": events.withColumnRenamed("value", "id")}
         exec(compile(code.replace("127.0.0.1:9092", cluster.bootstrap), "README", "exec"), names)
@@ -60,7 +60,7 @@ def test_the_spark_example(tmp_path: Path, spark: Any) -> None:
             with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
                 consumer.subscribe(["events"])
                 records: list[Record] = []
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + 120
                 while len(records) < 10 and time.monotonic() < deadline:
                     records += consumer.poll(1.0)
         finally:

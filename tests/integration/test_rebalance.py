@@ -15,6 +15,7 @@ import pytest
 import raftlog
 from raftlog.errors import RaftlogError
 from raftlog.testing import Cluster
+from tests.support.steady import STEADY
 
 TOPIC = "events"
 PARTITIONS = 12
@@ -39,7 +40,7 @@ class Writer:
                 number += 50
                 for each, delivery in sent:
                     try:
-                        delivery.result(60)
+                        delivery.result(150)
                     except RaftlogError as error:
                         self.errors.append(error)
                     else:
@@ -51,7 +52,7 @@ class Writer:
 
     def __exit__(self, *error: object) -> None:
         self._ending.set()
-        self._thread.join(90)
+        self._thread.join(180)
         assert not self._thread.is_alive()
 
 
@@ -67,7 +68,7 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def run(cluster: Cluster, *arguments: str) -> str:
     with started(*arguments, "-b", cluster.bootstrap) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return out
 
@@ -81,7 +82,7 @@ def held(admin: raftlog.Admin) -> Counter[int]:
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Three brokers with a topic on them, and a fourth one that the cluster has never heard of."""
-    with Cluster(nodes=4, offsets_topic_num_partitions=4) as cluster:
+    with Cluster(nodes=4, config=STEADY, offsets_topic_num_partitions=4) as cluster:
         cluster.stop(ADDED)
         cluster.wait_for(
             lambda admin: all(each.fenced for each in admin.describe_cluster().brokers if each.broker_id == ADDED),
@@ -116,10 +117,13 @@ def test_a_broker_comes_gets_its_share_and_leaves(cluster: Cluster) -> None:
                 said += leaving.stderr.readline()
             assert held(admin)[ADDED] == 0, said
             cluster.stop(ADDED)
-            out, err = leaving.communicate(timeout=60)
+            out, err = leaving.communicate(timeout=180)
         assert (leaving.returncode, out) == (0, "broker 4 holds nothing, has stopped, and is unregistered\n"), err
         assert [each.broker_id for each in admin.describe_cluster(linearizable=True).brokers] == [1, 2, 3]
-        assert all(sorted(part.isr) == [1, 2, 3] for part in admin.describe_topic(TOPIC).partitions)
+        cluster.wait_for(
+            lambda admin: all(sorted(part.isr) == [1, 2, 3] for part in admin.describe_topic(TOPIC).partitions),
+            what="the others in sync",
+        )
     assert writer.errors == []
     assert values(cluster, len(writer.acknowledged)) == writer.acknowledged
 
@@ -128,6 +132,6 @@ def values(cluster: Cluster, count: int) -> list[int]:
     with raftlog.Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.subscribe(TOPIC)
         found: list[int] = []
-        while records := consumer.poll(5.0 if len(found) < count else 0.5):
+        while records := consumer.poll(60.0 if len(found) < count else 0.5):
             found += [int(record.value or b"-1") for record in records]
     return sorted(found)

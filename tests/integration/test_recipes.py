@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raftlog import Consumer, Record
 from raftlog.testing import Cluster
 
 RECIPES = Path(__file__).parents[2] / "docs" / "recipes.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", RECIPES.read_text(), re.DOTALL)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a poll come back with nothing only when there is nothing: recipes take a second's silence for the end."""
+    poll = Consumer.poll
+
+    def at_end(consumer: Consumer) -> bool:
+        ends = consumer.end_offsets(consumer.assignment())
+        return all(consumer.position(partition) >= end for partition, end in ends.items())
+
+    def polled(self: Consumer, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
+        deadline_s = time.monotonic() + 60
+        while not (found := poll(self, timeout, max_records)):
+            if at_end(self) or time.monotonic() > deadline_s:
+                break
+        return found
+
+    monkeypatch.setattr(Consumer, "poll", polled)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.filterwarnings("error")
 def test_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "recipes"}

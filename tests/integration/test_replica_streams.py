@@ -18,7 +18,7 @@ def cluster() -> Iterator[Cluster]:
         nodes=4, controllers=1, dedicated_controllers=True, can_be_partitioned=True, replica_lag_time_max_ms=1_500
     ) as made:
         with raftlog.Admin(made.bootstrap) as admin:
-            admin.create_topic("copied", replication_factor=3, configs={"min.insync.replicas": "2"})
+            admin.create_topic("copied", replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60)
         yield made
 
 
@@ -28,7 +28,7 @@ def isr(admin: raftlog.Admin) -> list[int]:
 
 def send(cluster: Cluster, *values: bytes) -> list[int]:
     with raftlog.Producer(cluster.bootstrap) as producer:
-        return [producer.send("copied", value).result(20).offset for value in values]
+        return [producer.send("copied", value).result(60).offset for value in values]
 
 
 def test_brokers_that_are_no_controllers_copy_each_other(cluster: Cluster) -> None:

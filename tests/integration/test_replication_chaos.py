@@ -209,7 +209,7 @@ class Monkey:
         def complete(admin: Admin) -> bool:
             return all(len(part.isr) == len(NODES) for part in admin.describe_topic(TOPIC).partitions)
 
-        self.cluster.wait_for(complete, timeout_s=60, what="every replica in sync")
+        self.cluster.wait_for(complete, timeout_s=120, what="every replica in sync")
 
     def mended(self) -> None:
         """See that everything goes on."""
@@ -245,7 +245,9 @@ def tormented() -> Iterator[Monkey]:
     options = {"replica.lag.time.max.ms": 2_000}
     with WatchedCluster(nodes=3, can_be_partitioned=True, racks=RACKS, config=options) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic(TOPIC, PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"})
+            admin.create_topic(
+                TOPIC, PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60
+            )
         workload = AppendWorkload(cluster.bootstrap, PARTITIONS, racks=RACKS)
         with Recorder(cluster, TOPIC, PAUSE_S, lambda: of_appends(workload)) as notes:
             workload.start()

@@ -13,16 +13,16 @@ from raftlog.testing import Cluster
 def values(bootstrap: str, topic: str) -> list[bytes | None]:
     with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.subscribe([topic])
-        return [record.value for record in consumer.poll(5)]
+        return [record.value for record in consumer.poll(60)]
 
 
 @pytest.mark.parametrize("topic", [".new", ".delete", ".stray", "-", "a.b-1-2", "x" * 249])
 def test_a_topic_of_any_allowed_name_survives(topic: str) -> None:
     with Cluster(nodes=1) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic(topic)
+            admin.create_topic(topic, timeout=60)
         with Producer(cluster.bootstrap) as producer:
-            producer.send(topic, b"kept").result(10)
+            producer.send(topic, b"kept").result(60)
         cluster.stop(1)
         cluster.start(1)
         assert values(cluster.bootstrap, topic) == [b"kept"]
@@ -31,9 +31,9 @@ def test_a_topic_of_any_allowed_name_survives(topic: str) -> None:
 def test_a_log_that_the_cluster_does_not_know_is_set_aside_and_its_name_is_free(tmp_path: Path) -> None:
     with Cluster(nodes=1, directory=tmp_path) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic("t")
+            admin.create_topic("t", timeout=60)
         with Producer(cluster.bootstrap) as producer:
-            producer.send("t", b"old").result(10)
+            producer.send("t", b"old").result(60)
         log_dir = cluster.log_dir(1)
         cluster.stop(1)
         (log_dir / "t-0").rename(tmp_path / "kept-0")
@@ -44,9 +44,9 @@ def test_a_log_that_the_cluster_does_not_know_is_set_aside_and_its_name_is_free(
         (tmp_path / "kept-0").rename(log_dir / "t-0")  # as if the broker had been away while the topic was deleted
         cluster.start(1)
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic("t")
+            admin.create_topic("t", timeout=60)
         with Producer(cluster.bootstrap) as producer:
-            producer.send("t", b"new").result(10)
+            producer.send("t", b"new").result(60)
         assert values(cluster.bootstrap, "t") == [b"new"]
         (stray,) = [path for path in log_dir.iterdir() if "stray" in path.name]
         assert sum(file.stat().st_size for file in stray.glob("*.log")) > 0, "never deleted, only set aside"

@@ -15,14 +15,16 @@ import pytest
 from bench.rolling_restart import AWAIT, DRAIN, MIN_INSYNC, TOPIC, Load, restart
 from raftlog import Admin
 from raftlog.testing import Cluster
+from tests.support.steady import STEADY
+
+CONFIG: dict[str, int] = {**STEADY, "min.insync.replicas": MIN_INSYNC, "offsets.topic.num.partitions": 3}
 
 
 @pytest.mark.parametrize("ways", [[DRAIN], pytest.param([AWAIT, DRAIN] * 3, marks=pytest.mark.long)])
 def test_clients_see_no_error_when_servers_are_restarted_one_by_one(ways: list[tuple[str, ...]]) -> None:
-    config = {"min.insync.replicas": MIN_INSYNC, "offsets.topic.num.partitions": 3}
-    with Cluster(nodes=3, config=config) as cluster:
+    with Cluster(nodes=3, config=CONFIG) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic(TOPIC, partitions=6, replication_factor=3)
+            admin.create_topic(TOPIC, partitions=6, replication_factor=3, timeout=60)
         load = Load(cluster.bootstrap, records_per_s=300)
         load.settle()
         for number, way in enumerate(ways):
@@ -44,10 +46,9 @@ def test_the_script_of_the_guide_restarts_every_node(tmp_path: Path) -> None:
     assert by_ssh in text
     here = f'restart() {{ touch "{asked}/$1"; while [ -e "{asked}/$1" ]; do sleep 0.1; done; }}\n'
     script.write_text(text.replace(by_ssh, here))
-    config = {"min.insync.replicas": MIN_INSYNC, "offsets.topic.num.partitions": 3}
-    with Cluster(nodes=3, config=config) as cluster:
+    with Cluster(nodes=3, config=CONFIG) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic(TOPIC, partitions=6, replication_factor=3)
+            admin.create_topic(TOPIC, partitions=6, replication_factor=3, timeout=60)
         active, order = cluster.controller(), []
         pids = {node_id: cluster.pid(node_id) for node_id in cluster.node_ids}
         load = Load(cluster.bootstrap, records_per_s=300)

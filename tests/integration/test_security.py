@@ -19,16 +19,17 @@ from raftlog.testing.layout import write_users
 from raftlog.v1 import log_pb2, metadata_pb2, metadata_pb2_grpc, security_pb2, security_pb2_grpc
 from raftlog.v1.security_pb2 import Acl, ScramCredential, UserMechanism
 from tests.support.sasl_client import TIMEOUT_S, bearer, log_in, secure_channel, token_of
+from tests.support.steady import STEADY
 
 Metadata = list[tuple[str, str]]
 
 USERS = {"admin": "the first secret", "bob": "bobs own"}
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    config = {"authorizer": "acl", "super.users": "User:admin"}
+    config: dict[str, str | int] = {**STEADY, "authorizer": "acl", "super.users": "User:admin"}
     with Cluster(1, users=USERS, config=config) as made:
         yield made
 

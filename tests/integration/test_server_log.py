@@ -29,13 +29,13 @@ def events(cluster: Cluster, node_id: int) -> list[str]:
 
 def counted(cluster: Cluster, node_id: int, name: str) -> float:
     ready = json.loads((cluster.config_file(node_id).parent / "ready.json").read_bytes())
-    with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=60) as answer:
         (line,) = (line for line in answer.read().decode().splitlines() if line.startswith(f"{name} "))
     return float(line.split()[1])
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
@@ -46,7 +46,7 @@ def test_a_leader_change_is_told_by_events_and_levels_change_while_servers_run(t
         nodes=3, directory=tmp_path, config={"log.format": "json", "metrics.listener": "127.0.0.1:0"}
     ) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic("orders", replica_assignment=[[2, 3]])
+            admin.create_topic("orders", replica_assignment=[[2, 3]], timeout=60)
             until(lambda: "leader_gained" in events(cluster, 2), "broker 2 leads")
             in_order = [
                 *("node_starting", "metadata_ready", "logs_recovered", "broker_registered", "lease_granted"),
@@ -77,16 +77,21 @@ def test_a_leader_change_is_told_by_events_and_levels_change_while_servers_run(t
         cluster.kill(2)
         until(lambda: "leader_gained" in events(cluster, 3), "broker 3 leads")
         controller = cluster.controller(other_than=2)
-        assert "controller_active" in events(cluster, controller)
-        until(lambda: "broker_fenced" in events(cluster, controller), "whoever decides says so")
+        until(lambda: "controller_active" in events(cluster, controller), "the controller says that it is")
+        until(lambda: any("broker_fenced" in events(cluster, node_id) for node_id in (1, 3)), "whoever decides says so")
         until(
             lambda: sum(counted(cluster, node_id, "raftlog_leader_elections_total") for node_id in (1, 3)) >= 1,
             "whoever decides counts it",
         )
         assert counted(cluster, controller, "raftlog_unclean_leader_elections_total") == 0
         cluster.start(2)
-        until(lambda: "isr_changed" in events(cluster, 3), "broker 2 is back in the ISR")
-        changed = [line for line in lines(cluster, 3) if line.get("event") == "isr_changed"][-1]
-        assert (changed["was"], sorted(changed["isr"])) == ([3], [2, 3])
+        until(
+            lambda: any(
+                (line["was"], sorted(line["isr"])) == ([3], [2, 3])
+                for line in lines(cluster, 3)
+                if line.get("event") == "isr_changed"
+            ),
+            "broker 2 is back in the ISR",
+        )
         cluster.stop(3)
         assert events(cluster, 3)[-1] == "node_stopped"

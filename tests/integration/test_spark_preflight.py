@@ -18,7 +18,7 @@ from tests.support.spark_query import SCHEMA
 def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         with raftlog.Admin(cluster.bootstrap) as admin:
-            admin.create_topic("there")
+            admin.create_topic("there", timeout=60)
         yield cluster
 
 

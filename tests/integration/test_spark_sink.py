@@ -16,7 +16,7 @@ import raftlog
 from raftlog.testing import Cluster
 
 pytestmark = pytest.mark.spark
-_WAIT_S = 60
+_WAIT_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def cluster() -> Iterator[Cluster]:
 def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     name = f"topic-{abs(hash(request.node.nodeid))}"
     with raftlog.Admin(cluster.bootstrap) as admin:
-        admin.create_topic(name, partitions=3)
+        admin.create_topic(name, partitions=3, timeout=60)
     return name
 
 
@@ -74,7 +74,7 @@ def test_a_stream_of_several_batches_arrives_exactly(spark: Any, cluster: Cluste
     by_key = dict(zip(found["key"].to_pylist(), found["partition"].to_pylist(), strict=True))
     with raftlog.Producer(cluster.bootstrap) as producer:
         for key in (b"0", b"17", b"9999"):
-            assert producer.send(topic, b"", key=key).result(30).partition == by_key[key]
+            assert producer.send(topic, b"", key=key).result(60).partition == by_key[key]
 
 
 def test_every_column_arrives(spark: Any, cluster: Cluster, topic: str) -> None:
@@ -104,7 +104,7 @@ def test_rows_go_to_the_topics_of_the_column_unless_the_option_overrides_it(
     others = [f"{topic}-{name}" for name in "ab"]
     with raftlog.Admin(cluster.bootstrap) as admin:
         for other in others:
-            admin.create_topic(other)
+            admin.create_topic(other, timeout=60)
     frame = spark.range(1000).selectExpr(
         f"concat('{topic}-', if(id % 3 = 0, 'a', 'b')) as topic", "cast(id as string) value"
     )
@@ -162,7 +162,7 @@ def test_complete_mode_and_overwriting_are_refused(spark: Any, cluster: Cluster,
 
 def test_rows_with_and_without_a_key_keep_their_order(spark: Any, cluster: Cluster) -> None:
     with raftlog.Admin(cluster.bootstrap) as admin:
-        admin.create_topic("mixed-keys")
+        admin.create_topic("mixed-keys", timeout=60)
     frame = spark.range(0, 1000, numPartitions=1).selectExpr(
         "if(id % 2 = 0, 'k', null) as key", "format_string('%04d', id) as value"
     )
@@ -197,7 +197,7 @@ def test_a_stream_goes_on_over_a_killed_server(spark: Any, tmp_path: Path, deliv
     rows_per_batch = 20_000
     with Cluster() as cluster:
         with raftlog.Admin(cluster.bootstrap) as admin:
-            admin.create_topic("t", partitions=3)
+            admin.create_topic("t", partitions=3, timeout=60)
         query = (
             spark.readStream.format("rate-micro-batch")
             .option("rowsPerBatch", rows_per_batch)
@@ -299,7 +299,7 @@ def test_a_batch_write_that_fails_leaves_nothing(spark: Any, cluster: Cluster, t
         writer.option("topic", topic).save()
     with raftlog.Producer(cluster.bootstrap) as producer:
         for partition in range(3):
-            producer.send(topic, b"behind", partition=partition).result(30)
+            producer.send(topic, b"behind", partition=partition).result(60)
     deadline = time.monotonic() + _WAIT_S
     while (found := read_all(cluster.bootstrap, topic)["value"].to_pylist()) != [b"behind"] * 3:
         assert time.monotonic() < deadline, f"{len(found)} rows"
@@ -328,7 +328,7 @@ def test_the_recipe_of_foreach_batch_outlives_its_checkpoint(spark: Any, cluster
     exec(recipe.replace("127.0.0.1:9092", cluster.bootstrap), names)
     with raftlog.Admin(cluster.bootstrap) as admin:
         for name in ("orders", "audit"):
-            admin.create_topic(name)
+            admin.create_topic(name, timeout=60)
     source = tmp_path / "in"
 
     def add(*values: str) -> None:

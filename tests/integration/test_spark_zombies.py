@@ -21,7 +21,7 @@ from raftlog.testing import Cluster
 from tests.support.spark_query import Context, Query
 
 _ROWS = 40
-_WAIT_S = 120.0
+_WAIT_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest, monkeypatch: pytest.
     monkeypatch.setattr(staged, "_stagings", {})
     name = f"topic-{abs(hash(request.node.nodeid))}"
     with raftlog.Admin(cluster.bootstrap) as admin:
-        admin.create_topic(name, partitions=3, replication_factor=3, configs={"min.insync.replicas": "2"})
+        admin.create_topic(name, partitions=3, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60)
     yield name
     for staging in staged._stagings.values():
         staging.close()
@@ -148,7 +148,7 @@ def test_drivers_on_one_checkpoint_write_every_row_once(cluster: Cluster, topic:
             driver.join(_WAIT_S)
     assert [driver.error for driver in drivers] == [None] * 3
     wanted = Counter(f"{batch}-{number}".encode() for batch in range(batches) for number in range(_ROWS))
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + 90
     while sum((found := read_all(cluster.bootstrap, topic)).values()) < sum(wanted.values()):
         assert time.monotonic() < until_s, f"{sum(found.values())} of {sum(wanted.values())} rows"
         time.sleep(0.2)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -31,7 +32,9 @@ def cluster() -> Iterator[Cluster]:
 def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     name = f"topic-{abs(hash(request.node.nodeid))}"
     with Admin(cluster.bootstrap) as admin:
-        admin.create_topic(name, partitions=_PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"})
+        admin.create_topic(
+            name, partitions=_PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60
+        )
     return name
 
 
@@ -70,15 +73,19 @@ def coordinator_of(cluster: Cluster, sink_id: str) -> int:
 
     from raftlog.v1 import transaction_pb2_grpc
 
-    for address in cluster.bootstrap.split(","):
-        with grpc.insecure_channel(address) as channel:
-            stub = transaction_pb2_grpc.TransactionStub(channel)
-            try:
-                answer = stub.FindCoordinator(transaction_pb2.FindTransactionCoordinatorRequest(id=sink_id), timeout=5)
-            except grpc.RpcError:
-                continue
-            if not answer.error.code:
-                return int(answer.node_id)
+    deadline_s = time.monotonic() + _WAIT_S
+    while time.monotonic() < deadline_s:
+        for address in cluster.bootstrap.split(","):
+            with grpc.insecure_channel(address) as channel:
+                stub = transaction_pb2_grpc.TransactionStub(channel)
+                request = transaction_pb2.FindTransactionCoordinatorRequest(id=sink_id)
+                try:
+                    answer = stub.FindCoordinator(request, timeout=5)
+                except grpc.RpcError:
+                    continue
+                if not answer.error.code:
+                    return int(answer.node_id)
+        time.sleep(0.05)
     raise AssertionError(f"nobody says who coordinates {sink_id}")
 
 
@@ -115,14 +122,20 @@ def test_what_is_dropped_does_not_hold_readers_up(cluster: Cluster, topic: str) 
 
 
 def test_a_stage_that_nobody_names_expires(cluster: Cluster, topic: str) -> None:
-    with StagedWriter(cluster.bootstrap, f"sink-{topic}", topic, transaction_timeout_ms=1000) as writer:
-        token = staged(writer, topic, 0, [b"a"])
+    with (
+        StagedWriter(cluster.bootstrap, f"sink-{topic}", topic, transaction_timeout_ms=1000) as hasty,
+        StagedWriter(cluster.bootstrap, f"sink-{topic}", topic) as writer,
+    ):
+        token: StageToken | None = None
+        while token is None:
+            with suppress(StageExpired):  # before it was finished
+                token = staged(hasty, topic, 0, [b"a"])
         with Producer(cluster.bootstrap) as producer:
             for partition in range(_PARTITIONS):
                 producer.send(topic, b"behind", partition=partition).result(_WAIT_S)
         wait_until(lambda: len(read(cluster.bootstrap, topic)) == _PARTITIONS, "the stage did not expire")
         with pytest.raises(StageExpired):
-            writer.commit(0, [token])
+            hasty.commit(0, [token])
         assert writer.last_batch() == -1
         writer.commit(0, [staged(writer, topic, 0, [b"b"])])
     assert sorted(set(read(cluster.bootstrap, topic))) == [b"b", b"behind"]
@@ -143,9 +156,13 @@ def test_a_sink_is_bound_to_its_target(cluster: Cluster, topic: str) -> None:
 
 
 def test_a_missing_topic_and_a_deleted_one_are_told(cluster: Cluster, topic: str) -> None:
-    with StagedWriter(cluster.bootstrap, f"sink-{topic}", topic, max_block_ms=500) as writer:
-        with pytest.raises(RaftlogError, match="nowhere"), writer.stage(0) as stage:
-            stage.send("nowhere", b"a")
+    with (
+        StagedWriter(cluster.bootstrap, f"sink-{topic}", topic, max_block_ms=500) as hasty,
+        pytest.raises(RaftlogError, match="nowhere"),
+        hasty.stage(0) as stage,
+    ):
+        stage.send("nowhere", b"a")
+    with StagedWriter(cluster.bootstrap, f"sink-{topic}", topic) as writer:
         token = staged(writer, topic, 0, [b"a"])
         with Admin(cluster.bootstrap) as admin:
             admin.delete_topic(topic)
@@ -230,7 +247,7 @@ def test_servers_die_all_the_time_and_every_batch_is_there_once(topic: str, clus
                 batches += 1
     finally:
         stop.set()
-        killer.join(_WAIT_S)
+        killer.join(2 * _WAIT_S)
         cluster.start_all()
     wanted = Counter(b"%d-%d" % (batch, n) for batch in range(batches) for n in range(60))
     wait_until(

@@ -17,6 +17,7 @@ from raftlog import Admin, Consumer, Producer, Record, aio, tracing
 from raftlog._core.traceparent import parse_traceparent
 from raftlog.testing import Cluster
 from tests.support.spans import Collected, Collector, application_span, recorded
+from tests.support.steady import STEADY
 
 GUIDE = Path(__file__).parents[2] / "docs" / "tracing.md"
 
@@ -31,7 +32,7 @@ def collector() -> Iterator[Collector]:
 def cluster(collector: Collector) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # ms until spans are sent; OpenTelemetry's own setting
-        with Cluster(3, tracing_exporter="otlp", tracing_otlp_endpoint=collector.endpoint) as cluster:
+        with Cluster(3, config=STEADY, tracing_exporter="otlp", tracing_otlp_endpoint=collector.endpoint) as cluster:
             yield cluster
 
 
@@ -50,14 +51,14 @@ def has(spans: list[Collected], names: list[str]) -> bool:
 
 def test_a_record_takes_its_trace_through_the_cluster(cluster: Cluster, collector: Collector) -> None:
     with Admin(cluster.bootstrap) as admin:
-        admin.create_topic("traced", 1, 3)
+        admin.create_topic("traced", 1, 3, timeout=60)
     with recorded() as exporter, Producer(cluster.bootstrap, tracing=True) as producer:
         with application_span() as span:
             trace_id = span.get_span_context().trace_id
-            sent = producer.send("traced", b"hello", headers={"lang": b"en"}).result(timeout=30)
+            sent = producer.send("traced", b"hello", headers={"lang": b"en"}).result(timeout=60)
         with Consumer(cluster.bootstrap, auto_offset_reset="earliest", tracing=True) as consumer:
             consumer.subscribe("traced")
-            (record,) = consumer.poll(timeout=30)
+            (record,) = consumer.poll(timeout=60)
             with tracing.process(record):
                 pass
         own = {span.name: span for span in exporter.get_finished_spans()}
@@ -91,19 +92,19 @@ def test_a_record_takes_its_trace_through_the_cluster(cluster: Cluster, collecto
 
 def test_what_nobody_samples_makes_no_spans(cluster: Cluster, collector: Collector) -> None:
     with Admin(cluster.bootstrap) as admin:
-        admin.create_topic("quiet", 1, 3)
+        admin.create_topic("quiet", 1, 3, timeout=60)
     unsampled = trace.NonRecordingSpan(trace.SpanContext(7, 7, is_remote=False))
     with recorded() as exporter, Producer(cluster.bootstrap, tracing=True) as producer:
         with trace.use_span(unsampled):
             producer.send("quiet", b"with a context that nobody samples")
-        producer.send("quiet", b"without a span").result(timeout=30)
+        producer.send("quiet", b"without a span").result(timeout=60)
         with Consumer(cluster.bootstrap, auto_offset_reset="earliest", tracing=True) as consumer:
             consumer.subscribe("quiet")
             records: list[Record] = []
             while len(records) < 2:
-                records += consumer.poll(timeout=30)
+                records += consumer.poll(timeout=60)
         with application_span():  # what comes later arrives later: so nothing of the others is on its way any more
-            producer.send("quiet", b"sampled").result(timeout=30)
+            producer.send("quiet", b"sampled").result(timeout=60)
         assert [span.name for span in exporter.get_finished_spans() if span.name != "application"] == ["send quiet"]
 
     assert [record.headers for record in records] == [
@@ -118,17 +119,17 @@ def test_what_nobody_samples_makes_no_spans(cluster: Cluster, collector: Collect
 
 def test_a_batch_of_many_traces_tells_of_each(cluster: Cluster, collector: Collector) -> None:
     with Admin(cluster.bootstrap) as admin:
-        admin.create_topic("mixed", 1, 3)
+        admin.create_topic("mixed", 1, 3, timeout=60)
     with recorded(), Producer(cluster.bootstrap, tracing=True, linger_ms=60_000) as producer:
         producer.send("mixed", b"none")
-        producer.flush(timeout=30)
+        producer.flush(timeout=60)
         traces = []
         for number in range(3):
             with application_span() as span:
                 traces.append(span.get_span_context().trace_id)
                 for _ in range(5):
                     producer.send("mixed", b"%d" % number)
-        producer.flush(timeout=30)
+        producer.flush(timeout=60)
 
     names = ["append mixed", "commit mixed", "replicate mixed", "replicate mixed"]
     spans = collector.wait(lambda spans: all(has(of_trace(spans, trace_id), names) for trace_id in traces))
@@ -137,7 +138,7 @@ def test_a_batch_of_many_traces_tells_of_each(cluster: Cluster, collector: Colle
 
 def test_send_batch_and_asyncio(cluster: Cluster, collector: Collector) -> None:
     with Admin(cluster.bootstrap) as admin:
-        admin.create_topic("columns", 1, 1)
+        admin.create_topic("columns", 1, 1, timeout=60)
 
     async def there_and_back() -> list[tuple[bytes | None, ...]]:
         async with aio.Producer(cluster.bootstrap, tracing=True) as producer:
@@ -148,7 +149,7 @@ def test_send_batch_and_asyncio(cluster: Cluster, collector: Collector) -> None:
             await consumer.subscribe("columns")
             rows: list[list[tuple[str, bytes | None]]] = []
             while len(rows) < 3:
-                rows += (await consumer.poll_arrow(timeout=30)).column("headers").to_pylist()
+                rows += (await consumer.poll_arrow(timeout=60)).column("headers").to_pylist()
         return [tuple(dict(pairs).values()) for pairs in rows]
 
     with recorded() as exporter:
@@ -186,7 +187,7 @@ def test_the_example_in_the_documentation(cluster: Cluster, collector: Collector
     for there, here in (("127.0.0.1:9092", cluster.bootstrap), ("http://localhost:4317", collector.endpoint)):
         assert there in program
         program = program.replace(there, here)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False)
     assert (done.stdout, done.returncode) == ("billed b'two apples'\n", 0), done.stderr
 
     names = ["append orders", "checkout", "commit orders", "fetch orders", "process orders", "send orders"]

@@ -27,7 +27,7 @@ from tests.support.memory_metadata import MemoryMetadata
 from tests.support.metadata import broker_epoch, uuid_of
 
 TOPIC, BROKER = ConfigResource.TOPIC, ConfigResource.BROKER
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 Returned = TypeVar("Returned")
 

@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from broker.clock import SystemClock
+from broker.clock import Clock, SystemClock
 from broker.lease import Wake
 from broker.log.config import LogConfig
 from broker.log.group_commit import GroupCommit
@@ -25,7 +25,7 @@ from replication.ports import FollowedPartition
 
 T = TypeVar("T")
 TOPIC_ID = b"topic-id-16bytes"
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class HeldDisk(Executor):
@@ -190,9 +190,10 @@ class Parts:
         dirs: int = 1,
         node_id: int = 1,
         lag_time_max_ms: float = 10_000.0,
+        clock: Clock | None = None,
     ) -> None:
         self.disk = HeldDisk()
-        self.clock = SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self.logs = LogManager(
             storage or OsStorage(), [f"{root}/logs-{number}" for number in range(dirs)], LogConfig(), self.clock
         )

@@ -24,7 +24,7 @@ _REST: Final = b"\xa5" * 52
 _STEP_S: Final = 0.01
 _MOST_OPEN: Final = 20_000
 """Records without an answer, above which a writer waits."""
-_FLUSH_S: Final = 120.0
+_FLUSH_S: Final = 180.0
 _READ_S: Final = 300.0
 
 

@@ -158,6 +158,7 @@ class FakeCluster:
         """(node, what was asked for) of each subscription."""
         self._behind: dict[int, tuple[int, dict[str, list[tuple[int, int]]]]] = {}
         self._thawed: dict[int, asyncio.Event] = {}
+        self._acks_released: asyncio.Event | None = None
         self._servers: dict[int, grpc.aio.Server] = {}
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda loop, context: None)
@@ -188,7 +189,7 @@ class FakeCluster:
         for node in list(self._servers):
             self.kill(node)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(30)
 
     async def _start(self, node: int) -> None:
         server = grpc.aio.server(options=_OPTIONS)
@@ -223,6 +224,25 @@ class FakeCluster:
         """Wait while a node is frozen."""
         while node in self._thawed:
             await self._thawed[node].wait()
+
+    def hold_acks(self) -> None:
+        """Let no node answer what is produced, which is appended all the same."""
+        self.call(lambda: setattr(self, "_acks_released", asyncio.Event()))
+
+    def release_acks(self) -> None:
+        """Answer what was held back, and everything from now on."""
+
+        def release() -> None:
+            assert self._acks_released is not None, "acks are held"
+            self._acks_released.set()
+            self._acks_released = None
+
+        self.call(release)
+
+    async def acks_released(self) -> None:
+        """Wait while acks are held back."""
+        if self._acks_released is not None:
+            await self._acks_released.wait()
 
     def fall_behind(self, node: int) -> None:
         """Let a node hear of no change of the metadata any more."""

@@ -57,7 +57,7 @@ class FakeMembers:
 
         self.commits: list[tuple[str, int, dict[TopicPartition, int]]] = []
         """(member, epoch, offsets) of each commit that was taken."""
-        self.session_timeout_ms = 5000
+        self.session_timeout_ms = 60_000
         self.interval_ms = 100
         self.first_new: dict[str, int] = {}
         """By topic; else no partition is new."""

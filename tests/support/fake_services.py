@@ -52,6 +52,7 @@ class Node(log_pb2_grpc.LogServicer):
 
         async def answer(response: log_pb2.ProduceResponse) -> None:
             await asyncio.sleep(faults.ack_delay_s())
+            await self.cluster.acks_released()
             await self.cluster.awake(self.node)
             async with writing:
                 await context.write(response)

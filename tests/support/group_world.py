@@ -52,7 +52,7 @@ class World:
                 where = number % 4 if partition is None else partition
                 producer.send("t", b"%d" % self.sent, partition=where)
                 self.sent += 1
-            producer.flush(10)
+            producer.flush(30)
 
     def committed(self, part: TopicPartition = ZERO) -> int | None:
         found = self.cluster.call(lambda: self.cluster.groups.groups["g"].offsets.get(part))
@@ -69,7 +69,7 @@ class World:
             consumer.close()
 
 
-def until(done: Callable[[], object], *consumers: Consumer, within_s: float = 10.0) -> list[Record]:
+def until(done: Callable[[], object], *consumers: Consumer, within_s: float = 30.0) -> list[Record]:
     """Poll until it is done; return what was read."""
     deadline = time.monotonic() + within_s
     found: list[Record] = []

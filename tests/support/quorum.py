@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import socket
 import time
@@ -27,7 +28,8 @@ from raftmeta.quorum.observed_metadata import ObservedMetadata, open_observed
 from raftmeta.quorum.voter_metadata import QuorumMetadata, open_quorum
 from tests.support.metadata import uuid_of
 
-WAIT_S = 15.0
+WAIT_S = 60.0
+LASTING_MS = 60_000.0
 CLUSTER_ID = "test-cluster"
 
 _T = TypeVar("_T")
@@ -77,10 +79,19 @@ class Controller:
 
 
 class QuorumCluster:
-    """Voters by id. Use as an async context manager; `start` starts those that are wanted."""
+    """Voters by id. Use as an async context manager; `start` starts those that are wanted.
+
+    `lasting`: who is elected at the start leads for as long as it runs, however long the machine stands still.
+    """
 
     def __init__(
-        self, directory: Path, voters: int = 3, *, options: ControllerOptions | None = None, skew_ms: int = 0
+        self,
+        directory: Path,
+        voters: int = 3,
+        *,
+        options: ControllerOptions | None = None,
+        skew_ms: int = 0,
+        lasting: bool = False,
     ) -> None:
         self.directory = directory
         self.endpoints: dict[int, Endpoint] = {
@@ -88,6 +99,7 @@ class QuorumCluster:
         }
         self.options = options or ControllerOptions()
         self.skew_ms = skew_ms
+        self.lasting = lasting
         self.running: dict[int, Controller] = {}
         self.observers: list[ObservedMetadata] = []
         self.fatal: list[tuple[int, RaftlogError]] = []
@@ -106,14 +118,15 @@ class QuorumCluster:
 
     def config(self, node_id: int) -> QuorumConfig:
         """Return the configuration of a node."""
-        return QuorumConfig(
+        config = QuorumConfig(
             node_id=node_id,
             directory=str(self.directory / f"node-{node_id}"),
             cluster_id=CLUSTER_ID,
             voters=self.endpoints if len(self.endpoints) > 1 else {},
-            request_timeout_ms=10_000,
+            request_timeout_ms=30_000,
             controller=self.options,
         )
+        return replace(config, election_timeout_ms=LASTING_MS) if self.lasting else config
 
     async def start(
         self,
@@ -131,6 +144,19 @@ class QuorumCluster:
             if directory is not None:
                 config = replace(config, directory=directory)
             self.running[node_id] = await self.start_one(config, listen or self.endpoints[node_id])
+        if self.lasting:
+            await self._elect()
+
+    async def _elect(self) -> None:
+        """Have a node campaign at once, and again until one leads: the others wait for far longer."""
+        pause_s = 0.05
+        async with asyncio.timeout(WAIT_S):
+            while not self.active_ids():
+                one = self.metadata(min(self.running))
+                one._node._consensus.election_deadline_s = -math.inf
+                one._driver.kick()
+                await asyncio.sleep(pause_s)
+                pause_s *= 1.3
 
     async def start_one(self, config: QuorumConfig, listen: Endpoint) -> Controller:
         """Start a node that is configured in any way."""
@@ -151,7 +177,7 @@ class QuorumCluster:
 
     async def observe(self, node_id: int = 9) -> ObservedMetadata:
         """Start an observer."""
-        config = ObserverConfig(node_id, self.endpoints, CLUSTER_ID, request_timeout_ms=10_000)
+        config = ObserverConfig(node_id, self.endpoints, CLUSTER_ID, request_timeout_ms=30_000)
         observer = await open_observed(config, self.executor, rng=random.Random(node_id))
         self.observers.append(observer)
         await observer.start()
@@ -264,7 +290,7 @@ class HandBroker:
 
     async def until_leased(self) -> HeartbeatResponse:
         """Send heartbeats until one is answered with a lease."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 answer = await self.beat()
                 if answer.lease_ms > 0:
@@ -272,7 +298,7 @@ class HandBroker:
                 await asyncio.sleep(0.02)
 
 
-def run(scenario: Callable[[], Awaitable[_T]], timeout_s: float = 60.0) -> _T:
+def run(scenario: Callable[[], Awaitable[_T]], timeout_s: float = 3 * WAIT_S) -> _T:
     """Run a scenario to its end."""
 
     async def limited() -> _T:

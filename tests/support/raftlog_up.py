@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_STOP_S = 20.0
+_STOP_S = 60.0
 
 
 @contextmanager

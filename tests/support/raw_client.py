@@ -13,7 +13,7 @@ from raftlog import wire
 from raftlog.v1 import log_pb2, metadata_pb2, metadata_pb2_grpc
 
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class RawClient:

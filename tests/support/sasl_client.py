@@ -12,7 +12,7 @@ from scramp import ScramClient
 from raftlog.errors import from_wire
 from raftlog.v1 import security_pb2, security_pb2_grpc
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def secure_channel(address: str, ca_file: Path, certificate: Path | None = None) -> aio.Channel:

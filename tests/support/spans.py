@@ -79,7 +79,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                 self.spans += [_collected(node, span) for span in scope.spans]
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def wait(self, enough: Callable[[list[Collected]], bool], timeout_s: float = 30.0) -> list[Collected]:
+    def wait(self, enough: Callable[[list[Collected]], bool], timeout_s: float = 60.0) -> list[Collected]:
         """Return the spans once there are enough."""
         deadline_s = time.monotonic() + timeout_s
         while not enough(spans := list(self.spans)):

@@ -21,8 +21,10 @@ from raftlog.v1.group_pb2 import TopicPartitions
 from tests.support.batches import batch_of
 from tests.support.raw_client import RawClient
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 CALL_S = 5.0
+CHANGE_S = 20.0
+"""A change may have happened whose answer was not waited for, and then it is asked for twice."""
 PAUSE_S = 0.02
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -115,7 +117,7 @@ class TransactionClient:
             last: object
             try:
                 found = await self.find(key)
-                answer = await getattr(self.stub(f"{found.host}:{found.port}"), method)(request, timeout=CALL_S)
+                answer = await getattr(self.stub(f"{found.host}:{found.port}"), method)(request, timeout=CHANGE_S)
             except aio.AioRpcError as error:
                 last = error
             else:

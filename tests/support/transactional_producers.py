@@ -14,7 +14,7 @@ FAST: Final[dict[str, Any]] = {
     "linger_ms": 0.5,
     "retry_backoff_ms": 1,
     "retry_backoff_max_ms": 20,
-    "max_block_ms": 20_000,
+    "max_block_ms": 120_000,
 }
 INIT: Final = "InitProducerId"
 ADD: Final = "AddToTransaction"

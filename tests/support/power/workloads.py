@@ -16,8 +16,8 @@ from raftlog import Admin, Consumer, Producer, TopicPartition
 from raftlog.errors import RaftlogError, TopicAlreadyExists, UnknownTopicOrPartition
 
 _CALL_S: Final = 10.0
-_READ_S: Final = 60.0
-_JOIN_S: Final = 90.0
+_READ_S: Final = 90.0
+_JOIN_S: Final = 180.0
 
 
 class Client(threading.Thread):

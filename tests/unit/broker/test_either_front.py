@@ -57,7 +57,7 @@ async def _ask(listener: Listener, ca: bytes | None, request: bytes) -> bytes:
     )
     async with channel:
         ask: Any = channel.unary_unary("/a/b")
-        return bytes(await ask(request, timeout=30))
+        return bytes(await ask(request, timeout=60))
 
 
 def test_both_are_served_at_one_port(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_connections_end_with_the_listener(tmp_path: Path) -> None:
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
         assert await reader.read(1), "it is served"
         await listener.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await reader.read(1 << 16):
                 pass
         writer.close()

@@ -52,7 +52,7 @@ async def session(
     try:
         yield requests, writer
         requests.end()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
     finally:
         running.cancel()
 

@@ -51,7 +51,7 @@ async def reading(
     try:
         yield writer
         requests.end()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
     finally:
         running.cancel()
 

@@ -45,7 +45,7 @@ async def session(
         yield requests, writer
         requests.end()
         await writer.resume()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
     finally:
         running.cancel()
 

@@ -18,6 +18,7 @@ from broker.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Internal
 from raftlog.errors import CoordinatorNotAvailable, InvalidConfig, InvalidGroupId, StorageError
 from raftlog.v1.records_pb2 import CreatePartitionsCommand, CreateTopicCommand, DeleteTopicCommand, MetadataCommand
 from raftmeta.image import MetadataImage
+from tests.support import virtual_time
 from tests.support.broker_parts import SwitchedLease
 from tests.support.memory_metadata import MemoryMetadata
 from tests.support.metadata import alter_broker
@@ -88,7 +89,7 @@ def test_the_first_to_ask_has_it_made_and_everyone_after_finds_it() -> None:
         assert topic.configs == {"cleanup.policy": "compact", "segment.bytes": str(100 << 20)}
         assert [part.replicas for part in topic.partitions] == [(1,)] * 7
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_broker_without_a_lease_names_others_but_not_itself() -> None:
@@ -117,7 +118,7 @@ def test_a_broker_without_a_lease_names_others_but_not_itself() -> None:
         lease.renew()
         assert {coordinators.named(f"g{number}").broker.broker_id for number in range(20)} == {1, 2}
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_without_enough_brokers_it_is_not_made_and_says_how_many_are_missing() -> None:
@@ -131,7 +132,7 @@ def test_without_enough_brokers_it_is_not_made_and_says_how_many_are_missing() -
         await metadata.add_broker(3)
         assert len((await topics.consumer_offsets()).partitions[0].replicas) == 3
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_brokers_that_are_cordoned_or_drained_do_not_count_and_the_topic_does_not_get_fewer_replicas() -> None:
@@ -152,7 +153,7 @@ def test_brokers_that_are_cordoned_or_drained_do_not_count_and_the_topic_does_no
         await metadata.propose(alter_broker(3, drained=False))
         assert len((await topics.consumer_offsets()).partitions[0].replicas) == 3
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize(("brokers", "replicas", "min_isr"), [(1, 1, "1"), (2, 2, "2"), (3, 3, "2"), (5, 3, "2")])
@@ -178,7 +179,7 @@ def test_the_topic_of_transactions_asks_for_as_many_in_sync_as_it_can_have(
         }
         assert metadata.image.topic(CONSUMER_OFFSETS) is None
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_who_waits_for_one_internal_topic_is_not_told_of_the_other() -> None:
@@ -195,7 +196,7 @@ def test_who_waits_for_one_internal_topic_is_not_told_of_the_other() -> None:
             "transaction.state.log.replication.factor"
         )
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def only_a_broker(**values: object) -> BrokerConfig:
@@ -223,7 +224,7 @@ def test_where_controllers_are_no_brokers_the_first_broker_waits_for_others() ->
         await metadata.add_broker(3)
         assert len((await topics.consumer_offsets()).partitions[0].replicas) == 3
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_where_no_others_come_it_is_made_with_a_warning_that_names_the_key(
@@ -240,7 +241,7 @@ def test_where_no_others_come_it_is_made_with_a_warning_that_names_the_key(
         await asyncio.sleep(0.06)
         assert len((await topics.consumer_offsets()).partitions[0].replicas) == 1
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "made with 1 of 3 replicas" in warning
     assert "set offsets.topic.replication.factor" in warning
@@ -253,7 +254,7 @@ def test_who_has_set_the_replication_factor_does_not_wait() -> None:
         topics = InternalTopics(metadata, only_a_broker(**{"offsets.topic.replication.factor": 1}))
         assert len((await topics.consumer_offsets()).partitions[0].replicas) == 1
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_session_timeout_that_a_slow_follower_can_outlast_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -273,7 +274,7 @@ def test_a_refusal_is_told_and_the_next_one_tries_again() -> None:
             await topics.consumer_offsets()
         assert (await topics.consumer_offsets()).name == CONSUMER_OFFSETS
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_groups_hear_of_topics_that_come_grow_and_go_and_of_nothing_else() -> None:
@@ -303,7 +304,7 @@ def test_groups_hear_of_topics_that_come_grow_and_go_and_of_nothing_else() -> No
         assert not any(seen[2:-1])
         assert ImageTopics(metadata.image).by_id(topic_id) is None
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_assignors_are_those_that_the_configuration_names_in_its_order(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.clock import SystemClock
 from broker.heartbeats import HeartbeatOptions, Heartbeats
 from broker.lease import ServingLease
 from raftlog.errors import (
@@ -19,7 +18,9 @@ from raftlog.errors import (
     StaleBrokerEpoch,
 )
 from raftlog.v1.controller_pb2 import HeartbeatRequest, HeartbeatResponse
+from tests.support import virtual_time
 from tests.support.memory_metadata import FakeHeartbeats, MemoryMetadata
+from tests.support.virtual_time import LoopClock
 
 WAIT_S = 10.0
 
@@ -29,7 +30,7 @@ class Sender:
 
     def __init__(self, interval_ms: int, answer_timeout_ms: int) -> None:
         self.metadata = MemoryMetadata()
-        self.lease = ServingLease(SystemClock())
+        self.lease = ServingLease(LoopClock())
         self.applied_offset = 7
         self.fatal: list[RaftlogError] = []
         options = HeartbeatOptions(
@@ -58,7 +59,7 @@ def run(work: Callable[[Sender], Awaitable[None]], *, interval_ms: int = 50, ans
         finally:
             await sender.heartbeats.close()
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def granted(request: HeartbeatRequest, lease_ms: int = 1200, **more: bool) -> HeartbeatResponse:

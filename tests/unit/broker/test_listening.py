@@ -45,5 +45,5 @@ def test_connections_that_a_close_ends_are_no_errors() -> None:
         behind.close()
         await behind.wait_closed()
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
     assert reported == []

@@ -16,6 +16,7 @@ from broker.marker_writing import Answer, LocalMarkers, Target
 from broker.transactions.commands import MarkersWritten, PendingMarkers
 from raftlog.errors import CoordinatorNotAvailable, NotEnoughReplicas, NotLeader, RaftlogError
 from raftlog.format.control import Marker
+from tests.support import virtual_time
 
 ME, OTHER, THIRD = 1, 2, 3
 TOPIC = bytes(16)
@@ -139,7 +140,7 @@ def scenario(story: Callable[[Surroundings], Awaitable[None]]) -> None:
         finally:
             await around.sender.close()
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 async def turns(count: int = 3) -> None:
@@ -330,9 +331,7 @@ def test_who_describes_a_transaction_sees_who_lacks_its_marker() -> None:
 def test_many_partitions_do_not_hold_the_loop_up() -> None:
     async def story(around: Surroundings) -> None:
         def slowly(target: Target, markers: Sequence[Marker], answer: Answer) -> None:
-            until_s = asyncio.get_running_loop().time() + 0.001
-            while asyncio.get_running_loop().time() < until_s:
-                pass
+            virtual_time.work_for(0.001)
             answer([None] * len(markers))
 
         around.local.take = slowly  # type: ignore[method-assign] # a slower one

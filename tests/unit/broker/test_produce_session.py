@@ -42,7 +42,7 @@ async def session(
         yield requests, writer
         requests.end()
         parts.disk.release()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
     finally:
         running.cancel()
 

@@ -15,6 +15,7 @@ from raftlog.errors import BrokerUnavailable, NotController, RaftlogError, Reque
 from raftlog.v1 import common_pb2, transaction_pb2
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
+from tests.support import virtual_time
 
 BLOCK = 1_000
 
@@ -46,7 +47,7 @@ def run(scenario: Callable[[Controller, ProducerIds], Awaitable[None]]) -> None:
         await scenario(controller, ids)
         ids.close()
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_ids_come_in_order_and_never_twice() -> None:

@@ -10,6 +10,7 @@ import pytest
 from broker import quorum_role
 from broker.quorum_role import or_failure
 from raftlog.errors import StorageError
+from tests.support import virtual_time
 
 
 def test_waiting_is_told_with_what_is_missing(
@@ -35,7 +36,7 @@ def test_waiting_is_told_with_what_is_missing(
         assert await or_failure(work(), failure, name_one, "the quorum") == 7
 
     with caplog.at_level(logging.INFO):
-        asyncio.run(scenario())
+        virtual_time.run(scenario())
     assert [record.getMessage() for record in caplog.records] == [
         "waiting for the quorum: controller 2",
         "waiting for the quorum: controller 3",
@@ -48,7 +49,7 @@ def test_what_is_quick_is_done_without_a_word(caplog: pytest.LogCaptureFixture) 
         await or_failure(asyncio.sleep(0), failure, str, "the quorum")
 
     with caplog.at_level(logging.INFO):
-        asyncio.run(scenario())
+        virtual_time.run(scenario())
     assert not caplog.records
 
 
@@ -70,7 +71,7 @@ def test_a_failure_ends_the_wait_and_the_work() -> None:
             await waiting
         assert cancelled.is_set()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_where_nothing_is_missing_nothing_is_named(
@@ -83,5 +84,5 @@ def test_where_nothing_is_missing_nothing_is_named(
         await or_failure(asyncio.sleep(0.05), failure, str, "the quorum")
 
     with caplog.at_level(logging.INFO):
-        asyncio.run(scenario())
+        virtual_time.run(scenario())
     assert [record.getMessage() for record in caplog.records] == ["waiting for the quorum"]

@@ -10,6 +10,7 @@ import pytest
 from broker import registration
 from broker.registration import Registration, register
 from raftlog.errors import DuplicateBrokerRegistration, InvalidRequestError
+from tests.support import virtual_time
 from tests.support.memory_metadata import MemoryMetadata
 
 DIRECTORY = b"the first logdir"
@@ -41,7 +42,7 @@ def test_a_registered_broker_begins_fenced_and_unclean_unless_its_last_epoch_say
         await register(metadata, described(previous_broker_epoch=epoch), 1_500)
         assert metadata.image.brokers[4].unclean, "the mark was of an earlier life"
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_clean_stop_stays_clean_when_the_machine_is_booted_meanwhile() -> None:
@@ -53,7 +54,7 @@ def test_a_clean_stop_stays_clean_when_the_machine_is_booted_meanwhile() -> None
         await register(metadata, described(previous_broker_epoch=epoch, lock_identity=bytes(16)), 1_500)
         assert not metadata.image.brokers[4].unclean
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_all_directories_that_work_are_registered() -> None:
@@ -67,7 +68,7 @@ def test_all_directories_that_work_are_registered() -> None:
         await register(metadata, replace(described(), directory_id=bytes(16)), 1_500)
         assert metadata.image.brokers[4].former_directory_ids == (other,)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_an_earlier_process_is_waited_for() -> None:
@@ -76,7 +77,7 @@ def test_an_earlier_process_is_waited_for() -> None:
         metadata.refuse_with = [DuplicateBrokerRegistration("alive"), DuplicateBrokerRegistration("alive")]
         assert await register(metadata, described(), 1_500) > 0
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_one_that_stays_alive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +89,7 @@ def test_one_that_stays_alive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(DuplicateBrokerRegistration, match=r"broker 4 at 127\.0\.0\.1:7777 and stays alive"):
             await register(metadata, described(lock_identity=bytes(16)), 100)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_refusal_for_good_is_not_repeated() -> None:
@@ -98,7 +99,7 @@ def test_a_refusal_for_good_is_not_repeated() -> None:
         with pytest.raises(InvalidRequestError):
             await register(metadata, described(), 1_500)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_process_in_the_way_is_asked_about_ever_more_rarely_and_told_of() -> None:
@@ -113,4 +114,4 @@ def test_a_process_in_the_way_is_asked_about_ever_more_rarely_and_told_of() -> N
         assert awaited == ["the process that is registered as broker 4 at 127.0.0.1:7777 to lapse"]
         assert 100 - len(metadata.refuse_with) == 3, "at 0, 0.25 and 0.75 s: every attempt is an entry in the log"
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())

@@ -13,6 +13,7 @@ from broker.log.partition_log import PartitionLog
 from broker.scrub import BATCH_BYTES, FIRST_PASS_MS, PIECE_BYTES, Scrub, ScrubPass
 from raftlog.errors import CorruptRecordError
 from raftlog.format import validate_produced
+from tests.support import virtual_time
 from tests.support.broker_parts import HeldDisk
 from tests.support.log_driver import TOPIC_ID, FakeClock, open_manager, timed_batch
 from tests.support.memory_storage import MemoryStorage
@@ -63,7 +64,7 @@ class Scene:
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
+    virtual_time.run(scenario)
 
 
 def test_every_segment_of_every_log_is_read_in_a_pass_and_passes_are_far_apart() -> None:

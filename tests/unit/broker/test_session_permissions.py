@@ -93,7 +93,7 @@ async def streams(path: Path, *allowed: Permission) -> AsyncIterator[Streams]:
             yield made
             made.produce.end()
             made.fetch.end()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await asyncio.gather(*running)
         finally:
             for task in running:
@@ -102,7 +102,7 @@ async def streams(path: Path, *allowed: Permission) -> AsyncIterator[Streams]:
 
 def run(path: Path, work: Callable[[Streams], Awaitable[None]], *allowed: Permission) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), streams(path, *allowed) as made:
+        async with asyncio.timeout(120), streams(path, *allowed) as made:
             await work(made)
 
     asyncio.run(main())

@@ -13,6 +13,7 @@ from grpc import aio
 
 from broker import transaction_verifier
 from broker.marker_writing import LocalMarkers
+from broker.services import markers
 from broker.services.markers import MarkerService
 from broker.transaction_verifier import TransactionVerifier
 from raftlog.errors import (
@@ -102,6 +103,13 @@ async def world(leader: int, *, is_open: bool = True) -> AsyncIterator[World]:
         await server.stop(None)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is given up because it takes long."""
+    monkeypatch.setattr(transaction_verifier, "CALL_S", 60.0)
+    monkeypatch.setattr(markers, "WAIT_MS", 60_000)
+
+
 @pytest.mark.parametrize("leader", [ME, OTHER])
 def test_the_transactions_coordinator_is_asked_once(leader: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_verifier, "MAX_REMEMBERED", 2)
@@ -109,16 +117,16 @@ def test_the_transactions_coordinator_is_asked_once(leader: int, monkeypatch: py
     async def scenario() -> None:
         async with world(leader) as made:
             for _ in range(3):
-                await made.verifier.check(commit(), 5.0)
+                await made.verifier.check(commit(), 60.0)
             (asked,) = made.coordinator.asked
             assert (asked.transactional_id, asked.producer_id, asked.producer_epoch, asked.group_id) == ("x", 7, 3, "g")
-            await made.verifier.check(commit("other"), 5.0)
-            await made.verifier.check(commit(epoch=4), 5.0)
+            await made.verifier.check(commit("other"), 60.0)
+            await made.verifier.check(commit(epoch=4), 60.0)
             assert len(made.coordinator.asked) == 3, "for each transaction and group"
-            await made.verifier.check(commit(), 5.0)
+            await made.verifier.check(commit(), 60.0)
             assert len(made.coordinator.asked) == 4, "no more is remembered than fits"
             made.clock.now += transaction_verifier.REMEMBERED_MS
-            await made.verifier.check(commit(), 5.0)
+            await made.verifier.check(commit(), 60.0)
             assert len(made.coordinator.asked) == 5, "nor for ever: the group forgets, too"
 
     asyncio.run(scenario())
@@ -131,9 +139,9 @@ def test_a_refusal_is_told_and_not_remembered(leader: int, refusal: RaftlogError
         async with world(leader) as made:
             made.coordinator.refusal = refusal
             with pytest.raises(type(refusal), match=str(refusal)):
-                await made.verifier.check(commit(), 5.0)
+                await made.verifier.check(commit(), 60.0)
             made.coordinator.refusal = None
-            await made.verifier.check(commit(), 5.0)
+            await made.verifier.check(commit(), 60.0)
 
     asyncio.run(scenario())
 
@@ -145,7 +153,7 @@ def test_what_passes_is_not_taken_for_the_groups_coordinator_having_moved(leader
         async with world(leader) as made:
             made.coordinator.refusal = passing
             with pytest.raises(CoordinatorLoadInProgress, match=str(passing)):
-                await made.verifier.check(commit(), 5.0)
+                await made.verifier.check(commit(), 60.0)
 
     asyncio.run(scenario())
 
@@ -154,12 +162,12 @@ def test_a_coordinator_that_is_not_there() -> None:
     async def scenario() -> None:
         async with world(OTHER, is_open=False) as made:
             with pytest.raises(CoordinatorLoadInProgress, match="starting or stopping"):
-                await made.verifier.check(commit(), 5.0)
+                await made.verifier.check(commit(), 60.0)
             made.port = 1
             with pytest.raises(CoordinatorLoadInProgress):
                 await made.verifier.check(commit(), 0.5)
             made.port = None
             with pytest.raises(CoordinatorLoadInProgress, match="not known where"):
-                await made.verifier.check(commit(), 5.0)
+                await made.verifier.check(commit(), 60.0)
 
     asyncio.run(scenario())

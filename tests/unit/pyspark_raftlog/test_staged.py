@@ -139,9 +139,9 @@ def test_a_stage_that_expired_fails_the_commit_and_the_replay_succeeds(cluster: 
 
 
 def test_a_commit_without_an_answer_ends_in_time_and_says_what_to_do(cluster: FakeStageCluster) -> None:
+    messages = [Query(cluster.bootstrap).task(0, ["a"])]
     query = Query(cluster.bootstrap, **{"delivery.timeout.ms": "500", "request.timeout.ms": "200"})
-    messages = [query.task(0, ["a"])]
-    cluster.stages.delay_s = lambda method: 30.0 if method == "CommitBatch" else 0.0
+    cluster.stages.delay_s = lambda method: 120.0 if method == "CommitBatch" else 0.0
     with pytest.raises(RequestTimedOut, match=r"Whether batch 0 was committed is not known: start the query again"):
         query.commit(0, messages)
 

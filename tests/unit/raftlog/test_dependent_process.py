@@ -26,7 +26,7 @@ pathlib.Path(sys.argv[1] + ".new").write_text(f"{os.getpid()} {__name__} {sys.ar
 os.replace(sys.argv[1] + ".new", sys.argv[1])
 time.sleep(600)
 """
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 
 
 def wait_for(condition: object) -> None:

@@ -46,7 +46,7 @@ def test_it_is_acked_once_it_is_flushed_and_nobody_looks_for_it_meanwhile(tmp_pa
             woken.clear()
             parts.disk.release()
             acked: dict[int, int] = {}
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(acked) < COUNT:
                     await woken.wait()
                     woken.clear()

@@ -145,7 +145,7 @@ def test_a_followers_high_watermark_is_of_its_own_history(tmp_path: Path) -> Non
             assert one.following is not None
             link = ReplicaLink(three, one.following, Replica(1, 1))
             await link.open()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while one.high_watermark < 5:
                     await link.pump()
                     await asyncio.sleep(0.01)

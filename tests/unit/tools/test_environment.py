@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,9 @@ java.is_known = lambda stamp, venv, digest: stamp == "java"
 def perform(step, progress):
     environment.PYTHON.parent.mkdir(parents=True, exist_ok=True)
     environment.PYTHON.touch()
-    time.sleep(0.2)
+    (root / "begun").touch()
+    while (root / "hold").exists():
+        time.sleep(0.01)
     if step == sys.argv[3]:
         raise environment.StepFailed("no network")
     with (root / "performed").open("a") as file:
@@ -69,11 +72,19 @@ def ensure(checkout: Path, failing: str = "") -> int:
 
 
 def test_two_calls_at_once_do_every_step_once(checkout: Path) -> None:
-    first, second = start(checkout), start(checkout)
-    told = first.communicate()[1] + second.communicate()[1]
+    (checkout / "hold").touch()
+    first = start(checkout)
+    while not (checkout / "begun").exists():
+        assert first.poll() is None
+        time.sleep(0.01)
+    second = start(checkout)
+    assert second.stderr is not None
+    assert "waiting for it" in second.stderr.readline()
+    (checkout / "hold").unlink()
+    first.communicate()
+    second.communicate()
     assert (first.returncode, second.returncode) == (0, 0)
     assert performed(checkout) == ["venv", "packages", "java", "project"]
-    assert "waiting for it" in told
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,12 @@ from raftlog.errors import (
 )
 from raftlog.v1.group_pb2 import HeartbeatAnswer
 from replication.ports import Replica
+from tests.support import virtual_time
 from tests.support.broker_parts import TOPIC_ID, Parts, image_with
 from tests.support.memory_storage import Fault, MemoryStorage
 from tests.support.replica_link import settle
 from tests.support.tally import Add, AddAll, Announce, Ask, Break, Command, Counted, Echo, Tally
+from tests.support.virtual_time import LoopClock
 
 KEY = (TOPIC_ID, 0)
 
@@ -94,7 +96,7 @@ class Frame:
 
 @asynccontextmanager
 async def frame_on(tmp_path: Path, **options: Any) -> AsyncIterator[Frame]:
-    parts = Parts(tmp_path, **options)
+    parts = Parts(tmp_path, clock=LoopClock(), **options)
     frame = Frame(parts)
     async with parts:
         await settle()
@@ -115,7 +117,7 @@ def test_commands_of_one_round_share_a_batch_and_are_answered_once_it_is_committ
             await settle()
             assert [each.heard for each in waiting] == [[1], [2], [1]]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_what_writes_nothing_waits_for_what_it_has_seen(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_what_writes_nothing_waits_for_what_it_has_seen(tmp_path: Path) -> None:
             await settle()
             assert asked.heard == [1]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_the_next_term_finds_what_was_committed_and_who_waited_hears_where_to_go(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_the_next_term_finds_what_was_committed_and_who_waited_hears_where_to_go
             before.submit(Ask(late, "a"), late)
             assert isinstance(late.error, NotCoordinator)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_nothing_is_answered_before_the_replicas_in_sync_have_confirmed_the_term(tmp_path: Path) -> None:
@@ -195,12 +197,12 @@ def test_nothing_is_answered_before_the_replicas_in_sync_have_confirmed_the_term
             await settle()
             assert asked.heard == [1]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_record_that_cannot_be_read_fails_its_shard_alone_and_says_where(tmp_path: Path) -> None:
     async def scenario() -> None:
-        parts = Parts(tmp_path, partitions=2)
+        parts = Parts(tmp_path, partitions=2, clock=LoopClock())
         async with parts:
             parts.registry.find(*KEY).append(encode([(b"!", b"v")], 1)[0], -1, None)
             frame = Frame(parts)
@@ -216,7 +218,7 @@ def test_a_record_that_cannot_be_read_fails_its_shard_alone_and_says_where(tmp_p
             assert other.state is State.ACTIVE
             frame.shards.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_without_a_lease_commands_wait_for_it(tmp_path: Path) -> None:
@@ -231,7 +233,7 @@ def test_without_a_lease_commands_wait_for_it(tmp_path: Path) -> None:
             await settle()
             assert waiting.heard == [1]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_with_too_few_in_sync_calls_are_refused_and_streams_wait(tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ def test_with_too_few_in_sync_calls_are_refused_and_streams_wait(tmp_path: Path)
             await settle()
             assert stream.heard == [1]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_disk_that_refuses_drops_the_state_which_is_loaded_again(
@@ -278,7 +280,7 @@ def test_a_disk_that_refuses_drops_the_state_which_is_loaded_again(
             await settle()
             assert again.heard == [2]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_command_that_breaks_the_core_harms_nobody_else(tmp_path: Path) -> None:
@@ -292,7 +294,7 @@ def test_a_command_that_breaks_the_core_harms_nobody_else(tmp_path: Path) -> Non
             assert (first.heard, last.heard) == ([1], [2])
             assert isinstance(broken.error, InternalError)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_what_is_due_by_time_is_done_without_a_command(tmp_path: Path) -> None:
@@ -306,7 +308,7 @@ def test_what_is_due_by_time_is_done_without_a_command(tmp_path: Path) -> None:
             assert frame.core.counts == {"time": 1}
             assert frame.written() == [(0, b"time", b"1")]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_heartbeats_that_had_to_wait_count_before_the_time_that_has_passed(tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ def test_heartbeats_that_had_to_wait_count_before_the_time_that_has_passed(tmp_p
             await asyncio.sleep(0.01)
             assert [key for _, key, _ in frame.written()] == [b"a", b"time"]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_what_is_due_is_done_although_commands_never_stop_coming(tmp_path: Path) -> None:
@@ -330,15 +332,17 @@ def test_what_is_due_is_done_although_commands_never_stop_coming(tmp_path: Path)
     async def scenario() -> None:
         async with frame_on(tmp_path) as frame:
             frame.core.deadline_ms = frame.parts.clock.monotonic_ms() + 20
-            until_s = asyncio.get_running_loop().time() + 0.5
-            while asyncio.get_running_loop().time() < until_s and "time" not in frame.core.counts:
+            for _ in range(500):
                 for _ in range(300):
                     frame.add("a")
                 await asyncio.sleep(0)
+                virtual_time.work_for(0.001)
+                if "time" in frame.core.counts:
+                    break
             assert frame.core.counts["time"] == 1
             assert frame.shard._queue or frame.shard._uncommitted, "there was more to do all the time"
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_what_is_due_is_done_although_every_turn_writes_as_much_as_it_may(
@@ -360,7 +364,7 @@ def test_what_is_due_is_done_although_every_turn_writes_as_much_as_it_may(
             assert b"time" in keys
             assert keys.index(b"time") >= 50, "those came before"
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_time_comes_only_as_far_as_everything_has_been_decided_that_was_queued_by_then(
@@ -391,7 +395,7 @@ def test_time_comes_only_as_far_as_everything_has_been_decided_that_was_queued_b
             assert [key for _, key, _ in frame.written()][-2:] in ([b"time", b"late"], [b"late", b"time"])
             assert frame.core.times[0] <= fenced_ms
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_what_reveals_nothing_does_not_wait_for_what_is_under_way(tmp_path: Path) -> None:
@@ -408,7 +412,7 @@ def test_what_reveals_nothing_does_not_wait_for_what_is_under_way(tmp_path: Path
             assert stream.heard == [7]
             frame.parts.disk.release()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_without_a_lease_not_even_that_is_answered(tmp_path: Path) -> None:
@@ -425,7 +429,7 @@ def test_without_a_lease_not_even_that_is_answered(tmp_path: Path) -> None:
             await settle()
             assert stream.heard == [7]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_large_command_is_decided_in_pieces_and_answered_once(
@@ -443,7 +447,7 @@ def test_a_large_command_is_decided_in_pieces_and_answered_once(
             assert waiting.heard == [5]
             assert after.heard == [1], "what came later is decided later"
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 class Listening:
@@ -471,7 +475,7 @@ def test_a_notice_leaves_once_what_it_is_about_is_committed(tmp_path: Path) -> N
             await settle()
             assert listening.heard == [Counted(1)]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_what_the_broker_itself_tells_a_coordinator_needs_no_room(
@@ -490,7 +494,7 @@ def test_what_the_broker_itself_tells_a_coordinator_needs_no_room(
             assert isinstance(refused.error, BrokerOverloaded)
             assert listening.heard == [Counted(2)]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_coordinator_that_is_loading_or_gone_passes_over_what_it_is_told(tmp_path: Path) -> None:
@@ -503,7 +507,7 @@ def test_a_coordinator_that_is_loading_or_gone_passes_over_what_it_is_told(tmp_p
             assert shard.state is State.GONE
             assert not listening.heard
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_commit_makes_a_turn_only_where_something_has_come_meanwhile(
@@ -538,7 +542,7 @@ def test_a_commit_makes_a_turn_only_where_something_has_come_meanwhile(
             assert waiting.heard == [3]
             assert len(turns) == 3
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 class Broken(Waiting):
@@ -573,7 +577,7 @@ def test_who_cannot_be_told_stops_nobody_else(tmp_path: Path, *, is_stream: bool
             await settle()
             assert later.heard == [2]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize("how", ["refused", "ended"])
@@ -593,4 +597,4 @@ def test_who_cannot_be_told_that_it_is_over_stops_nobody_else(tmp_path: Path, ho
             assert type(after.error) is type(broken.error)
             assert shard.state is (State.GONE if how == "ended" else State.ACTIVE)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())

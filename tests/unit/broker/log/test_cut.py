@@ -188,7 +188,7 @@ def test_a_roll_and_retention_in_the_middle_of_a_truncation() -> None:
                 log = driver.log
                 other = threading.Thread(target=lambda: (log.roll(), log.delete_records(7)))
                 other.start()
-                other.join(timeout=10)
+                other.join(timeout=60)
                 driver.start = max(driver.start, 7)
 
         driver.storage.on_step = disturb

@@ -27,7 +27,7 @@ class Gate:
         if op == "datasync" and path.endswith(".log"):
             self.syncs += 1
             self.entered.release()
-            assert self.leave.acquire(timeout=10)
+            assert self.leave.acquire(timeout=60)
 
 
 def opened() -> LogDriver:

@@ -162,21 +162,21 @@ def test_close_waits_for_housekeeping_and_nothing_is_written_after_it() -> None:
     def on_step(op: str, path: str) -> None:
         if op == "open" and "offset-checkpoint" in path and not entered.is_set():
             entered.set()
-            assert leave.wait(10)
+            assert leave.wait(60)
         log.append(f"{op} {path}")
 
     storage.on_step = on_step
     housekeeping = threading.Thread(target=manager.run_housekeeping_once, args=(1_000,))
     housekeeping.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     closing = threading.Thread(target=manager.close)
     closing.start()
     closing.join(0.05)
     assert closing.is_alive()
     assert storage.locked
     leave.set()
-    housekeeping.join(10)
-    closing.join(10)
+    housekeeping.join(60)
+    closing.join(60)
     assert not storage.locked
     log.clear()
     manager.run_housekeeping_once(2_000)
@@ -217,7 +217,7 @@ class MeetingStorage(MemoryStorage):
 
     def __init__(self, expected: int) -> None:
         super().__init__()
-        self.meeting = threading.Barrier(expected, timeout=10)
+        self.meeting = threading.Barrier(expected, timeout=60)
 
     def sync_dir(self, path: str) -> None:
         """Wait for the others."""
@@ -243,7 +243,7 @@ def test_a_log_that_is_being_made_is_made_once_and_deleted_after_that(monkeypatc
 
     def slowly(*arguments: Any) -> PartitionLog:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return make(*arguments)
 
     monkeypatch.setattr(manager, "_make", slowly)
@@ -252,7 +252,7 @@ def test_a_log_that_is_being_made_is_made_once_and_deleted_after_that(monkeypatc
     deleted: list[bool] = []
     deleting = threading.Thread(target=lambda: deleted.append(manager.delete(TOPIC_ID, 0)))
     makers[0].start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     makers[1].start()
     go_on.set()
     for maker in makers:
@@ -262,17 +262,17 @@ def test_a_log_that_is_being_made_is_made_once_and_deleted_after_that(monkeypatc
     go_on.clear()
     other = threading.Thread(target=manager.create, args=("u", OTHER_TOPIC_ID, 0))
     other.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     deleting.start()
-    deleting.join(10)
+    deleting.join(60)
     assert deleted == [True], "one that is made does not hold up another's end"
     closing = threading.Thread(target=manager.close)
     closing.start()
     closing.join(0.05)
     assert closing.is_alive(), "what is under way is waited for"
     go_on.set()
-    closing.join(10)
-    other.join(10)
+    closing.join(60)
+    other.join(60)
     assert manager._log_counts == {manager._dirs[0]: 1}
 
 

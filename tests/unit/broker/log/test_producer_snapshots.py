@@ -322,7 +322,7 @@ def test_while_a_snapshot_is_encoded_the_log_is_appended_to_flushed_and_rolled(
         monkeypatch.setattr(log_producers, "encode_producers", encode_producers)
         with ThreadPoolExecutor(1) as other:
             for step in (driver.append, lambda: other_flush(driver), log.roll, driver.append):
-                other.submit(step).result(10)
+                other.submit(step).result(60)
         assert list(log.producers.items()) != expected
         return encode_producers(producers, *transactions)
 

@@ -117,7 +117,7 @@ async def producing(parts: Parts) -> AsyncIterator[tuple[Requests[wire.Produce],
     try:
         yield requests, writer
         requests.end()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
     finally:
         running.cancel()
 
@@ -196,7 +196,7 @@ def test_who_reads_what_is_traced(tmp_path: Path) -> None:
             await settle()
             fetching.end()
             await writer.resume()
-            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(running, 60)
             assert traced.names == ["fetch t", "fetch t"]
             assert [span.context.trace_id for span in traced.spans if span.context] == [
                 PRODUCER.trace_id,
@@ -337,7 +337,8 @@ async def proposed(command: MetadataCommand) -> CommandResult:
     return CommandResult(offset=17)
 
 
-def test_what_is_left_is_sent_at_the_end() -> None:
+def test_what_is_left_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.observability.tracing.EXPORT_TIMEOUT_S", 60.0)
     with Collector() as collector:
         tracing = tracing_of(
             config(tracing_exporter="otlp", tracing_otlp_endpoint=collector.endpoint, tracing_sampling_ratio=1.0)

@@ -9,6 +9,7 @@ import pytest
 from broker.services import deadlines
 from broker.services.deadlines import in_time
 from raftlog.errors import RequestTimedOut, StorageError
+from tests.support import virtual_time
 
 
 async def _never() -> int:
@@ -25,9 +26,9 @@ async def _refused() -> int:
 
 
 def test_what_is_done_in_time_is_returned_or_raised_as_it_is() -> None:
-    assert asyncio.run(in_time(_seven(), 1.0, str)) == 7
+    assert virtual_time.run(in_time(_seven(), 1.0, str)) == 7
     with pytest.raises(StorageError, match="the disk"):
-        asyncio.run(in_time(_refused(), None, str))
+        virtual_time.run(in_time(_refused(), None, str))
 
 
 def test_the_answer_leaves_before_the_deadline_and_names_what_is_missing() -> None:
@@ -38,15 +39,15 @@ def test_the_answer_leaves_before_the_deadline_and_names_what_is_missing() -> No
             await in_time(_never(), 0.5, lambda: missing)
         return loop.time() - started_s
 
-    assert asyncio.run(scenario("controller 2 at 10.0.0.2:9093")) < 0.49
-    assert asyncio.run(scenario("")) < 0.49
+    assert virtual_time.run(scenario("controller 2 at 10.0.0.2:9093")) < 0.49
+    assert virtual_time.run(scenario("")) < 0.49
 
 
 def test_a_quorum_that_stays_without_a_leader_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "LEADERLESS_S", 0.05)
     monkeypatch.setattr(deadlines, "LOOK_S", 0.01)
     with pytest.raises(RequestTimedOut, match=r"has no leader.* waiting for controller 2"):
-        asyncio.run(in_time(_never(), None, lambda: "controller 2"))
+        virtual_time.run(in_time(_never(), None, lambda: "controller 2"))
 
 
 def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +71,7 @@ def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return await in_time(work(), None, waiting_for)
 
-    assert asyncio.run(scenario()) == 7
+    assert virtual_time.run(scenario()) == 7
 
 
 def test_what_is_given_up_is_cancelled() -> None:
@@ -87,4 +88,4 @@ def test_what_is_given_up_is_cancelled() -> None:
             await in_time(work(), 0.02, str)
         assert cancelled.is_set()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())

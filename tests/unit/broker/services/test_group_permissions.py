@@ -99,7 +99,7 @@ class Served:
 
     async def ended(self) -> list[int]:
         """Return the codes of the errors that the session has ended with."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await self.task
         return [each.error.code for each in self.writer.written if each.HasField("error")]
 

@@ -26,6 +26,7 @@ from raftlog.v1.group_pb2 import (
     SessionCommit,
     SessionCommitResult,
 )
+from tests.support import virtual_time
 from tests.support.broker_parts import Requests, Writer
 from tests.support.replica_link import settle
 
@@ -74,7 +75,7 @@ def run(scenario: Callable[[Served], Awaitable[Any]]) -> None:
     async def main() -> None:
         await scenario(Served())
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_requests_become_commands_of_this_stream_and_responses_leave_in_order() -> None:

@@ -143,7 +143,7 @@ def ask(service: NodeService, node_id: int | None = None) -> node_pb2.DescribeNo
         await server.start()
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub: node_pb2_grpc.NodeAsyncStub = node_pb2_grpc.NodeStub(channel)
-            response = await stub.DescribeNode(node_pb2.DescribeNodeRequest(node_id=node_id), timeout=20)
+            response = await stub.DescribeNode(node_pb2.DescribeNodeRequest(node_id=node_id), timeout=60)
         await server.stop(None)
         return response
 
@@ -182,7 +182,9 @@ def test_a_bug_is_an_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     assert "a node could not be described" in caplog.text
 
 
-def test_another_node_is_asked_at_its_inter_node_listener(tmp_path: Path) -> None:
+def test_another_node_is_asked_at_its_inter_node_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "PASSED_ON_S", 60.0)
+
     async def scenario() -> None:
         server = aio.server()
         server.add_generic_rpc_handlers((NodeService(facts_of(tmp_path)).handlers(),))
@@ -220,7 +222,7 @@ def test_only_so_many_questions_are_passed_on_at_a_time() -> None:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         with pytest.raises(RequestTimedOut):  # there is room again; nobody answers still
-            await asyncio.wait_for(passed_on(2), 20)
+            await asyncio.wait_for(passed_on(2), 60)
         await server.stop(None)
 
     asyncio.run(scenario())

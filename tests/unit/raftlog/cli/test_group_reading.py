@@ -231,8 +231,8 @@ def test_a_note_is_said_once_and_taken_back(capsys: pytest.CaptureFixture[str]) 
 
         return poll
 
-    consumer.polls = [[], given(), given(A0, A1)]
-    read(consumer, follow=True, timeout_s=0.05)
+    consumer.polls = [[], given(), given(A0, A1), records(A0, 0)]
+    read(consumer, follow=True, max_records=1)
     assert capsys.readouterr().err == "note: waits for 2 partitions\nnote: reads a:0-1 now\n"
 
 

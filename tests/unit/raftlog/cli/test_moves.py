@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from raftlog.cli import moving
@@ -36,14 +38,19 @@ def test_a_throttle_without_wait_is_pointed_out(run: Run) -> None:
 
 
 def test_progress_is_told_every_now_and_then(server: AdminServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "TELL_EVERY_S", 0.2)
-    monkeypatch.setattr(moving, "LOOK_EVERY_S", 0.1)
+    now_s = 1_000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(moving, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
     server.cluster.partitions = [led(1, 0, ReplicaView(1, 100, 0, 5_000, True), ReplicaView(4, 70, 30, -1, False))]
-    ran = run(*MOVE, "--wait", "--timeout", "1")
-    assert ran.err.count("0 of 1 move done, 30 records to go") >= 3
+    ran = run(*MOVE, "--wait", "--timeout", "20")
+    assert ran.err.count("0 of 1 move done, 30 records to go") == 1 + 20 / moving.TELL_EVERY_S
     assert ran.code == 1
     last = ran.err.splitlines()[-1]
-    assert last.startswith("error: after 1 s 1 of 1 move is not done; it goes on")
+    assert last.startswith("error: after 20 s 1 of 1 move is not done; it goes on")
     assert "the throttle stays on until raftlog partition reassign --verify with the same moves" in last
     again = run("partition", "reassign", "a-1=4,3", "--wait", "--timeout", "0.2").err.splitlines()[-1]
     assert again.startswith("error: after 0.2 s 1 of 1 move is not done; it goes on")

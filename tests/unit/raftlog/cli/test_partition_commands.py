@@ -188,7 +188,7 @@ def test_a_plan_is_made_up_and_can_be_carried_out(server: AdminServer, run: Run)
 
 def test_it_can_be_waited_for(server: AdminServer, run: Run) -> None:
     def catch_up() -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not server.partition("a").adding_replicas and time.monotonic() < deadline:
             time.sleep(0.02)
         server.set_isr("a", [1, 2, 3, 4])

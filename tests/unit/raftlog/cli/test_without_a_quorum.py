@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from raftlog._client import admin_replicas
+from raftlog._core.backoff import Backoff
 from raftlog.cli import freshness
 from raftlog.errors import BrokerUnavailable, RequestTimedOut
 from tests.support.admin_service import AdminServer
@@ -21,7 +22,8 @@ def leaderless(server: AdminServer, monkeypatch: pytest.MonkeyPatch) -> AdminSer
     async def barrier() -> int:
         raise RequestTimedOut("the metadata quorum has no leader: controller 2 at 127.0.0.1:9 does not answer")
 
-    monkeypatch.setattr(freshness, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(freshness, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(Backoff, "pause_ms", lambda backoff, failures: 120_000.0)  # no time for a second try
     monkeypatch.setattr(server.cluster.metadata, "barrier", barrier)
     server.cluster.metadata.quorum.leader_id = -1
     server.cluster.metadata.quorum.answered_by = 1

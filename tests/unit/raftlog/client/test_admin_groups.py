@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from raftlog import Admin, TopicPartition, aio
+from raftlog._client import admin_lag
 from raftlog.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -40,7 +41,14 @@ def cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture
 def admin(cluster: FakeCluster) -> Iterator[Admin]:
-    with Admin(cluster.bootstrap, default_api_timeout_ms=5_000, retry_backoff_ms=5) as admin:
+    with Admin(cluster.bootstrap, default_api_timeout_ms=60_000, retry_backoff_ms=5) as admin:
+        yield admin
+
+
+@pytest.fixture
+def hasty(cluster: FakeCluster) -> Iterator[Admin]:
+    """A client whose calls have no time for a second try: they raise what the first one was answered."""
+    with Admin(cluster.bootstrap, default_api_timeout_ms=30_000, retry_backoff_ms=120_000) as admin:
         yield admin
 
 
@@ -61,11 +69,11 @@ class TestList:
         with pytest.raises(InvalidRequestError, match=r"no state 'dead'.*empty, assigning, reconciling, stable"):
             admin.list_groups(["dead"])
 
-    def test_no_group_is_left_out_without_a_word(self, cluster: FakeCluster, admin: Admin) -> None:
+    def test_no_group_is_left_out_without_a_word(self, cluster: FakeCluster, admin: Admin, hasty: Admin) -> None:
         cluster.groups.add("seen", 1)
         cluster.groups.loading[2] = CoordinatorLoadInProgress("partition 7 is being read")
         with pytest.raises(CoordinatorLoadInProgress, match="partition 7"):
-            admin.list_groups(timeout=0.2)
+            hasty.list_groups()
         missing: list[RaftlogError] = []
         assert [group.group_id for group in admin.list_groups(missing=missing)] == ["seen"]
         assert [str(error) for error in missing] == ["partition 7 is being read"]
@@ -82,12 +90,12 @@ class TestList:
         assert [group.group_id for group in admin.list_groups(missing=missing)] == ["seen"]
         assert str(missing[0]).startswith(f"broker 3: no connection to 127.0.0.1:{servers}")
 
-    def test_offsets_that_nobody_leads_are_missed(self, cluster: FakeCluster, admin: Admin) -> None:
+    def test_offsets_that_nobody_leads_are_missed(self, cluster: FakeCluster, admin: Admin, hasty: Admin) -> None:
         cluster.create_topic("__consumer_offsets", 3)
         assert admin.list_groups() == []
         cluster.move_leader("__consumer_offsets", 1, -1)
         with pytest.raises(CoordinatorNotAvailable, match=r"without a leader: 1$"):
-            admin.list_groups(timeout=0.2)
+            hasty.list_groups()
 
 
 class TestDescribe:
@@ -235,7 +243,7 @@ class TestLag:
         assert (found[A0].offset, found[A0].log_end_offset, found[A0].lag, found[A0].member_id) == (1, 3, 2, "m")
         age = found[A0].lag_seconds
         assert age is not None
-        assert 59 < age < 75
+        assert 59 < age < 61 + time.time() - now_ms / 1000
         assert (found[A1].lag, found[A1].lag_seconds, found[A1].member_id) == (0, 0.0, "")
 
     def test_what_retention_took_is_no_backlog(self, cluster: FakeCluster, admin: Admin) -> None:
@@ -254,14 +262,17 @@ class TestLag:
         assert (found.offset, found.log_end_offset, found.lag, found.lag_seconds) == (None, 1, None, None)
         assert (found.member_id, found.error) == ("m", None)
 
-    def test_what_is_not_known_is_said(self, cluster: FakeCluster, admin: Admin) -> None:
+    def test_what_is_not_known_is_said(
+        self, cluster: FakeCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(admin_lag, "_LOOK_UP_PATIENCE_S", 120.0)
         fill(cluster, 1, 1_000)
         gone = TopicPartition("gone", 0)
         cluster.groups.add("g", 2, {gone: 4, A0: 1, A1: 1})
         cluster.move_leader("a", 0, -1)
         started = time.monotonic()
         found = admin.group_lag("g")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 40
         assert (found[gone].offset, found[gone].lag, found[gone].error) == (4, None, "gone-0 does not exist")
         assert (found[A0].lag, found[A0].error) == (None, "a-0 has no leader at the moment")
         assert (found[A1].lag, found[A1].error) == (0, None)

@@ -27,7 +27,7 @@ def cluster() -> Iterator[FakeCluster]:
         yield cluster
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
+def until(condition: Callable[[], bool], timeout_s: float = 30) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -45,11 +45,11 @@ def test_a_callback_that_exits_ends_nothing(cluster: FakeCluster, error: BaseExc
         one, two = producer.send("t", b"1"), producer.send("t", b"2")
         one.add_done_callback(leave)
         two.add_done_callback(seen.append)
-        assert two.result(10).offset == 1
+        assert two.result(30).offset == 1
         assert until(lambda: seen == [two])
-        assert producer.send("t", b"3").result(10).offset == 2
+        assert producer.send("t", b"3").result(30).offset == 2
     with Producer(cluster.bootstrap, **FAST) as another:
-        assert another.send("t", b"4").result(10).offset == 3
+        assert another.send("t", b"4").result(30).offset == 3
 
 
 def leave() -> None:
@@ -59,7 +59,7 @@ def leave() -> None:
 def test_the_loop_goes_on_when_something_on_it_exits() -> None:
     thread = LoopThread()
     thread.loop.call_soon_threadsafe(leave)
-    assert thread.run(asyncio.sleep(0.01, "still here"), timeout=10) == "still here"
+    assert thread.run(asyncio.sleep(0.01, "still here"), timeout=30) == "still here"
     thread.loop.call_soon_threadsafe(thread.loop.stop)
 
 
@@ -74,28 +74,30 @@ def test_a_loop_that_has_ended_is_refused_and_replaced(monkeypatch: pytest.Monke
     monkeypatch.setattr("raftlog._client.background._current", ended)
     fresh = loop_thread()
     assert fresh is not ended
-    assert fresh.run(asyncio.sleep(0, "new"), timeout=10) == "new"
+    assert fresh.run(asyncio.sleep(0, "new"), timeout=30) == "new"
     fresh.loop.call_soon_threadsafe(fresh.loop.stop)
 
 
 def test_run_has_a_timeout_and_cancels() -> None:
-    cancelled = threading.Event()
+    begun, cancelled = threading.Event(), threading.Event()
 
     async def wait() -> None:
+        begun.set()
         try:
             await asyncio.sleep(60)
         finally:
             cancelled.set()
 
-    with pytest.raises(TimeoutError):
-        loop_thread().run(wait(), timeout=0.05)
-    assert cancelled.wait(10)
+    while not begun.is_set():  # what is cancelled before its first step does nothing
+        with pytest.raises(TimeoutError):
+            loop_thread().run(wait(), timeout=0.05)
+    assert cancelled.wait(30)
 
 
 def test_clients_that_nobody_closed_leave_nothing_behind(cluster: FakeCluster) -> None:
     def use() -> list[Any]:
         producer, consumer, admin = Producer(cluster.bootstrap), Consumer(cluster.bootstrap), Admin(cluster.bootstrap)
-        producer.send("t", b"x").result(10)
+        producer.send("t", b"x").result(30)
         consumer.subscribe("t")
         return [producer._engine, consumer._engine, admin._engine]
 
@@ -115,5 +117,5 @@ def test_a_delivery_outlives_its_producer(cluster: FakeCluster) -> None:
     cluster.faults.ack_delay_s = lambda: 0.2
     delivery = Producer(cluster.bootstrap, linger_ms=60_000).send("t", b"x")
     gc.collect()
-    assert delivery.result(10).offset == 0
+    assert delivery.result(30).offset == 0
     assert until(lambda: delivery._batch.owner.closed is not None)

@@ -51,14 +51,14 @@ class Coordinator:
         self.taken.append({part: offset.offset for part, offset in offsets.items() if errors[part] is None})
         return errors
 
-    def put(self, offsets: dict[TopicPartition, int], timeout_ms: float = 5000.0) -> asyncio.Future[None]:
+    def put(self, offsets: dict[TopicPartition, int], timeout_ms: float = 60_000.0) -> asyncio.Future[None]:
         given = {part: OffsetAndMetadata(offset) for part, offset in offsets.items()}
         return self.queue.put(given, dict.fromkeys(given, self.claim()), timeout_ms)
 
 
 def play(story: Callable[[Coordinator], Any]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(story(Coordinator()), 20)
+        await asyncio.wait_for(story(Coordinator()), 150)
 
     asyncio.run(main())
 
@@ -172,7 +172,7 @@ def test_the_last_refusal_after_the_time() -> None:
         it.queue._send = silent
         with pytest.raises(RaftlogError, match="has not answered in time"):
             await it.put({ZERO: 1}, 50.0)
-        waits = it.put({ZERO: 1}, 5000.0)
+        waits = it.put({ZERO: 1})
         await asyncio.sleep(0.01)
         await it.queue.close(CoordinatorNotAvailable("closed"))
         with pytest.raises(CoordinatorNotAvailable, match="closed"):
@@ -186,8 +186,8 @@ def test_a_topic_that_is_denied_for_long_does_not_exist() -> None:
         it.refuse = lambda part, offset: UnknownTopicOrPartition("there is none")
         began = asyncio.get_running_loop().time()
         with pytest.raises(UnknownTopicOrPartition):
-            await it.put({ZERO: 1}, 60_000.0)
-        assert 1.5 < asyncio.get_running_loop().time() - began < 4.0
+            await it.put({ZERO: 1}, 120_000.0)
+        assert 1.5 < asyncio.get_running_loop().time() - began < 40.0
 
     play(story)
 

@@ -6,7 +6,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from raftlog import Consumer, Record, TopicPartition
 from raftlog._client.fetch_session import FetchSession
 from raftlog._client.fetcher import Fetcher
 from raftlog._client.options import ConsumerOptions
+from raftlog._consumer_views import position_now
 from raftlog.errors import (
     BrokerUnavailable,
     ClosedError,
@@ -27,6 +29,7 @@ from raftlog.errors import (
     to_wire,
 )
 from raftlog.format import Attributes, Columns, encode_batch
+from raftlog.v1 import log_pb2
 from tests.support.fake_broker import FakeCluster
 
 T0 = TopicPartition("t", 0)
@@ -48,13 +51,25 @@ def cluster() -> Iterator[FakeCluster]:
         yield cluster
 
 
-def read(consumer: Consumer, count: int, timeout_s: float = 10) -> list[Record]:
+def read(consumer: Consumer, count: int, timeout_s: float = 30) -> list[Record]:
     """Poll until `count` records are there."""
     records: list[Record] = []
     deadline = time.monotonic() + timeout_s
     while len(records) < count and time.monotonic() < deadline:
         records += consumer.poll(0.1)
     return records
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def held_bytes(consumer: Consumer) -> int:
+    """Return how much was fetched and not polled."""
+    return sum(len(fetched.records) for _, fetched in consumer._engine._inbox.copy())
 
 
 def values(records: list[Record]) -> list[bytes | None]:
@@ -102,9 +117,9 @@ def test_a_position_inside_a_batch_begins_there(cluster: FakeCluster) -> None:
     with Consumer(cluster.bootstrap) as consumer:
         consumer.assign([T0])
         consumer.seek(T0, 37)
-        assert values(consumer.poll(10))[:2] == numbered(37, 2)
+        assert values(consumer.poll(30))[:2] == numbered(37, 2)
         consumer.seek(T0, 99)
-        table = consumer.poll_arrow(10)
+        table = consumer.poll_arrow(30)
         assert (table["offset"].to_pylist(), table["value"].to_pylist()) == ([99], [b"000099"])
 
 
@@ -113,12 +128,12 @@ def test_records_fetched_before_a_seek_are_stale(cluster: FakeCluster) -> None:
         cluster.append("t", batch(numbered(start, 50)))
     with Consumer(cluster.bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=1024) as consumer:
         consumer.subscribe("t")
-        assert len(consumer.poll(10, max_records=7)) == 7
+        assert len(consumer.poll(30, max_records=7)) == 7
         assert consumer.position(T0) == 7
         for target in (400, 3, 499, 250):
             consumer.seek(T0, target)
             assert consumer.position(T0) == target
-            assert consumer.poll(10, max_records=1)[0].offset == target
+            assert consumer.poll(30, max_records=1)[0].offset == target
 
 
 def test_control_batches_and_compacted_holes_are_passed_over(cluster: FakeCluster) -> None:
@@ -139,10 +154,10 @@ def test_control_batches_and_compacted_holes_are_passed_over(cluster: FakeCluste
         ]  # fmt: skip
         assert consumer.position(T0) == 16
         consumer.seek(T0, 5)
-        table = consumer.poll_arrow(10)
+        table = consumer.poll_arrow(30)
         assert table["offset"].to_pylist()[0] == 7
         consumer.seek(T0, 11)
-        assert consumer.poll(10)[0].offset == 15
+        assert consumer.poll(30)[0].offset == 15
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("earliest", b"000050"), ("latest", b"000100")])
@@ -153,9 +168,11 @@ def test_out_of_range_starts_over_by_policy(cluster: FakeCluster, policy: str, e
     with Consumer(cluster.bootstrap, auto_offset_reset=policy, **FAST) as consumer:
         consumer.assign([T0])
         consumer.seek(T0, 10)
-        assert policy == "earliest" or consumer.poll(0.2) == []
+        if policy == "latest":
+            assert consumer.poll(0.2) == []
+            until(lambda: position_now(consumer, T0) == 100)
         cluster.append("t", batch(numbered(100, 1)))
-        assert consumer.poll(10)[0].value == expected
+        assert consumer.poll(30)[0].value == expected
 
 
 def test_out_of_range_without_a_policy_is_raised_until_seek(cluster: FakeCluster) -> None:
@@ -163,13 +180,13 @@ def test_out_of_range_without_a_policy_is_raised_until_seek(cluster: FakeCluster
     with Consumer(cluster.bootstrap, auto_offset_reset="none", **FAST) as consumer:
         consumer.assign([T0])
         with pytest.raises(OffsetOutOfRange, match=r"auto\.offset\.reset=none"):
-            consumer.poll(10)
+            consumer.poll(30)
         consumer.seek(T0, 99)
         for _ in range(2):
             with pytest.raises(OffsetOutOfRange, match=r"t-0.*99"):
-                consumer.poll(10)
+                consumer.poll(30)
         consumer.seek(T0, 4)
-        assert values(consumer.poll(10)) == [b"000004"]
+        assert values(consumer.poll(30)) == [b"000004"]
 
 
 def complaints(cluster: FakeCluster) -> list[tuple[int, int | None]]:
@@ -196,20 +213,24 @@ def test_a_batch_that_does_not_check_is_asked_for_again_and_the_broker_is_told(c
 def test_another_replica_has_the_batch_whole(cluster: FakeCluster) -> None:
     cluster.append("t", batch(numbered(0, 5)))
     cluster.faults.corrupt_partitions.add(0)
-    options: dict[str, Any] = {"retry_backoff_ms": 50, "retry_backoff_max_ms": 200}
-    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **options) as consumer:
+
+    class Subscribed(list[tuple[int, log_pb2.FetchPartition]]):
+        """Has the other replica take over at the first complaint."""
+
+        def append(self, subscription: tuple[int, log_pb2.FetchPartition]) -> None:
+            super().append(subscription)
+            if subscription[1].HasField("damaged_offset"):
+                part = cluster.topics["t"].partitions[0]
+                part.leader, part.leader_epoch = 2, 1
+                cluster.metadata_offset += 1
+                cluster.faults.corrupt_partitions.clear()
+
+    cluster.subscribed = Subscribed()
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **FAST) as consumer:
         consumer.subscribe("t")
-
-        def move() -> None:
-            while (1, 0) not in complaints(cluster):
-                time.sleep(0.005)
-            cluster.move_leader("t", 0, 2)
-            cluster.faults.corrupt_partitions.clear()
-
-        moving = threading.Thread(target=move)
-        moving.start()
         assert values(read(consumer, 5)) == numbered(0, 5)
-        moving.join()
+    assert complaints(cluster)[:2] == [(1, None), (1, 0)]
+    assert complaints(cluster)[-1][0] == 2
 
 
 def test_a_batch_that_stays_corrupt_is_raised_and_read_once_it_is_mended(cluster: FakeCluster) -> None:
@@ -218,11 +239,11 @@ def test_a_batch_that_stays_corrupt_is_raised_and_read_once_it_is_mended(cluster
     with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **FAST) as consumer:
         consumer.subscribe("t")
         with pytest.raises(CorruptRecordError, match="t-0 at offset 0: checksum mismatch"):
-            consumer.poll(10)
+            consumer.poll(30)
         assert complaints(cluster)[-1] == (1, 0)
         assert 3 <= len(cluster.subscribed) <= 10, "a few times"
         cluster.faults.corrupt_partitions.clear()
-        assert values(consumer.poll(10)) == numbered(0, 5)
+        assert values(consumer.poll(30)) == numbered(0, 5)
 
 
 def test_a_seek_is_a_new_beginning_for_complaints(cluster: FakeCluster) -> None:
@@ -232,10 +253,10 @@ def test_a_seek_is_a_new_beginning_for_complaints(cluster: FakeCluster) -> None:
         consumer.assign([T0])
         consumer.seek(T0, 0)
         with pytest.raises(CorruptRecordError):
-            consumer.poll(10)
+            consumer.poll(30)
         cluster.faults.corrupt_partitions.clear()
         consumer.seek(T0, 2)
-        assert values(consumer.poll(10)) == numbered(2, 3)
+        assert values(consumer.poll(30)) == numbered(2, 3)
         assert complaints(cluster)[-1] == (1, None)
 
 
@@ -254,7 +275,7 @@ def test_a_topic_made_again_is_not_silently_continued(cluster: FakeCluster) -> N
         cluster.create_topic("t")
         cluster.append("t", batch([b"other"] * 9))
         with pytest.raises(UnknownTopicId, match="deleted and made again"):
-            strict.poll(10)
+            strict.poll(30)
         assert values(read(lenient, 9)) == [b"other"] * 9, "the new topic's records, from their start"
 
 
@@ -263,7 +284,7 @@ def test_a_deleted_topic_is_reported_to_who_assigned_it(cluster: FakeCluster) ->
         consumer.assign([T0])
         cluster.delete_topic("t")
         with pytest.raises(UnknownTopicOrPartition, match="deleted"):
-            consumer.poll(10)
+            consumer.poll(30)
 
 
 def test_new_partitions_and_topics_are_read_from_their_start(cluster: FakeCluster) -> None:
@@ -272,7 +293,7 @@ def test_new_partitions_and_topics_are_read_from_their_start(cluster: FakeCluste
     with Consumer(cluster.bootstrap, metadata_max_age_ms=20, **FAST) as consumer:
         consumer.subscribe(pattern="t.*")
         cluster.append("t", batch([b"sent after subscribe"]))
-        assert values(consumer.poll(10)) == [b"sent after subscribe"]
+        assert values(consumer.poll(30)) == [b"sent after subscribe"]
         cluster.add_partitions("t", 2)
         cluster.append("t", batch([b"before it was noticed"]), partition=1)
         cluster.create_topic("t2")
@@ -282,7 +303,7 @@ def test_new_partitions_and_topics_are_read_from_their_start(cluster: FakeCluste
         assert sorted(map(str, values(found))) == sorted(map(str, [b"before it was noticed", b"in a new topic"]))
         assert consumer.assignment() == [T0, TopicPartition("t", 1), TopicPartition("t2", 0)]
         cluster.delete_topic("t2")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while len(consumer.assignment()) == 3 and time.monotonic() < deadline:
             assert consumer.poll(0.05) == []
         assert consumer.assignment() == [T0, TopicPartition("t", 1)]
@@ -294,7 +315,7 @@ def test_subscribing_to_a_topic_that_comes_later(cluster: FakeCluster) -> None:
         assert consumer.poll(0.05) == []
         cluster.create_topic("later")
         cluster.append("later", batch([b"first"]))
-        assert values(consumer.poll(10)) == [b"first"]
+        assert values(consumer.poll(30)) == [b"first"]
 
 
 def test_topics_that_do_not_exist_are_named_once(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
@@ -311,13 +332,13 @@ def test_a_broker_that_names_the_partition_is_not_repeated(cluster: FakeCluster)
     with Consumer(cluster.bootstrap, auto_offset_reset="none", **FAST) as consumer:
         consumer.assign([T0])
         consumer.seek(T0, 0)
-        assert len(consumer.poll(10)) == 5
+        assert len(consumer.poll(30)) == 5
         with consumer._engine.lock:
             state = consumer._engine.positions.states[T0]
         wire_error = to_wire(OffsetOutOfRange(text))
         consumer._thread.loop.call_soon_threadsafe(consumer._engine.refused, state, wire_error)
         with pytest.raises(OffsetOutOfRange) as caught:
-            consumer.poll(10)
+            consumer.poll(30)
         assert str(caught.value).count("t-0") == 1
 
 
@@ -329,9 +350,9 @@ def test_fetched_bytes_stay_within_the_bound(cluster: FakeCluster) -> None:
         cluster.bootstrap, auto_offset_reset="earliest", fetch_max_bytes=50_000, max_partition_fetch_bytes=11_000
     ) as consumer:
         consumer.subscribe("t")
+        until(lambda: held_bytes(consumer) >= 40_000)
         time.sleep(0.3)
-        held = sum(len(fetched.records) for _, fetched in consumer._engine._inbox)
-        assert 40_000 <= held <= 50_000 + 11_000, "the credit, and one frame beyond at most"
+        assert held_bytes(consumer) <= 50_000 + 11_000, "the credit, and one frame beyond at most"
         assert len(read(consumer, 1000)) == 1000, "credit comes back as records are polled"
     assert cluster.least_credit > -11_000
 
@@ -362,26 +383,30 @@ def test_partitions_take_turns(cluster: FakeCluster) -> None:
         cluster.append("t", batch(numbered(0, 1000)), partition=partition)
     with Consumer(cluster.bootstrap, auto_offset_reset="earliest", max_poll_records=10) as consumer:
         consumer.subscribe("t")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while len(consumer._engine._inbox) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-        turns = [consumer.poll(10)[0].partition for _ in range(9)]
+        turns = [consumer.poll(30)[0].partition for _ in range(9)]
         assert sorted(turns[:3]) == sorted(turns[3:6]) == [0, 1, 2]
 
 
 def test_iteration_ends_after_its_timeout_and_knows_its_position(cluster: FakeCluster) -> None:
     cluster.append("t", batch(numbered(0, 10)))
-    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=100) as consumer:
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.subscribe("t")
         seen = [next(consumer).offset for _ in range(4)]
         assert seen == [0, 1, 2, 3]
         assert consumer.position(T0) == 4, "what was yielded, not what was fetched"
         consumer.pause(T0)
         consumer.resume(T0)
-        assert [record.offset for record in consumer] == [4, 5, 6, 7, 8, 9]
+        assert [next(consumer).offset for _ in range(6)] == [4, 5, 6, 7, 8, 9]
+        patient = consumer._engine.options
+        consumer._engine.options = replace(patient, consumer_timeout_ms=100)
+        assert list(consumer) == []
+        consumer._engine.options = patient
         consumer.seek_to_beginning()
         assert next(consumer).offset == 0
-        assert consumer.poll_arrow(10)["offset"].to_pylist() == list(range(1, 10))
+        assert consumer.poll_arrow(30)["offset"].to_pylist() == list(range(1, 10))
 
 
 def test_look_ups_by_time_and_name(cluster: FakeCluster) -> None:
@@ -405,12 +430,9 @@ def test_tables_share_the_memory_of_the_frames(cluster: FakeCluster) -> None:
         cluster.append("t", batch(numbered(start, 100)))
     with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.subscribe("t")
-        deadline = time.monotonic() + 10
-        engine = consumer._engine
-        while sum(len(fetched.records) for _, fetched in engine._inbox) < 3000 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        frames = [pa.py_buffer(fetched.records) for _, fetched in engine._inbox]
-        table = consumer.poll_arrow(10)
+        until(lambda: held_bytes(consumer) >= 3000)
+        frames = [pa.py_buffer(fetched.records) for _, fetched in consumer._engine._inbox.copy()]
+        table = consumer.poll_arrow(30)
         assert table.num_rows == 300
         for chunk in table["value"].chunks:
             data = chunk.buffers()[2]
@@ -425,7 +447,7 @@ def test_arrow_columns_carry_everything(cluster: FakeCluster) -> None:
     cluster.append("t", batch([b"w"], 9))
     with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.subscribe("t")
-        table = consumer.poll_arrow(10)
+        table = consumer.poll_arrow(30)
         rows = table.to_pylist()
         assert [row["timestamp"].timestamp() * 1000 for row in rows][:2] == [5, 7]
         assert [row["key"] for row in rows][:2] == [None, b"k"]
@@ -452,12 +474,12 @@ def test_close_wakes_a_poll_that_waits(cluster: FakeCluster) -> None:
     thread.start()
     time.sleep(0.05)
     consumer.close()
-    thread.join(10)
+    thread.join(30)
     assert len(ended) == 1
 
 
 def test_what_cannot_be_is_refused(cluster: FakeCluster) -> None:
-    with Consumer(cluster.bootstrap, default_api_timeout_ms=300) as consumer:
+    with Consumer(cluster.bootstrap, default_api_timeout_ms=30_000) as consumer:
         with pytest.raises(InvalidRequestError, match="subscribe or assign"):
             consumer.poll(0)
         with pytest.raises(InvalidRequestError, match="not assigned"):
@@ -485,7 +507,7 @@ def test_a_session_ends_while_its_broker_is_silent(after_s: float) -> None:
             fetcher = Fetcher([address], ConsumerOptions.make({}, {}), asyncio.get_running_loop())
             session = FetchSession(fetcher, 1, address)
             await asyncio.sleep(after_s)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await session.close()
                 await fetcher.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}

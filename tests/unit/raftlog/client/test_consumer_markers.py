@@ -31,12 +31,12 @@ def test_who_reads_up_to_an_end_does_not_wait_behind_the_last_marker(cluster: Fa
         consumer.assign([T0])
         consumer.seek(T0, 2)  # only markers from here on
         begun = time.monotonic()
-        assert consumer.poll(30) == []
+        assert consumer.poll(120) == []
         assert consumer.position(T0) == 4
         consumer.seek(T0, 3)
-        assert consumer.poll_arrow(30).num_rows == 0
+        assert consumer.poll_arrow(120).num_rows == 0
         assert consumer.position(T0) == 4
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 60
         assert consumer.poll(0.2) == [], "an ordinary wait"
 
 
@@ -45,8 +45,8 @@ def test_the_same_with_asyncio(cluster: FakeCluster) -> None:
         async with aio.Consumer(cluster.bootstrap) as consumer:
             await consumer.assign([T0])
             consumer.seek(T0, 2)
-            async with asyncio.timeout(20):
-                assert await consumer.poll(30) == []
+            async with asyncio.timeout(60):
+                assert await consumer.poll(120) == []
             assert await consumer.position(T0) == 4
 
     asyncio.run(scenario())
@@ -67,19 +67,27 @@ def test_an_iteration_goes_on_behind_a_marker_until_its_timeout(cluster: FakeClu
     timer = threading.Timer(0.5, lambda: cluster.append("t", batch_of(b"c")))
 
     async def scenario() -> list[bytes | None]:
-        async with aio.Consumer(cluster.bootstrap, consumer_timeout_ms=3_000) as consumer:
+        async with aio.Consumer(cluster.bootstrap, consumer_timeout_ms=300) as consumer:
+            await consumer.assign([T0])
+            consumer.seek(T0, 2)
+            assert [record async for record in consumer] == []
+        async with aio.Consumer(cluster.bootstrap, consumer_timeout_ms=60_000) as consumer:
             await consumer.assign([T0])
             consumer.seek(T0, 0)
             timer.start()
-            return [record.value async for record in consumer]
+            return [(await anext(consumer)).value for _ in range(3)]
 
     if asynchronous:
         found = asyncio.run(scenario())
     else:
-        with Consumer(cluster.bootstrap, consumer_timeout_ms=3_000) as consumer:
+        with Consumer(cluster.bootstrap, consumer_timeout_ms=300) as consumer:
+            consumer.assign([T0])
+            consumer.seek(T0, 2)
+            assert list(consumer) == []
+        with Consumer(cluster.bootstrap, consumer_timeout_ms=60_000) as consumer:
             consumer.assign([T0])
             consumer.seek(T0, 0)
             timer.start()
-            found = [record.value for record in consumer]
+            found = [next(consumer).value for _ in range(3)]
     timer.join()
     assert found == [b"a", b"b", b"c"]

@@ -31,7 +31,7 @@ class Asked:
         self.questions: asyncio.Queue[asyncio.Future[metadata_pb2.MetadataResponse]] = asyncio.Queue()
         pauses = AdminOptions.make({}, {"retry_backoff_ms": 1, "retry_backoff_max_ms": 2}).pauses
         self.cache = MetadataCache(
-            Connections(), ["127.0.0.1:1"], max_age_ms=60_000, request_timeout_ms=1_000, pauses=pauses
+            Connections(), ["127.0.0.1:1"], max_age_ms=60_000, request_timeout_ms=30_000, pauses=pauses
         )
         monkeypatch.setattr(self.cache._inquiry, "ask", self._ask)
 
@@ -45,8 +45,8 @@ def run(monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Asked], Any]) -> No
     async def main() -> None:
         asked = Asked(monkeypatch)
         try:
-            async with asyncio.timeout(10):
-                first = asyncio.create_task(asked.cache.topic("t", 5_000))
+            async with asyncio.timeout(60):
+                first = asyncio.create_task(asked.cache.topic("t", 60_000))
                 (await asked.questions.get()).set_result(answer(OLD, 5))
                 assert (await first).topic_id == OLD
                 await scenario(asked)
@@ -61,7 +61,7 @@ def test_an_answer_to_an_earlier_question_is_not_taken_for_it(monkeypatch: pytes
     async def scenario(asked: Asked) -> None:
         before = asyncio.create_task(asked.cache.refresh())
         late = await asked.questions.get()
-        fresh = asyncio.create_task(asked.cache.topic("t", 5_000, fresh=True))
+        fresh = asyncio.create_task(asked.cache.topic("t", 60_000, fresh=True))
         await asyncio.sleep(0.05)
         late.set_result(answer(OLD, 5))
         await before
@@ -73,7 +73,7 @@ def test_an_answer_to_an_earlier_question_is_not_taken_for_it(monkeypatch: pytes
 
 def test_what_was_known_is_no_answer_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(asked: Asked) -> None:
-        fresh = asyncio.create_task(asked.cache.topic("t", 5_000, fresh=True))
+        fresh = asyncio.create_task(asked.cache.topic("t", 60_000, fresh=True))
         (await asked.questions.get()).set_exception(NobodyAnswers(["127.0.0.1:1: refused"]))
         (await asked.questions.get()).set_result(answer(NEW, 6))
         assert (await fresh).topic_id == NEW

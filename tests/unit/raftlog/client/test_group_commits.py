@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,10 +122,10 @@ class TestAutomaticCommits:
         world.send(8, partition=0)
         consumer = world.consumer(auto_commit_interval_ms=0, max_poll_records=4)
         consumer.subscribe("t")
-        assert len(consumer.poll(5)) == 4
+        assert len(consumer.poll(30)) == 4
         time.sleep(0.1)
         assert world.committed() in (None, 0)
-        assert len(consumer.poll(5)) == 4
+        assert len(consumer.poll(30)) == 4
         until(lambda: world.committed() == 4)
         time.sleep(0.1)
         assert world.committed() == 4
@@ -143,31 +144,33 @@ class TestAutomaticCommits:
 
     def test_while_iteration_waits_for_more(self, world: World) -> None:
         world.send(2, partition=0)
-        consumer = world.consumer(auto_commit_interval_ms=50, consumer_timeout_ms=500)
+        consumer = world.consumer(auto_commit_interval_ms=50)
         consumer.subscribe("t")
-        assert len(list(consumer)) == 2
-        assert world.committed() == 2
+        assert [next(consumer).offset for _ in range(2)] == [0, 1]
+        consumer._engine.options = replace(consumer._engine.options, consumer_timeout_ms=500)
+        assert list(consumer) == []
+        until(lambda: world.committed() == 2)
 
     @pytest.mark.parametrize("explicitly", [True, False])
     def test_closing_commits_what_was_polled_but_not_under_an_exception(self, world: World, explicitly: bool) -> None:
         world.send(8, partition=0)
         with world.consumer() as consumer:
             consumer.subscribe("t")
-            assert len(consumer.poll(5, max_records=4)) == 4
+            assert len(consumer.poll(30, max_records=4)) == 4
         assert world.committed() == 4
         consumer = world.consumer()
         with pytest.raises(ZeroDivisionError):
             if explicitly:
                 try:
                     consumer.subscribe("t")
-                    consumer.poll(5)
+                    consumer.poll(30)
                     _ = 1 / 0
                 finally:
                     consumer.close()
             else:
                 with consumer:
                     consumer.subscribe("t")
-                    consumer.poll(5)
+                    consumer.poll(30)
                     _ = 1 / 0
         assert world.committed() == 4
 
@@ -175,8 +178,8 @@ class TestAutomaticCommits:
         world.send(8, partition=0)
         consumer = world.consumer(auto_commit_interval_ms=0)
         consumer.subscribe("t")
-        assert consumer.poll_arrow(5, max_records=3).num_rows == 3
+        assert consumer.poll_arrow(30, max_records=3).num_rows == 3
         time.sleep(0.05)
         assert world.committed() in (None, 0)
-        consumer.poll_arrow(5)
+        consumer.poll_arrow(30)
         until(lambda: world.committed() == 3)

@@ -105,7 +105,7 @@ class TestSharing:
         assert len(consumer.assignment()) == 4
         world.cluster.create_topic("t2", 1)
         with Producer(world.cluster.bootstrap) as producer:
-            producer.send("t2", b"before anybody noticed").result(10)
+            producer.send("t2", b"before anybody noticed").result(30)
         read = until(lambda: len(consumer.assignment()) == 5, consumer)
         read += until(lambda: consumer.position(TopicPartition("t2", 0)) == 1, consumer)
         assert [record.value for record in read] == [b"before anybody noticed"]
@@ -114,7 +114,7 @@ class TestSharing:
         world.send(4, partition=0)
         first = world.consumer()
         first.assign([ZERO])
-        assert len(first.poll(5)) == 4
+        assert len(first.poll(30)) == 4
         first.commit()
         assert world.committed() == 4
         assert world.members.members == {}
@@ -163,14 +163,14 @@ class TestStarts:
         group = world.cluster.groups.groups["g"]
         group.pending.add(ZERO)
         began_s = time.monotonic()
-        world.consumer().assign([ZERO])
-        assert time.monotonic() - began_s < 10, "that may take as long as a transaction; polls go on"
+        world.consumer(default_api_timeout_ms=120_000).assign([ZERO])
+        assert time.monotonic() - began_s < 40, "that may take as long as a transaction; polls go on"
         waiting, hasty = world.consumer(), world.consumer(isolation_level="read_uncommitted")
         for consumer in (waiting, hasty):
             consumer.assign([ZERO, ONE])
         assert until(lambda: waiting.position(ONE) == 2, waiting)
         with pytest.raises(UnstableOffsetCommit):
-            world.consumer(default_api_timeout_ms=300).committed(ZERO)
+            world.consumer(retry_backoff_ms=120_000).committed(ZERO)  # no time for another try
         assert hasty.position(ZERO) == 0
         assert {record.partition for record in until(lambda: hasty.position(ONE) == 2, hasty)} == {0, 1}
         assert waiting.poll(0.2) == []
@@ -188,7 +188,6 @@ class TestStarts:
 class TestAsynchronous:
     def test_everything_once(self, world: World) -> None:
         world.send(8)
-        world.members.session_timeout_ms = 1000
         options: dict[str, Any] = {"auto_offset_reset": "earliest", "auto_commit_interval_ms": 0}
         events: list[tuple[str, int]] = []
 
@@ -206,7 +205,7 @@ class TestAsynchronous:
 
         async def read(consumer: aio.Consumer, done: Callable[[], object]) -> list[Record]:
             found: list[Record] = []
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not done():
                     found += await consumer.poll(0.02)
             return found

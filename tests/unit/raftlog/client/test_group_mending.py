@@ -61,7 +61,7 @@ class TestLosses:
         world.send(4, partition=0)
         consumer, told = world.consumer(enable_auto_commit=False), Told()
         consumer.subscribe("t", listener=told)
-        assert len(consumer.poll(5)) == 4
+        assert len(consumer.poll(30)) == 4
         self.lose(world, consumer)
         assert consumer.assignment() == ALL, "the application was not told"
         until(lambda: len(told.events) == 3, consumer)
@@ -126,7 +126,7 @@ class TestEnds:
         world.send(4, partition=0)
         consumer = world.consumer()
         consumer.subscribe("t")
-        assert len(consumer.poll(5)) == 4
+        assert len(consumer.poll(30)) == 4
         closer = threading.Thread(target=consumer.close)
         closer.start()
         closer.join()
@@ -147,7 +147,7 @@ class TestEnds:
         polled = world.consumer(auto_commit_interval_ms=0)
         consumer.close()
         polled.subscribe("t")
-        assert len(polled.poll(5)) == 5
+        assert len(polled.poll(30)) == 5
         polled.subscribe(["u"])  # the partition is revoked, and what is done of it committed
         assert world.committed() == 3
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from raftlog import Consumer, aio
+from raftlog._core import membership
 from raftlog.errors import (
     AuthenticationFailed,
     BrokerUnavailable,
@@ -37,6 +41,14 @@ def world() -> Iterator[World]:
         world.close()
 
 
+def over_in(seconds: float, consumer: Consumer) -> None:
+    """Let a member's session, of a minute, be over so soon, unless an answer comes."""
+    found = consumer._group.engine.membership  # type: ignore[union-attr] # it has one
+    consumer._thread.loop.call_soon_threadsafe(
+        lambda: setattr(found, "session_deadline_ms", time.monotonic() * 1000 + seconds * 1000)
+    )
+
+
 class TestSessions:
     def test_a_new_coordinator_is_told_what_is_read_and_nothing_is_lost(self, world: World) -> None:
         consumer, told = world.consumer(), Told()
@@ -52,7 +64,8 @@ class TestSessions:
         assert len(told.events) == 1
 
     @pytest.mark.parametrize("how", ["kill", "freeze"])
-    def test_a_coordinator_that_goes_away(self, world: World, how: str) -> None:
+    def test_a_coordinator_that_goes_away(self, world: World, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(membership, "_SILENCE", 1 / 60)
         consumer, told = world.consumer(), Told()
         consumer.subscribe("t", listener=told)
         getattr(world.cluster, how)(1)
@@ -60,7 +73,7 @@ class TestSessions:
             world.cluster.move_leader("t", partition, 2)
         world.do(lambda: world.cluster.groups.move("g", 2))
         member = world.members.members[world.member_id(consumer)]
-        until(lambda: len(member.joins) == 2, consumer)
+        until(lambda: len(member.joins) >= 2, consumer)
         consumer.commit({ZERO: 0})
         assert len(told.events) == 1
         if how == "freeze":
@@ -69,24 +82,25 @@ class TestSessions:
     def test_without_answers_everything_is_lost_before_the_session_timeout_is_over(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
-        world.members.session_timeout_ms = 1000
         consumer, told = world.consumer(), Told()
         consumer.subscribe("t", listener=told)
         world.send(4)
         world.members.mute = True
         began = time.monotonic()
+        over_in(0.8, consumer)
         until(lambda: len(told.events) == 2, consumer)
         assert told.events[1] == ("lost", [ZERO, ONE, TWO, THREE])
-        assert 0.7 < time.monotonic() - began < 3.0, "by how much it is earlier, the core's tests say exactly"
+        assert 0.7 < time.monotonic() - began < 30, "when it is over here, the core's tests say exactly"
         assert "no answer from the coordinator within the session timeout" in caplog.text
         world.members.mute = False
         until(lambda: len(told.events) == 3, consumer)
 
     def test_records_that_wait_in_an_iteration_are_not_handed_out_after_a_loss(self, world: World) -> None:
         world.send(8, partition=0)
-        consumer = world.consumer(consumer_timeout_ms=300)
+        consumer = world.consumer()
         consumer.subscribe("t")
         assert next(consumer).offset == 0
+        consumer._engine.options = replace(consumer._engine.options, consumer_timeout_ms=300)
         world.members.refuse_joins = [UnreleasedInstanceId("not yet")] * 100
         world.do(lambda: world.members.fence(world.member_id(consumer)))
         until(lambda: not consumer._engine.positions.states)
@@ -95,10 +109,21 @@ class TestSessions:
     def test_who_stays_away_from_poll_leaves_and_comes_back(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
-        consumer, told = world.consumer(max_poll_interval_ms=1_500), Told()
+        interval_ms = 600_000
+        consumer, told = world.consumer(max_poll_interval_ms=interval_ms), Told()
         consumer.subscribe("t", listener=told)
-        consumer.poll(2.5)  # waiting for records is not staying away
+        engine = consumer._group.engine  # type: ignore[union-attr] # it has one
+
+        def send_while_it_waits() -> None:
+            until(lambda: engine.polled_ms == math.inf)  # waiting for records is not staying away
+            world.send(1)
+
+        sending = threading.Thread(target=send_while_it_waits)
+        sending.start()
+        assert len(consumer.poll(60)) == 1
+        sending.join()
         assert len(world.members.members) == 1
+        engine.polled_ms -= interval_ms
         until(lambda: not world.members.members)
         assert "max.poll.interval.ms" in caplog.text
         until(lambda: len(told.events) == 3, consumer)
@@ -134,7 +159,11 @@ class TestSessions:
 
     def test_a_group_without_a_coordinator(self, world: World) -> None:
         world.cluster.groups.unavailable["g"] = CoordinatorNotAvailable("needs 3 brokers, 1 is up")
-        consumer = world.consumer(default_api_timeout_ms=500)
+        consumer = world.consumer(default_api_timeout_ms=250)
+        with pytest.raises(RaftlogError):
+            consumer.subscribe("t")
+        found = consumer._group.engine.membership  # type: ignore[union-attr] # it has one
+        until(lambda: isinstance(found.refusal, CoordinatorNotAvailable))
         with pytest.raises(CoordinatorNotAvailable, match="needs 3 brokers"):
             consumer.subscribe("t")
         del world.cluster.groups.unavailable["g"]
@@ -176,7 +205,7 @@ class TestRefusalsThatMayPass:
             consumer.subscribe("t")
         for left in (1, 0):
             with pytest.raises(type(error), match=str(error)):
-                consumer.poll(5)
+                consumer.poll(30)
             assert len(world.members.refuse_joins) == left, "asked anew, once"
         parts = consumer.assignment
         read = until(lambda: parts() and all(consumer.position(part) == 1 for part in parts()), consumer)
@@ -203,9 +232,9 @@ class TestRefusalsThatMayPass:
                 with pytest.raises(type(error)):
                     await consumer.subscribe("t")
                 with pytest.raises(type(error), match=str(error)):
-                    await consumer.poll(5)
+                    await consumer.poll(30)
                 found = 0
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while found < 4:
                         found += len(await consumer.poll(1))
                 return found
@@ -228,7 +257,7 @@ class TestRefusalsThatMayPass:
         with pytest.raises(type(error)):
             consumer.subscribe("t")
         with pytest.raises(type(error)):
-            consumer.poll(5)
+            consumer.poll(30)
         assert len(until(lambda: consumer.assignment() and consumer.position(ZERO) == 1, consumer)) > 0
 
 
@@ -244,22 +273,24 @@ def test_a_subscription_that_found_no_broker_is_followed_further_on(world: World
 
 
 def test_a_loop_over_poll_asks_with_a_backoff(world: World) -> None:
-    """At the soonest after 80, 160, 320, 640 and 800 ms more: at random the backoff is shorter by up to a fifth."""
+    """At the soonest after 80, 160 and 320 ms more: at random the backoff is shorter by up to a fifth."""
     count = 1000
     world.members.refuse_joins = [GroupAuthorizationFailed("not this group") for _ in range(count)]
     consumer = world.consumer(retry_backoff_ms=100)
+    began_s = time.monotonic()
     with pytest.raises(GroupAuthorizationFailed):
         consumer.subscribe("t")
     told = 1
-    ends_s = time.monotonic() + 1.8
-    while time.monotonic() < ends_s:
+    while told < 4:
+        assert time.monotonic() - began_s < 60
         try:
             consumer.poll(0.01)
         except GroupAuthorizationFailed:
             told += 1
+    took_s = time.monotonic() - began_s
     refused = count - len(world.members.refuse_joins)
-    assert 3 <= refused <= 5
-    assert told in (refused, refused - 1), "each refusal is told once"
+    assert refused in (told, told + 1), "each refusal is told once"
+    assert took_s > 0.5, "the fourth comes after three pauses"
 
 
 def test_unknown_member_is_a_loss_not_an_end(world: World) -> None:

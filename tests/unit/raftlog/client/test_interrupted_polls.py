@@ -61,7 +61,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 def polled(consumer: Consumer) -> list[int]:
-    return [record.offset for record in consumer.poll(5, max_records=6)]
+    return [record.offset for record in consumer.poll(30, max_records=6)]
 
 
 def yielded(consumer: Consumer) -> list[int]:
@@ -69,7 +69,7 @@ def yielded(consumer: Consumer) -> list[int]:
 
 
 def tabled(consumer: Consumer) -> list[int]:
-    offsets: list[int] = consumer.poll_arrow(5, max_records=6)["offset"].to_pylist()
+    offsets: list[int] = consumer.poll_arrow(30, max_records=6)["offset"].to_pylist()
     return offsets
 
 
@@ -113,7 +113,7 @@ def test_inside_the_decoder(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatc
     with Consumer(cluster.bootstrap, "g", **FAST) as consumer:
         consumer.subscribe("t")
         with pytest.raises(error, match="once"):
-            consumer.poll(5, max_records=2000)
+            consumer.poll(30, max_records=2000)
         offsets = read_all(consumer)
         assert offsets == list(range(RECORDS))
     assert committed(cluster) == RECORDS
@@ -135,7 +135,7 @@ def test_a_close_right_after_it_commits_what_was_done_and_no_more(
 
     with pytest.raises(KeyboardInterrupt), consumer:
         monkeypatch.setattr(raftlog._core.fetched, "decode_batch", failing)
-        consumer.poll(5)
+        consumer.poll(30)
     assert committed(cluster) == 6
 
 
@@ -149,13 +149,13 @@ def test_a_table_that_has_no_room(cluster: FakeCluster, monkeypatch: pytest.Monk
 
             patched.setattr("raftlog._consumer.table_of", failing)
             with pytest.raises(MemoryError):
-                consumer.poll_arrow(5)
+                consumer.poll_arrow(30)
         assert read_all(consumer) == list(range(RECORDS))
 
 
 def read_all(consumer: Consumer) -> list[int]:
     found: list[int] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while len(found) < RECORDS and time.monotonic() < deadline:
         found += [record.offset for record in consumer.poll(0.5)]
     return found

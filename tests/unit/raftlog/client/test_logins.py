@@ -169,7 +169,7 @@ def _unary(made: Connections, address: str) -> Any:
 async def _ask(made: Connections, address: str) -> bytes:
     """One call as clients make it: its failure is one of the tree."""
     try:
-        return bytes(await _unary(made, address)(b"x", timeout=15))
+        return bytes(await _unary(made, address)(b"x", timeout=120))
     except grpc.aio.AioRpcError as error:
         raise from_grpc(error, address) from None
 
@@ -279,7 +279,7 @@ def test_a_wrong_password_is_final_at_once_and_names_who_and_where(
     begun_s = time.monotonic()
     with pytest.raises(AuthenticationFailed) as caught:
         asyncio.run(_asked(_settings(authority, **wrong), address))
-    assert time.monotonic() - begun_s < 5
+    assert time.monotonic() - begun_s < 40, "and not when the time for the call is up"
     user = wrong.get("sasl.username", "ada")
     assert str(caught.value) == (
         f"{address} does not let user '{user}' in with SCRAM-SHA-512: no such user, or password; check sasl.username, "

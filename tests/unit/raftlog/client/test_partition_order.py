@@ -42,7 +42,7 @@ def test_rows_with_and_without_a_key_keep_their_order(
     topic = f"mixed-{partitions}"
     cluster.create_topic(topic, partitions)
     values = [b"b%d" % number for number in range(6)]
-    producers[0].send_batch(topic, values, key=[b"k", None] * 3).result(10)
+    producers[0].send_batch(topic, values, key=[b"k", None] * 3).result(30)
     for partition in range(partitions):
         found = cluster.values(topic, partition)
         assert found == [value for value in values if value in found]

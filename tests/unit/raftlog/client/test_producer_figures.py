@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 from raftlog import Producer
 from raftlog.errors import InvalidRecord, NotEnoughReplicas
 from tests.support.fake_broker import FakeCluster
@@ -26,13 +29,24 @@ def test_what_is_sent_again_counts_as_retried_and_what_fails_as_an_error() -> No
 def test_waits_for_room_and_what_is_under_way_are_seen() -> None:
     with FakeCluster() as cluster:
         cluster.create_topic("t")
-        cluster.faults.ack_delay_s = lambda: 0.05
+        cluster.hold_acks()
+
+        def release() -> None:
+            deadline = time.monotonic() + 30
+            while not producer._engine._room_waiters and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(0.01)
+            cluster.release_acks()
+
+        releasing = threading.Thread(target=release)
         with Producer(cluster.bootstrap, batch_size=2_048, buffer_memory=2_048, linger_ms=0) as producer:
             before = producer.metrics()["producer-metrics"]
             assert (before["bufferpool-wait-time-ns-total"], before["buffer-available-bytes"]) == (0, 2_048)
             first = producer.send("t", b"x" * 900)
             assert producer.metrics()["producer-metrics"]["buffer-available-bytes"] < 2_048
+            releasing.start()
             producer.send("t", b"x" * 900).result(30)
+            releasing.join()
             assert first.done()
             after = producer.metrics()["producer-metrics"]
             assert after["bufferpool-wait-time-ns-total"] > 1_000_000, "the second one waited for the first"

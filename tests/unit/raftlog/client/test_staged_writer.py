@@ -51,7 +51,7 @@ def writer(cluster: FakeStageCluster) -> Iterator[StagedWriter]:
 def staged(writer: StagedWriter, batch_id: int, values: list[bytes]) -> StageToken:
     with writer.stage(batch_id) as stage:
         stage.send_batch("t", values)
-        return stage.finish(10)
+        return stage.finish(30)
 
 
 def test_what_is_staged_is_committed_together(cluster: FakeStageCluster, writer: StagedWriter) -> None:
@@ -72,15 +72,15 @@ def test_the_coordinator_hears_of_a_stage_with_its_first_record_and_of_partition
     with writer.stage(3, "task 5") as stage:
         assert cluster.stages.calls == []
         stage.send_batch("t", [b"x"] * 3, partition=pa.array([0, 1, 2], pa.int32()))
-        stage.flush(10)
+        stage.flush(30)
         assert cluster.stages.calls.count("InitStage") == 1
         assert len(cluster.stages.calls) <= 2, "the partitions of one send are told in one or two calls"
         before = len(cluster.stages.calls)
         for _ in range(5):
             stage.send("t", b"y", partition=1)
-        stage.flush(10)
+        stage.flush(30)
         assert len(cluster.stages.calls) == before, "what is known is not told again"
-        token = stage.finish(10)
+        token = stage.finish(30)
     [known] = cluster.stages.stages.values()
     assert (known.sink_id, known.batch_id, known.attempt, known.timeout_ms) == ("sink", 3, "task 5", 900_000)
     assert len(cluster.by_stage("t")[token.producer_id]) == 8
@@ -114,7 +114,7 @@ def test_a_stage_without_a_record_that_was_refused_at_once_gives_no_token(
         with pytest.raises((RaftlogError, TypeError)) as refused:
             stage.send("t", **call)
         with pytest.raises(RaftlogError) as failed:
-            stage.finish(10)
+            stage.finish(30)
         assert str(refused.value) in str(failed.value)
     assert cluster.committed("t") == []
     writer.commit(1, [staged(writer, 1, [b"a"])])
@@ -129,7 +129,7 @@ def test_a_batch_that_is_committed_is_not_committed_again(cluster: FakeStageClus
             time.sleep(0.001)
     with writer.stage(0) as stage:
         stage.send("t", b"again")
-        token = stage.finish(10)
+        token = stage.finish(30)
     assert (token.already_committed, token.records, token.producer_id) == (True, 0, -1)
     assert writer.commit(0, [token]).already_committed
     assert cluster.committed("t") == [b"a", b"b"]
@@ -158,10 +158,10 @@ def test_a_part_that_found_the_batch_committed_never_makes_the_rest_of_it_one(
 
 def test_leaving_a_stage_without_finishing_aborts_it(cluster: FakeStageCluster, writer: StagedWriter) -> None:
     with pytest.raises(KeyError), writer.stage(0) as stage:
-        stage.send("t", b"a").result(10)
+        stage.send("t", b"a").result(30)
         raise KeyError
     with writer.stage(0) as stage:
-        stage.send("t", b"b").result(10)
+        stage.send("t", b"b").result(30)
     assert [each.state for each in cluster.stages.stages.values()] == ["aborted", "aborted"]
     with pytest.raises(InvalidRequestError, match="was aborted"):
         stage.send("t", b"c")
@@ -176,7 +176,7 @@ def test_a_finished_stage_takes_nothing_more_and_its_engine_serves_the_next_one(
 ) -> None:
     with writer.stage(0) as first:
         first.send("t", b"a")
-        token = first.finish(10)
+        token = first.finish(30)
         assert first.finish() == token
         with writer.stage(0) as second:
             for use in (first.send, first.send_batch):
@@ -185,7 +185,7 @@ def test_a_finished_stage_takes_nothing_more_and_its_engine_serves_the_next_one(
             with pytest.raises(InvalidRequestError, match="is finished"):
                 first.flush()
             second.send("t", b"b")
-            tokens = [token, second.finish(10)]
+            tokens = [token, second.finish(30)]
     writer.commit(0, tokens)
     assert cluster.committed("t") == [b"a", b"b"]
     assert all(len(rows) == 1 for rows in cluster.by_stage("t").values())
@@ -197,7 +197,7 @@ def test_a_record_that_fails_fails_the_stage(cluster: FakeStageCluster, writer: 
     with writer.stage(0) as stage:
         stage.send("t", b"a")
         with pytest.raises(CorruptRecordError, match="bad"):
-            stage.finish(10)
+            stage.finish(30)
         with pytest.raises(CorruptRecordError):
             stage.send("t", b"b")
     assert [each.state for each in cluster.stages.stages.values()] == ["aborted"]
@@ -219,10 +219,10 @@ def test_the_coordinator_moves(cluster: FakeStageCluster, writer: StagedWriter) 
     cluster.stages.coordinator = 2
     with writer.stage(0) as stage:
         stage.send("t", b"b", partition=0)
-        stage.flush(10)
+        stage.flush(30)
         cluster.stages.coordinator = 1
         stage.send("t", b"c", partition=1)
-        tokens = [token, stage.finish(10)]
+        tokens = [token, stage.finish(30)]
     cluster.stages.coordinator = 2
     writer.commit(0, tokens)
     assert cluster.committed("t") == [b"a", b"b", b"c"]
@@ -232,11 +232,11 @@ def test_a_stage_that_is_gone_fails_what_is_written_to_it_and_the_commit(
     cluster: FakeStageCluster, writer: StagedWriter
 ) -> None:
     with writer.stage(0) as stage:
-        stage.send("t", b"a", partition=0).result(10)
+        stage.send("t", b"a", partition=0).result(30)
         cluster.call(lambda: cluster.stages.abort(list(cluster.stages.stages)))
         stage.send("t", b"b", partition=1)
         with pytest.raises(StageExpired, match="is gone"):
-            stage.finish(10)
+            stage.finish(30)
     token = staged(writer, 0, [b"c"])
     cluster.call(lambda: cluster.stages.abort([token.producer_id]))
     with pytest.raises(StageExpired, match="gone"):
@@ -249,11 +249,12 @@ def test_a_marker_that_came_before_the_record_fails_the_stage(cluster: FakeStage
     with writer.stage(0) as stage:
         stage.send("t", b"a")
         with pytest.raises(StageExpired, match=r"somebody else has committed the batch.*epoch 0, the partition has 1"):
-            stage.finish(10)
+            stage.finish(30)
 
 
 def test_a_call_has_a_deadline(cluster: FakeStageCluster) -> None:
-    with StagedWriter(cluster.bootstrap, "sink", delivery_timeout_ms=400, **FAST) as writer:
+    no_second_try = {**FAST, "retry_backoff_ms": 120_000}
+    with StagedWriter(cluster.bootstrap, "sink", delivery_timeout_ms=60_000, **no_second_try) as writer:
         cluster.stages.refuse = lambda method, request: CoordinatorLoadInProgress("loading")
         started = time.monotonic()
         for call in (writer.last_batch, lambda: writer.commit(0, [])):
@@ -265,40 +266,44 @@ def test_a_call_has_a_deadline(cluster: FakeStageCluster) -> None:
                 stage.finish()
         with pytest.raises(RequestTimedOut):
             writer.last_batch(0.1)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 40
 
 
 def test_a_stage_may_be_finished_again_after_a_timeout(cluster: FakeStageCluster, writer: StagedWriter) -> None:
-    held = threading.Event()
-    cluster.stages.delay_s = lambda method: 0.5 if method == "InitStage" and not held.is_set() else 0.0
+    cluster.hold_acks()
     with writer.stage(0) as stage:
         stage.send("t", b"a")
         with pytest.raises(TimeoutError):
             stage.finish(0.05)
         with pytest.raises(InvalidRequestError, match="being finished"):
             stage.send("t", b"b")
-        held.set()
-        token = stage.finish(10)
+        cluster.release_acks()
+        token = stage.finish(30)
     writer.commit(0, [token])
     assert cluster.committed("t") == [b"a"]
 
 
 def test_a_timeout_never_loses_a_token(
-    cluster: FakeStageCluster, writer: StagedWriter, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeStageCluster,
+    writer: StagedWriter,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     close = ProducerEngine.close
+    may_close = threading.Event()
 
     async def slow(engine: ProducerEngine) -> None:
-        await asyncio.sleep(1)
+        await asyncio.to_thread(may_close.wait)
         await close(engine)
 
     monkeypatch.setattr(ProducerEngine, "close", slow)
+    request.addfinalizer(may_close.set)
     stages = [writer.stage(0) for _ in range(6)]  # more than are kept for the next ones
     for stage in stages:
         stage.send("t", b"a")
-        stage.flush(10)
-    tokens = [stage.finish(0.5) for stage in stages]
-    assert [stage.finish(0.5) for stage in stages] == tokens, "who was told of a timeout gets it once more"
+        stage.flush(30)
+    tokens = [stage.finish(30) for stage in stages]
+    assert [stage.finish(30) for stage in stages] == tokens, "who was told of a timeout gets it once more"
     assert len({token.producer_id for token in tokens}) == 6
     for stage in stages:
         stage.abort()
@@ -312,7 +317,7 @@ def test_a_token_that_came_just_after_the_timeout_is_given_again(
     for number in range(20):
         with writer.stage(number) as stage:
             stage.send("t", b"a")
-            stage.flush(10)
+            stage.flush(30)
             while True:
                 try:
                     token = stage.finish(0.0002)
@@ -330,7 +335,7 @@ def test_another_target_is_another_sink(cluster: FakeStageCluster, writer: Stage
             other.last_batch()
         with pytest.raises(SinkMismatch), other.stage(1) as stage:
             stage.send("t", b"a")
-            stage.finish(10)
+            stage.finish(30)
         with pytest.raises(SinkMismatch):
             other.commit(1, [])
 
@@ -350,7 +355,7 @@ def test_what_a_process_left_open_is_dropped_by_its_attempt(cluster: FakeStageCl
     for batch_id, attempt in ((0, "run 1, part 1"), (0, "run 2, part 1"), (1, "run 1, part 1")):
         with writer.stage(batch_id, attempt) as stage:
             stage.send("t", b"a")
-            stage.finish(10)
+            stage.finish(30)
     assert writer.abort_open(0, "run 1,") == 1
     assert [stage.state for stage in cluster.stages.stages.values()] == ["aborted", "open", "open"]
     assert writer.abort_open(0) == 1
@@ -363,10 +368,10 @@ def test_attempts_that_were_given_up_stage_nothing_any_more(cluster: FakeStageCl
     assert writer.abort_open(0, "run 1,", fence=True) == 0
     with pytest.raises(StageExpired, match="given up"), writer.stage(0, "run 1, part 1") as stage:
         stage.send("t", b"a")
-        stage.finish(10)
+        stage.finish(30)
     with writer.stage(0, "run 2, part 1") as stage:
         stage.send("t", b"b")
-        writer.commit(0, [stage.finish(10)])
+        writer.commit(0, [stage.finish(30)])
     assert cluster.stages.calls.count("AbortStages") == 1
     assert writer.abort_open(0, "run 1,", fence=True) == 0
     assert cluster.stages.calls.count("AbortStages") == 1, "the batch is over: there is nothing to give up"
@@ -385,7 +390,7 @@ def test_many_stages_at_once_do_not_mix(cluster: FakeStageCluster, writer: Stage
                         stage.send("t", b"%d-%d-%d" % (number, turn, n))
                     if turn == 1:
                         continue  # aborted
-                    tokens.append(stage.finish(20))
+                    tokens.append(stage.finish(60))
         except BaseException as error:
             errors.append(error)
 
@@ -483,7 +488,7 @@ def test_a_closed_writer_says_so(cluster: FakeStageCluster) -> None:
     writer = StagedWriter(cluster.bootstrap, "sink", **FAST)
     token = staged(writer, 0, [b"a"])
     stage = writer.stage(0)
-    stage.send("t", b"b").result(10)
+    stage.send("t", b"b").result(30)
     writer.close()
     writer.close()
     for call in (writer.last_batch, lambda: writer.stage(0), lambda: writer.commit(0, []), lambda: writer.abort([])):

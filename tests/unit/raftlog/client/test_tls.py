@@ -166,7 +166,7 @@ async def _what_is_said(address: str, settings: dict[str, str]) -> str:
     connections = Connections(ChannelTls(pem) if pem is not None else None)
     try:
         ask: Any = connections.channel(address).unary_unary("/none/none")
-        await ask(b"", timeout=10)
+        await ask(b"", timeout=30)
     except aio.AioRpcError as error:
         return str(from_grpc(error, address))
     finally:

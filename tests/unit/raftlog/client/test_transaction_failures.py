@@ -23,6 +23,7 @@ from raftlog.errors import (
 )
 from raftlog.format import parse_header
 from raftlog.v1 import transaction_pb2
+from tests.support.deliveries import expire
 from tests.support.fake_transactions import LAST_EPOCH, TransactionCluster
 from tests.support.transactional_producers import ADD, END, FAST, INIT, make, transaction_cluster
 
@@ -43,9 +44,9 @@ def test_a_record_that_fails_makes_the_transaction_one_to_abort(cluster: Transac
     with make(cluster) as producer:
         producer.begin_transaction()
         fine = producer.send("t", b"a", partition=0)
-        fine.result(10)
+        fine.result(30)
         failed = producer.send("t", b"b", partition=1)
-        assert isinstance(failed.exception(10), MessageTooLarge)
+        assert isinstance(failed.exception(30), MessageTooLarge)
         with pytest.raises(TransactionAbortable, match="too large for this topic; call abort_transaction"):
             producer.send("t", b"c", partition=0)
         with pytest.raises(TransactionAbortable, match="too large for this topic") as raised:
@@ -73,8 +74,8 @@ def test_once_it_has_failed_nothing_more_of_it_is_sent(cluster: TransactionClust
         producer.begin_transaction()
         waiting = producer.send("t", b"waits", partition=1)
         cluster.faults.refuse = [MessageTooLarge("too large for this topic")]
-        assert producer.send("t", b"a", partition=0).exception(10) is not None
-        assert isinstance(waiting.exception(10), TransactionAbortable)
+        assert producer.send("t", b"a", partition=0).exception(30) is not None
+        assert isinstance(waiting.exception(30), TransactionAbortable)
         producer.abort_transaction()
     assert cluster.topics["t"].partitions[1].batches == []
 
@@ -83,9 +84,9 @@ def test_a_missing_batch_is_never_numbered_anew(cluster: TransactionCluster) -> 
     """What was acknowledged in this transaction is gone (an unclean election): half of it must not be committed."""
     with make(cluster) as producer:
         producer.begin_transaction()
-        producer.send("t", b"a", partition=0).result(10)
+        producer.send("t", b"a", partition=0).result(30)
         cluster.faults.refuse = [OutOfOrderSequence("sequence 1 instead of 0")]
-        assert isinstance(producer.send("t", b"b", partition=0).exception(10), OutOfOrderSequence)
+        assert isinstance(producer.send("t", b"b", partition=0).exception(30), OutOfOrderSequence)
         with pytest.raises(TransactionAbortable, match="sequence 1 instead of 0"):
             producer.commit_transaction()
         producer.abort_transaction()
@@ -96,7 +97,7 @@ def test_a_transaction_that_times_out_is_one_to_abort_and_the_next_one_works(clu
     with make(cluster) as producer:
         for value in (b"a", b"b"):
             producer.begin_transaction()
-            producer.send("t", b"late", partition=0).result(10)
+            producer.send("t", b"late", partition=0).result(30)
             cluster.transactions.time_out("x")
             with pytest.raises(TransactionAbortable, match="timed out after 60000 ms"):
                 producer.commit_transaction()
@@ -110,9 +111,9 @@ def test_a_transaction_that_times_out_is_one_to_abort_and_the_next_one_works(clu
 def test_a_timeout_that_a_partition_tells_of_is_called_a_timeout(cluster: TransactionCluster, part: int) -> None:
     with make(cluster) as producer:
         producer.begin_transaction()
-        producer.send("t", b"late", partition=0).result(10)
+        producer.send("t", b"late", partition=0).result(30)
         cluster.transactions.time_out("x")
-        error = producer.send("t", b"later", partition=part).exception(10)
+        error = producer.send("t", b"later", partition=part).exception(30)
         assert isinstance(error, TransactionAbortable)
         assert "timed out after 60000 ms" in str(error)
         with pytest.raises(TransactionAbortable, match="timed out after 60000 ms"):
@@ -127,7 +128,7 @@ def test_why_a_transaction_is_over_is_asked_until_somebody_knows(cluster: Transa
     """The record whose partition says so waits for the answer; an abort does not."""
     with make(cluster) as producer:
         producer.begin_transaction()
-        producer.send("t", b"late", partition=0).result(10)
+        producer.send("t", b"late", partition=0).result(30)
         cluster.transactions.time_out("x")
         cluster.transactions.refuse = [CoordinatorNotAvailable("nobody leads it")] * 10_000
         waiting = producer.send("t", b"later", partition=0)
@@ -137,15 +138,15 @@ def test_why_a_transaction_is_over_is_asked_until_somebody_knows(cluster: Transa
             producer.send("t", b"later still", partition=1)
         cluster.transactions.refuse = []
         with pytest.raises(TransactionAbortable, match="timed out after 60000 ms"):
-            waiting.result(10)
+            waiting.result(30)
         producer.abort_transaction()
         producer.begin_transaction()
-        producer.send("t", b"late", partition=0).result(10)
+        producer.send("t", b"late", partition=0).result(30)
         cluster.transactions.time_out("x")
         cluster.transactions.refuse = [CoordinatorNotAvailable("nobody leads it")] * 10
         waiting = producer.send("t", b"later", partition=0)
         producer.abort_transaction()
-        assert isinstance(waiting.exception(10), TransactionAbortable)
+        assert isinstance(waiting.exception(30), TransactionAbortable)
         with producer.transaction():
             producer.send("t", b"a", partition=0)
     assert cluster.committed("t") == [b"a"]
@@ -202,7 +203,7 @@ def test_a_record_that_was_refused_at_once_is_missed_by_the_commit_of_asyncio_to
 def test_a_transaction_that_timed_out_unnoticed_is_aborted_by_the_context_manager(cluster: TransactionCluster) -> None:
     with make(cluster) as producer:
         with pytest.raises(TransactionAbortable, match="timed out"), producer.transaction():
-            producer.send("t", b"late", partition=0).result(10)
+            producer.send("t", b"late", partition=0).result(30)
             cluster.transactions.time_out("x")
         with producer.transaction():
             producer.send("t", b"a", partition=0)
@@ -215,7 +216,7 @@ def test_a_transaction_that_timed_out_unnoticed_is_aborted_by_the_context_manage
 def test_a_second_producer_fences_the_first_and_aborts_what_it_left_open(cluster: TransactionCluster) -> None:
     with make(cluster) as zombie, make(cluster) as heir:
         zombie.begin_transaction()
-        zombie.send("t", b"zombie", partition=0).result(10)
+        zombie.send("t", b"zombie", partition=0).result(30)
         with heir.transaction():
             heir.send("t", b"heir", partition=0)
         with pytest.raises(ProducerFenced, match=r"'x' is not this producer's.*another producer.*close this one"):
@@ -234,9 +235,9 @@ def test_a_second_producer_fences_the_first_and_aborts_what_it_left_open(cluster
 def test_a_zombie_that_goes_on_sending_hears_of_it(cluster: TransactionCluster, part: int) -> None:
     with make(cluster) as zombie, make(cluster) as heir:
         zombie.begin_transaction()
-        zombie.send("t", b"zombie", partition=0).result(10)
+        zombie.send("t", b"zombie", partition=0).result(30)
         heir.init_transactions()
-        error = zombie.send("t", b"zombie", partition=part).exception(10)
+        error = zombie.send("t", b"zombie", partition=part).exception(30)
         assert isinstance(error, ProducerFenced)
         assert "another producer" in str(error)
         with pytest.raises(ProducerFenced, match="another producer"):
@@ -249,10 +250,10 @@ def test_a_zombie_that_goes_on_sending_hears_of_it(cluster: TransactionCluster, 
 def test_a_fenced_block_raises_that_it_is_fenced(cluster: TransactionCluster) -> None:
     with make(cluster) as zombie, make(cluster) as heir:
         with pytest.raises(ProducerFenced), zombie.transaction():
-            zombie.send("t", b"zombie", partition=0).result(10)
+            zombie.send("t", b"zombie", partition=0).result(30)
             heir.init_transactions()
         with pytest.raises(KeyError) as raised, heir.transaction():
-            heir.send("t", b"heir", partition=0).result(10)
+            heir.send("t", b"heir", partition=0).result(30)
             with make(cluster) as third:
                 third.init_transactions()
             raise KeyError("application")
@@ -262,7 +263,7 @@ def test_a_fenced_block_raises_that_it_is_fenced(cluster: TransactionCluster) ->
 def test_a_restarted_producer_waits_until_what_it_left_is_aborted(cluster: TransactionCluster) -> None:
     producer = make(cluster)
     producer.begin_transaction()
-    producer.send("t", b"left", partition=0).result(10)
+    producer.send("t", b"left", partition=0).result(30)
     producer._engine.transactions.close = _nothing  # type: ignore[union-attr,method-assign] # as if it were killed
     producer.close()
     with make(cluster) as again, again.transaction():
@@ -302,13 +303,17 @@ def test_used_up_epochs_are_followed_by_another_producer_id(cluster: Transaction
 # Outcomes that are not known
 
 
+NO_SECOND_TRY: dict[str, Any] = {"retry_backoff_ms": 120_000}
+"""A call whose first attempt is refused has no time for another one."""
+
+
 def test_a_commit_without_an_answer_is_asked_again_and_nothing_else_is_allowed(cluster: TransactionCluster) -> None:
-    with make(cluster) as producer:
+    with make(cluster, **NO_SECOND_TRY) as producer:
         producer.begin_transaction()
-        producer.send("t", b"a", partition=0).result(10)
+        producer.send("t", b"a", partition=0).result(30)
         cluster.transactions.refuse = [CoordinatorNotAvailable("nobody leads it")] * 10_000
         with pytest.raises(RequestTimedOut, match=r"is not known: call commit_transaction\(\) again"):
-            producer.commit_transaction(timeout=0.2)
+            producer.commit_transaction(timeout=30)
         for call in (producer.begin_transaction, producer.abort_transaction):
             with pytest.raises(InvalidTxnState, match=r"call commit_transaction\(\) again"):
                 call()
@@ -323,12 +328,12 @@ def test_a_commit_without_an_answer_is_asked_again_and_nothing_else_is_allowed(c
 
 
 def test_an_abort_without_an_answer_is_asked_again(cluster: TransactionCluster) -> None:
-    with make(cluster) as producer:
+    with make(cluster, **NO_SECOND_TRY) as producer:
         producer.begin_transaction()
-        producer.send("t", b"a", partition=0).result(10)
+        producer.send("t", b"a", partition=0).result(30)
         cluster.transactions.refuse = [CoordinatorNotAvailable("nobody leads it")] * 10_000
         with pytest.raises(RequestTimedOut, match=r"call abort_transaction\(\) again"):
-            producer.abort_transaction(timeout=0.2)
+            producer.abort_transaction(timeout=30)
         with pytest.raises(InvalidTxnState, match="call abort_transaction"):
             producer.commit_transaction()
         cluster.transactions.refuse = []
@@ -353,11 +358,19 @@ def test_a_commit_whose_flush_takes_too_long_decides_nothing(cluster: Transactio
 
 
 def test_partitions_that_cannot_be_added_say_why_nothing_gets_through(cluster: TransactionCluster) -> None:
-    with make(cluster, delivery_timeout_ms=300) as producer:
+    with make(cluster) as producer:
         producer.init_transactions()
         cluster.transactions.refuse = [CoordinatorNotAvailable("nobody leads __transaction_state-3")] * 10_000
         producer.begin_transaction()
-        error = producer.send("t", b"a", partition=0).exception(10)
+        delivery = producer.send("t", b"a", partition=0)
+        transactions = producer._engine.transactions
+        assert transactions is not None
+        deadline = time.monotonic() + 30
+        while transactions.last_error is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        expire(producer, delivery)
+        error = delivery.exception(30)
         assert "nobody leads __transaction_state-3" in str(error)
         assert "certainly not in the log" in str(error)
         cluster.transactions.refuse = []
@@ -372,7 +385,7 @@ def test_a_late_call_cannot_begin_the_next_transaction(cluster: TransactionClust
         cluster.transactions.delay_s = lambda method: 0.5 if method == ADD else 0.0
         producer.begin_transaction()
         producer.send("t", b"no", partition=0)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while ADD not in cluster.transactions.methods():
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from raftlog.errors import (
     InvalidConfig,
     RaftlogError,
 )
-from raftlog.v1.raft_pb2 import JOINING
+from raftlog.v1.raft_pb2 import JOINING, RaftHello
+from raftmeta.quorum import channel, exchange, links
 from raftmeta.quorum.config import Endpoint
+from raftmeta.quorum.hello import refusal
 from raftmeta.quorum.voter_metadata import open_quorum
 from tests.support.quorum import (
     CLUSTER_ID,
@@ -31,16 +33,27 @@ from tests.support.quorum import (
 
 
 def test_what_does_not_belong_to_the_quorum_is_refused_with_the_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(links, "REFUSED_RETRY_S", 0.15)
+    attempts = Counter[int]()
+
+    def counted(mine: RaftHello, theirs: RaftHello) -> RaftlogError | None:
+        found = refusal(mine, theirs)
+        attempts[theirs.node_id] += found is not None
+        return found
+
+    for module in (links, exchange):
+        monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 60.0)  # else that is a reason as well
+        monkeypatch.setattr(module, "refusal", counted)
 
     async def scenario() -> None:
         async with QuorumCluster(tmp_path) as cluster:
             await cluster.start(1, 2)
             await cluster.start(3, cluster_id="another")
             await eventually(lambda: "InconsistentClusterId" in caplog.text or "'another'" in caplog.text, "a refusal")
-            await asyncio.sleep(2.0)
+            await eventually(lambda: attempts[3] >= 20 and min(attempts[1], attempts[2]) >= 10, "further attempts")
             assert cluster.metadata(3).image.offset == 0
             assert "'another'" in cluster.metadata(3).waiting_for()
             refusals = [r for r in caplog.records if r.levelno >= logging.ERROR and "'another'" in r.getMessage()]
@@ -63,7 +76,11 @@ def test_voters_that_name_others_are_refused(tmp_path: Path, caplog: pytest.LogC
     run(scenario)
 
 
-def test_a_second_process_with_an_id_in_use_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_process_with_an_id_in_use_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "SILENCE_S", 60.0)  # the first process is taken for alive
+
     async def scenario() -> None:
         async with QuorumCluster(tmp_path) as cluster:
             await cluster.start()
@@ -134,7 +151,11 @@ def test_a_fresh_voter_says_that_the_first_start_needs_every_one(tmp_path: Path)
     run(scenario)
 
 
-def test_the_voter_with_the_data_describes_the_quorum_rather_than_one_that_was_emptied(tmp_path: Path) -> None:
+def test_the_voter_with_the_data_describes_the_quorum_rather_than_one_that_was_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "ATTEMPT_TIMEOUT_S", 60.0)  # everyone who runs is heard
+
     async def scenario() -> None:
         async with QuorumCluster(tmp_path) as cluster:
             await cluster.start()

@@ -13,6 +13,7 @@ from raftlog.errors import CorruptRecordError, InternalError, NotController, Raf
 from raftlog.v1.raft_pb2 import RaftMessage, ReadProbe, TermNotice
 from raftmeta.quorum.driver import Driver
 from raftmeta.raft.ports import Applied, ProposalOutcome, Unknown
+from tests.support import virtual_time
 
 IMMEDIATE = RaftMessage(read_probe=ReadProbe(round=1))
 DURABLE = RaftMessage(term_notice=TermNotice())
@@ -35,7 +36,7 @@ class FakeWal:
 
     def write(self, pending: str) -> None:
         assert pending == "frame"
-        self.gate.wait(5)
+        self.gate.wait(60)
         if self.error is not None:
             raise self.error
         self.events.append(f"write in {threading.current_thread().name.partition('_')[0]}")
@@ -106,6 +107,15 @@ class Rig:
     def start(self) -> None:
         self.driver.start(self.node, self.send)
 
+    async def happens(self, *events: str) -> None:
+        """Check that these come next, and no others."""
+        async with asyncio.timeout(60):
+            while len(self.events) < len(events):  # noqa: ASYNC110 - threads take part
+                await asyncio.sleep(0.001)
+        await settle()
+        assert self.events == [*events]
+        self.events.clear()
+
 
 @pytest.fixture
 def executor() -> Iterator[ThreadPoolExecutor]:
@@ -115,6 +125,12 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 async def settle() -> None:
     await asyncio.sleep(0.03)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - threads take part
+            await asyncio.sleep(0.001)
 
 
 def test_promises_leave_after_the_sync_and_everything_else_before(executor: ThreadPoolExecutor) -> None:
@@ -129,15 +145,14 @@ def test_promises_leave_after_the_sync_and_everything_else_before(executor: Thre
 
         rig.node.on_cycle = step
         rig.start()
-        await settle()
-        assert rig.events == [
+        await rig.happens(
             "cycle",
             "send read_probe to 2",
             "take",
             "write in wal",
             "done",
             "send term_notice to 3",
-        ]
+        )
         await rig.driver.close()
 
     asyncio.run(scenario())
@@ -147,24 +162,20 @@ def test_many_causes_make_one_cycle_and_none_runs_beside_a_sync(executor: Thread
     async def scenario() -> None:
         rig = Rig(executor)
         rig.start()
-        await settle()
-        assert rig.events == ["cycle"]
+        await rig.happens("cycle")
         for _ in range(100):
             rig.driver.kick()
-        await settle()
-        assert rig.events == ["cycle", "cycle"]
+        await rig.happens("cycle")
 
         rig.wal.gate.clear()
         rig.wal.dirty = True
         rig.driver.kick()
-        await settle()
+        await rig.happens("cycle", "take")
         for _ in range(100):
             rig.driver.kick()
-        await settle()
-        assert rig.events[2:] == ["cycle", "take"]
+        await rig.happens()
         rig.wal.gate.set()
-        await settle()
-        assert rig.events[4:] == ["write in wal", "done", "cycle"]
+        await rig.happens("write in wal", "done", "cycle")
         await rig.driver.close()
 
     asyncio.run(scenario())
@@ -187,7 +198,7 @@ def test_the_deadline_makes_a_cycle_and_an_idle_core_makes_none(executor: Thread
         assert rig.events == ["cycle", "cycle"]
         await rig.driver.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_deadline_that_comes_nearer_is_kept(executor: ThreadPoolExecutor) -> None:
@@ -205,7 +216,7 @@ def test_a_deadline_that_comes_nearer_is_kept(executor: ThreadPoolExecutor) -> N
         assert rig.events.count("cycle") >= 3
         await rig.driver.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_proposals_wait_for_the_round_under_way_but_not_for_long(executor: ThreadPoolExecutor) -> None:
@@ -228,7 +239,7 @@ def test_proposals_wait_for_the_round_under_way_but_not_for_long(executor: Threa
         assert rig.events == ["cycle"] * 3
         await rig.driver.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_outcomes_reach_those_who_asked(executor: ThreadPoolExecutor) -> None:
@@ -279,6 +290,7 @@ def test_nothing_leaves_after_something_broke(
         else:
             rig.wal.dirty, rig.wal.error = True, error
         rig.driver.kick()
+        await until(lambda: bool(rig.fatal))
         await settle()
         assert [type(fatal) for fatal in rig.fatal] == [expected]
         assert rig.driver.failed
@@ -304,13 +316,13 @@ def test_work_off_the_loop_ends_on_the_loop(executor: ThreadPoolExecutor) -> Non
         await settle()
         seen: list[object] = []
         rig.driver.run_off_loop(lambda: seen.append(threading.current_thread().name), seen.append)
-        await settle()
+        await until(lambda: len(seen) == 2)
         assert str(seen[0]).startswith("other")
         assert seen[1] is None
         rig.driver.run_off_loop(lambda: 1 / 0, seen.append)  # type: ignore[arg-type] # what fails is meant
-        await settle()
+        await until(lambda: len(seen) == 3)
         assert isinstance(seen[2], ZeroDivisionError)
-        assert rig.events == ["cycle"] * 3
+        await rig.happens("cycle", "cycle", "cycle")
         await rig.driver.close()
 
     asyncio.run(scenario())
@@ -324,7 +336,7 @@ def test_closing_waits_for_a_sync_and_answers_who_waits(executor: ThreadPoolExec
         rig.wal.gate.clear()
         rig.wal.dirty = True
         waiting = rig.driver.propose(b"x")
-        await settle()
+        await until(lambda: "take" in rig.events)
         closing = asyncio.create_task(rig.driver.close())
         await settle()
         assert not closing.done()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -192,17 +193,18 @@ def test_a_watch_that_gives_nonsense_or_is_cancelled_is_left_for_another_one(ans
 
 def test_waiting_to_be_ready_pauses_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(observer: ObservedMetadata, controller: FakeController) -> None:
-        asked = 0
+        loop = asyncio.get_running_loop()
+        asked_s: list[float] = []
 
         async def barrier(timeout_s: float | None = None) -> int:
-            nonlocal asked
-            asked += 1
+            asked_s.append(loop.time())
             raise BrokerUnavailable("at once")
 
         monkeypatch.setattr(observer._channel, "barrier", barrier)
         waiting = asyncio.create_task(observer.wait_ready())
-        await asyncio.sleep(0.35)
+        await eventually(lambda: len(asked_s) == 4, "attempts")
         waiting.cancel()
-        assert 2 <= asked <= 5
+        pauses_s = [after - before for before, after in pairwise(asked_s)]
+        assert min(pauses_s) > 0.9 * observed_metadata.READY_RETRY_S
 
     observe(scenario)

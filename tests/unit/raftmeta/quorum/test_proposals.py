@@ -13,6 +13,7 @@ from raftmeta.decide import CommandResult
 from raftmeta.features import METADATA_VERSION, SUPPORTED
 from raftmeta.quorum.proposals import HEAVY_PARTITIONS, Proposals
 from raftmeta.state import Applied
+from tests.support import virtual_time
 from tests.support.metadata import create_partitions, create_topic, update_feature
 from tests.support.quorum import SystemClock
 
@@ -54,7 +55,7 @@ def test_a_level_that_this_controller_does_not_know_is_never_appended() -> None:
             await asked
         assert len(driver.proposed) == 4
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_heavy_commands_are_committed_one_at_a_time_and_nothing_else_waits_for_them() -> None:
@@ -81,4 +82,4 @@ def test_heavy_commands_are_committed_one_at_a_time_and_nothing_else_waits_for_t
             assert sum(not task.done() for task in tasks) == left - 1
         assert driver.proposed[-1].create_topic.name == "b", "the one in between was given up before its turn"
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from raftlog.v1.common_pb2 import QuorumInfo
 from raftmeta.quorum.quorum_views import ask_all, better
+from tests.support import virtual_time
 
 
 def view(answered_by: int, leader_id: int = -1, end: int = 0, epoch: int = 0) -> QuorumInfo:
@@ -26,7 +26,7 @@ def asked(answers: Callable[[int, int], QuorumInfo | None], timeout_s: float) ->
         rounds[target] += 1
         return answers(target, rounds[target])
 
-    views = asyncio.run(ask_all([1, 2], ask, timeout_s))
+    views = virtual_time.run(ask_all([1, 2], ask, timeout_s))
     return [each.answered_by for each in views], rounds[1]
 
 

@@ -30,7 +30,7 @@ PLAIN = Path(__file__).with_name("plain_pysyncobj.py")
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, bool]:
-    shown = subprocess.run([sys.executable, str(PLAIN)], capture_output=True, text=True, check=True, timeout=60)
+    shown = subprocess.run([sys.executable, str(PLAIN)], capture_output=True, text=True, check=True, timeout=300)
     found: dict[str, bool] = json.loads(shown.stdout)
     return found
 

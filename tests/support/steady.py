@@ -1,0 +1,12 @@
+"""Settings for clusters of which no server is to be missed, whatever the machine does to it meanwhile."""
+
+from __future__ import annotations
+
+from typing import Final
+
+STEADY: Final[dict[str, int]] = {
+    "broker.session.timeout.ms": 60_000,
+    "broker.lease.ms": 50_000,
+    "replica.lag.time.max.ms": 60_000,
+}
+"""A broker that stands still for seconds keeps what it leads, serves on, and stays in sync."""

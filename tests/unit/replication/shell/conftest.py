@@ -1,0 +1,14 @@
+"""What all tests of streams between brokers have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from replication.shell import fetchers
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No follower gives a stream up because something takes long."""
+    monkeypatch.setattr(fetchers, "HELLO_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(fetchers, "SILENCE_S", 60.0)
