@@ -56,7 +56,7 @@ def run(*command: str, check: bool = True) -> str:
     Raises:
         AssertionError: it failed, and `check`.
     """
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 0 or not check, f"{' '.join(command)}: {done.stderr or done.stdout}"
     return done.stdout
 

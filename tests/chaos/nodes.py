@@ -32,8 +32,8 @@ CONFIG: Final = {
     "transaction.state.log.num.partitions": "4",
 }
 """A follower that hears nothing leaves the ISR within the time that failover may take; internal topics are small."""
-_READY_S: Final = 60.0
-_STOP_S: Final = 30
+_READY_S: Final = 180.0
+_STOP_S: Final = 120
 _POLL_S: Final = 0.05
 
 
@@ -228,7 +228,7 @@ class NodeSet:
     def admin(self) -> Admin:
         """A client to ask things with."""
         if self._admin is None:
-            self._admin = Admin(self.bootstrap, default_api_timeout_ms=10_000)
+            self._admin = Admin(self.bootstrap, default_api_timeout_ms=30_000)
         return self._admin
 
     def others(self, node_id: int) -> list[int]:

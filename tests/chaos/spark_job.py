@@ -21,7 +21,7 @@ from tests.support import spark_driver
 
 _FILES: Final = 24
 _ROWS: Final = 200
-_MAX_S: Final = 240.0
+_MAX_S: Final = 600.0
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 

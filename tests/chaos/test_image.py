@@ -24,7 +24,7 @@ SERVER = {
 
 def docker(*arguments: str, stdin: str = "", code: int = 0) -> str:
     """Run docker and return what it printed; `code` is what it is to end with."""
-    done = subprocess.run(["docker", *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(["docker", *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -34,7 +34,7 @@ def start(image: Image) -> str:
     variables = [part for key, value in SERVER.items() for part in ("--env", f"{key}={value}")]
     share = [f"--{name.replace('_', '-')}={value}" for name, value in share_of_processors().items()]
     container = docker("run", "--detach", *FLAGS, *share, *variables, image.tag, "server").strip()
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 180
     while subprocess.run(["docker", "exec", container, "raftlog", "topic", "list"], capture_output=True).returncode:
         assert time.monotonic() < deadline_s, docker("logs", container)
         time.sleep(0.2)
@@ -87,7 +87,7 @@ def test_the_path_holds_nothing_that_others_can_write(server: str) -> None:
 def test_a_server_stops_cleanly_when_told_to(image: Image) -> None:
     container = start(image)
     try:
-        docker("stop", "--time", "30", container)
+        docker("stop", "--time", "120", container)
         assert docker("inspect", "--format", "{{.State.ExitCode}}", container).strip() == "0"
     finally:
         docker("rm", "--force", "--volumes", container)

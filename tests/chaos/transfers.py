@@ -15,7 +15,7 @@ from tests.support.append_checker import Entry, Poll
 from tests.support.history.transactions import History, Transaction, check
 
 TIMEOUT_MS: Final = 10_000
-_END_S: Final = 90.0
+_END_S: Final = 180.0
 _PAUSE_S: Final = 0.02
 _COMMIT_SHARE: Final = 0.75
 
@@ -164,7 +164,7 @@ class Transfers:
         """How many transactions were committed so far."""
         return sum(each.committed for each in self._producers)
 
-    def wait_for_progress(self, transactions: int = 2, timeout_s: float = 60.0) -> float:
+    def wait_for_progress(self, transactions: int = 2, timeout_s: float = 120.0) -> float:
         """Return the seconds until every producer has committed so many more.
 
         Raises:
@@ -242,4 +242,4 @@ class Transfers:
             assert time.monotonic() < deadline_s, "the reader does not get to the end"
             time.sleep(0.02)
         self._reader.over.set()
-        self._reader.join(10)
+        self._reader.join(_END_S)

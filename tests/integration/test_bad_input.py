@@ -30,7 +30,8 @@ from raftlog.testing import Cluster
 from raftlog.v1 import common_pb2, log_pb2
 from raftlog.wire import Frame
 from tests.support.batches import batch_of
-from tests.support.raw_client import RawClient, raw_client
+from tests.support.raw_client import TIMEOUT_S, RawClient, raw_client
+from tests.support.steady import STEADY
 
 GOOD = batch_of(b"good")
 HEADER = parse_header(GOOD)
@@ -63,7 +64,7 @@ BAD_BATCHES = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=1) as running:
+    with Cluster(nodes=1, config=STEADY) as running:
         with Admin(running.bootstrap) as admin:
             admin.create_topic("t", 1)
         yield running
@@ -124,7 +125,7 @@ def test_later_batches_of_a_chain_are_refused_until_the_client_begins_another(cl
                 await call.write(client.request(number, [(topic_id, 0, -1, chain, batch)]))
             answers: dict[int, log_pb2.ProduceResult] = {}
             while len(answers) < 5:
-                response = await asyncio.wait_for(call.read(), 20)
+                response = await asyncio.wait_for(call.read(), TIMEOUT_S)
                 answers[response.correlation_id] = response.results[0]
             codes = [answers[number].error.code for number in range(5)]
             broken = common_pb2.CHAIN_BROKEN
@@ -141,7 +142,7 @@ def test_a_stream_that_is_not_protobuf_ends_and_others_live_on(cluster: Cluster)
             topic_id = await client.topic_id("t")
             garbage: Any = client.channel.stream_stream("/raftlog.v1.Log/Produce")()
             await garbage.write(b"\xff\xff\xff\xff")
-            assert await asyncio.wait_for(garbage.code(), 20) != grpc.StatusCode.OK
+            assert await asyncio.wait_for(garbage.code(), TIMEOUT_S) != grpc.StatusCode.OK
             await assert_good_request_succeeds(client, topic_id)
 
     asyncio.run(scenario())
@@ -167,7 +168,7 @@ def test_a_client_that_breaks_the_fetch_protocol_is_told(
             call = client.fetch_call()
             for request in requests:
                 await call.write(request)
-            assert await asyncio.wait_for(call.code(), 20) == grpc.StatusCode.INVALID_ARGUMENT
+            assert await asyncio.wait_for(call.code(), TIMEOUT_S) == grpc.StatusCode.INVALID_ARGUMENT
             assert "InvalidRequestError" in await call.details()
 
     asyncio.run(scenario())
@@ -195,7 +196,7 @@ def test_a_fetch_out_of_range_is_an_error_of_that_partition_alone(cluster: Clust
             )
             frames: dict[int, Frame] = {}
             while len(frames) < 2:
-                for frame in await asyncio.wait_for(call.read(), 20):
+                for frame in await asyncio.wait_for(call.read(), TIMEOUT_S):
                     frames[frame.head.subscription_id] = frame
             assert frames[1].head.error.code == common_pb2.OFFSET_OUT_OF_RANGE
             assert str(offset) in frames[1].head.error.message
@@ -221,7 +222,7 @@ def test_a_request_with_very_many_empty_entries_is_refused(cluster: Cluster, met
             topic_id = await client.topic_id("t")
             call_method: Any = client.channel.unary_unary(f"/raftlog.v1.{method}")
             call = call_method(request_bytes)
-            assert await asyncio.wait_for(call.code(), 20) != grpc.StatusCode.OK
+            assert await asyncio.wait_for(call.code(), TIMEOUT_S) != grpc.StatusCode.OK
             await assert_good_request_succeeds(client, topic_id)
 
     asyncio.run(scenario())
@@ -258,7 +259,7 @@ def run_server(config: Path) -> subprocess.CompletedProcess[str]:
         env=server_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

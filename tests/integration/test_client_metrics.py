@@ -16,9 +16,12 @@ from raftlog.errors import GroupIdNotFound, MessageTooLarge
 from raftlog.prometheus import ClientCollector
 from raftlog.testing import Cluster
 
+WAIT_S = 90.0
+
 
 def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path: Path) -> None:
     with Cluster(nodes=1, directory=tmp_path) as cluster, Admin(cluster.bootstrap) as admin:
+        began = time.monotonic()
         admin.create_topic("orders.eu", configs={"max.message.bytes": 4_000})
         calls = admin.metrics()["admin-client-metrics"]
         assert calls["request-total"] >= 1
@@ -33,19 +36,19 @@ def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path:
         assert admin.metrics()["admin-client-metrics"]["request-total"] > before, "coordinators are asked as well"
         with (
             Producer(cluster.bootstrap, batch_size=8_000, linger_ms=50) as producer,
-            Consumer(cluster.bootstrap, "billing", "earliest") as consumer,
+            Consumer(cluster.bootstrap, "billing", "earliest", enable_auto_commit=False) as consumer,
         ):
             for _ in range(100):
                 producer.send("orders.eu", b"x" * 100)
-            producer.flush(30)
+            producer.flush(WAIT_S)
             with pytest.raises(MessageTooLarge):
-                producer.send("orders.eu", b"y" * 5_000).result(30)
+                producer.send("orders.eu", b"y" * 5_000).result(WAIT_S)
             shown = producer.metrics()
             sent = shown["producer-metrics"]
             assert (sent["record-send-total"], sent["record-error-total"]) == (100, 1)
             assert sent["batch-split-total"] >= 1, "batches of 8 000 bytes are more than the topic takes"
             assert sent["request-latency-max"] >= sent["request-latency-avg"] > 0
-            assert 30_000 > sent["record-queue-time-max"] > 0
+            assert (time.monotonic() - began) * 1000 > sent["record-queue-time-max"] > 0
             assert sent["record-send-rate"] > 0
             assert (
                 sent["buffer-available-bytes"] == sent["buffer-total-bytes"] == producer._engine.options.buffer_memory
@@ -70,7 +73,7 @@ def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path:
             group = shown["consumer-coordinator-metrics"]
             assert (group["assigned-partitions"], group["commit-total"], group["rebalance-total"]) == (1, 1, 1)
             assert group["commit-latency-max"] > 0
-            assert 0 <= shown["consumer-metrics"]["last-poll-seconds-ago"] < 60
+            assert 0 <= shown["consumer-metrics"]["last-poll-seconds-ago"] < time.monotonic() - began
 
             registry = CollectorRegistry()
             registry.register(ClientCollector(out=producer, back=consumer, admin=admin))
@@ -103,7 +106,7 @@ def test_clients_of_asyncio_count_as_well(tmp_path: Path) -> None:
             await (await producer.send("orders", b"x"))
             assert producer.metrics()["producer-metrics"]["record-send-total"] == 1
             await consumer.assign([TopicPartition("orders", 0)])
-            until = time.monotonic() + 30
+            until = time.monotonic() + WAIT_S
             while not await consumer.poll(5):
                 assert time.monotonic() < until
             assert consumer.metrics()["consumer-fetch-manager-metrics"]["records-consumed-total"] == 1

@@ -18,7 +18,7 @@ from raftlog.testing import Cluster, ServerFailed
 def send(bootstrap: str, topic: str, *values: bytes) -> list[int]:
     with raftlog.Producer(bootstrap) as producer:
         deliveries = [producer.send(topic, value, partition=0) for value in values]
-        return [delivery.result(timeout=30).offset for delivery in deliveries]
+        return [delivery.result(timeout=90).offset for delivery in deliveries]
 
 
 def values_of(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
@@ -56,13 +56,13 @@ def test_a_paused_server_goes_on_where_it_was() -> None:
         with raftlog.Admin(cluster.bootstrap) as admin:
             admin.create_topic("t")
         with raftlog.Producer(cluster.bootstrap) as producer:
-            producer.send("t", b"a").result(timeout=30)
+            producer.send("t", b"a").result(timeout=90)
             cluster.pause(1)
             delivery = producer.send("t", b"b")
             with pytest.raises(TimeoutError):
                 delivery.result(timeout=0.5)
             cluster.resume(1)
-            assert delivery.result(timeout=30).offset == 1
+            assert delivery.result(timeout=90).offset == 1
 
 
 def test_closing_ends_every_process_even_a_paused_one_and_removes_what_was_temporary(tmp_path: Path) -> None:

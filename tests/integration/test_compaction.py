@@ -15,6 +15,7 @@ from raftlog.errors import InvalidRecord
 from raftlog.testing import Cluster
 
 TOPIC = TopicPartition("state", 0)
+WAIT_S = 120.0
 CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": "8192",
@@ -42,7 +43,7 @@ def write(cluster: Cluster, rounds: range) -> dict[bytes, bytes]:
             for key in range(10):
                 last[b"k%d" % key] = b"%d-%d" % (number, key) * 10
                 producer.send("state", last[b"k%d" % key], key=b"k%d" % key)
-            producer.flush(30)
+            producer.flush(WAIT_S)
     return last
 
 
@@ -52,7 +53,7 @@ def read_all(cluster: Cluster, end: int) -> list[tuple[int, bytes | None, bytes 
     with Consumer(cluster.bootstrap) as consumer:
         consumer.assign([TOPIC])
         consumer.seek(TOPIC, 0)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_S
         while consumer.position(TOPIC) < end:
             assert time.monotonic() < deadline, consumer.position(TOPIC)
             found += [(record.offset, record.key, record.value) for record in consumer.poll(1.0)]
@@ -75,7 +76,7 @@ def records_on_disk(cluster: Cluster, node: int) -> int:
 
 def await_compacted(cluster: Cluster, nodes: range, below: int) -> None:
     """Wait until there are fewer than `below` records on each of these nodes."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     counts: list[int] = []
     while True:
         with contextlib.suppress(FileNotFoundError):  # replaced between the listing and the reading
@@ -90,7 +91,7 @@ def test_consumers_followers_and_tools_read_what_is_left(cluster: Cluster) -> No
     with Admin(cluster.bootstrap) as admin:
         admin.create_topic("state", 1, 3, configs=CONFIG)
     with Producer(cluster.bootstrap) as producer, pytest.raises(InvalidRecord, match="key"):
-        producer.send("state", b"no key").result(30)
+        producer.send("state", b"no key").result(WAIT_S)
     last = write(cluster, range(40))
     end = end_offset(cluster)
     await_compacted(cluster, range(1, 4), 300)
@@ -104,6 +105,7 @@ def test_consumers_followers_and_tools_read_what_is_left(cluster: Cluster) -> No
     end = end_offset(cluster)
     await_compacted(cluster, range(1, 3), 300)
     cluster.start(3)  # its log ends within what the others have merged
+    cluster.wait_for(lambda admin: 2 in admin.describe_topic("state").partitions[0].isr, what="2 is in sync")
     cluster.kill(1)
     last |= write(cluster, range(80, 90))
     assert {key: value for _, key, value in read_all(cluster, end_offset(cluster))} == last

@@ -11,16 +11,18 @@ import pytest
 import raftlog
 from raftlog.errors import CorruptRecordError
 from raftlog.testing import Cluster
+from tests.support.steady import STEADY
 
 NODES = (1, 2, 3)
 PLACE = raftlog.TopicPartition("t", 0)
 VALUE_BYTES = 1_000
 BATCH_RECORDS = 10
+WAIT_S = 90.0
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Cluster]:
-    with Cluster(nodes=3, replica_lag_time_max_ms=1_500, log_scrub_bytes_per_second=0) as made:
+    with Cluster(nodes=3, config=STEADY, log_scrub_bytes_per_second=0) as made:
         yield made
 
 
@@ -78,7 +80,7 @@ def produce(cluster: Cluster, batches: int, *, first: int = 0) -> list[bytes]:
             deliveries = [producer.send("t", value, partition=0) for value in values[start : start + BATCH_RECORDS]]
             producer.flush()
             for delivery in deliveries:
-                delivery.result(timeout=30)
+                delivery.result(timeout=WAIT_S)
     return values
 
 
@@ -88,7 +90,7 @@ def read_all(cluster: Cluster, count: int, first: int = 0) -> list[bytes | None]
         consumer.assign([PLACE])
         consumer.seek(PLACE, first)
         while len(values) < count:
-            polled = consumer.poll(timeout=30)
+            polled = consumer.poll(timeout=WAIT_S)
             assert polled, f"{len(values)} of {count} records came"
             values += [record.value for record in polled]
     return values
@@ -118,7 +120,7 @@ def strays(cluster: Cluster, node: int) -> int:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < until, what
         time.sleep(0.05)
@@ -190,13 +192,13 @@ def test_the_only_replica_serves_what_is_whole(cluster: Cluster) -> None:
         found: list[bytes | None] = []
         with pytest.raises(CorruptRecordError, match=r"t-0 at offset \d+"):
             while True:
-                found += [record.value for record in consumer.poll(timeout=30)]
+                found += [record.value for record in consumer.poll(timeout=WAIT_S)]
         assert found == values[: len(found)]
         assert len(found) % BATCH_RECORDS == 0
         consumer.seek(PLACE, len(found) + BATCH_RECORDS)
         rest: list[bytes | None] = []
         while len(rest) < len(values) - len(found) - BATCH_RECORDS:
-            rest += [record.value for record in consumer.poll(timeout=30)]
+            rest += [record.value for record in consumer.poll(timeout=WAIT_S)]
         assert rest == values[len(found) + BATCH_RECORDS :]
     first, last = len(found), len(found) + BATCH_RECORDS - 1
     (line,) = (line for line in cluster.log_tail(2).splitlines() if "nobody can stand in for it" in line)
@@ -207,7 +209,7 @@ def test_the_only_replica_serves_what_is_whole(cluster: Cluster) -> None:
 
 
 def test_a_followers_own_damage_is_found_in_the_background() -> None:
-    with Cluster(nodes=3, replica_lag_time_max_ms=1_500, log_scrub_interval_ms=500) as cluster:
+    with Cluster(nodes=3, config=STEADY, log_scrub_interval_ms=500) as cluster:
         create(cluster, 1, 2, 3)
         values = produce(cluster, 20)
         wait_for_equal_logs(cluster, *NODES)

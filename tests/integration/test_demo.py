@@ -21,7 +21,7 @@ def test_the_demo_kills_a_leader_and_the_driver_and_has_every_record_once() -> N
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1_200,
         env=environment,
     )
     assert run.returncode == 0, run.stdout + run.stderr

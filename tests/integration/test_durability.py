@@ -29,7 +29,7 @@ NODES: Final = (1, 2, 3)
 RACKS: Final = {1: "a", 2: "b", 3: "c"}
 PARTITIONS: Final = 6
 WRITERS: Final = 3
-PROGRESS_S: Final = 30.0
+PROGRESS_S: Final = 60.0
 SETTLE_S: Final = 1.0
 
 
@@ -98,8 +98,8 @@ class Breaker:
                 admin.elect_leaders(TOPIC)
             return {part.leader for part in admin.describe_topic(TOPIC).partitions} == set(NODES)
 
-        self.cluster.wait_for(whole, timeout_s=60, what="every replica in sync")
-        self.cluster.wait_for(spread, timeout_s=60, what="leaders on every server")
+        self.cluster.wait_for(whole, timeout_s=120, what="every replica in sync")
+        self.cluster.wait_for(spread, timeout_s=120, what="leaders on every server")
         time.sleep(SETTLE_S)  # they are handed over one by one
 
     def report(self) -> str:

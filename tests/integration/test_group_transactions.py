@@ -29,9 +29,14 @@ from raftlog.errors import (
 )
 from raftlog.testing import Cluster
 from raftlog.v1 import group_pb2, group_pb2_grpc
-from tests.support.transaction_client import Identity, TransactionClient, transaction_client
+from tests.support.transaction_client import Identity, TransactionClient, all_ended, transaction_client
 
-WAIT_S = 30.0
+WAIT_S = 90.0
+CALL_S = 20.0
+ANSWER_S = 1.0
+"""Later than this the end of a transaction may be answered while markers are missing still."""
+OPEN_MS = 600_000
+"""What is left open stays so for longer than any test takes."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +102,7 @@ class World:
                 for number, offset in offsets.items()
             ],
         )
-        answer = await self._at_coordinator(lambda stub: stub.CommitTransactionOffsets(request, timeout=5))
+        answer = await self._at_coordinator(lambda stub: stub.CommitTransactionOffsets(request, timeout=CALL_S))
         assert not any(result.HasField("error") for result in answer.results), answer
 
     async def offsets(self, *, stable: bool = False) -> dict[int, int | type[Exception]]:
@@ -105,16 +110,28 @@ class World:
         request = group_pb2.FetchOffsetsRequest(
             group_id=self.group_id, member_epoch=-1, all=True, require_stable=stable
         )
-        answer = await self._at_coordinator(lambda stub: stub.FetchOffsets(request, timeout=5))
+        answer = await self._at_coordinator(lambda stub: stub.FetchOffsets(request, timeout=CALL_S))
         return {
             each.partition: type(from_wire(each.error)) if each.HasField("error") else each.offset
             for each in answer.offsets
         }
 
+    async def end(self, who: Identity, *parts: TopicPartition, commit: bool = True) -> Identity:
+        """End a transaction; that counts at once, or soon when it took so long that markers may be missing."""
+        began_s = time.monotonic()
+        after = await self.client.end(who, commit=commit)
+        if time.monotonic() - began_s >= ANSWER_S:
+            until_s = time.monotonic() + WAIT_S
+            while UnstableOffsetCommit in (await self.offsets(stable=True)).values():
+                assert time.monotonic() < until_s
+                await asyncio.sleep(0.05)
+            await all_ended(self.client, *parts)
+        return after
+
     async def coordinator(self) -> int:
         """Return the node that coordinates the group."""
         request = group_pb2.FindCoordinatorRequest(group_id=self.group_id)
-        answer = await self._at_coordinator(lambda stub: stub.FindCoordinator(request, timeout=5))
+        answer = await self._at_coordinator(lambda stub: stub.FindCoordinator(request, timeout=CALL_S))
         node_id: int = answer.node_id
         return node_id
 
@@ -148,14 +165,14 @@ def test_offsets_count_when_the_end_is_answered(three: Cluster, topic: str) -> N
         assert (described.state, described.group_ids) == ("ongoing", [world.group_id])
         with pytest.raises(NonEmptyGroup, match="have offsets of the group"):
             await world.admin.delete_groups([world.group_id])
-        after = await world.client.end(me)
+        after = await world.end(me, TopicPartition(topic, 2))
         assert await world.offsets(stable=True) == {0: 5, 1: 6}
         assert await world.client.committed(TopicPartition(topic, 2)) == [b"result"]
         with pytest.raises(InvalidProducerEpoch):
             await world.send(me, {0: 1})
         await world.client.add(after, groups=[world.group_id])
         await world.send(after, {0: 50})
-        await world.client.end(after, commit=False)
+        await world.end(after, commit=False)
         assert await world.offsets(stable=True) == {0: 5, 1: 6}
         await world.admin.delete_groups([world.group_id])
 
@@ -178,7 +195,7 @@ def test_offsets_of_no_transaction_are_refused(three: Cluster, topic: str) -> No
         assert await world.offsets(stable=True) == {}
         await world.client.add(me, groups=[world.group_id])
         await world.send(me, {0: 5})
-        await world.client.end(me)
+        await world.end(me)
         assert await world.offsets(stable=True) == {0: 5}
 
     play(three, topic, scenario)
@@ -222,7 +239,7 @@ def test_a_decision_reaches_a_coordinator_that_was_away(three: Cluster, topic: s
             await asyncio.sleep(0.05)
         await world.client.add(after, groups=[world.group_id])
         await world.send(after, {0: 9})
-        await world.client.end(after)
+        await world.end(after)
         assert await world.offsets() == {0: 9}
 
     play(three, topic, scenario)
@@ -263,10 +280,14 @@ def test_a_member_that_has_lost_its_partitions_commits_nothing(three: Cluster, t
             with pytest.raises(UnknownMemberId, match="send them with the consumer's group metadata"):
                 await world.send(me, {0: 5})
             await world.send(me, {0: 5}, (mine.member_id, mine.member_epoch))
+        until_s = time.monotonic() + WAIT_S
+        while (await world.admin.describe_group(world.group_id)).members:
+            assert time.monotonic() < until_s
+            await asyncio.sleep(0.05)
         # It has left; what it has sent in time counts.
         with pytest.raises(UnknownMemberId):
             await world.send(me, {1: 6}, (mine.member_id, mine.member_epoch))
-        await world.client.end(me)
+        await world.end(me)
         assert (await world.offsets())[0] == 5
         assert (await world.offsets()).get(1) is None
 
@@ -282,7 +303,7 @@ def txn(cluster: Cluster, *arguments: str) -> Any:
         [sys.executable, "-m", "raftlog.cli", "txn", *arguments, "-b", cluster.bootstrap, "-o", "json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -292,7 +313,7 @@ def txn(cluster: Cluster, *arguments: str) -> Any:
 def test_transactions_are_found_and_aborted(three: Cluster, topic: str) -> None:
     async def scenario(world: World) -> None:
         part = TopicPartition(topic, 1)
-        me = await world.client.init(f"id-{topic}")
+        me = await world.client.init(f"id-{topic}", timeout_ms=OPEN_MS)
         await world.client.add(me, part)
         await world.client.produce(me, part, b"no")
         (listed,) = txn(three, "list", "--state", "ongoing", "--producer-id", str(me.producer_id))
@@ -307,7 +328,11 @@ def test_transactions_are_found_and_aborted(three: Cluster, topic: str) -> None:
         with pytest.raises(InvalidTxnState, match="is not hanging"):
             await world.admin.abort_hanging(topic, 1, 0)
         assert txn(three, "abort", me.transactional_id)["aborted"] == [me.transactional_id]
-        assert (await world.admin.describe_transaction(me.transactional_id)).state == "complete_abort"
+        await all_ended(world.client, part)
+        until_s = time.monotonic() + WAIT_S
+        while (await world.admin.describe_transaction(me.transactional_id)).state != "complete_abort":
+            assert time.monotonic() < until_s
+            await asyncio.sleep(0.05)
         assert await world.client.committed(part) == []
         assert await world.client.end_offset(part) == await world.client.end_offset(part, committed=False)
         with pytest.raises(TransactionalIdNotFound):
@@ -323,13 +348,14 @@ def test_what_hangs_is_found_and_ended(three: Cluster, topic: str) -> None:
 
     async def scenario(world: World) -> None:
         part, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
-        me = await world.client.init(f"id-{topic}")
+        me = await world.client.init(f"id-{topic}", timeout_ms=OPEN_MS)
         await world.client.add(me, other)
         await world.client.produce(me, other, b"kept")
         await world.client.produce(me, part, b"hangs")
         (hanging,) = txn(three, "find-hanging", "--topic", topic, "--max-transaction-timeout", "0s")
         assert (hanging["partition"], hanging["producer_id"], hanging["start_offset"]) == (0, me.producer_id, 0)
         await world.client.end(me)
+        await all_ended(world.client, other)
         assert [
             each.partition for each in await world.admin.find_hanging_transactions(max_transaction_timeout_ms=0)
         ] == [0]
@@ -349,9 +375,9 @@ def test_what_hangs_is_found_and_ended(three: Cluster, topic: str) -> None:
 def test_sinks_and_their_stages(three: Cluster, topic: str) -> None:
     async def scenario(world: World) -> None:
         sink, part = f"sink-{topic}", TopicPartition(topic, 0)
-        first = await world.client.stage(sink, 0, {part: [b"a"]})
+        first = await world.client.stage(sink, 0, {part: [b"a"]}, timeout_ms=OPEN_MS)
         await world.client.commit_batch(sink, 0, first)
-        second = await world.client.stage(sink, 1, {part: [b"b"]})
+        second = await world.client.stage(sink, 1, {part: [b"b"]}, timeout_ms=OPEN_MS)
         assert [each["last_batch_id"] for each in txn(three, "sinks") if each["sink_id"] == sink] == [0]
         (described,) = txn(three, "sinks", sink)
         assert (described["last_batch_id"], described["target"]) == (0, "t")
