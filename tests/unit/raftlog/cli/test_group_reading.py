@@ -31,6 +31,8 @@ class FakeConsumer:
         self.listener: raftlog.RebalanceListener | None = None
         self.asked: list[int] = []
         self.unreachable: dict[TopicPartition, str] = {}
+        self.waited_s: list[float] = []
+        """How long each look-up of ends may have waited for leaders."""
         self.no_member: str | None = None
 
     def subscribe(self, topic: str, listener: raftlog.RebalanceListener) -> None:
@@ -66,7 +68,10 @@ class FakeConsumer:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """What tools look at in a consumer."""
 
-    def ends(consumer: FakeConsumer, parts: Iterable[TopicPartition], *rest: object) -> dict[TopicPartition, object]:
+    def ends(
+        consumer: FakeConsumer, parts: Iterable[TopicPartition], at_ms: int, grace_s: float, patience_s: float
+    ) -> dict[TopicPartition, object]:
+        consumer.waited_s.append(patience_s)
         return {
             part: LeaderNotAvailable(consumer.unreachable[part])
             if part in consumer.unreachable
@@ -188,6 +193,16 @@ def test_leaders_that_are_out_of_reach_are_named(follow: bool) -> None:
         "nothing came for 0.05 s; there was no contact with the leaders of a-1: broker 2 does not answer"
     )
     assert consumer.committed == {A0: 1}
+
+
+def test_an_absent_leader_is_waited_for_once_and_holds_up_nothing_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_reading, "_RETRY_S", 0.0)
+    consumer = FakeConsumer({A0: 9, A1: 9}, [], [], records(A0, 0))
+    consumer.unreachable[A1] = "a-1 has no leader"
+    assert read(consumer, max_records=1) == [(0, 0)]
+    first_s, *later_s = consumer.waited_s
+    assert later_s
+    assert first_s > 1 > max(later_s)
 
 
 def test_without_following_unreachable_leaders_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
