@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 import grpc
 
 from raftlog._client.admin_calls import AdminCalls, names_of
-from raftlog.errors import ResourceNotFound, UnacceptableCredential
+from raftlog.errors import InvalidRequestError, ResourceNotFound, UnacceptableCredential
 from raftlog.security import (
     AclBinding,
     AclFilter,
@@ -27,6 +28,7 @@ MAX_ITERATIONS: Final = 1_000_000
 """As servers take them."""
 
 B = TypeVar("B", AclBinding, AclFilter)
+K = TypeVar("K", bound=enum.IntEnum)
 
 
 class SecurityAdmin(AdminCalls):
@@ -140,16 +142,28 @@ def _user_mechanism(user: str, mechanism: ScramMechanism) -> security_pb2.UserMe
 
 
 def _acl(given: AclBinding | AclFilter) -> security_pb2.Acl:
+    """Return what travels. Raises InvalidRequestError: a field is of another kind."""
     wire = security_pb2.Acl
     return wire(
-        resource_type=wire.ResourceType.ValueType(given.resource_type or ResourceType.ANY),
+        resource_type=wire.ResourceType.ValueType(_one_of(ResourceType, given.resource_type)),
         resource_name=given.resource_name or "",
-        pattern_type=wire.PatternType.ValueType(given.pattern_type or PatternType.ANY),
+        pattern_type=wire.PatternType.ValueType(_one_of(PatternType, given.pattern_type)),
         principal=given.principal or "",
         host=given.host or "",
-        operation=wire.Operation.ValueType(given.operation or AclOperation.ANY),
-        permission=wire.Permission.ValueType(given.permission or AclPermission.ANY),
+        operation=wire.Operation.ValueType(_one_of(AclOperation, given.operation)),
+        permission=wire.Permission.ValueType(_one_of(AclPermission, given.permission)),
     )
+
+
+def _one_of(kind: type[K], given: int | None) -> K:
+    """Return what a field says; None is any."""
+    if given is None:
+        return kind["ANY"]
+    try:
+        return kind(given)
+    except ValueError:
+        known = ", ".join(kind.__members__)
+        raise InvalidRequestError(f"{given!r} is no {kind.__name__}: expected one of {known}") from None
 
 
 def _binding(wire: security_pb2.Acl) -> AclBinding:

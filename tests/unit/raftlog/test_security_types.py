@@ -6,7 +6,7 @@ import enum
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import scramp
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raftlog import security
 from raftlog._client.admin_security import _acl, _binding, credential
-from raftlog.errors import InvalidConfig, UnacceptableCredential
+from raftlog.errors import InvalidConfig, InvalidRequestError, UnacceptableCredential
 from raftlog.security import AclBinding, AclFilter, ScramMechanism
 from raftlog.testing import Cluster
 from raftlog.testing.layout import write_users
@@ -73,6 +73,14 @@ def test_what_a_filter_leaves_open_travels_as_any() -> None:
         operation=Acl.ANY_OPERATION,
         permission=Acl.ANY_PERMISSION,
     )
+
+
+def test_fields_in_a_wrong_order_are_named() -> None:
+    mixed_up: Any = AclBinding
+    with pytest.raises(InvalidRequestError, match="'User:ada' is no ResourceType: expected one of ANY, TOPIC, GROUP"):
+        _acl(mixed_up(security.ResourceType.TOPIC, security.AclOperation.READ, "User:ada", "orders"))
+    with pytest.raises(InvalidRequestError, match="'read' is no AclOperation"):
+        _acl(AclFilter(operation=cast(Any, "read")))
 
 
 @pytest.mark.parametrize("mechanism", list(ScramMechanism))
