@@ -33,11 +33,17 @@ class SparkJob:
         self._source, self._checkpoint = directory / "in", directory / "checkpoint"
         self._log = directory / "driver.log"
         self._source.mkdir()
-        for number in range(_FILES):
-            values = [f"{number * _ROWS + row:06}" for row in range(_ROWS)]
-            pq.write_table(pa.table({"value": values}), self._source / f"{number:03}.parquet")
+        self._files = 0
 
     def __enter__(self) -> SparkJob:
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        for number in range(self._files, self._files + _FILES):
+            values = [f"{number * _ROWS + row:06}" for row in range(_ROWS)]
+            pq.write_table(pa.table({"value": values}), self._source / f"{number:03}.parquet")
+        self._files += _FILES
         arguments = [str(self._source), str(self._checkpoint), self._bootstrap, self._topic, "7"]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -49,7 +55,6 @@ class SparkJob:
                 cwd=_ROOT,
                 start_new_session=True,
             )
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -82,6 +87,11 @@ class SparkJob:
             time.sleep(0.05)
         assert self._process.poll() in (None, 0), self._log.read_text()[-4000:]
 
+    def go_on(self) -> None:
+        """Once everything is written, write as much again with another driver. Raises as `finish`."""
+        self.finish()
+        self._start()
+
     def finish(self) -> None:
         """Wait until everything is written. Raises as `wait_for_batches`."""
         out, _ = self._process.communicate(timeout=_MAX_S)
@@ -103,7 +113,7 @@ class SparkJob:
             while any(consumer.position(place) < ends[place] for place in places):
                 assert time.monotonic() < deadline_s, "the topic cannot be read to its end"
                 found.update(consumer.poll_arrow(1.0)["value"].to_pylist())
-        wanted = {f"{number:06}".encode() for number in range(_FILES * _ROWS)}
+        wanted = {f"{number:06}".encode() for number in range(self._files * _ROWS)}
         assert not found.keys() - wanted, "rows are there that nobody wrote"
         assert not wanted - found.keys(), f"{len(wanted - found.keys())} rows are missing"
         assert max(found.values()) == 1, "rows are there twice"
