@@ -22,16 +22,9 @@ def longest_pause(acknowledged_at: Mapping[int, Iterable[float]], since_s: float
     return longest
 
 
-_MACHINE = 0
-"""Stands for no process: no other one has this id."""
-
-
 @dataclass(frozen=True)
 class Starvation:
-    """How long threads that wanted to run had to wait for a processor, as the kernel counts it, by process.
-
-    And how long the processors themselves had to wait, where this machine is a virtual one ("steal", proc_stat(5)).
-    """
+    """How long threads that wanted to run had to wait for a processor, as the kernel counts it, by process."""
 
     waited_s: dict[int, float]
 
@@ -42,7 +35,6 @@ class Starvation:
         waited = {pid: each for pid, each in servers.items() if each is not None}
         own = [_waited_s(task) for task in Path("/proc/self/task").iterdir()]
         waited[os.getpid()] = sum(each for each in own if each is not None)
-        waited[_MACHINE] = stolen_s(Path("/proc/stat").read_text())
         return cls(waited)
 
     def until(self, later: Starvation) -> float:
@@ -52,12 +44,6 @@ class Starvation:
         """
         lasting = self.waited_s.keys() & later.waited_s.keys()
         return sum(max(0.0, later.waited_s[pid] - self.waited_s[pid]) for pid in lasting)
-
-
-def stolen_s(stat: str) -> float:
-    """Return how long others had the processors of this machine, all processors together; 0 if it is not told."""
-    fields = stat.split("\n", 1)[0].split()
-    return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
 
 
 def _waited_s(task: Path) -> float | None:

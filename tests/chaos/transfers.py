@@ -164,7 +164,7 @@ class Transfers:
         """How many transactions were committed so far."""
         return sum(each.committed for each in self._producers)
 
-    def wait_for_progress(self, transactions: int = 2, timeout_s: float = 120.0) -> float:
+    def wait_for_progress(self, transactions: int = 2, timeout_s: float = 60.0) -> float:
         """Return the seconds until every producer has committed so many more.
 
         Raises:

@@ -29,7 +29,6 @@ from raftlog.testing import Cluster
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 90.0
-LATER_S = 600.0
 SHORT_SESSIONS = {"group.consumer.session.timeout.ms": 2_000, "group.consumer.heartbeat.interval.ms": 300}
 """For tests in which somebody is missed; elsewhere nobody loses what it reads by standing still for seconds."""
 
@@ -91,12 +90,9 @@ def refusal(queue: DelayQueue) -> UnknownTopicOrPartition:
 
 
 def test_records_become_visible_when_they_are_due(cluster: Cluster) -> None:
-    """None before it is due, and none as late as those that are sent for much later."""
     delays = {b"zero": 0.0, b"short": 0.1, b"level": 0.3, b"between": 1.4, b"long": 2.6, b"span": 0.6}
-    with DelayQueue(cluster.bootstrap, "due", levels=[0.3, 1, 2, LATER_S]) as queue:
-        assert queue.levels == [timedelta(seconds=each) for each in (0.3, 1, 2, LATER_S)]
-        for delay in (LATER_S, LATER_S - 1):
-            queue.send(b"later", delay, key=b"k")
+    with DelayQueue(cluster.bootstrap, "due", levels=[0.3, 1, 2]) as queue:
+        assert queue.levels == [timedelta(seconds=each) for each in (0.3, 1, 2)]
         due = {}
         for value, delay in delays.items():
             before = time.time()
@@ -109,7 +105,7 @@ def test_records_become_visible_when_they_are_due(cluster: Cluster) -> None:
     for value, at in due.items():
         late_s = came[value] - at
         assert late_s > 0, f"{value!r} came {-late_s:.6f} s early"
-        assert late_s < LATER_S / 5, f"{value!r} came {late_s:.3f} s late"
+        assert late_s < 5, f"{value!r} came {late_s:.3f} s late"
 
 
 def test_records_come_as_they_were_sent(cluster: Cluster) -> None:
@@ -217,14 +213,12 @@ def test_nothing_is_fetched_while_everything_waits(cluster: Cluster, monkeypatch
         for number in range(1000):
             queue.send(b"%d" % number, 7)
         queue.flush()
-        came: list[Record] = []
         while time.time() < first_due - 1:
-            came += queue.poll(timeout=0.5)
-            assert not came or time.time() > first_due
+            assert queue.poll(timeout=0.5) == []
         looked_at, calls = sum(polled), len(polled)
-        assert looked_at <= 2000 or came
+        assert looked_at <= 2000
         assert calls <= 40
-        assert len(take(queue, 1000 - len(came))) + len(came) == 1000
+        assert len(take(queue, 1000)) == 1000
         assert sum(polled) <= looked_at + 4000
 
 
@@ -367,7 +361,7 @@ def test_closing_ends_what_hands_over_though_the_cluster_is_gone(caplog: pytest.
         cluster.kill(1)
         time.sleep(0.5)
         queue.close(timeout=1)
-        running.join(40)  # a delivery would be given up after two minutes
+        running.join(5)
         assert not running.is_alive()
     assert [each.message for each in caplog.records if "commit it before" in each.message] == []
 

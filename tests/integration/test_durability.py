@@ -29,7 +29,7 @@ NODES: Final = (1, 2, 3)
 RACKS: Final = {1: "a", 2: "b", 3: "c"}
 PARTITIONS: Final = 6
 WRITERS: Final = 3
-PROGRESS_S: Final = 60.0
+PROGRESS_S: Final = 30.0
 SETTLE_S: Final = 1.0
 
 

@@ -25,7 +25,7 @@ from tests.support.history.workloads import of_group
 PARTITIONS = 6
 SESSION_MS = 2_000
 LONG_S = 900.0
-PAUSE_S = 60.0
+PAUSE_S = 30.0
 """Longer than this no partition is without an acknowledgement while a majority could exist."""
 CONFIG = {
     "group.consumer.session.timeout.ms": SESSION_MS,

@@ -6,7 +6,6 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,14 @@ def address(cluster: Cluster, node_id: int) -> str:
 
 def probe(endpoint: str, page: str) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(f"http://{endpoint}/{page}", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{endpoint}/{page}", timeout=10) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as refused:
         return refused.code, json.load(refused)
 
 
 def scrape(endpoint: str) -> Figures:
-    with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
@@ -49,8 +48,8 @@ def figure(figures: Figures, name: str, **labels: str) -> float:
     return figures[name, frozenset(labels.items())]
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
+def until(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
@@ -60,16 +59,14 @@ def test_figures_follow_what_clients_do_and_readiness_follows_the_lease(tmp_path
     config = {"metrics.listener": "127.0.0.1:0"}
     with Cluster(nodes=3, directory=tmp_path, config=config) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic(
-                "orders", partitions=1, replication_factor=3, configs={"min.insync.replicas": 2}, timeout=60
-            )
+            admin.create_topic("orders", partitions=1, replication_factor=3, configs={"min.insync.replicas": 2})
             leader = admin.describe_topics(["orders"])[0].partitions[0].leader
             with pytest.raises(TopicAlreadyExists):
                 admin.create_topic("orders")
         with Producer(cluster.bootstrap) as producer:
             for _ in range(100):
                 producer.send("orders", b"x" * 50)
-            producer.flush(60)
+            producer.flush(30)
         with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
             consumer.assign([TopicPartition("orders", 0)])
             read = 0
@@ -85,28 +82,14 @@ def test_figures_follow_what_clients_do_and_readiness_follows_the_lease(tmp_path
         assert figure(figures, "raftlog_requests_total", request="Produce", error="NONE") >= 1
         assert figure(figures, "raftlog_request_latency_seconds_count", request="Produce", stage="remote") >= 1
         assert figure(figures, "raftlog_leader_count") == 1
+        assert figure(figures, "raftlog_under_replicated_partitions") == 0
         assert figure(figures, "raftlog_partition_high_watermark", topic="orders", partition="0") == 100
-        until(
-            lambda: figure(scrape(address(cluster, leader)), "raftlog_under_replicated_partitions") == 0,
-            "every replica is in sync",
+        everywhere = [scrape(address(cluster, node_id)) for node_id in (1, 2, 3)]
+        came, went = (
+            sum(figure(each, f"raftlog_replication_bytes_{way}_total") for each in everywhere) for way in ("in", "out")
         )
-
-        def scrape_all() -> list[Figures]:
-            return [scrape(address(cluster, node_id)) for node_id in (1, 2, 3)]
-
-        def replicated() -> bool:
-            found = scrape_all()
-            came, went = (
-                sum(figure(each, f"raftlog_replication_bytes_{way}_total") for each in found) for way in ("in", "out")
-            )
-            return went >= came >= 2 * figure(figures, "raftlog_bytes_in_total", topic="orders")
-
-        until(replicated, "two followers have copied what the leader took")
-        until(
-            lambda: sum(figure(each, "raftlog_active_controller_count") for each in scrape_all()) == 1,
-            "one controller is active",
-        )
-        everywhere = scrape_all()
+        assert went >= came >= 2 * figure(figures, "raftlog_bytes_in_total", topic="orders"), "two followers"
+        assert sum(figure(each, "raftlog_active_controller_count") for each in everywhere) == 1
         assert sum(figure(each, "raftlog_raft_commit_latency_seconds_count") for each in everywhere) > 3
         refused = [
             value
@@ -122,9 +105,8 @@ def test_figures_follow_what_clients_do_and_readiness_follows_the_lease(tmp_path
         assert figure(figures, "raftlog_producer_states") == 1
         until(lambda: figure(scrape(address(cluster, leader)), "raftlog_produce_sessions") == 0, "clients are gone")
         for name in ("produce_queue_depth", "pending_acks", "fetch_sessions", "metadata_lag_records"):
-            until(lambda name=name: figure(scrape(address(cluster, leader)), f"raftlog_{name}") == 0, name)  # type: ignore[misc] # bound at once
-        for page in ("livez", "startupz", "readyz"):
-            until(lambda page=page: probe(address(cluster, leader), page)[0] == 200, page)  # type: ignore[misc] # bound at once
+            assert figure(scrape(address(cluster, leader)), f"raftlog_{name}") == 0, name
+        assert {probe(address(cluster, leader), page)[0] for page in ("livez", "startupz", "readyz")} == {200}
 
         others = [node_id for node_id in (1, 2, 3) if node_id != leader]
         cluster.kill(others[0])
@@ -132,11 +114,9 @@ def test_figures_follow_what_clients_do_and_readiness_follows_the_lease(tmp_path
             lambda: figure(scrape(address(cluster, leader)), "raftlog_under_replicated_partitions") == 1,
             "the leader counts the replica that is gone",
         )
-        until(
-            lambda: figure(scrape(address(cluster, leader)), "raftlog_at_min_isr_partition_count") == 1,
-            "one replica fewer would be too few",
-        )
-        until(lambda: probe(address(cluster, leader), "readyz")[0] == 200, "the ISR says nothing about who is ready")
+        shrunk = scrape(address(cluster, leader))
+        assert figure(shrunk, "raftlog_at_min_isr_partition_count") == 1
+        assert probe(address(cluster, leader), "readyz")[0] == 200, "the ISR says nothing about who is ready"
 
         cluster.kill(others[1])  # no majority: no lease
         until(lambda: probe(address(cluster, leader), "readyz")[0] == 503, "without a lease nothing is served")
@@ -151,13 +131,13 @@ def test_a_controller_alone_is_ready_with_a_quorum_that_has_a_leader(tmp_path: P
         controllers=1,
         dedicated_controllers=True,
         directory=tmp_path,
-        config={**STEADY, "metrics.listener": "127.0.0.1:0"},
+        config={"metrics.listener": "127.0.0.1:0"},
     ) as cluster:
         endpoint = address(cluster, 1)
-        until(lambda: probe(endpoint, "readyz") == (200, {"ready": True}), "it is ready")
-        until(lambda: figure(scrape(endpoint), "raftlog_active_broker_count") == 1, "the broker has its lease")
+        assert probe(endpoint, "readyz") == (200, {"ready": True})
         figures = scrape(endpoint)
         assert figure(figures, "raftlog_active_controller_count") == 1
+        assert figure(figures, "raftlog_active_broker_count") == 1
         assert figure(figures, "raftlog_raft_state", state="leader") == 1
         assert ("raftlog_partition_count", frozenset()) not in figures
 
@@ -166,12 +146,11 @@ def test_the_coordinator_of_a_group_tells_how_far_it_is_behind_wherever_the_part
     config: dict[str, str | int] = {**STEADY, "metrics.listener": "127.0.0.1:0", "metrics.group.lag.interval.ms": 100}
     with Cluster(nodes=3, directory=tmp_path, config=config) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic("orders", replica_assignment=[[1], [2], [3]], timeout=60)
-        began_s = time.time()
+            admin.create_topic("orders", replica_assignment=[[1], [2], [3]])
         with Producer(cluster.bootstrap) as producer:
             for number in range(30):
                 producer.send("orders", b"x", partition=number % 3)
-            producer.flush(60)
+            producer.flush(30)
         with Consumer(cluster.bootstrap, group_id="billing", enable_auto_commit=False) as consumer:
             consumer.assign([TopicPartition("orders", partition) for partition in range(3)])
             consumer.commit({TopicPartition("orders", partition): 4 for partition in range(3)})
@@ -185,10 +164,9 @@ def test_the_coordinator_of_a_group_tells_how_far_it_is_behind_wherever_the_part
             }
 
         until(lambda: lags("raftlog_group_lag_records") == {"0": 6, "1": 6, "2": 6}, "every leader says where it ends")
-        until(lambda: lags("raftlog_group_lag_seconds").keys() == {"0", "1", "2"}, "for how long, too")
         seconds = lags("raftlog_group_lag_seconds")
-        most_s = time.time() - began_s + 1
-        assert all(0 < value < most_s for value in seconds.values()), f"since record 4 was written: {seconds}"
+        assert seconds.keys() == {"0", "1", "2"}
+        assert all(0 < value < 60 for value in seconds.values()), f"since record 4 was written: {seconds}"
         with Consumer(cluster.bootstrap, group_id="billing", enable_auto_commit=False) as consumer:
             consumer.assign([TopicPartition("orders", partition) for partition in range(3)])
             consumer.commit({TopicPartition("orders", partition): 10 for partition in range(3)})

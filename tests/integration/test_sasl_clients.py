@@ -45,8 +45,8 @@ from raftlog.testing import Cluster
 from tests.support.spark_query import SCHEMA
 
 PATIENCE_S = 60.0
-PROMPT_S = 25.0
-"""Below all timeouts of the clients, the least of which is the 30 s of a request."""
+PROMPT_S = 10.0
+"""Far below all timeouts of the clients."""
 OLD, NEW = "Sesame, open!", "Hocus-Pocus-77"
 ADA_MAY = [
     AclBinding("User:ada", operation, kind, "a-", PatternType.PREFIXED)

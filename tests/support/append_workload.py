@@ -23,7 +23,7 @@ _WINDOW = 40
 _PAUSE_S = 0.008
 _DRAIN_S = 150.0
 _READ_TIMEOUT_S = 90.0
-_BEHIND_S = 30.0
+_BEHIND_S = 10.0
 """So long a replica may take to get to the end that its leader has told."""
 
 
@@ -162,7 +162,7 @@ class AppendWorkload:
         """How many records were acknowledged after a time of the monotonic clock."""
         return sum(bisect_from(each.acknowledged_at, at_s) for each in self.appenders)
 
-    def wait_for_progress(self, records: int = 50, timeout_s: float = 60.0) -> float:
+    def wait_for_progress(self, records: int = 50, timeout_s: float = 30.0) -> float:
         """Return the seconds until every producer that retries had `records` more acknowledged.
 
         Raises:

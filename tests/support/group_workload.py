@@ -26,8 +26,6 @@ _ROOT = Path(__file__).parents[2]
 _SEND_PAUSE_S = 0.004
 _OBSERVE_PAUSE_S = 0.1
 _END_S = 90.0
-_PROGRESS_S = 45.0
-"""Less than group.coordinator.rebalance.timeout.ms: nobody is to be waited for until that is over."""
 
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="member-starter")
 """A member dies with the thread that started it; this one lives until the interpreter ends."""
@@ -233,7 +231,7 @@ class GroupWorkload:
             found[TopicPartition(self._topic, each.partition)] = each.offset
         return found
 
-    def wait_for_progress(self, timeout_s: float = _PROGRESS_S) -> float:
+    def wait_for_progress(self, timeout_s: float = 30.0) -> float:
         """Return the seconds until all that is there now is committed: no partition is stuck.
 
         Raises:
@@ -260,7 +258,7 @@ class GroupWorkload:
         ]
         return "\n".join([f"observer: {self._observer.errors[-1:]}", *lines])
 
-    def stop(self, timeout_s: float = _PROGRESS_S) -> None:
+    def stop(self, timeout_s: float = 30.0) -> None:
         """Send no more, wait until everything is committed, and end every member cleanly."""
         self._sender.over.set()
         self._sender.join(_END_S)

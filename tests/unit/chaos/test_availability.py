@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.availability import Starvation, longest_pause, stolen_s
+from tests.chaos.availability import Starvation, longest_pause
 from tests.chaos.operations import Operations
 
 
@@ -48,13 +48,6 @@ def test_who_sleeps_is_not_starved() -> None:
 def test_processes_that_have_ended_do_not_count() -> None:
     assert Starvation({1: 5.0, 2: 1.0}).until(Starvation({2: 1.5})) == 0.5
     assert os.getpid() in Starvation.now([]).waited_s
-
-
-def test_what_other_machines_had_of_the_processors_counts() -> None:
-    ticks = os.sysconf("SC_CLK_TCK")
-    assert stolen_s(f"cpu  1 2 3 4 5 6 7 {3 * ticks} 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n") == 3
-    assert stolen_s("cpu  1 2 3 4\n") == 0
-    assert stolen_s(Path("/proc/stat").read_text()) >= 0
 
 
 def test_operations_are_kept_in_order_with_their_outcome(tmp_path: Path) -> None:

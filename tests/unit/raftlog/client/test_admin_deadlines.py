@@ -44,7 +44,7 @@ def test_the_timeout_is_kept_when_nobody_answers(silent: str, timeout_ms: int, m
             started = time.monotonic()
             with pytest.raises((BrokerUnavailable, RequestTimedOut)):
                 call()
-            assert time.monotonic() - started < 40
+            assert time.monotonic() - started < timeout_ms / 1000 + 0.4
 
 
 def test_what_a_broker_says_wins_over_those_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
