@@ -89,14 +89,12 @@ class AdminCalls:
         if self.closed:
             raise ClosedError("the admin client is closed, or was made in another process")
         loop = asyncio.get_running_loop()
+        limit_s = self._limit_s(timeout)
         started = loop.time()
+        deadline = started + limit_s
         failures = 0
-        last: RaftlogError | None = None
+        last: RaftlogError = RequestTimedOut(f"no answer within {limit_s:g} s" if limit_s else "no answer yet")
         while True:
-            limit_s = self._limit_s(timeout)  # longer once somebody has answered, whatever that was
-            deadline = started + limit_s
-            if last is None:
-                last = RequestTimedOut(f"no answer within {limit_s:g} s" if limit_s else "no answer yet")
             try:
                 async with asyncio.timeout_at(deadline + _DEADLINE_MARGIN_S):
                     result = await attempt(deadline)
@@ -110,7 +108,7 @@ class AdminCalls:
                 last = error
                 failures += 1
                 pause_s = self._options.pauses.after_ms(error, failures) / 1000
-                deadline = started + self._limit_s(timeout)
+                deadline = started + self._limit_s(timeout)  # later once somebody has answered, whatever that was
                 final = isinstance(error, UnknownTopicOrPartition) and failures > 3
                 if final or loop.time() + pause_s >= deadline:
                     raise
