@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from raftlog._alarm import Alarm
 from raftlog._client.background import abandon_after_fork, loop_thread
 from raftlog._client.commit_arguments import as_partition
 from raftlog._client.consumer import ConsumerEngine
@@ -83,7 +83,7 @@ class Consumer(GroupCalls):
         check_group_options(resolved, options, config or {})
         self._tracing = consumer_tracing(resolved)
         self._thread = loop_thread()
-        self._data = threading.Event()
+        self._data = Alarm()
         self._unread = Unread()
 
         async def make() -> ConsumerEngine:

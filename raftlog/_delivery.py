@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from raftlog._alarm import Alarm
 from raftlog.types import RecordMetadata
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def wait_sync(batch: Batch, timeout: float | None) -> None:
         from raftlog.errors import InvalidRequestError
 
         raise InvalidRequestError("waiting for a delivery inside a delivery callback would be for ever")
-    done = threading.Event()
+    done = Alarm()
     if when_done(batch, done.set):
         engine.close_batches((batch,))
         if not done.wait(timeout):

@@ -186,12 +186,15 @@ class Producer(TransactionMethods):
                 engine.check_may_send()
                 placed = engine.place(queues, value, key, partition, pairs, at_ms, size)
                 if placed is None:
-                    deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
-                    engine.wait_for_room(size, deadline)
-                    continue
-                batch, index, full = placed
-                if traceparent is not None:
-                    batch.trace(traceparent)
+                    given_back = engine.want_room()
+                else:
+                    batch, index, full = placed
+                    if traceparent is not None:
+                        batch.trace(traceparent)
+            if placed is None:
+                deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
+                engine.wait_for_room(given_back, size, deadline)
+                continue
             if full is not None or not index:
                 engine.after_place(full)
             return Delivery(batch, index)
@@ -270,11 +273,13 @@ class Producer(TransactionMethods):
                 engine.check_may_send()
                 placed = engine.place_columns(queues, piece)
                 if placed is None:
-                    deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
-                    engine.wait_for_room(piece.size_bytes, deadline)
-                    continue
-                if traceparent is not None:
+                    given_back = engine.want_room()
+                elif traceparent is not None:
                     placed[-1].trace(traceparent)
+            if placed is None:
+                deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
+                engine.wait_for_room(given_back, piece.size_bytes, deadline)
+                continue
             engine.encode(placed)
             return placed[-1]
 

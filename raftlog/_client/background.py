@@ -7,15 +7,16 @@ workers); a child that was forked after is told so instead of hanging.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import atexit
 import contextlib
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Coroutine
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
+from raftlog._alarm import Alarm
 from raftlog._delivery import Deadline
 from raftlog.errors import ClosedError, InvalidRequestError
 
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 _LOOK_S: Final = 1.0
 """How often a thread that waits for the loop looks whether the loop is still there."""
+_END_S: Final = 1.0
+"""How long the end of a program waits for what is cancelled on the loop."""
 _ENDED: Final = (
     "the event loop thread of this client has ended, or belongs to the process that this one was forked from; "
     "make a new client"
@@ -67,6 +70,20 @@ class LoopThread:
             except (SystemExit, KeyboardInterrupt):  # raised by a user's code; the other clients need the loop
                 logger.exception("something on the client's event loop wanted to exit; the loop goes on")
 
+    def end(self) -> None:
+        """Cancel what is under way and end the thread; given up after a few seconds, if something blocks the loop."""
+        if self.alive and threading.current_thread() is not self._thread:
+            self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._wind_up()))
+            self._thread.join(2 * _END_S)
+
+    async def _wind_up(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_END_S)
+        self.loop.stop()
+
     @property
     def alive(self) -> bool:
         """Whether the loop runs: not after it broke, nor in a child that was forked."""
@@ -89,24 +106,59 @@ class LoopThread:
         if not self.alive:
             work.close()
             raise ClosedError(_ENDED)
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        call = _Call(work, self.loop)
         deadline = Deadline(timeout)
         try:
+            self.loop.call_soon_threadsafe(call.begin)
             while True:
                 left_s = deadline.left()
-                done, _ = concurrent.futures.wait([future], _LOOK_S if left_s is None else min(_LOOK_S, left_s))
-                if done:
-                    try:
-                        return future.result()
-                    except concurrent.futures.CancelledError:
-                        raise ClosedError("the client was closed by another thread while this call waited") from None
+                if call.over.wait(_LOOK_S if left_s is None else min(_LOOK_S, left_s)):
+                    break
                 if not self.alive:
                     raise ClosedError(_ENDED)
                 if left_s is not None and left_s <= _LOOK_S:
                     raise TimeoutError(f"no answer within {timeout:g} s" if timeout else "no answer yet")
-        except (KeyboardInterrupt, TimeoutError):
-            future.cancel()
+        except BaseException:  # whatever a signal's handler raises
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(call.cancel)
             raise
+        try:
+            return call.result()
+        except asyncio.CancelledError:
+            raise ClosedError("the client was closed by another thread while this call waited") from None
+
+
+class _Call(Generic[T]):
+    """One coroutine that a thread has run on the loop. A `concurrent.futures.Future` has a lock that an interrupt of
+    that thread could leave locked for ever, and with it the loop."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self.over = Alarm()
+        self._work = work
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        """Start it; on the loop."""
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # asked for: perhaps nobody waits for it any more
+        self.over.set()
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; on the loop."""
+        if self._task is None:
+            self._work.close()
+        else:
+            self._task.cancel()
+
+    def result(self) -> T:
+        """Return its result, or raise what it has raised; once it is over."""
+        assert self._task is not None
+        return self._task.result()
 
 
 class Engine(Protocol):
@@ -125,6 +177,9 @@ class Draining(Protocol):
 
     async def drain(self) -> None:
         """Finish them, in bounded time."""
+
+    def undelivered(self) -> int:
+        """Return how many there are, in any thread."""
 
 
 class Client(Protocol):
@@ -190,6 +245,23 @@ def loop_thread() -> LoopThread:
         if _current is None or not _current.alive:
             _current = LoopThread()
         return _current
+
+
+def _before_the_interpreter_ends() -> None:
+    """A loop of uvloop that has something to do once the interpreter is gone crashes the process (SIGSEGV)."""
+    for client in list(_clients):
+        engine = client._engine
+        if not engine.closed and isinstance(engine, Draining) and (count := engine.undelivered()):
+            logger.warning(
+                "the program ends with a producer whose records are not all acknowledged, %d may be lost; "
+                "close or flush it before",
+                count,
+            )
+    if _current is not None:
+        _current.end()
+
+
+atexit.register(_before_the_interpreter_ends)
 
 
 def _after_fork_in_child() -> None:

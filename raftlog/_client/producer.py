@@ -407,7 +407,7 @@ class ProducerEngine(GatedBuffer):
             left = list(self.accumulator.incomplete)
         self.fail(left, ClosedError("the producer was closed before the record was acknowledged"))
         with self.lock:
-            self.room.notify_all()
+            self.ring_for_room()
         if self.ids is not None:
             await self.ids.close()
         await self.metadata.close()

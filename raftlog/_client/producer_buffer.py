@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from raftlog._alarm import Alarm
 from raftlog._client.options import ProducerOptions
 from raftlog._core.accumulator import Accumulator, AccumulatorConfig
 from raftlog._core.batch import BATCH_BYTES, Batch
@@ -62,12 +63,12 @@ class ProducerBuffer:
             owner=self,
         )
         self.figures = ProducerFigures(options.delivery_timeout_ms, monotonic_ms() / 1_000)
-        self.room = threading.Condition(self.lock)
         self.closed: RaftlogError | None = None
         self._pid = os.getpid()
         self._loop_thread_id = threading.get_ident()
         self._wake_pending = False
-        self._room_waiters = 0
+        self._room_alarms: list[Alarm] = []
+        """Of threads that wait until memory is given back."""
         self._room_futures: list[asyncio.Future[None]] = []
 
     def _pump(self) -> None:
@@ -241,8 +242,15 @@ class ProducerBuffer:
             if queues is not None and batch.queue.partition == queues.sticky:
                 queues.next_sticky()
 
-    def wait_for_room(self, size: int, deadline: Deadline) -> None:
-        """Wait in a thread, with the lock held, until memory was given back.
+    def want_room(self) -> Alarm:
+        """Return what is set once memory is given back, for `wait_for_room`. The caller holds the lock."""
+        self.accumulator.hurry()
+        alarm = Alarm()
+        self._room_alarms.append(alarm)
+        return alarm
+
+    def wait_for_room(self, given_back: Alarm, size: int, deadline: Deadline) -> None:
+        """Wait in a thread, without the lock, until memory was given back.
 
         Raises:
             BufferExhausted: the deadline has passed, or this is the event loop's thread, which must not wait.
@@ -250,14 +258,11 @@ class ProducerBuffer:
         left_s = self._time_for_room(size, deadline)
         if self.on_loop():
             raise self._no_room(size)
-        self.accumulator.hurry()
         self.wake()
-        self._room_waiters += 1
         began_s = monotonic_ms() / 1_000
         try:
-            self.room.wait(left_s)
+            given_back.wait(left_s)
         finally:
-            self._room_waiters -= 1
             self._note_wait(began_s)
 
     async def room_given_back(self, size: int, deadline: Deadline) -> None:
@@ -317,10 +322,14 @@ class ProducerBuffer:
             if batch.callbacks:
                 callbacks += batch.callbacks
                 batch.callbacks = None
-            if self._room_waiters:
-                self.room.notify_all()
+            self.ring_for_room()
             if self._room_futures:
                 callbacks.append(self._release_room_futures)
+
+    def ring_for_room(self) -> None:
+        """Wake the threads that wait for memory; under the lock."""
+        while self._room_alarms:
+            self._room_alarms.pop().set()
 
     def _release_room_futures(self) -> None:
         futures, self._room_futures = self._room_futures, []
@@ -342,6 +351,11 @@ class ProducerBuffer:
             waiting = list(self.accumulator.incomplete)
         for batch in waiting:
             await wait_async(batch)
+
+    def undelivered(self) -> int:
+        """Return how many records are neither acknowledged nor failed for good."""
+        with self.lock:
+            return sum(batch.count or len(batch.values) for batch in self.accumulator.incomplete)
 
     @staticmethod
     def finish(callbacks: Callbacks) -> None:

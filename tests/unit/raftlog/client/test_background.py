@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from raftlog._client.background import LoopThread, loop_thread
 from raftlog.errors import ClosedError
 from tests.support.fake_broker import FakeCluster
 
+ROOT = Path(__file__).parents[4]
 FAST: dict[str, Any] = {"linger_ms": 0.5, "retry_backoff_ms": 1, "retry_backoff_max_ms": 20}
 
 
@@ -119,3 +123,57 @@ def test_a_delivery_outlives_its_producer(cluster: FakeCluster) -> None:
     gc.collect()
     assert delivery.result(30).offset == 0
     assert until(lambda: delivery._batch.owner.closed is not None)
+
+
+def ended(script: str, *arguments: str) -> tuple[int, str]:
+    """Run a program; return its exit code and what it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout
+
+
+def test_the_loop_does_not_outlive_the_interpreter() -> None:
+    """The end of the process is held up for a second, after that of the interpreter; the loop has a timer then."""
+    script = """if True:
+        import asyncio, ctypes, sys, time
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc.sleep, None)  # of the exit code
+        from raftlog._client.background import loop_thread
+        thread = loop_thread()
+        thread.loop.call_soon_threadsafe(thread.loop.call_later, 0.7, int)
+        thread.run(asyncio.sleep(0))
+        time.sleep(0.2)  # it waits for its timer
+        sys.exit(1)
+    """
+    assert ended(script) == (1, "")
+
+
+def test_a_program_ends_with_clients_that_nobody_has_closed(cluster: FakeCluster) -> None:
+    script = """if True:
+        import sys
+        from raftlog import Admin, Consumer, Producer
+        producer, consumer, admin = Producer(sys.argv[1]), Consumer(sys.argv[1]), Admin(sys.argv[1])
+        producer.send("t", b"x").result(30)
+        consumer.subscribe("t")
+    """
+    assert ended(script, cluster.bootstrap) == (0, "")
+
+
+def test_a_program_that_ends_before_its_records_are_acknowledged_says_so(cluster: FakeCluster) -> None:
+    script = """if True:
+        import sys
+        from raftlog import Producer
+        producer = Producer(sys.argv[1])
+        producer.send_batch("t", [b"x", b"y"])
+        producer.send("t", b"z")
+    """
+    cluster.hold_acks()
+    code, output = ended(script, cluster.bootstrap)
+    assert code == 0, output
+    assert "not all acknowledged, 3 may be lost" in output

@@ -33,7 +33,7 @@ def test_waits_for_room_and_what_is_under_way_are_seen() -> None:
 
         def release() -> None:
             deadline = time.monotonic() + 30
-            while not producer._engine._room_waiters and time.monotonic() < deadline:
+            while not producer._engine._room_alarms and time.monotonic() < deadline:
                 time.sleep(0.001)
             time.sleep(0.01)
             cluster.release_acks()
