@@ -83,7 +83,8 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         """Create a topic and return its description once brokers know it; None with `validate_only`.
 
         `replica_assignment` has the brokers of each partition, the preferred leader first, in place of the numbers of
-        partitions and replicas; else brokers that have least get them, in racks of their own.
+        partitions and replicas; else brokers that have least get them, in racks of their own. 0 partitions or replicas
+        are as many as the brokers' `num.partitions` and `default.replication.factor` say.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.create_topic("payments")

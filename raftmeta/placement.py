@@ -22,10 +22,11 @@ def place_partitions(image: MetadataImage, partitions: int, replication_factor: 
     available = [broker for _, broker in sorted(image.brokers.items()) if broker.takes_replicas]
     if not 1 <= replication_factor <= len(available):
         cordoned = sum(broker.active and not broker.takes_replicas for broker in image.brokers.values())
+        many = len(available)
         raise InvalidReplicationFactor(
-            f"replication factor {replication_factor}: there are {len(available)} brokers that are up "
-            f"{'and not cordoned or drained ' if cordoned else ''}of {len(image.brokers)} registered, "
-            f"so it can be from 1 to {len(available)}"
+            f"replication factor {replication_factor}: of {len(image.brokers)} registered brokers {many or 'none'} "
+            f"{'is' if many < 2 else 'are'} up{' and not cordoned or drained' if cordoned else ''}"
+            + (f", so it can be {'1' if many == 1 else f'from 1 to {many}'}" if many else "")
         )
     led = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).leaderships for broker in available}
     held = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).replicas for broker in available}

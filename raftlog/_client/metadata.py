@@ -16,6 +16,7 @@ from raftlog._core.backoff import Pace, Pauses
 from raftlog._core.cluster import BrokerView, ClusterCache, TopicView
 from raftlog.errors import (
     AuthorizationError,
+    BrokerUnavailable,
     RaftlogError,
     RetriableError,
     UnknownTopicOrPartition,
@@ -30,6 +31,31 @@ NAMES_AT_A_TIME: Final = 4_000
 """Topics in one question: brokers take 10 000, and 1 MiB, which is 4 161 of the longest names."""
 UNKNOWN_TOPIC_GRACE_S: Final = 2.0
 """A topic that brokers deny for this long does not exist; before, they may not have heard of it yet."""
+
+_TOLD_AFTER_S: Final = 10.0
+"""After so long without an answer the log says so."""
+
+
+class _Outage:
+    """Tells the log, once each time, that nobody answers for long, and when it is over."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._told = False
+
+    def answered(self) -> None:
+        """Somebody has answered."""
+        if self._told:
+            logger.warning("brokers answer again")
+        self._since_s, self._told = None, False
+
+    def failed(self, error: RaftlogError, asked_at_s: float, now_s: float) -> None:
+        """Nobody has, to the question of that time; another one follows."""
+        if self._since_s is None:
+            self._since_s = asked_at_s
+        if not self._told and isinstance(error, BrokerUnavailable) and now_s - self._since_s >= _TOLD_AFTER_S:
+            logger.warning("%s; asking on, for %.0f s now", error, now_s - self._since_s)
+            self._told = True
 
 
 class MetadataCache:
@@ -130,6 +156,7 @@ class MetadataCache:
         failures = 0
         asked_at_s = loop.time()
         pause_ms = 0.0
+        outage = _Outage()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._max_age_s):
@@ -141,15 +168,18 @@ class MetadataCache:
                         await self._stale.wait()
             self._stale.clear()
             self._wanted_at_once, self._missing_since_s = False, None
+            began_s = loop.time()
             try:
                 await self.refresh()
                 failures = 0
+                outage.answered()
                 pause_ms = min(self._pauses.retry.pause_ms(1), _AT_MOST_EVERY_MS)
             except RaftlogError as error:
                 failures += 1
                 pause_ms = self._pauses.after_ms(error, failures)
                 self._stale.set()
                 logger.debug("metadata refresh failed: %s", error)
+                outage.failed(error, began_s, loop.time())
             except Exception:  # one of ours, of who was told: nobody else must be left without metadata for ever
                 logger.exception("what follows from new metadata failed")
             asked_at_s = loop.time()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from raftlog.errors import InvalidConfig
 
@@ -12,10 +13,13 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[str]:
     """Return the addresses in "host:port,host:port" or in a list of such.
 
     Raises:
-        InvalidConfig: an address without a port, or none at all.
+        InvalidConfig: an address without a port, or none at all, or something that is not text.
     """
-    items = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
-    addresses = [item.strip() for item in items if item.strip()]
+    items: Any = bootstrap.split(",") if isinstance(bootstrap, str) else bootstrap
+    given = list(items) if isinstance(items, Iterable) else [items]
+    if not all(isinstance(item, str) for item in given):
+        raise InvalidConfig(f"bootstrap is {bootstrap!r}: give host:port, or a list of such, as text")
+    addresses = [item.strip() for item in given if item.strip()]
     if not addresses:
         raise InvalidConfig("bootstrap is empty; name at least one broker as host:port")
     for address in addresses:

@@ -72,6 +72,7 @@ BootstrapOption = Annotated[
     str | None,
     typer.Option(
         "--bootstrap",
+        "--bootstrap-server",
         "-b",
         envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT,...",

@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -17,9 +18,10 @@ import typer
 from raftlog._server_root import server_command, server_environment
 from raftlog.cli.output import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE, key_value_pairs, print_error, print_note
 from raftlog.cli.signals import AskedToEnd, StopFlag
-from raftlog.testing import Cluster
+from raftlog.testing import Cluster, ServerFailed
 
-_DEFAULT_PORT = int(BOOTSTRAP_DEFAULT.rpartition(":")[2])
+_HOST, _, _PORT = BOOTSTRAP_DEFAULT.rpartition(":")
+_DEFAULT_PORT = int(_PORT)
 _LOOK_AFTER_S = 0.5
 _CONNECT_S = 0.2
 _CLEANLY = "with exit code 0"
@@ -75,6 +77,13 @@ def up(
             cluster = stack.enter_context(Cluster(nodes, directory=data, port=port, config=config))
         except AskedToEnd as asked:
             raise typer.Exit(asked.exit_code) from None
+        except ServerFailed as failed:
+            if "cannot listen on" in str(failed) and (taken := _taken(range(port, port + nodes) if port else ())):
+                raise ServerFailed(
+                    f"somebody else listens at {taken}, another cluster perhaps; choose other ports with --port, "
+                    "0 for free ones"
+                ) from failed
+            raise
         starting = False
         _print_welcome(cluster, keeps_data=data is not None)
         watch = _Watch(cluster)
@@ -84,6 +93,20 @@ def up(
                 raise typer.Exit(1 if watch.failed else 0)
         print_note("stopping")
         watch.tell_who_runs_on()
+
+
+def _taken(ports: Iterable[int]) -> str:
+    """Return the addresses that nobody can listen at now, with commas between."""
+    found = []
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, port))
+                probe.listen()
+            except OSError:
+                found.append(f"{_HOST}:{port}")
+    return ", ".join(found)
 
 
 class _Watch:

@@ -122,7 +122,7 @@ def test_the_cluster_is_described(run: Run, cluster: Cluster) -> None:
     [broker] = described["brokers"]
     assert f"{broker['host']}:{broker['port']}" == cluster.bootstrap
     assert described["controller_id"] == 1
-    assert described["cluster_id"] in run("cluster", "describe").out
+    assert described["cluster_id"] in run("cluster", "describe", "--bootstrap-server", cluster.bootstrap).out
 
 
 def test_lines_go_in_and_come_out(run: Run, topic: str) -> None:
@@ -396,6 +396,15 @@ def test_a_second_up_leaves_the_files_of_the_first_alone(tmp_path: Path) -> None
             assert {name: (tmp_path / "node-1" / name).read_bytes() for name in files} == files
         finally:
             process.terminate()
+
+
+def test_up_says_which_of_its_ports_is_in_use(cluster: Cluster) -> None:
+    taken = int(cluster.bootstrap.rpartition(":")[2])
+    with raftlog_up("--nodes", "2", "--port", str(taken - 1)) as process:
+        _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert errors.startswith("error: somebody else listens at 127.0.0.1:")
+    assert f"127.0.0.1:{taken}, another cluster perhaps; choose other ports with --port" in errors
 
 
 def test_up_says_how_a_server_ended(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_the_number_of_partitions_is_bounded(partitions: int) -> None:
 def test_the_replication_factor_is_bounded_by_the_brokers_that_are_up(replication_factor: int) -> None:
     error = refusal(ONE_BROKER, create_topic("a", 1, replication_factor=replication_factor))
     assert isinstance(error, InvalidReplicationFactor)
-    assert f"replication factor {replication_factor}: there are 1 brokers that are up" in str(error)
+    assert f"replication factor {replication_factor}: of 1 registered brokers 1 is up, so it can be 1" in str(error)
 
 
 def test_validate_only_checks_everything_and_changes_nothing() -> None:

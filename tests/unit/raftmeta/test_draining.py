@@ -160,7 +160,7 @@ def test_new_replicas_go_elsewhere(flag: dict[str, bool]) -> None:
     assert all(1 not in partition_of(image, 2, number).replicas for number in range(6))
     error = refusal(image, create_topic("c", 3, 1, 3))
     assert isinstance(error, InvalidReplicationFactor)
-    assert "2 brokers that are up and not cordoned or drained of 3 registered" in str(error)
+    assert "of 3 registered brokers 2 are up and not cordoned or drained, so it can be from 1 to 2" in str(error)
     assert isinstance(refusal(image, create_partitions("a", 2)), InvalidReplicationFactor)
 
 

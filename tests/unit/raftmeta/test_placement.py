@@ -51,8 +51,11 @@ def test_fenced_brokers_and_those_that_are_shutting_down_get_nothing() -> None:
     stopping = replace(image.brokers[2], in_controlled_shutdown=True)
     image = replace(image, brokers={**image.brokers, 0: fenced, 2: stopping})
     assert list(place_partitions(image, 2, 1)) == [(1,), (1,)]
-    with pytest.raises(InvalidReplicationFactor, match="there are 1 brokers that are up of 3 registered"):
+    with pytest.raises(InvalidReplicationFactor, match=r"of 3 registered brokers 1 is up, so it can be 1$"):
         place_partitions(image, 1, 2)
+    fenced_too = replace(image.brokers[1], fenced=True)
+    with pytest.raises(InvalidReplicationFactor, match=r"of 3 registered brokers none is up$"):
+        place_partitions(replace(image, brokers={**image.brokers, 1: fenced_too}), 1, 1)
 
 
 def assigned(*replicas: Sequence[int], partitions: int | None = None, factor: int | None = None) -> MetadataCommand:

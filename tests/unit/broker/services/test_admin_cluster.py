@@ -25,7 +25,7 @@ def test_a_topic_has_as_many_replicas_as_there_are_brokers_at_most() -> None:
         for values in ({"replication_factor": 2}, {}):
             error = (await cluster.create("a", **values)).error
             assert error.code == common_pb2.INVALID_REPLICATION_FACTOR
-            assert "1 brokers that are up of 1 registered, so it can be from 1 to 1" in error.message
+            assert "of 1 registered brokers 1 is up, so it can be 1" in error.message
         await cluster.metadata.add_broker(2, port=9093)
         for name, values in (("a", {"replication_factor": 2}), ("b", {})):
             created = await cluster.create(name, **values)

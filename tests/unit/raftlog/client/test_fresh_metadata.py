@@ -86,3 +86,30 @@ def test_what_was_known_is_no_answer_when_nobody_answers(monkeypatch: pytest.Mon
         assert isinstance(fresh.exception(), BrokerUnavailable)
 
     run(monkeypatch, scenario)
+
+
+def test_an_outage_is_told_once_and_so_is_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("raftlog._client.metadata._TOLD_AFTER_S", 0.1)
+
+    async def scenario(asked: Asked) -> None:
+        async def fail_for(duration_s: float) -> None:
+            until = asyncio.get_running_loop().time() + duration_s
+            while asyncio.get_running_loop().time() < until:
+                (await asked.questions.get()).set_exception(NobodyAnswers(["127.0.0.1:1: it refused the connection"]))
+
+        asked.cache.request_refresh()
+        await fail_for(0.5)
+        (await asked.questions.get()).set_result(answer(OLD, 6))
+        asked.cache.request_refresh()
+        await fail_for(0.5)
+
+    run(monkeypatch, scenario)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition(" at ")[0] for text in told] == [
+        "no broker answers",
+        "brokers answer again",
+        "no broker answers",
+    ]
+    assert "127.0.0.1:1: it refused the connection); asking on, for " in told[0]

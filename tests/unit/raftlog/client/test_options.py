@@ -22,6 +22,10 @@ def test_a_malformed_bootstrap_is_a_bad_value_like_any_other(client: Any, bootst
 
 
 def test_addresses_come_as_text_or_as_a_list() -> None:
+    with pytest.raises(InvalidConfig, match=r"bootstrap is 9092: give host:port, or a list of such, as text"):
+        parse_bootstrap(9092)  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig, match="as text"):
+        parse_bootstrap(b"a:1")  # type: ignore[arg-type]
     assert parse_bootstrap("a:1, b:2,") == parse_bootstrap(["a:1", "b:2"]) == ["a:1", "b:2"]
 
 
