@@ -48,8 +48,12 @@ _PHRASES = {
     "Input should be": "it should be",
 }
 
+_KAFKAS_NAMES = {"bootstrap-server": "bootstrap", "command-config": "client-config", "max-messages": "max"}
+"""What fingers that know Kafka's tools type for these options."""
+
 app = typer.Typer(
     name="raftlog",
+    context_settings={"token_normalize_func": lambda token: _KAFKAS_NAMES.get(token, token)},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -72,7 +72,6 @@ BootstrapOption = Annotated[
     str | None,
     typer.Option(
         "--bootstrap",
-        "--bootstrap-server",
         "-b",
         envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT,...",

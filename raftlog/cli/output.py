@@ -30,14 +30,7 @@ BOOTSTRAP_VARIABLE = "RAFTLOG_BOOTSTRAP"
 
 BootstrapOption = Annotated[
     str,
-    typer.Option(
-        "--bootstrap",
-        "--bootstrap-server",
-        "-b",
-        envvar=BOOTSTRAP_VARIABLE,
-        metavar="HOST:PORT,...",
-        help="Where the cluster is.",
-    ),
+    typer.Option("--bootstrap", "-b", envvar=BOOTSTRAP_VARIABLE, metavar="HOST:PORT,...", help="Where the cluster is."),
 ]
 OutputOption = Annotated[
     Output,

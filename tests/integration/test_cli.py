@@ -111,6 +111,18 @@ def test_a_topics_settings(run: Run, topic: str) -> None:
     assert json.loads(run("config", "describe", "broker", "1", "--all", "-o", "json").out)
 
 
+def test_options_by_kafkas_names(run: Run, topic: str, cluster: Cluster, tmp_path: Path) -> None:
+    settings = tmp_path / "client.toml"
+    settings.write_text('"client.id" = "c"\n')
+    where = ["--bootstrap-server", cluster.bootstrap, "--command-config", str(settings)]
+    assert run("produce", topic, *where, stdin="a\nb\n").code == 0
+    assert (
+        run("consume", topic, "--from-beginning", "--max-messages", "1", f"--bootstrap-server={cluster.bootstrap}").code
+        == 0
+    )
+    assert "bootstrap-server" not in run("consume", "--help").out
+
+
 def test_the_servers_keys_are_listed_without_a_server(run: Run) -> None:
     keys = {key["key"]: key for key in json.loads(run("config", "server-keys", "-o", "json").out)}
     assert keys["log.dirs"]["doc"]
@@ -122,7 +134,7 @@ def test_the_cluster_is_described(run: Run, cluster: Cluster) -> None:
     [broker] = described["brokers"]
     assert f"{broker['host']}:{broker['port']}" == cluster.bootstrap
     assert described["controller_id"] == 1
-    assert described["cluster_id"] in run("cluster", "describe", "--bootstrap-server", cluster.bootstrap).out
+    assert described["cluster_id"] in run("cluster", "describe").out
 
 
 def test_lines_go_in_and_come_out(run: Run, topic: str) -> None:
