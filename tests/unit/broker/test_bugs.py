@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.bugs import report
+from tests.support.logged import records_of
 
 
 def test_the_loop_hears_of_it() -> None:
@@ -24,5 +25,6 @@ def test_the_loop_hears_of_it() -> None:
 
 def test_without_a_loop_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     report("a reader", ValueError("what was wrong"))
-    assert [(record.levelname, record.message) for record in caplog.records] == [("ERROR", "a reader")]
+    (record,) = records_of(caplog, "broker.bugs")
+    assert (record.levelname, record.message) == ("ERROR", "a reader")
     assert "what was wrong" in caplog.text

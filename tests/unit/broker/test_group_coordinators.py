@@ -20,6 +20,7 @@ from raftlog.v1.records_pb2 import CreatePartitionsCommand, CreateTopicCommand, 
 from raftmeta.image import MetadataImage
 from tests.support import virtual_time
 from tests.support.broker_parts import SwitchedLease
+from tests.support.logged import records_of
 from tests.support.memory_metadata import MemoryMetadata
 from tests.support.metadata import alter_broker
 
@@ -242,7 +243,7 @@ def test_where_no_others_come_it_is_made_with_a_warning_that_names_the_key(
         assert len((await topics.consumer_offsets()).partitions[0].replicas) == 1
 
     virtual_time.run(scenario())
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    (warning,) = (r.getMessage() for r in records_of(caplog, "broker") if r.levelname == "WARNING")
     assert "made with 1 of 3 replicas" in warning
     assert "set offsets.topic.replication.factor" in warning
 
@@ -259,7 +260,7 @@ def test_who_has_set_the_replication_factor_does_not_wait() -> None:
 
 def test_a_session_timeout_that_a_slow_follower_can_outlast_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_timeouts(15_000, 10_000)
-    assert not caplog.records
+    assert not records_of(caplog, "broker")
     warn_of_timeouts(10_000, 10_000)
     assert "group.consumer.session.timeout.ms=10000 is not above replica.lag.time.max.ms=10000" in caplog.text
 

@@ -12,6 +12,7 @@ import pytest
 
 from broker import role_changes
 from raftmeta.image import NO_LEADER
+from tests.support import virtual_time
 from tests.support.broker_parts import TOPIC_ID, Parts
 
 
@@ -44,7 +45,7 @@ def test_each_has_a_line_but_for_many_that_change_together(
             assert together.levelno == logging.INFO
             assert sum(counts(caplog, level)["leader_lost"] for level in (logging.INFO, logging.DEBUG)) == 5
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())  # so that it all happens within a second
 
 
 def test_a_partition_whose_log_went_with_the_disk_is_named_once_and_told_to_clients(

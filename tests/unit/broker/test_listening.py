@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 from broker.listening import LOOPBACK, EitherFront, why_not
 
 
-def test_the_reason_is_the_operating_systems() -> None:
+def no_such_name(*_: object, **__: object) -> NoReturn:
+    """As the resolver says, without a server to ask."""
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+def test_the_reason_is_the_operating_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert why_not("127.0.0.1", taken.getsockname()[1]) == "address already in use"
     assert why_not("192.0.2.1", 0) == "cannot assign requested address"
-    assert "known" in why_not("nobody.invalid", 9092)
     assert "gRPC refused it" in why_not("127.0.0.1", 0)
+    monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
+    assert why_not("nobody.invalid", 9092) == "name or service not known"
 
 
 def test_connections_that_a_close_ends_are_no_errors() -> None:

@@ -11,6 +11,7 @@ from broker import quorum_role
 from broker.quorum_role import or_failure
 from raftlog.errors import StorageError
 from tests.support import virtual_time
+from tests.support.logged import lines_of
 
 
 def test_waiting_is_told_with_what_is_missing(
@@ -37,7 +38,7 @@ def test_waiting_is_told_with_what_is_missing(
 
     with caplog.at_level(logging.INFO):
         virtual_time.run(scenario())
-    assert [record.getMessage() for record in caplog.records] == [
+    assert lines_of(caplog, "broker") == [
         "waiting for the quorum: controller 2",
         "waiting for the quorum: controller 3",
     ]
@@ -50,7 +51,7 @@ def test_what_is_quick_is_done_without_a_word(caplog: pytest.LogCaptureFixture) 
 
     with caplog.at_level(logging.INFO):
         virtual_time.run(scenario())
-    assert not caplog.records
+    assert not lines_of(caplog, "broker")
 
 
 def test_a_failure_ends_the_wait_and_the_work() -> None:
@@ -85,4 +86,4 @@ def test_where_nothing_is_missing_nothing_is_named(
 
     with caplog.at_level(logging.INFO):
         virtual_time.run(scenario())
-    assert [record.getMessage() for record in caplog.records] == ["waiting for the quorum"]
+    assert lines_of(caplog, "broker") == ["waiting for the quorum"]

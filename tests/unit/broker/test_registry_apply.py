@@ -32,6 +32,7 @@ from raftmeta.replay import replay_all
 from replication.ports import Diverging, Replica
 from tests.support.batches import batch_of
 from tests.support.broker_parts import TOPIC_ID, Parts, image_with, partition_records, removal
+from tests.support.logged import records_of
 from tests.support.replica_link import settle
 from tests.unit.broker.test_registry_replicas import KEY, directories, fill, image, offline, with_topic
 
@@ -417,7 +418,7 @@ def test_a_damaged_replica_that_nobody_can_stand_in_for_goes_on(
             await settle()
             assert parts.registry.find(*KEY).leads
             assert offline(parts) == []
-            (line,) = (each for each in caplog.records if each.levelno == logging.ERROR)
+            (line,) = (each for each in records_of(caplog, "broker") if each.levelno == logging.ERROR)
             assert "00.log position 7" in line.getMessage()
 
     asyncio.run(scenario())

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from broker.services import metadata
 from broker.services.replicas import LogIdentity
 from raftlog.errors import NotLeader
 from raftlog.v1 import admin_pb2, common_pb2
@@ -164,6 +165,8 @@ def test_the_cluster_is_described_with_what_brokers_carry() -> None:
 
 
 def test_what_this_broker_has_not_heard_of_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "CATCH_UP_SECONDS", 60.0)
+
     async def work(cluster: Cluster) -> None:
         ahead = cluster.image.offset + 2
         request = admin_pb2.DescribeClusterRequest(min_metadata_offset=ahead)

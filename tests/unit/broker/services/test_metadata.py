@@ -339,10 +339,9 @@ def test_a_watcher_that_does_not_read_is_cut_off_and_others_are_not_harmed(monke
         await slow.read()  # it is being served, and reads no more
         serving = writes.last_begun_by
         observer = Observer(stub)
-        reading = asyncio.create_task(observer.until(metadata.image.offset + 3))
         for number in range(3):  # some 300 kB each, more than the connection takes without a reader
             await metadata.propose(create_topic(f"t{number}", 100 + number, partitions=10_000))
-        await reading
+        await observer.until(metadata.image.offset)
         assert observer.image == metadata.image
         while serving not in writes.under_way.values():  # noqa: ASYNC110 - it has got so far soon, and tells nobody
             await asyncio.sleep(0.01)
