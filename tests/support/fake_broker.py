@@ -146,6 +146,8 @@ class FakeCluster:
         self.ports: dict[int, int] = {}
         self.requests: list[tuple[int, int]] = []
         """(node, batches) of each produce request."""
+        self.answered = 0
+        """Produce requests whose answer was sent."""
         self.granted: dict[int, int] = {}
         """Credit granted minus bytes sent, by fetch stream."""
         self.least_credit = 0
@@ -279,6 +281,19 @@ class FakeCluster:
                 partition.touch()
 
         self.call(delete)
+
+    def make_topic_again(self, name: str) -> Topic:
+        """Delete a topic and create another one of its name, with nothing in between that anybody could see."""
+
+        def make() -> Topic:
+            self.metadata_offset += 1
+            former = self.topics[name]
+            made = self.topics[name] = Topic(name, len(former.partitions), self.node_ids)
+            for partition in former.partitions:
+                partition.touch()
+            return made
+
+        return self.call(make)
 
     def add_partitions(self, name: str, total: int) -> None:
         def add() -> None:

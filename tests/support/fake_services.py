@@ -56,6 +56,7 @@ class Node(log_pb2_grpc.LogServicer):
             await self.cluster.awake(self.node)
             async with writing:
                 await context.write(response)
+            self.cluster.answered += 1
 
         async for request in requests:
             await self.cluster.awake(self.node)

@@ -62,7 +62,7 @@ def producing(server: FakeCluster, tmp_path: Path) -> Iterator[Producing]:
     producing = Producing(server, tmp_path)
     try:
         producing.feed(2)
-        until(lambda: len(server.values("a")) == 2)
+        until(lambda: len(server.values("a")) == 2 and server.answered == len(server.requests))
         yield producing
     finally:
         producing.process.kill()

@@ -26,9 +26,9 @@ def server() -> Iterator[ToolCluster]:
 def busy(server: ToolCluster) -> None:
     tools = server.tools
     tools.transaction("billing", (7, 3), partitions={"a": [0, 1]}, open_for_s=1_200, coordinator=2, group_ids=["g"])
-    tools.transaction("ledger", (8, 1), transaction_pb2.PREPARE_COMMIT, {"a": [0, 1]}, pending={"a": [1]}, open_for_s=2)
     tools.sink("query-1", 41, "results", coordinator=2)
     tools.stage("query-1", 9, 42, {"a": [0, 1]})
+    tools.transaction("ledger", (8, 1), transaction_pb2.PREPARE_COMMIT, {"a": [0, 1]}, pending={"a": [1]}, open_for_s=2)
 
 
 def is_age(cell: str, age_s: float, since: float) -> bool:

@@ -271,8 +271,7 @@ def test_a_topic_made_again_is_not_silently_continued(cluster: FakeCluster) -> N
         strict.seek(T0, 5)
         assert strict.poll(0.05) == []
         lenient.subscribe("t")
-        cluster.delete_topic("t")
-        cluster.create_topic("t")
+        cluster.make_topic_again("t")
         cluster.append("t", batch([b"other"] * 9))
         with pytest.raises(UnknownTopicId, match="deleted and made again"):
             strict.poll(30)

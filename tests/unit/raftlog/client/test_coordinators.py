@@ -40,12 +40,14 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that is only slow is not given up, and no other one is asked beside it."""
     monkeypatch.setattr(coordinators_module, "_ROUND_S", LONG_S)
     monkeypatch.setattr(coordinators_module, "_HEDGE_S", LONG_S)
+    monkeypatch.setattr(coordinators_module, "_PATIENCE_S", LONG_S)
 
 
 @pytest.fixture
 def hedged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next broker is asked while one is silent."""
+    """The next broker is asked while one is silent, and while a coordinator is, who coordinates."""
     monkeypatch.setattr(coordinators_module, "_HEDGE_S", 0.2)
+    monkeypatch.setattr(coordinators_module, "_PATIENCE_S", 0.5)
 
 
 @asynccontextmanager
@@ -280,6 +282,7 @@ def test_a_frozen_coordinator_is_waited_for_only_as_long_as_it_is_the_one() -> N
         run(cluster, work)
 
 
+@pytest.mark.usefixtures("hedged")
 def test_a_slow_answer_is_taken_though_nobody_can_be_asked_who_coordinates() -> None:
     with FakeCluster(nodes=1) as cluster:
         cluster.groups.add("g")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -147,9 +148,16 @@ class TestAutomaticCommits:
         consumer = world.consumer(auto_commit_interval_ms=50)
         consumer.subscribe("t")
         assert [next(consumer).offset for _ in range(2)] == [0, 1]
-        consumer._engine.options = replace(consumer._engine.options, consumer_timeout_ms=500)
-        assert list(consumer) == []
-        until(lambda: world.committed() == 2)
+        consumer._engine.options = replace(consumer._engine.options, consumer_timeout_ms=60_000)
+
+        def send_once_it_has() -> None:
+            until(lambda: world.committed() == 2)
+            world.send(1, partition=0)
+
+        sending = threading.Thread(target=send_once_it_has)
+        sending.start()
+        assert next(consumer).offset == 2
+        sending.join()
 
     @pytest.mark.parametrize("explicitly", [True, False])
     def test_closing_commits_what_was_polled_but_not_under_an_exception(self, world: World, explicitly: bool) -> None:

@@ -84,7 +84,7 @@ class TestLosses:
         world.send(8)
         first, second = world.consumer(enable_auto_commit=False), world.consumer()
         first.subscribe("t")
-        until(lambda: first.position(THREE) == 2, first)
+        until(lambda: all(first.position(part) == 2 for part in ALL), first)
         second.subscribe("t")
         until(lambda: len(first.assignment()) == 2, first)
         first.commit()

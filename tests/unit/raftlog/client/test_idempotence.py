@@ -263,6 +263,8 @@ def test_after_a_timeout_the_rest_goes_on_in_order(cluster: FakeCluster) -> None
         expire(producer, delivery)
         with pytest.raises(DeliveryTimeout):
             delivery.result(30)
+        streams = producer._engine._streams
+        until(lambda: not any(stream.requests_in_flight for stream in streams.copy().values()))
         cluster.faults.refuse_when = lambda *_: None
         assert producer.send("t", b"c", partition=0).result(30).offset == 1
     assert cluster.values("t") == [b"a", b"c"]
@@ -334,7 +336,8 @@ def test_what_was_appended_long_ago_is_acknowledged_without_an_offset(cluster: F
         producer.send("t", b"a", partition=0).result(30)
         cluster.faults.refuse = [DuplicateSequence("long ago")]
         assert producer.send("t", b"b", partition=0).result(30).offset == -1
-        assert not producer._engine.accumulator.incomplete
+        with producer._lock:
+            assert not producer._engine.accumulator.incomplete
 
 
 def test_an_id_that_somebody_else_uses_is_replaced(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:

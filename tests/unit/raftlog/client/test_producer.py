@@ -77,7 +77,7 @@ def test_timestamps_of_many_records_are_checked_as_those_of_one(timestamps: Any,
 def test_records_without_a_key_go_to_all_partitions_in_turn() -> None:
     with FakeCluster() as cluster:
         cluster.create_topic("t", 4)
-        with Producer(cluster.bootstrap, batch_size=2000) as producer:
+        with Producer(cluster.bootstrap, batch_size=2000, linger_ms=60_000) as producer:
             for _ in range(4000):
                 producer.send("t", b"x" * 10)
         counts = [len(cluster.values("t", partition)) for partition in range(4)]

@@ -183,7 +183,8 @@ def test_delivery_timeout_names_the_last_reason_and_frees_the_memory() -> None:
             delivery.result(30)
         cluster.faults.refuse_when = lambda *_: None
         assert producer.send("t", b"b", partition=0).result(30).offset >= 0
-        assert producer._engine.accumulator.used_bytes == 0
+        with producer._lock:
+            assert producer._engine.accumulator.used_bytes == 0
         producer.close()
 
 
@@ -215,7 +216,8 @@ def test_back_pressure_waits_and_then_gives_up() -> None:
             for _ in range(500):
                 producer.send("t", b"x" * 1000)
             producer.flush(30)
-            assert producer._engine.accumulator.used_bytes == 0
+            with producer._lock:
+                assert producer._engine.accumulator.used_bytes == 0
         cluster.faults.refuse_when = lambda *_: NotEnoughReplicas("none")
         stuck = Producer(cluster.bootstrap, buffer_memory=20_000, batch_size=4000, **FAST)
         stuck.send("t", b"x")
@@ -309,7 +311,7 @@ def test_what_was_never_sent_is_certainly_not_in_the_log() -> None:
             delivery = producer.send_batch("t", [b"v"])
             with pytest.raises(TimeoutError):
                 delivery.result(0.1)
-            assert awaited(delivery) == "t-0 has no leader (replicas 1; in sync 1)"
+            until(lambda: awaited(delivery) == "t-0 has no leader (replicas 1; in sync 1)")
             producer.close(timeout=0)
         with Producer(cluster.bootstrap, delivery_timeout_ms=300, **FAST) as producer:
             delivery = producer.send_batch("t", [b"v"])

@@ -132,6 +132,10 @@ def test_why_a_transaction_is_over_is_asked_until_somebody_knows(cluster: Transa
         cluster.transactions.time_out("x")
         cluster.transactions.refuse = [CoordinatorNotAvailable("nobody leads it")] * 10_000
         waiting = producer.send("t", b"later", partition=0)
+        deadline = time.monotonic() + 30
+        while len(cluster.transactions.refuse) == 10_000:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         with pytest.raises(TimeoutError):
             waiting.result(0.3)
         with pytest.raises(TransactionAbortable, match="can only be aborted"):

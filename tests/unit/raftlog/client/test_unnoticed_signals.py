@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -37,7 +38,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 @contextmanager
-def unnoticed(rescue: Callable[[], object]) -> Iterator[None]:
+def unnoticed(rescue: Callable[[], object], begun: Callable[[], object] = lambda: True) -> Iterator[None]:
     """While this thread waits, a signal comes; another thread takes it, so that no system call is interrupted."""
 
     def raise_it(*_: object) -> None:
@@ -46,6 +47,9 @@ def unnoticed(rescue: Callable[[], object]) -> Iterator[None]:
     over, rescued = threading.Event(), threading.Event()
 
     def send() -> None:
+        deadline = time.monotonic() + RESCUE_S
+        while not begun() and time.monotonic() < deadline:
+            time.sleep(0.01)
         over.wait(BEFORE_S)
         os.kill(os.getpid(), signal.SIGUSR1)
         if not over.wait(RESCUE_S):
@@ -54,9 +58,9 @@ def unnoticed(rescue: Callable[[], object]) -> Iterator[None]:
 
     before = signal.signal(signal.SIGUSR1, raise_it)
     sender = threading.Thread(target=send)
-    sender.start()  # before this thread blocks the signal: it would inherit that
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     try:
+        sender.start()  # before this thread blocks the signal: it would inherit that
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         yield
     finally:
         over.set()
@@ -96,7 +100,8 @@ def test_a_delivery_that_is_waited_for(cluster: FakeCluster) -> None:
 def test_a_producer_that_waits_for_memory(cluster: FakeCluster) -> None:
     with Producer(cluster.bootstrap, buffer_memory=100_000, batch_size=50_000, max_block_ms=600_000) as producer:
         cluster.hold_acks()
-        with pytest.raises(Signalled), unnoticed(cluster.release_acks):
+        alarms = producer._engine._room_alarms
+        with pytest.raises(Signalled), unnoticed(cluster.release_acks, lambda: any(each._waiters for each in alarms)):
             for _ in range(10):
                 producer.send("t", bytes(40_000))
         cluster.release_acks()
