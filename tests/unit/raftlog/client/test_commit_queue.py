@@ -20,6 +20,7 @@ from raftlog.errors import (
 )
 from raftlog.types import OffsetAndMetadata, TopicPartition
 from raftlog.v1 import group_pb2
+from tests.support import virtual_time
 
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -182,14 +183,15 @@ def test_the_last_refusal_after_the_time() -> None:
 
 
 def test_a_topic_that_is_denied_for_long_does_not_exist() -> None:
-    async def story(it: Coordinator) -> None:
+    async def story() -> None:
+        it = Coordinator()
         it.refuse = lambda part, offset: UnknownTopicOrPartition("there is none")
         began = asyncio.get_running_loop().time()
         with pytest.raises(UnknownTopicOrPartition):
             await it.put({ZERO: 1}, 120_000.0)
         assert 1.5 < asyncio.get_running_loop().time() - began < 4.0
 
-    play(story)
+    virtual_time.run(story())
 
 
 @pytest.mark.parametrize("seed", range(20))
