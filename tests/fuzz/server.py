@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import logging
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Coroutine
@@ -17,6 +16,7 @@ import grpc
 
 from broker.config import BrokerConfig
 from broker.server import NodeServer
+from raftlog.testing.layout import free_ports
 from raftlog.v1 import admin_pb2, common_pb2, metadata_pb2
 
 T = TypeVar("T")
@@ -71,9 +71,7 @@ class Node:
 
     def _start(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="raftlog-fuzz-")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         config = BrokerConfig.from_values(
             {
                 "node.id": 1,

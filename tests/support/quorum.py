@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from grpc import aio
 
 from broker.services.metadata import MetadataService
 from raftlog.errors import RaftlogError
+from raftlog.testing.layout import free_ports as free_ports
 from raftlog.v1 import metadata_pb2_grpc, records_pb2
 from raftlog.v1.controller_pb2 import HeartbeatRequest, HeartbeatResponse
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.features import supported_ranges
 from raftmeta.port import HeartbeatStream, MetadataPort
+from raftmeta.quorum import exchange, links
 from raftmeta.quorum.config import SERVER_OPTIONS, ControllerOptions, Endpoint, ObserverConfig, QuorumConfig
 from raftmeta.quorum.observed_metadata import ObservedMetadata, open_observed
 from raftmeta.quorum.voter_metadata import QuorumMetadata, open_quorum
@@ -46,18 +48,6 @@ class SystemClock:
 
     def monotonic_ms(self) -> float:
         return time.monotonic_ns() / 1e6
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listened on a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 async def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
@@ -107,14 +97,19 @@ class QuorumCluster:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> QuorumCluster:
+        if self.lasting:  # streams that break for silence would call for an election
+            patience = self._stack.enter_context(pytest.MonkeyPatch.context())
+            for module in (links, exchange):
+                patience.setattr(module, "SILENCE_S", LASTING_MS / 1_000)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        for observer in self.observers:
-            await observer.close()
-        for node_id in list(self.running):
-            await self.kill(node_id)
-        self.executor.shutdown()
+        async with self._stack:
+            for observer in self.observers:
+                await observer.close()
+            for node_id in list(self.running):
+                await self.kill(node_id)
+            self.executor.shutdown()
 
     def config(self, node_id: int) -> QuorumConfig:
         """Return the configuration of a node."""
@@ -208,9 +203,9 @@ class QuorumCluster:
         return [node_id for node_id, node in self.running.items() if node.metadata.is_active_controller]
 
     async def active(self) -> int:
-        """Wait for an active controller and return its id."""
+        """Wait for an active controller and return its id: of several, one of which is deposed, the latest one's."""
         await eventually(lambda: bool(self.active_ids()), "an active controller")
-        return self.active_ids()[0]
+        return max(self.active_ids(), key=lambda node_id: self.metadata(node_id).image.controller_epoch)
 
     async def follower(self) -> int:
         """Return a running node that is not the active controller."""

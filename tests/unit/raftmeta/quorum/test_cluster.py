@@ -53,8 +53,8 @@ def test_a_dead_leader_is_replaced_and_takes_part_again_when_it_is_back(tmp_path
     async def scenario() -> None:
         async with QuorumCluster(tmp_path) as cluster:
             await cluster.start()
+            await cluster.metadata(await cluster.active()).propose(register_command(1))
             first = await cluster.active()
-            await cluster.metadata(first).propose(register_command(1))
             before = cluster.metadata(first).image.controller_epoch
             await cluster.kill(first)
             second = await cluster.active()
@@ -94,10 +94,13 @@ def test_without_a_majority_nothing_is_committed_and_the_error_says_who_is_missi
         async with QuorumCluster(tmp_path) as cluster:
             await cluster.start()
             active = await cluster.active()
-            for node_id in set(cluster.running) - {active}:
+            missing = set(cluster.running) - {active}
+            for node_id in missing:
                 await cluster.kill(node_id)
             await eventually(lambda: not cluster.active_ids(), "the leader steps down")
             metadata = cluster.metadata(active)
+            named = [f"controller {node_id} at" for node_id in missing]
+            await eventually(lambda: all(name in metadata.waiting_for() for name in named), "it says who is missing")
             with pytest.raises(RequestTimedOut, match="controller"):
                 await metadata._channel.propose(register_command(7), timeout_s=0.5)
             assert 7 not in metadata.image.brokers
@@ -160,7 +163,7 @@ def test_an_observer_follows_whoever_lives_and_never_goes_back(tmp_path: Path) -
             seen: list[int] = []
             observer.subscribe(lambda image, records: seen.append(image.offset))
             await observer.wait_ready()
-            assert observer.waiting_for() == ""
+            await eventually(lambda: observer.waiting_for() == "", "a controller is watched")
             number = 0
             for _ in range(3):
                 for _ in range(5):
@@ -189,6 +192,7 @@ def test_an_observer_leaves_a_controller_that_stays_behind(tmp_path: Path, caplo
             await cluster.active()
             observer = await cluster.observe()
             await observer.wait_ready()
+            await eventually(lambda: observer._watched is not None, "a controller is watched")
             watched = observer._watched
             assert watched is not None
             # The watched controller is heard by the observer, and hears none of the others any more.

@@ -79,7 +79,8 @@ def test_voters_that_name_others_are_refused(tmp_path: Path, caplog: pytest.LogC
 def test_a_second_process_with_an_id_in_use_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "SILENCE_S", 60.0)  # the first process is taken for alive
+    for module in (links, exchange):
+        monkeypatch.setattr(module, "SILENCE_S", 60.0)  # the first process is taken for alive
 
     async def scenario() -> None:
         async with QuorumCluster(tmp_path) as cluster:
@@ -146,7 +147,7 @@ def test_a_fresh_voter_says_that_the_first_start_needs_every_one(tmp_path: Path)
             assert "first start of a quorum needs every voter once" in cluster.metadata(1).waiting_for()
             await cluster.start(3)
             await eventually(lambda: bool(cluster.active_ids()), "they elect one of them")
-            assert "first start" not in cluster.metadata(1).waiting_for()
+            await eventually(lambda: "first start" not in cluster.metadata(1).waiting_for(), "all have been heard")
 
     run(scenario)
 
@@ -169,6 +170,7 @@ def test_the_voter_with_the_data_describes_the_quorum_rather_than_one_that_was_e
             await cluster.start(3)  # 2 is away: 1 cannot join, and nobody leads
             emptied, whole = cluster.metadata(1), cluster.metadata(3)
             await eventually(lambda: emptied._node.voter_state == JOINING, "it finds out that there is a quorum")
+            await eventually(lambda: whole._node.peers()[1].connected, "the other one reaches it")
             for asked in (emptied, whole):
                 info = await asked.describe_quorum()
                 assert (info.leader_id, info.answered_by, info.cluster_id) == (-1, 3, CLUSTER_ID)

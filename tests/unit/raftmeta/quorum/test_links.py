@@ -207,6 +207,7 @@ def test_an_idle_link_stays(monkeypatch: pytest.MonkeyPatch) -> None:
             (deadline,) = silences.under_way
             return deadline.when() or 0.0
 
+        await eventually(lambda: len(silences.under_way) == 1, "the accepting end waits for messages")
         for _ in range(4):
             heard_s, until_s = links._links[2]._heard_s, put_off_to()
             await eventually(lambda heard_s=heard_s: links._links[2]._heard_s > heard_s, "the peer is heard")  # type: ignore[misc] # of this round

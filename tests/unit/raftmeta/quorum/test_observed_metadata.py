@@ -29,14 +29,20 @@ class FakeController(metadata_pb2_grpc.MetadataServicer):
     def __init__(self) -> None:
         self.queue: asyncio.Queue[WatchResponse] = asyncio.Queue()
         self.asked_from: list[int] = []
+        self.watching = 0
+        """How many watch now: what is in the queue goes to any of them."""
 
     async def Get(self, request: object, context: object) -> metadata_pb2.MetadataResponse:
         raise NotImplementedError
 
     async def Watch(self, request: metadata_pb2.WatchRequest, context: Any) -> AsyncIterator[WatchResponse]:
         self.asked_from.append(request.from_offset)
-        while True:
-            yield await self.queue.get()
+        self.watching += 1
+        try:
+            while True:
+                yield await self.queue.get()
+        finally:
+            self.watching -= 1
 
     def snapshot(self, image: MetadataImage, pieces: int = 1) -> None:
         records = list(image.to_records())
@@ -161,16 +167,25 @@ def test_an_epoch_never_goes_back() -> None:
     observe(scenario)
 
 
-def test_another_cluster_is_refused_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_cluster_is_refused_with_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observed_metadata, "CONNECT_TIMEOUT_S", 60.0)  # else that is a trouble of its own
+
     async def scenario(observer: ObservedMetadata, controller: FakeController) -> None:
         for _ in range(4):
+            await eventually(lambda: controller.watching == 1, "the watch before is over")
             attempts = len(controller.asked_from)
             controller.snapshot(NEW)
             await eventually(lambda attempts=attempts: len(controller.asked_from) > attempts, "an attempt")  # type: ignore[misc]
         assert observer.image.offset == 0
         assert "'test'" in observer.waiting_for()
         assert "cluster.id" in observer.waiting_for()
-        refusals = [record for record in caplog.records if record.levelno >= logging.ERROR]
+        refusals = [
+            record
+            for record in caplog.records
+            if record.levelno >= logging.ERROR and record.name == observed_metadata.logger.name
+        ]
         assert len(refusals) == 1
 
     observe(scenario, cluster_id="mine")

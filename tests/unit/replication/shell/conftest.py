@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from replication.shell import fetchers
+from replication.shell import fetchers, service
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No follower gives a stream up because something takes long."""
+    """Nobody gives a stream up because something takes long."""
     monkeypatch.setattr(fetchers, "HELLO_TIMEOUT_S", 60.0)
     monkeypatch.setattr(fetchers, "SILENCE_S", 60.0)
+    monkeypatch.setattr(service, "HELLO_TIMEOUT_S", 60.0)

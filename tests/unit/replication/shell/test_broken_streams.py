@@ -64,7 +64,11 @@ def fetchers_of(port: int) -> ReplicaFetchers:
     return ReplicaFetchers(ME, CLUSTER, lambda broker_id: f"127.0.0.1:{port}")
 
 
-def test_a_leader_that_welcomes_and_breaks_every_stream_is_dialled_with_growing_pauses() -> None:
+def test_a_leader_that_welcomes_and_breaks_every_stream_is_dialled_with_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetchers_module, "OF_USE_S", 60.0)  # however long breaking one off takes
+
     async def scenario() -> None:
         async with Breaker() as leader:
             fetchers = fetchers_of(leader.port)

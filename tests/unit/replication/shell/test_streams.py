@@ -16,6 +16,7 @@ from grpc import aio
 
 from raftlog._client.tls import dial
 from raftlog.errors import BrokerUnavailable, StaleBrokerEpoch, UnknownTopicId
+from raftlog.testing.layout import free_ports
 from raftlog.testing.proxy import Network
 from raftlog.v1.replication_pb2 import ReplicaHello, ReplicateRequest
 from replication.ports import Replica
@@ -37,7 +38,7 @@ class Leader:
         self.refuse: Exception | None = None
         self.asked = 0
         self.service = ReplicationService()
-        self.port = 0
+        (self.port,) = free_ports(1)
         self._server: aio.Server | None = None
         self._reads = ThreadPoolExecutor(2)
 
@@ -54,7 +55,7 @@ class Leader:
     async def start(self, *, is_open: bool = True) -> None:
         self._server = aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self.service.handlers(),))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        assert self._server.add_insecure_port(self.address) == self.port
         await self._server.start()
         if is_open:
             self.open()
@@ -215,7 +216,7 @@ def test_a_follower_that_is_refused_says_why_once_and_keeps_asking(
 
     with caplog.at_level(logging.ERROR, "replication.shell.fetchers"):
         run(scenario)
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records if record.name == fetchers_module.logger.name] == [
         "broker 1 refuses this broker as a follower: StaleBrokerEpoch: broker 2 has registered anew"
     ]
 
