@@ -16,6 +16,7 @@ from docker.errors import APIError
 from tests.chaos.host import in_network
 from tests.chaos.nodes import Node, NodeSet
 
+_GONE_S = 60.0
 FAILOVER_S = 3.0
 """Promise 5: writes resume within so many seconds (p99) of a leader's end ..."""
 FAILOVER_WITH_CONTROLLER_S = 5.0
@@ -78,7 +79,9 @@ class Kill(Fault):
     """SIGKILL, and the container starts again."""
 
     def do(self, nodes: NodeSet, victim: Node) -> None:
-        victim.docker.kill()
+        container = victim.docker
+        container.kill()
+        container.wait(timeout=_GONE_S)  # the engine may say for a moment that it runs
 
     def end(self, nodes: NodeSet) -> None:
         node = self._node(nodes)

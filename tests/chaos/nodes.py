@@ -264,6 +264,17 @@ class NodeSet:
 
         self.wait_for(complete, "every broker registered and unfenced")
 
+    def make_topic(self, topic: str, partitions: int) -> None:
+        """Create a topic with three replicas, as soon as three brokers are there; writes take two of them."""
+        configs = {"min.insync.replicas": "2"}
+        self.wait_for(
+            lambda admin: (
+                topic in admin.list_topics()
+                or admin.create_topic(topic, partitions, replication_factor=3, configs=configs)
+            ),
+            f"topic {topic}",
+        )
+
     def wait_in_sync(self, topic: str) -> None:
         """Wait until every replica of a topic is in sync."""
 
@@ -274,11 +285,10 @@ class NodeSet:
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """Return who leads a partition."""
-        leaders = self.wait_for(
-            lambda admin: [each.leader for each in admin.describe_topic(topic).partitions if each.leader > 0],
-            "a leader",
+        return self.wait_for(
+            lambda admin: max(0, admin.describe_topic(topic).partitions[partition].leader),
+            f"a leader of {topic}-{partition}",
         )
-        return leaders[partition] if partition < len(leaders) else leaders[0]
 
     def controller(self) -> int:
         """Return who is the active controller."""

@@ -209,13 +209,12 @@ def topics_of(topic: str) -> tuple[str, str, str]:
 @contextmanager
 def at_work(nodes: NodeSet, topic: str, directory: Path, workloads: tuple[Workload, ...] = ALL) -> Iterator[Run]:
     """Clients at work; at the end of the block they stop, and what they saw is checked and kept."""
-    configs = {"min.insync.replicas": "2"}
     run = Run(nodes, topic, None, None, None)
     appends, transfers, groups = topics_of(topic)
     try:
         for name, workload in zip(topics_of(topic), ALL, strict=True):
             if workload in workloads:
-                nodes.admin.create_topic(name, PARTITIONS, replication_factor=3, configs=configs)
+                nodes.make_topic(name, PARTITIONS)
         if "append" in workloads:
             run.appends = AppendWorkload(nodes.bootstrap, PARTITIONS, racks=nodes.racks, topic=appends)
             run.appends.start()

@@ -104,16 +104,23 @@ class SparkJob:
         Raises:
             AssertionError: it is not.
         """
+        wanted = {f"{number:06}".encode() for number in range(self._files * _ROWS)}
+        deadline_s = time.monotonic() + _MAX_S
+        while (found := self._read(deadline_s)).total() < len(wanted):
+            assert time.monotonic() < deadline_s, f"{found.total()} of {len(wanted)} rows"
+            time.sleep(0.2)  # a commit is told of moments before all of it can be read
+        assert not found.keys() - wanted, "rows are there that nobody wrote"
+        assert not wanted - found.keys(), f"{len(wanted - found.keys())} rows are missing"
+        assert max(found.values()) == 1, "rows are there twice"
+
+    def _read(self, deadline_s: float) -> Counter[bytes]:
         found: Counter[bytes] = Counter()
         with raftlog.Consumer(self._bootstrap) as consumer:
             places = consumer.partitions_for(self._topic)
             consumer.assign(places)
             consumer.seek_to_beginning(*places)
-            ends, deadline_s = consumer.end_offsets(places), time.monotonic() + _MAX_S
+            ends = consumer.end_offsets(places)
             while any(consumer.position(place) < ends[place] for place in places):
                 assert time.monotonic() < deadline_s, "the topic cannot be read to its end"
                 found.update(consumer.poll_arrow(1.0)["value"].to_pylist())
-        wanted = {f"{number:06}".encode() for number in range(self._files * _ROWS)}
-        assert not found.keys() - wanted, "rows are there that nobody wrote"
-        assert not wanted - found.keys(), f"{len(wanted - found.keys())} rows are missing"
-        assert max(found.values()) == 1, "rows are there twice"
+        return found

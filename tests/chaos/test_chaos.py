@@ -87,7 +87,7 @@ def test_faults(upgraded: NodeSet, series: str, tmp_path: Path, request: pytest.
 def test_spark_writes_all_the_while(upgraded: NodeSet, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A streaming query on local[2]: every row is there once, whatever happened to the servers."""
     topic = topic_of(request)
-    upgraded.admin.create_topic(topic, PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"})
+    upgraded.make_topic(topic, PARTITIONS)
     faults: list[Callable[[], Fault]] = [Kill, Isolate, Pause, Mute]
     suffered: Counter[str] = Counter()
     with SparkJob(upgraded.bootstrap, topic, tmp_path) as job:

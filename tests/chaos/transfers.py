@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from typing import Final
 
-from raftlog import Consumer, Producer
+from raftlog import Consumer, Producer, TopicPartition
 from raftlog.errors import ProducerFenced, RaftlogError, RetriableError, TransactionAbortable
 from tests.chaos.operations import Operation, Operations, Outcome
 from tests.support.append_checker import Entry, Poll
@@ -226,7 +226,7 @@ class Transfers:
             consumer.assign(places)
             consumer.seek_to_beginning(*places)
             deadline_s = time.monotonic() + _END_S
-            ends = consumer.end_offsets(places)
+            ends = self._ends(places, deadline_s)
             while any(consumer.position(place) < ends[place] for place in places):
                 assert time.monotonic() < deadline_s, (
                     f"read to {[consumer.position(place) for place in places]} of {ends}"
@@ -234,6 +234,17 @@ class Transfers:
                 for record in consumer.poll(0.2):
                     found[record.partition].append((record.offset, record.value or b""))
         return found
+
+    def _ends(self, places: list[TopicPartition], deadline_s: float) -> dict[TopicPartition, int]:
+        """Return where partitions end, once nothing is open: who commits is not kept waiting for late markers."""
+        with (
+            Consumer(self._bootstrap, isolation_level="read_committed") as committed,
+            Consumer(self._bootstrap, isolation_level="read_uncommitted") as everything,
+        ):
+            while (ends := committed.end_offsets(places)) != everything.end_offsets(places):
+                assert time.monotonic() < deadline_s, f"a transaction is open for ever, at one of {ends}"
+                time.sleep(0.05)
+        return ends
 
     def _wait_for_reader(self, final: Places) -> None:
         deadline_s = time.monotonic() + _END_S

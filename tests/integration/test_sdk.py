@@ -27,11 +27,12 @@ from raftlog.errors import (
 )
 from raftlog.testing import Cluster
 from tests.support.patience import refusal
+from tests.support.steady import STEADY
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
+    with Cluster(config=STEADY) as cluster:
         yield cluster
 
 

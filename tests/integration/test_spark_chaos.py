@@ -26,6 +26,7 @@ import pytest
 import raftlog
 from raftlog.testing import Cluster
 from tests.support import spark_driver
+from tests.support.steady import PATIENT
 
 pytestmark = pytest.mark.spark("own")
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ POINTS = ("after-commit", "in-write", "before-commit", "after-write")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=3) as cluster:
+    with Cluster(nodes=3, config=PATIENT) as cluster:
         yield cluster
 
 
@@ -144,7 +145,10 @@ class Drivers:
 
     def check(self) -> None:
         """Every row is there once."""
-        found = Counter(read_all(self._cluster.bootstrap, self._topic))
+        deadline_s = time.monotonic() + _MAX_RUN_S
+        while (found := Counter(read_all(self._cluster.bootstrap, self._topic))).total() < self._files * _ROWS:
+            assert time.monotonic() < deadline_s, f"{found.total()} of {self._files * _ROWS} rows"
+            time.sleep(0.2)  # a commit is told of moments before all of it can be read
         wanted = {f"{number:06}".encode() for number in range(self._files * _ROWS)}
         assert found.keys() - wanted == set()
         assert wanted - found.keys() == set(), "rows are missing"

@@ -20,6 +20,7 @@ from raftlog_demo import flights as flight_data
 
 import raftlog
 from raftlog.testing import Cluster
+from tests.support.steady import STEADY
 
 pytestmark = pytest.mark.spark("own")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,7 @@ spark.sql.parquet.compression.codec snappy
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
+    with Cluster(config=STEADY) as cluster:
         yield cluster
 
 
@@ -134,7 +135,16 @@ def load(cluster: Cluster, flights: Path, topic: str, directory: Path) -> Exampl
     return Example("backfill", directory, *named, "--key", "tailnum", "--time", "time_hour", str(flights))
 
 
-def read_values(cluster: Cluster, topic: str) -> list[Any]:
+def read_values(cluster: Cluster, topic: str, count: int) -> list[Any]:
+    """Return all values, once there are so many: a commit is told of moments before all of it can be read."""
+    deadline = time.monotonic() + _WAIT_S
+    while len(found := read_now(cluster, topic)) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} values"
+        time.sleep(0.1)
+    return found
+
+
+def read_now(cluster: Cluster, topic: str) -> list[Any]:
     found: list[Any] = []
     with raftlog.Consumer(cluster.bootstrap) as consumer:
         places = consumer.partitions_for(topic)
@@ -154,7 +164,7 @@ def test_a_backfill_that_is_run_twice_is_there_once(
     example = load(cluster, path, topic, tmp_path)
     assert f"{_FLIGHTS:,} records are in backfill" in example.run()
     assert "was written before" in example.run()
-    values = [json.loads(value) for value in read_values(cluster, topic)]
+    values = [json.loads(value) for value in read_values(cluster, topic, _FLIGHTS)]
     assert sorted(value["number"] for value in values) == [*range(_FLIGHTS)]
     by_number = {value["number"]: value for value in values}
     for row in table.slice(0, 100).to_pylist():
@@ -172,10 +182,10 @@ def test_departures_are_counted_exactly_once_whatever_is_killed(
     limits = ("--once", "--max-events", "1500", "--late", "2 days")
     example = Example("departures", tmp_path, *named, "--checkpoint", str(checkpoint), *limits)
     example.run_with_kills(checkpoint / "commits", (1,))
-    found = [json.loads(value) for value in read_values(cluster, results)]
+    expected = hours_of(table, until_days_before_end=2)
+    found = [json.loads(value) for value in read_values(cluster, results, len(expected))]
     windows = Counter((value["origin"], value["hour"]) for value in found)
     assert max(windows.values()) == 1, "no window is there twice"
-    expected = hours_of(table, until_days_before_end=2)
     assert {key for key in windows if key not in expected} == set()
     assert len(expected) > 300
     assert {(value["origin"], value["hour"]): value for value in found} == expected

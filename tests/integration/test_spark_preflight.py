@@ -12,11 +12,12 @@ from pyspark_raftlog import DefaultSource, preflight
 import raftlog
 from raftlog.testing import Cluster
 from tests.support.spark_query import SCHEMA
+from tests.support.steady import STEADY
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
+    with Cluster(config=STEADY) as cluster:
         with raftlog.Admin(cluster.bootstrap) as admin:
             admin.create_topic("there", timeout=60)
         yield cluster

@@ -14,6 +14,7 @@ import pytest
 
 import raftlog
 from raftlog.testing import Cluster
+from tests.support.steady import STEADY
 
 pytestmark = pytest.mark.spark
 _WAIT_S = 240
@@ -21,7 +22,7 @@ _WAIT_S = 240
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
+    with Cluster(config=STEADY) as cluster:
         yield cluster
 
 
@@ -33,7 +34,16 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     return name
 
 
-def read_all(bootstrap: str, topic: str) -> pa.Table:
+def read_all(bootstrap: str, topic: str, rows: int = 0) -> pa.Table:
+    """Return what there is, once it is so many rows: a commit is told of moments before all of it can be read."""
+    deadline = time.monotonic() + _WAIT_S
+    while (found := read_now(bootstrap, topic)).num_rows < rows:
+        assert time.monotonic() < deadline, f"{found.num_rows} of {rows} rows"
+        time.sleep(0.1)
+    return found
+
+
+def read_now(bootstrap: str, topic: str) -> pa.Table:
     tables = []
     with raftlog.Consumer(bootstrap) as consumer:
         places = consumer.partitions_for(topic)
@@ -69,7 +79,7 @@ def test_a_stream_of_several_batches_arrives_exactly(spark: Any, cluster: Cluste
     assert stream.awaitTermination(_WAIT_S)
     assert stream.exception() is None
     assert len([progress for progress in stream.recentProgress if progress["numInputRows"]]) >= 3
-    found = read_all(cluster.bootstrap, topic)
+    found = read_all(cluster.bootstrap, topic, 10_000)
     assert sorted(found["value"].to_pylist()) == sorted(f"value {number}".encode() for number in range(10_000))
     by_key = dict(zip(found["key"].to_pylist(), found["partition"].to_pylist(), strict=True))
     with raftlog.Producer(cluster.bootstrap) as producer:
@@ -89,7 +99,7 @@ def test_every_column_arrives(spark: Any, cluster: Cluster, topic: str) -> None:
     frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap).option(
         "topic", topic
     ).save()
-    rows = {row["partition"]: row for row in read_all(cluster.bootstrap, topic).to_pylist()}
+    rows = {row["partition"]: row for row in read_all(cluster.bootstrap, topic, 2).to_pylist()}
     assert sorted(rows) == [1, 2]
     assert (rows[2]["key"], rows[2]["value"]) == (b"k", b"v")
     assert [tuple(header) for header in rows[2]["headers"]] == [("h", b"1"), ("n", None)]
@@ -110,11 +120,11 @@ def test_rows_go_to_the_topics_of_the_column_unless_the_option_overrides_it(
     )
     writer = frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap)
     writer.save()
-    for other, wanted in zip(others, (range(0, 1000, 3), (n for n in range(1000) if n % 3)), strict=True):
-        values = read_all(cluster.bootstrap, other)["value"].to_pylist()
+    for other, wanted in zip(others, (range(0, 1000, 3), [n for n in range(1000) if n % 3]), strict=True):
+        values = read_all(cluster.bootstrap, other, len(wanted))["value"].to_pylist()
         assert sorted(values) == sorted(str(number).encode() for number in wanted)
     writer.option("topic", topic).save()
-    assert read_all(cluster.bootstrap, topic).num_rows == 1000
+    assert read_all(cluster.bootstrap, topic, 1000).num_rows == 1000
 
 
 @pytest.mark.parametrize(
@@ -169,7 +179,8 @@ def test_rows_with_and_without_a_key_keep_their_order(spark: Any, cluster: Clust
     frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap).option(
         "topic", "mixed-keys"
     ).save()
-    assert read_all(cluster.bootstrap, "mixed-keys")["value"].to_pylist() == [b"%04d" % n for n in range(1000)]
+    values = read_all(cluster.bootstrap, "mixed-keys", 1000)["value"].to_pylist()
+    assert values == [b"%04d" % n for n in range(1000)]
 
 
 def test_without_a_mode_spark_itself_asks_for_append(spark: Any, cluster: Cluster, topic: str) -> None:
@@ -219,7 +230,7 @@ def test_a_stream_goes_on_over_a_killed_server(spark: Any, tmp_path: Path, deliv
         finally:
             query.stop()
         committed = query.lastProgress["batchId"] + 1
-        values = Counter(read_all(cluster.bootstrap, "t")["value"].to_pylist())
+        values = Counter(read_all(cluster.bootstrap, "t", committed * rows_per_batch)["value"].to_pylist())
     missing = [number for number in range(committed * rows_per_batch) if str(number).encode() not in values]
     assert missing == []
     if delivery == "exactly-once":
@@ -260,7 +271,7 @@ def test_batches_that_spark_replays_are_there_once(spark: Any, cluster: Cluster,
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     files_of(spark, source, 3, 700)
     run_files(spark, cluster, source, checkpoint, topic, 2)
-    assert read_all(cluster.bootstrap, topic).num_rows == 2100
+    assert read_all(cluster.bootstrap, topic, 2100).num_rows == 2100
     commits = sorted((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     assert len(commits) >= 2
     for path in (commits[-1], checkpoint / "commits" / f".{commits[-1].name}.crc"):
@@ -271,7 +282,7 @@ def test_batches_that_spark_replays_are_there_once(spark: Any, cluster: Cluster,
     files_of(spark, tmp_path / "more", 1, 10)
     (tmp_path / "more" / "0").rename(source / "more")
     run_files(spark, cluster, source, checkpoint, topic, 3)
-    assert read_all(cluster.bootstrap, topic).num_rows == 2110
+    assert read_all(cluster.bootstrap, topic, 2110).num_rows == 2110
 
 
 def test_a_new_checkpoint_under_an_old_name_is_refused(
@@ -285,7 +296,7 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(
 
     with pytest.raises(PySparkException, match=r"txn\.app\.id=.* is taken"):
         run_files(spark, cluster, source, tmp_path / "two", topic, 1, **{"txn.app.id": topic})
-    assert read_all(cluster.bootstrap, topic).num_rows == 10
+    assert read_all(cluster.bootstrap, topic, 10).num_rows == 10
 
 
 def test_a_batch_write_that_fails_leaves_nothing(spark: Any, cluster: Cluster, topic: str) -> None:
@@ -316,7 +327,7 @@ def test_a_numbered_batch_write_happens_once(spark: Any, cluster: Cluster, topic
                 "txn.version": str(version),
             }
         ).save()
-    values = Counter(read_all(cluster.bootstrap, topic)["value"].to_pylist())
+    values = Counter(read_all(cluster.bootstrap, topic, 100)["value"].to_pylist())
     assert values == Counter(f"{version}-{number}".encode() for version in (1, 2) for number in range(50))
 
 
@@ -354,11 +365,11 @@ def test_the_recipe_of_foreach_batch_outlives_its_checkpoint(spark: Any, cluster
         note.unlink()  # as if the driver had died before it noted batch 0
     run("first")
     for name in ("orders", "audit"):
-        assert sorted(read_all(cluster.bootstrap, name)["value"].to_pylist()) == [b"a", b"b"], "a repeated batch"
+        assert sorted(read_all(cluster.bootstrap, name, 2)["value"].to_pylist()) == [b"a", b"b"], "a repeated batch"
     add("c")
     run("second")
     for name in ("orders", "audit"):
-        found = sorted(read_all(cluster.bootstrap, name)["value"].to_pylist())
+        found = sorted(read_all(cluster.bootstrap, name, 5)["value"].to_pylist())
         assert found == [b"a", b"a", b"b", b"b", b"c"], "a new checkpoint writes everything again, and what is new"
 
 
@@ -376,7 +387,7 @@ def test_rows_of_every_kind(spark: Any, cluster: Cluster, topic: str) -> None:
     frame.write.format("raftlog").mode("append").option("bootstrap.servers", cluster.bootstrap).option(
         "topic", topic
     ).save()
-    rows = {(row["key"], row["value"]) for row in read_all(cluster.bootstrap, topic).to_pylist()}
+    rows = {(row["key"], row["value"]) for row in read_all(cluster.bootstrap, topic, 7).to_pylist()}
     assert rows == {
         (b"5", None),
         (None, b""),

@@ -19,6 +19,7 @@ import raftlog
 from raftlog.errors import DeliveryTimeout, RetriableError, StageExpired
 from raftlog.testing import Cluster
 from tests.support.spark_query import Context, Query
+from tests.support.steady import PATIENT
 
 _ROWS = 40
 _WAIT_S = 300.0
@@ -26,7 +27,7 @@ _WAIT_S = 300.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=3) as cluster:
+    with Cluster(nodes=3, config=PATIENT) as cluster:
         yield cluster
 
 

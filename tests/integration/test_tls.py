@@ -26,13 +26,14 @@ from raftlog.v1 import controller_pb2, controller_pb2_grpc, raft_pb2, raft_pb2_g
 from raftlog.v1.records_pb2 import MetadataCommand, RegisterBrokerCommand
 from tests.support.patience import refusal
 from tests.support.spark_query import SCHEMA
+from tests.support.steady import PATIENT
 
 PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(3, tls=True) as made:
+    with Cluster(3, tls=True, config=PATIENT) as made:
         with Admin(made.bootstrap, config=made.client_config) as admin:
             admin.create_topic("t", partitions=3, replication_factor=3, configs={"min.insync.replicas": 2}, timeout=60)
         yield made
@@ -300,7 +301,7 @@ class _Load(threading.Thread):
 @pytest.mark.long
 def test_tls_is_turned_on_by_rolling_restarts_and_clients_notice_nothing() -> None:
     """The three steps of docs/security.md. A TLS that no rolling restart can turn on: redpanda helm #442."""
-    with Cluster(3) as cluster:
+    with Cluster(3, config=PATIENT) as cluster:
         authority = cluster.authority
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("t", replication_factor=3, configs={"min.insync.replicas": 2}, timeout=60)

@@ -52,8 +52,8 @@ def has(spans: list[Collected], names: list[str]) -> bool:
 def test_a_record_takes_its_trace_through_the_cluster(cluster: Cluster, collector: Collector) -> None:
     with Admin(cluster.bootstrap) as admin:
         admin.create_topic("traced", 1, 3, timeout=60)
-    with recorded() as exporter, Producer(cluster.bootstrap, tracing=True) as producer:
-        with application_span() as span:
+    with recorded() as exporter:
+        with Producer(cluster.bootstrap, tracing=True) as producer, application_span() as span:
             trace_id = span.get_span_context().trace_id
             sent = producer.send("traced", b"hello", headers={"lang": b"en"}).result(timeout=60)
         with Consumer(cluster.bootstrap, auto_offset_reset="earliest", tracing=True) as consumer:
@@ -94,17 +94,18 @@ def test_what_nobody_samples_makes_no_spans(cluster: Cluster, collector: Collect
     with Admin(cluster.bootstrap) as admin:
         admin.create_topic("quiet", 1, 3, timeout=60)
     unsampled = trace.NonRecordingSpan(trace.SpanContext(7, 7, is_remote=False))
-    with recorded() as exporter, Producer(cluster.bootstrap, tracing=True) as producer:
-        with trace.use_span(unsampled):
-            producer.send("quiet", b"with a context that nobody samples")
-        producer.send("quiet", b"without a span").result(timeout=60)
-        with Consumer(cluster.bootstrap, auto_offset_reset="earliest", tracing=True) as consumer:
-            consumer.subscribe("quiet")
-            records: list[Record] = []
-            while len(records) < 2:
-                records += consumer.poll(timeout=60)
-        with application_span():  # what comes later arrives later: so nothing of the others is on its way any more
-            producer.send("quiet", b"sampled").result(timeout=60)
+    with recorded() as exporter:
+        with Producer(cluster.bootstrap, tracing=True) as producer:
+            with trace.use_span(unsampled):
+                producer.send("quiet", b"with a context that nobody samples")
+            producer.send("quiet", b"without a span").result(timeout=60)
+            with Consumer(cluster.bootstrap, auto_offset_reset="earliest", tracing=True) as consumer:
+                consumer.subscribe("quiet")
+                records: list[Record] = []
+                while len(records) < 2:
+                    records += consumer.poll(timeout=60)
+            with application_span():  # what comes later arrives later: so nothing of the others is on its way any more
+                producer.send("quiet", b"sampled").result(timeout=60)
         assert [span.name for span in exporter.get_finished_spans() if span.name != "application"] == ["send quiet"]
 
     assert [record.headers for record in records] == [

@@ -20,6 +20,7 @@ import pytest
 from raftlog import Admin, Consumer, Producer, TopicPartition, aio
 from raftlog.errors import InvalidTransactionTimeout, ProducerFenced, TransactionAbortable
 from raftlog.testing import Cluster
+from tests.support.steady import PATIENT
 
 NODES = (1, 2, 3)
 PARTITIONS = 3
@@ -31,6 +32,7 @@ _ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     config = {
+        **PATIENT,
         "group.consumer.session.timeout.ms": SESSION_MS,
         "group.consumer.heartbeat.interval.ms": 300,
         "offsets.topic.num.partitions": 4,
@@ -74,7 +76,8 @@ def read(cluster: Cluster, topic: str, isolation: str = "read_committed") -> lis
 
 
 def wait_until_read(cluster: Cluster, topic: str, expected: list[bytes]) -> None:
-    """Wait until markers are where a leader was away: what was decided is visible then, and nothing else ever is."""
+    """Wait until markers are where they were late, which no commit waits for: what was decided is visible then, and
+    nothing else ever is."""
     until = time.monotonic() + WAIT_S
     while (found := sorted(filter(None, read(cluster, topic)))) != sorted(expected):
         assert not Counter(found) - Counter(expected)
@@ -124,7 +127,7 @@ def test_a_transaction_is_visible_as_a_whole_once_it_is_committed(cluster: Clust
         assert read(cluster, topic) == []
         assert len(read(cluster, topic, "read_uncommitted")) == 300
         producer.commit_transaction()
-        assert sorted(filter(None, read(cluster, topic))) == numbered(300)
+        wait_until_read(cluster, topic, numbered(300))
 
 
 def test_an_aborted_transaction_is_never_visible_to_who_reads_what_is_committed(cluster: Cluster, topic: str) -> None:
@@ -135,7 +138,7 @@ def test_an_aborted_transaction_is_never_visible_to_who_reads_what_is_committed(
             raise KeyError("application")
         with producer.transaction():
             send_all(producer, topic, numbered(30, "yes"))
-    assert sorted(filter(None, read(cluster, topic))) == numbered(30, "yes")
+    wait_until_read(cluster, topic, numbered(30, "yes"))
     assert len(read(cluster, topic, "read_uncommitted")) == 60
 
 
@@ -201,7 +204,7 @@ def test_a_zombie_is_fenced_and_what_it_left_open_is_aborted(cluster: Cluster, t
             zombie.commit_transaction()
         with heir.transaction():
             send_all(heir, topic, numbered(3, "again"))
-    assert sorted(filter(None, read(cluster, topic))) == sorted(numbered(3, "heir") + numbered(3, "again"))
+    wait_until_read(cluster, topic, numbered(3, "heir") + numbered(3, "again"))
 
 
 def test_a_transaction_that_times_out_is_aborted_and_the_producer_goes_on(cluster: Cluster, topic: str) -> None:
@@ -220,7 +223,7 @@ def test_a_transaction_that_times_out_is_aborted_and_the_producer_goes_on(cluste
                 with producer.transaction():
                     send_all(producer, topic, numbered(3))
                 committed = True
-    assert sorted(filter(None, read(cluster, topic))) == numbered(3)
+    wait_until_read(cluster, topic, numbered(3))
 
 
 LEAVES_IT_OPEN = """

@@ -37,8 +37,12 @@ def everyone_is_up(cluster: Cluster) -> Iterator[None]:
 def topic(cluster: Cluster) -> str:
     """A topic of its own for each test, so that nobody's open transaction holds others up."""
     name = f"t-{uuid.uuid4().hex[:8]}"
-    with raftlog.Admin(cluster.bootstrap) as admin:
-        admin.create_topic(name, partitions=3, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60)
+    cluster.wait_for(  # servers are missed soon here, and three have to be there
+        lambda admin: admin.create_topic(
+            name, partitions=3, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60
+        ),
+        what="a topic with three replicas",
+    )
     return name
 
 
@@ -77,6 +81,7 @@ def test_a_transaction_outlives_its_coordinator(cluster: Cluster, topic: str, st
         expected = ([b"p"], [b"q"]) if commit else ([], [])
         assert (await client.committed(p), await client.committed(q)) == expected
         await client.transact(after, {p: [b"next"]})
+        await all_ended(client, p)
         assert (await client.committed(p))[-1] == b"next"
 
     run_client(cluster.bootstrap, scenario)
@@ -120,7 +125,7 @@ def test_a_topic_that_is_deleted_holds_no_transaction_up(cluster: Cluster, topic
         p, _ = parts(topic)
         other = f"gone-{topic}"
         admin = raftlog.Admin(cluster.bootstrap)
-        admin.create_topic(other, partitions=1, replication_factor=3)
+        cluster.wait_for(lambda admin: admin.create_topic(other, partitions=1, replication_factor=3))
         me = await client.init(f"deleted-{topic}", timeout_ms=600_000)
         await client.add(me, p, TopicPartition(other, 0))
         await client.produce(me, p, b"a")
@@ -130,6 +135,7 @@ def test_a_topic_that_is_deleted_holds_no_transaction_up(cluster: Cluster, topic
         await client.add(me, p)  # is refused while the transaction before is not over
         assert time.monotonic() - begun < TIMEOUT_S / 2
         await client.end(me)
+        await all_ended(client, p)
         assert await client.committed(p) == [b"a"]
 
     run_client(cluster.bootstrap, scenario)

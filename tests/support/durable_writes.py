@@ -132,9 +132,10 @@ class DurableWrites:
         offsets, values, found = [], [], 0
         with Consumer(self._bootstrap, auto_offset_reset="earliest", client_rack=rack) as consumer:
             consumer.assign([at])
-            end = consumer.end_offsets([at])[at]
-            assert end == wanted, f"{at} ends at {end}, and {wanted} records were sent to it"
             deadline_s = time.monotonic() + _READ_S
+            while (end := consumer.end_offsets([at])[at]) < wanted and time.monotonic() < deadline_s:
+                time.sleep(_STEP_S)  # who has just begun to lead hears from the others what is committed
+            assert end == wanted, f"{at} ends at {end}, and {wanted} records were sent to it"
             while found < wanted:
                 assert time.monotonic() < deadline_s, f"{found} of {wanted} records of {at} in rack {rack}"
                 table = consumer.poll_arrow(0.5)

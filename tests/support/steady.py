@@ -10,3 +10,10 @@ STEADY: Final[dict[str, int]] = {
     "replica.lag.time.max.ms": 60_000,
 }
 """A broker that stands still for seconds keeps what it leads, serves on, and stays in sync."""
+
+PATIENT: Final[dict[str, int]] = {
+    "broker.session.timeout.ms": 6_000,
+    "broker.lease.ms": 5_000,
+    "replica.lag.time.max.ms": 6_000,
+}
+"""For tests that kill servers: the dead are missed in seconds, who stands still for less keeps its place."""
