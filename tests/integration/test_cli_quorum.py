@@ -30,8 +30,11 @@ def raftlog(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def parsed(*arguments: str) -> Any:
-    done = raftlog(*arguments, "--output", "json")
-    assert done.returncode == 0, done.stderr
+    """Return what a command shows, which is what the controllers have agreed on."""
+    deadline_s = time.monotonic() + WAIT_S
+    while (done := raftlog(*arguments, "--output", "json")).returncode != 0:
+        assert "may be out of date" in done.stderr, done.stderr
+        assert time.monotonic() < deadline_s, done.stderr
     return json.loads(done.stdout)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,20 @@ from raftlog import Admin, Consumer, Producer, TopicPartition, aio
 from raftlog.errors import GroupIdNotFound, MessageTooLarge
 from raftlog.prometheus import ClientCollector
 from raftlog.testing import Cluster
+from tests.support.steady import STEADY
 
 WAIT_S = 90.0
 
 
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(0.02)
+
+
 def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path: Path) -> None:
-    with Cluster(nodes=1, directory=tmp_path) as cluster, Admin(cluster.bootstrap) as admin:
+    with Cluster(nodes=1, directory=tmp_path, config=STEADY) as cluster, Admin(cluster.bootstrap) as admin:
         began = time.monotonic()
         admin.create_topic("orders.eu", configs={"max.message.bytes": 4_000})
         calls = admin.metrics()["admin-client-metrics"]
@@ -35,7 +44,7 @@ def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path:
             admin.describe_groups(["billing"])
         assert admin.metrics()["admin-client-metrics"]["request-total"] > before, "coordinators are asked as well"
         with (
-            Producer(cluster.bootstrap, batch_size=8_000, linger_ms=50) as producer,
+            Producer(cluster.bootstrap, batch_size=8_000, linger_ms=60_000) as producer,
             Consumer(cluster.bootstrap, "billing", "earliest", enable_auto_commit=False) as consumer,
         ):
             for _ in range(100):
@@ -43,6 +52,7 @@ def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path:
             producer.flush(WAIT_S)
             with pytest.raises(MessageTooLarge):
                 producer.send("orders.eu", b"y" * 5_000).result(WAIT_S)
+            until(lambda: producer.metrics()["producer-metrics"]["record-error-total"] == 1, "the last answer counts")
             shown = producer.metrics()
             sent = shown["producer-metrics"]
             assert (sent["record-send-total"], sent["record-error-total"]) == (100, 1)
@@ -64,11 +74,15 @@ def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path:
             while read < 60:
                 read += len(consumer.poll(5, max_records=60 - read))
             consumer.commit()
+
+            def bytes_fetched() -> float:
+                return consumer.metrics()["consumer-fetch-manager-metrics"]["bytes-consumed-total"]
+
+            until(lambda: bytes_fetched() > 10_000, "the batches behind have been fetched as well")
             shown = consumer.metrics()
             fetched = shown["consumer-fetch-manager-metrics"]
             assert (fetched["records-consumed-total"], fetched["records-lag-max"]) == (60, 40)
             assert fetched["fetch-total"] >= 1
-            assert fetched["bytes-consumed-total"] > 10_000
             assert shown["consumer-fetch-manager-metrics.orders.eu.0"] == {"records-lag": 40}
             group = shown["consumer-coordinator-metrics"]
             assert (group["assigned-partitions"], group["commit-total"], group["rebalance-total"]) == (1, 1, 1)
@@ -111,7 +125,7 @@ def test_clients_of_asyncio_count_as_well(tmp_path: Path) -> None:
                 assert time.monotonic() < until
             assert consumer.metrics()["consumer-fetch-manager-metrics"]["records-consumed-total"] == 1
 
-    with Cluster(nodes=1, directory=tmp_path) as cluster:
+    with Cluster(nodes=1, directory=tmp_path, config=STEADY) as cluster:
         asyncio.run(scenario(cluster.bootstrap))
 
 

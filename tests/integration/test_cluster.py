@@ -152,7 +152,8 @@ def test_a_start_tells_what_it_is_and_a_failed_one_nothing_but_why(
     started = time.monotonic()
     with Cluster(2, controllers=1, dedicated_controllers=True) as cluster:
         took_s = time.monotonic() - started
-        controller, broker = cluster.log_tail(1), cluster.log_tail(2)
+        logs = [cluster.directory / f"node-{node_id}" / "server.log" for node_id in cluster.node_ids]
+        controller, broker = (log.read_text() for log in logs)
     assert "starting node 1, roles controller [" in controller
     assert "node ready [event=node_ready node_id=1 roles=controller inter_node=" in controller
     assert "starting node 2, roles broker [" in broker

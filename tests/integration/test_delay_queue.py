@@ -26,6 +26,7 @@ from raftlog.errors import (
     UnknownTopicOrPartition,
 )
 from raftlog.testing import Cluster
+from tests.support.steady import STEADY
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 90.0
@@ -35,7 +36,7 @@ SHORT_SESSIONS = {"group.consumer.session.timeout.ms": 2_000, "group.consumer.he
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=1, group_consumer_session_timeout_ms=60_000) as cluster:
+    with Cluster(nodes=1, config=STEADY, group_consumer_session_timeout_ms=60_000) as cluster:
         yield cluster
 
 
@@ -67,6 +68,14 @@ def content(cluster: Cluster, *topics: str) -> list[Record]:
     return found
 
 
+def content_once_there(cluster: Cluster, count: int, *topics: str) -> list[Record]:
+    """Return what is committed in the topics once there are so many records: markers may come late."""
+    until = time.monotonic() + WAIT_S
+    while len(found := content(cluster, *topics)) < count:
+        assert time.monotonic() < until, f"{len(found)} of {count} records"
+    return found
+
+
 def forward_all(cluster: Cluster, queue: DelayQueue, topic: str, count: int) -> None:
     """Hand over until a topic has so many records; what passes may come in between."""
     until = time.monotonic() + WAIT_S
@@ -93,6 +102,9 @@ def test_records_become_visible_when_they_are_due(cluster: Cluster) -> None:
     delays = {b"zero": 0.0, b"short": 0.1, b"level": 0.3, b"between": 1.4, b"long": 2.6, b"span": 0.6}
     with DelayQueue(cluster.bootstrap, "due", levels=[0.3, 1, 2]) as queue:
         assert queue.levels == [timedelta(seconds=each) for each in (0.3, 1, 2)]
+        queue.create()
+        queue.send(b"before", 0).result(timeout=WAIT_S)
+        take(queue, 1)  # it is a member of its group now
         due = {}
         for value, delay in delays.items():
             before = time.time()
@@ -179,7 +191,7 @@ def test_a_session_that_is_over_by_the_time_of_the_next_poll() -> None:
     ):
         while True:
             before = time.time()
-            queue.send(b"late", 4).result(timeout=WAIT_S)
+            queue.send(b"%f" % before, 4).result(timeout=WAIT_S)
             if not queue.poll(timeout=0.5):  # else all that took so long that it was due
                 break
             queue.commit()
@@ -191,9 +203,11 @@ def test_a_session_that_is_over_by_the_time_of_the_next_poll() -> None:
             assert time.monotonic() < until, "the session is over, and the queue has not been told"
             time.sleep(0.05)
         cluster.resume(1)
-        ((at, record),) = take(queue, 1)
-    assert record.value == b"late"
-    assert at >= before + 4
+        last = b"%f" % before
+        came: dict[bytes | None, float] = {}
+        while last not in came:
+            came |= {record.value: at for at, record in take(queue, 1)}
+    assert came[last] >= before + 4
 
 
 def test_nothing_is_fetched_while_everything_waits(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,13 +227,16 @@ def test_nothing_is_fetched_while_everything_waits(cluster: Cluster, monkeypatch
         for number in range(1000):
             queue.send(b"%d" % number, 7)
         queue.flush()
+        looked_at = calls = 0
+        came: list[Record] = []
         while time.time() < first_due - 1:
-            assert queue.poll(timeout=0.5) == []
-        looked_at, calls = sum(polled), len(polled)
+            looked_at, calls = sum(polled), len(polled)
+            came = queue.poll(timeout=0.5)
+            assert came == [] or time.time() >= first_due
         assert looked_at <= 2000
         assert calls <= 40
-        assert len(take(queue, 1000)) == 1000
-        assert sum(polled) <= looked_at + 4000
+        assert len(came) + len(take(queue, 1000 - len(came))) == 1000
+        assert sum(polled) <= looked_at + 5000
 
 
 def test_a_commit_that_is_refused(
@@ -263,7 +280,7 @@ def test_due_records_go_to_their_target(cluster: Cluster) -> None:
         forwarded = 0
         while forwarded < 3:
             forwarded += queue.forward(timeout=WAIT_S)
-    found = {record.value: record for record in content(cluster, "orders", "mails")}
+    found = {record.value: record for record in content_once_there(cluster, 3, "orders", "mails")}
     assert found.keys() == {b"one", b"two", b"mail"}
     assert (found[b"one"].topic, found[b"one"].key, found[b"one"].headers) == ("orders", b"k", (("a", b"b"),))
     assert found[b"two"].timestamp_ms >= (before + 1.3) * 1000 - 1  # it is rounded down

@@ -10,6 +10,7 @@ import pytest
 
 from raftlog import Admin
 from raftlog.testing import Cluster
+from tests.support.steady import STEADY
 
 MODULES = ["raftlog._admin", "raftlog._admin_groups", "raftlog._admin_transactions",
            "raftlog._producer", "raftlog._transactions", "raftlog._consumer", "raftlog._group",
@@ -21,7 +22,7 @@ TOPICS = ["greetings", "letters", "orders", "aio-greetings", "aio-orders", "acco
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
+    with Cluster(config=STEADY) as cluster:
         with Admin(cluster.bootstrap) as admin:
             for topic in TOPICS:
                 admin.create_topic(topic)

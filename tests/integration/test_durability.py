@@ -44,8 +44,17 @@ class Breaker:
 
     def kill_leader(self) -> None:
         """Kill a leader that is not the controller."""
-        controller = self.cluster.controller()
-        self._kill("a leader killed", self.chance.choice([each for each in self._leaders() if each != controller]))
+
+        def others(admin: Admin) -> list[int]:
+            controller = admin.describe_cluster(linearizable=True).controller_id
+            led_by = {part.leader for part in admin.describe_topic(TOPIC).partitions}
+            found = sorted(led_by & set(NODES) - {controller})
+            if not found:  # who stood still for too long leads nothing any more
+                admin.elect_leaders(TOPIC)
+            return found
+
+        found = self.cluster.wait_for(others, timeout_s=120, what="a leader that is not the controller")
+        self._kill("a leader killed", self.chance.choice(found))
 
     def kill_controller(self) -> None:
         """Kill the controller, which leads as well."""
@@ -64,11 +73,15 @@ class Breaker:
         self.cluster.start(node_id)
 
     def _leaders(self) -> dict[int, list[int]]:
-        """Return who leads what."""
+        """Return who leads what, once all is led."""
+
+        def leaders(admin: Admin) -> list[int]:
+            found = [part.leader for part in admin.describe_topic(TOPIC).partitions]
+            return found if set(found) <= set(NODES) else []
+
         led: dict[int, list[int]] = defaultdict(list)
-        with Admin(self.cluster.bootstrap) as admin:
-            for number, part in enumerate(admin.describe_topic(TOPIC).partitions):
-                led[part.leader].append(number)
+        for number, leader in enumerate(self.cluster.wait_for(leaders, timeout_s=120, what="a leader everywhere")):
+            led[leader].append(number)
         return led
 
     def _measure(self, what: str, node_id: int, end: Callable[[int], None]) -> None:

@@ -29,7 +29,9 @@ from raftlog.errors import (
 )
 from raftlog.testing import Cluster
 from raftlog.v1 import group_pb2, group_pb2_grpc
+from tests.support.steady import PATIENT
 from tests.support.transaction_client import Identity, TransactionClient, all_ended, transaction_client
+from tests.support.up_to_date import heard_everywhere
 
 WAIT_S = 90.0
 CALL_S = 20.0
@@ -41,7 +43,7 @@ OPEN_MS = 600_000
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Cluster]:
-    with Cluster(nodes=3) as cluster:
+    with Cluster(nodes=3, config=PATIENT) as cluster:
         yield cluster
 
 
@@ -56,6 +58,7 @@ def topic(three: Cluster) -> str:
     name = f"t-{uuid.uuid4().hex[:8]}"
     with raftlog.Admin(three.bootstrap) as admin:
         admin.create_topic(name, partitions=3, replication_factor=3)
+    heard_everywhere(three)
     return name
 
 
@@ -274,6 +277,9 @@ def test_a_member_that_has_lost_its_partitions_commits_nothing(three: Cluster, t
             three.bootstrap, group_id=world.group_id, enable_auto_commit=False, auto_offset_reset="earliest"
         ) as consumer:
             await consumer.subscribe(topic)
+            async with asyncio.timeout(WAIT_S):
+                while len(consumer.assignment()) < 3:
+                    await consumer.poll(0.1)
             mine = consumer.group_metadata()
             me = await world.client.init(f"id-{topic}")
             await world.client.add(me, groups=[world.group_id])
@@ -379,7 +385,9 @@ def test_sinks_and_their_stages(three: Cluster, topic: str) -> None:
         await world.client.commit_batch(sink, 0, first)
         second = await world.client.stage(sink, 1, {part: [b"b"]}, timeout_ms=OPEN_MS)
         assert [each["last_batch_id"] for each in txn(three, "sinks") if each["sink_id"] == sink] == [0]
-        (described,) = txn(three, "sinks", sink)
+        until_s = time.monotonic() + WAIT_S
+        while len((described := txn(three, "sinks", sink)[0])["stages"]) > 1:  # the first one is over soon
+            assert time.monotonic() < until_s, described
         assert (described["last_batch_id"], described["target"]) == (0, "t")
         (stage,) = described["stages"]
         assert (stage["producer_id"], stage["batch_id"], stage["state"]) == (second, 1, "ongoing")

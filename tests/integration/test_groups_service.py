@@ -17,6 +17,8 @@ import raftlog
 from raftlog.errors import InvalidTopic
 from raftlog.testing import Cluster
 from raftlog.v1 import common_pb2, group_pb2, group_pb2_grpc, log_pb2, log_pb2_grpc, metadata_pb2, metadata_pb2_grpc
+from tests.support.steady import PATIENT, STEADY
+from tests.support.up_to_date import heard_everywhere
 
 NODES = (1, 2, 3)
 OFFSETS = "__consumer_offsets"
@@ -35,13 +37,14 @@ RETRIABLE = {
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     config = {
+        **PATIENT,
         "group.consumer.session.timeout.ms": 60_000,
         "group.consumer.heartbeat.interval.ms": 500,
-        "replica.lag.time.max.ms": 1_500,
     }
     with Cluster(nodes=3, config=config) as made:
         with raftlog.Admin(made.bootstrap) as admin:
             admin.create_topic("t", partitions=4, replication_factor=3)
+        heard_everywhere(made)
         yield made
 
 
@@ -169,15 +172,19 @@ class Member:
 
     async def join(self) -> None:
         async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                await self.call.write(self._join)
-                response = await self.read()
-                if response.error.code not in RETRIABLE:
-                    break
+            while not await self.has_joined():
                 await asyncio.sleep(0.05)  # the coordinator is known before it has loaded its groups
                 self.call = self._stub.Session()
+
+    async def has_joined(self) -> bool:
+        """Ask to be taken in; return False when that is refused only for now."""
+        await self.call.write(self._join)
+        response = await self.read()
+        if response.error.code in RETRIABLE:
+            return False
         assert response.WhichOneof("response") == "assignment", response
         self._take(response.assignment)
+        return True
 
     async def read(self) -> group_pb2.GroupResponse:
         response = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
@@ -229,8 +236,12 @@ def run(cluster: Cluster, scenario: Callable[[Client], Awaitable[None]]) -> None
     asyncio.run(main())
 
 
-def leader_of(cluster: Cluster, partition: int) -> int:
-    return cluster.leader(OFFSETS, partition)
+async def until(is_so: Callable[[], Awaitable[object]], what: str) -> None:
+    """Wait until something is so."""
+    until_s = time.monotonic() + TIMEOUT_S
+    while not await is_so():
+        assert time.monotonic() < until_s, what
+        await asyncio.sleep(0.05)
 
 
 async def named_by(stub: Any, group_id: str) -> int:
@@ -248,8 +259,11 @@ def test_the_first_group_has_the_topic_made_and_all_brokers_name_one_coordinator
     async def scenario(client: Client) -> None:
         found = await client.find("hello")
         assert found.partition == 22  # as Kafka has it
-        for address in client.addresses:
-            assert await named_by(client.stub(address), "hello") == found.node_id
+
+        async def all_agree() -> bool:
+            return len({await named_by(client.stub(address), "hello") for address in client.addresses}) == 1
+
+        await until(all_agree, "all name one coordinator")
 
     run(cluster, scenario)
     with raftlog.Admin(cluster.bootstrap) as admin:
@@ -293,14 +307,20 @@ def test_a_session_that_does_not_begin_with_join_ends_with_a_status(cluster: Clu
 
 def test_another_broker_names_the_coordinator(cluster: Cluster) -> None:
     async def scenario(client: Client) -> None:
-        found = await client.find("elsewhere")
-        other = next(a for a in client.addresses if a != f"{found.host}:{found.port}")
-        assert await named_by(client.stub(other), "elsewhere") == found.node_id
-        answer = await client.stub(other).FetchOffsets(
-            group_pb2.FetchOffsetsRequest(group_id="elsewhere", member_epoch=-1, all=True)
-        )
-        assert answer.error.code == common_pb2.NOT_COORDINATOR
-        assert f"broker {found.node_id} at {found.host}:{found.port}" in answer.error.message
+        async def another_says_so() -> bool:
+            found = await client.find("elsewhere")
+            other = next(a for a in client.addresses if a != f"{found.host}:{found.port}")
+            named = await named_by(client.stub(other), "elsewhere")
+            answer = await client.stub(other).FetchOffsets(
+                group_pb2.FetchOffsetsRequest(group_id="elsewhere", member_epoch=-1, all=True)
+            )
+            return (
+                named == found.node_id
+                and answer.error.code == common_pb2.NOT_COORDINATOR
+                and f"broker {found.node_id} at {found.host}:{found.port}" in answer.error.message
+            )
+
+        await until(another_says_so, "another broker names the coordinator, and refuses to be it")
 
     run(cluster, scenario)
 
@@ -312,7 +332,11 @@ def test_offsets_survive_the_death_of_their_coordinator(cluster: Cluster) -> Non
         found = await client.find("survives")
         cluster.kill(found.node_id)
         assert await client.committed("survives") == {0: 6, 1: 7}
-        assert (await client.find("survives")).node_id != found.node_id
+
+        async def another_is_named() -> bool:
+            return (await client.find("survives")).node_id != found.node_id
+
+        await until(another_is_named, "nobody names the one that is dead")
         answer = await client.commit("survives", t1=8)
         assert [each.HasField("error") for each in answer.results] == [False]
         cluster.start(found.node_id)
@@ -348,6 +372,8 @@ def test_two_members_share_a_topic_and_one_that_dies_leaves_its_part_to_the_othe
                 await second.beat()
         assert first.partitions | second.partitions == {0, 1, 2, 3}
         described = await client.describe(group_id)
+        for member in (first, second):
+            await member.beat()  # one that was missed meanwhile hears it here
         assert {member.member_id for member in described.members} == {first.member_id, second.member_id}
         assert {member.client_id for member in described.members} == {"by-hand"}
         assert {member.host for member in described.members} == {"127.0.0.1"}
@@ -362,7 +388,7 @@ def test_two_members_share_a_topic_and_one_that_dies_leaves_its_part_to_the_othe
                 return await share(client, f"shares-{attempt}")
         raise AssertionError("members are missed, however often they are heard of")
 
-    short = {"group.consumer.session.timeout.ms": SESSION_MS, "group.consumer.heartbeat.interval.ms": 500}
+    short = {**STEADY, "group.consumer.session.timeout.ms": SESSION_MS, "group.consumer.heartbeat.interval.ms": 500}
     with Cluster(nodes=1, config=short) as alone:
         with raftlog.Admin(alone.bootstrap) as admin:
             admin.create_topic("t", partitions=4)
@@ -395,7 +421,8 @@ def test_a_member_is_back_after_the_death_of_its_coordinator_and_has_what_it_had
             offsets=[group_pb2.CommitOffset(topic="t", partition=1, offset=9, leader_epoch=-1)],
         )
         await back.call.write(group_pb2.GroupRequest(commit=commit))
-        response = await back.read()
+        while (response := await back.read()).WhichOneof("response") in ("assignment", "heartbeat"):
+            pass
         assert response.commit.correlation_id == 3
         assert not response.commit.HasField("error")
         assert not response.commit.results[0].HasField("error")
@@ -408,10 +435,17 @@ def test_a_member_is_back_after_the_death_of_its_coordinator_and_has_what_it_had
 
 def test_a_stream_is_told_when_its_coordinator_stops(cluster: Cluster) -> None:
     async def scenario(client: Client) -> None:
-        found = await client.find("told")
-        member = Member(client.stub(f"{found.host}:{found.port}"), "told")
-        await member.join()
-        stopping = asyncio.get_running_loop().run_in_executor(None, cluster.stop, found.node_id)
+        joined: list[tuple[int, Member]] = []
+
+        async def has_joined() -> bool:
+            found = await client.find("told")
+            member = Member(client.stub(f"{found.host}:{found.port}"), "told")
+            joined.append((found.node_id, member))
+            return await member.has_joined()
+
+        await until(has_joined, "its coordinator takes it in")
+        node_id, member = joined[-1]
+        stopping = asyncio.get_running_loop().run_in_executor(None, cluster.stop, node_id)
         while (response := await member.read()).WhichOneof("response") != "error":
             pass
         assert response.error.code == common_pb2.NOT_COORDINATOR
@@ -437,11 +471,23 @@ def test_groups_are_listed_by_their_coordinator_and_can_be_deleted(cluster: Clus
         for number in range(5):
             await client.commit(f"listed-{number}", t0=number)
         names = {f"listed-{number}" for number in range(5)}
-        assert names <= await listed(client)
-        stub = await client.of("listed-3")
-        answer = await stub.DeleteGroups(group_pb2.DeleteGroupsRequest(group_ids=["listed-3"]))
-        assert not answer.results[0].HasField("error")
-        assert names - await listed(client) == {"listed-3"}
+
+        async def all_are_listed() -> bool:
+            return names <= await listed(client)
+
+        async def is_deleted() -> bool:
+            stub = await client.of("listed-3")
+            answer = await stub.DeleteGroups(group_pb2.DeleteGroupsRequest(group_ids=["listed-3"]))
+            error = answer.results[0].error
+            assert not error.code or error.code in RETRIABLE, error
+            return not error.code
+
+        async def only_the_others_are_listed() -> bool:
+            return names - await listed(client) == {"listed-3"}
+
+        await until(all_are_listed, "somebody lists each")
+        await until(is_deleted, "the coordinator deletes it")
+        await until(only_the_others_are_listed, "it is gone, and the others are there")
         assert await client.committed("listed-3") == {}
 
     run(cluster, scenario)
@@ -469,6 +515,7 @@ def test_the_offsets_of_a_deleted_topic_go_with_it(cluster: Cluster) -> None:
 
     with raftlog.Admin(cluster.bootstrap) as admin:
         admin.create_topic("passing", replication_factor=3)
+    heard_everywhere(cluster)
     run(cluster, scenario)
 
 
@@ -477,6 +524,7 @@ def test_clients_read_internal_topics_and_do_not_change_them(cluster: Cluster) -
         await client.commit("seen", t0=1)
 
     run(cluster, scenario)
+    heard_everywhere(cluster)
     with raftlog.Admin(cluster.bootstrap) as admin:
         with pytest.raises(InvalidTopic, match="not deleted"):
             admin.delete_topic(OFFSETS)

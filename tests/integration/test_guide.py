@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from raftlog.testing import Cluster
+from tests.support.patient_polls import patient_polls
+from tests.support.steady import STEADY
 
 GUIDE = Path(__file__).parents[2] / "docs" / "python.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
@@ -17,10 +19,10 @@ _TOLD = ("assigned 2", "revoked 2", "lost 2", "all is well")
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_guide(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
     names: dict[str, Any] = {"__name__": "guide"}
-    with Cluster(nodes=1) as cluster:
+    with Cluster(nodes=1, config=STEADY) as cluster, patient_polls(monkeypatch, cluster.bootstrap, gathering=True):
         assert "127.0.0.1:9092" in BLOCKS[0]
         for number, block in enumerate(BLOCKS):
             code = block.replace("127.0.0.1:9092", cluster.bootstrap)

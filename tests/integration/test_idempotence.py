@@ -17,6 +17,8 @@ from raftlog.format import Columns, encode_batch
 from raftlog.testing import Cluster
 from raftlog.v1 import common_pb2, log_pb2, metadata_pb2, transaction_pb2, transaction_pb2_grpc
 from tests.support.raw_client import TIMEOUT_S, RawClient, raw_client
+from tests.support.steady import PATIENT
+from tests.support.up_to_date import heard_everywhere, up_to_date
 
 PARTITIONS = 2
 RETRIABLE = {
@@ -27,17 +29,20 @@ RETRIABLE = {
     common_pb2.NOT_ENOUGH_REPLICAS,
     common_pb2.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     common_pb2.REQUEST_TIMED_OUT,
+    common_pb2.UNKNOWN_TOPIC_ID,
+    common_pb2.UNKNOWN_TOPIC_OR_PARTITION,
 }
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=3) as made:
+    with Cluster(nodes=3, config=PATIENT) as made:
         with Admin(made.bootstrap) as admin:
             for topic in ("lost-answers", "replayed", "refused"):
                 admin.create_topic(
                     topic, PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60
                 )
+        heard_everywhere(made)
         yield made
 
 
@@ -125,14 +130,16 @@ async def leader_of(client: RawClient, topic: str) -> tuple[bytes, int, int]:
     return view.topic_id, view.partitions[0].leader, view.partitions[0].leader_epoch
 
 
-async def replay(addresses: dict[int, str], asked: int, batch: bytes, lost: int) -> int:
-    """Send a batch until it is acknowledged, `lost` times on streams whose answers nobody waits for; return where."""
+async def answer_to(
+    addresses: dict[int, str], asked: int, topic: str, batch: bytes, lost: int = 0
+) -> log_pb2.ProduceResult:
+    """Send a batch until it is answered for good, `lost` times on streams whose answers nobody waits for."""
     deadline = time.monotonic() + 90
     while True:
         assert time.monotonic() < deadline, "no leader takes it"
         try:
             async with raw_client(addresses[asked]) as client:
-                topic_id, leader, epoch = await leader_of(client, "replayed")
+                topic_id, leader, epoch = await leader_of(client, topic)
             async with raw_client(addresses[leader]) as client:
                 for _ in range(lost):
                     call = client.produce_call()
@@ -144,10 +151,23 @@ async def replay(addresses: dict[int, str], asked: int, batch: bytes, lost: int)
             asked = next(each for each in addresses if each != asked)
             await asyncio.sleep(0.05)
             continue
-        if not result.error.code:
-            return result.base_offset
-        assert result.error.code in RETRIABLE, result.error.message
+        if result.error.code not in RETRIABLE:
+            return result
         await asyncio.sleep(0.05)
+
+
+async def replay(addresses: dict[int, str], asked: int, batch: bytes, lost: int) -> int:
+    """Send a batch until it is acknowledged, `lost` times on streams whose answers nobody waits for; return where."""
+    result = await answer_to(addresses, asked, "replayed", batch, lost)
+    assert not result.error.code, result.error.message
+    return result.base_offset
+
+
+def wait_for_isr(cluster: Cluster, topic: str) -> None:
+    """Wait until all replicas of partition 0 are in sync, so that each of them may lead."""
+    cluster.wait_for(
+        lambda admin: len(up_to_date(admin).describe_topic(topic).partitions[0].isr) == 3, what="every replica in sync"
+    )
 
 
 def test_replayed_requests_are_answered_as_the_first_time(cluster: Cluster) -> None:
@@ -165,6 +185,7 @@ def test_replayed_requests_are_answered_as_the_first_time(cluster: Cluster) -> N
             if number in (10, 20):
                 if down:
                     cluster.start(down)
+                wait_for_isr(cluster, "replayed")
                 down = cluster.leader("replayed", 0)
                 cluster.kill(down)
             living = {node: address for node, address in addresses.items() if node != down}
@@ -184,15 +205,14 @@ def test_replayed_requests_are_answered_as_the_first_time(cluster: Cluster) -> N
 
 def test_gaps_stale_epochs_and_poisonous_numbers_are_refused_and_harm_nobody(cluster: Cluster) -> None:
     async def ask() -> None:
-        address = dict(zip(cluster.broker_ids, cluster.bootstrap.split(","), strict=True))[cluster.leader("refused", 0)]
-        async with raw_client(address) as client:
-            topic_id = await client.topic_id("refused")
+        addresses = dict(zip(cluster.broker_ids, cluster.bootstrap.split(","), strict=True))
+        async with raw_client(addresses[1]) as client:
             producer = await producer_id(client)
             other = await producer_id(client)
             assert producer != other
 
             async def send(batch: bytes) -> log_pb2.ProduceResult:
-                return await client.produce(topic_id, batch)
+                return await answer_to(addresses, 1, "refused", batch)
 
             assert (await send(numbered(producer, 0, 5, b"x"))).error.code == common_pb2.UNKNOWN_PRODUCER_ID
             assert (await send(numbered(producer, 1, 0, b"a", b"b"))).base_offset == 0

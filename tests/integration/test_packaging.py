@@ -77,9 +77,11 @@ def raftlog_up(binaries: Path, directory: Path) -> Iterator[str]:
     )
     assert process.stdout is not None
     try:
-        first = process.stdout.readline()
-        assert "raftlog is up at " in first, first + (process.stdout.read() if process.wait(_WAIT_S) else "")
-        yield first.split("raftlog is up at ")[1].split(",")[0]
+        said = ""
+        while "raftlog is up at " not in said and (line := process.stdout.readline()):
+            said += line
+        assert "raftlog is up at " in said, said
+        yield said.split("raftlog is up at ")[1].split(",")[0]
         process.send_signal(signal.SIGINT)
         assert process.wait(_WAIT_S) == 0, process.stdout.read()
     finally:
@@ -157,6 +159,13 @@ def test_the_server_of_a_killed_up_does_not_stay_behind(binaries: Path, tmp_path
         process.kill()
         process.wait()
     deadline = time.monotonic() + _WAIT_S
-    while Path(f"/proc/{server}/stat").exists() and "Z" not in Path(f"/proc/{server}/stat").read_text().split()[2]:
+    while runs(server):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False

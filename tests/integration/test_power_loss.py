@@ -27,6 +27,7 @@ from tests.support.append_workload import TOPIC, AppendWorkload, read_replicas
 from tests.support.power.cluster import PoweredCluster, powered_cluster
 from tests.support.power.disk import missing
 from tests.support.power.workloads import Client, Commits, Topics, Transactions
+from tests.support.up_to_date import up_to_date
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -123,7 +124,7 @@ class Outage:
 
 
 def _in_sync(admin: Admin) -> bool:
-    return all(len(part.isr) == len(NODES) for part in admin.describe_topic(TOPIC).partitions)
+    return all(len(part.isr) == len(NODES) for part in up_to_date(admin).describe_topic(TOPIC).partitions)
 
 
 Way = Callable[[Outage], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from itertools import count
 
@@ -112,7 +113,10 @@ def test_a_range_that_ends_with_markers_is_at_its_end_when_they_are_passed(
             producer.begin_transaction()
             producer.send(part.topic, b"1000" if commit else b"-1").result(60)
             (producer.commit_transaction if commit else producer.abort_transaction)()
-    end = reader.end_offsets([part])[part]
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while (end := reader.end_offsets([part])[part]) < 1008:  # a commit may be answered before its markers are there
+        assert time.monotonic() < deadline_s, end
+        time.sleep(0.05)
     assert end == 1008
     assert values(reader, part, 998, end) == [998, 999, 1000, 1000]
     assert values(reader, part, 1002, 1004) == [], "an aborted transaction and its marker"

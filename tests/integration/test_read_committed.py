@@ -12,7 +12,8 @@ import pytest
 from raftlog import Admin, Consumer, Producer, TopicPartition
 from raftlog.cli.segment_check import check_segment
 from raftlog.testing import Cluster
-from tests.support.steady import STEADY
+from tests.support.steady import PATIENT, STEADY
+from tests.support.up_to_date import up_to_date
 
 PLACE = TopicPartition("state", 0)
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "8192", "min.cleanable.dirty.ratio": "0.01"}
@@ -61,6 +62,7 @@ def test_aborted_records_are_never_seen_and_open_ones_not_yet(single: Cluster) -
             for n in range(6)
             for value in (*([b"%d-%d" % (n, p) for p in range(3)] * (n % 2 == 0)), b"plain %d" % n)
         ]
+        await_nothing_open(single)
         assert values(read(single)) == committed
         assert len(read(single, "read_uncommitted")) == 24
         with Consumer(single.bootstrap) as consumer:
@@ -91,6 +93,18 @@ def test_aborted_records_are_never_seen_and_open_ones_not_yet(single: Cluster) -
             timer.join()
 
 
+def await_nothing_open(cluster: Cluster) -> None:
+    """Wait until readers of committed records may read everything."""
+    with (
+        Consumer(cluster.bootstrap) as committed,
+        Consumer(cluster.bootstrap, isolation_level="read_uncommitted") as all_,
+    ):
+        deadline = time.monotonic() + 60
+        while committed.end_offsets([PLACE]) != all_.end_offsets([PLACE]):
+            assert time.monotonic() < deadline, "a transaction is open for ever"
+            time.sleep(0.1)
+
+
 def await_sealed_compacted(cluster: Cluster, nodes: range, below: int) -> None:
     """Wait until there are fewer than `below` rows on each of these nodes."""
     deadline = time.monotonic() + 180
@@ -114,7 +128,7 @@ def await_sealed_compacted(cluster: Cluster, nodes: range, below: int) -> None:
 def test_compacted_transactions_stay_decided_whoever_dies() -> None:
     with Cluster(
         nodes=3,
-        replica_lag_time_max_ms=1_500,
+        config=PATIENT,
         log_cleaner_backoff_ms=200,
         log_segment_delete_delay_ms=0,
         log_retention_check_interval_ms=300,
@@ -164,15 +178,10 @@ def test_compacted_transactions_stay_decided_whoever_dies() -> None:
         check()
         cluster.start(leader)  # its log ends within what the others have compacted
         other = cluster.leader("state")
-        cluster.wait_for(lambda admin: len(admin.describe_topic("state").partitions[0].isr) == 3, timeout_s=120)
+        cluster.wait_for(
+            lambda admin: len(up_to_date(admin).describe_topic("state").partitions[0].isr) == 3, timeout_s=120
+        )
         cluster.kill(other)
         cluster.leader("state", other_than=other)
         check()
-        with (
-            Consumer(cluster.bootstrap) as committed,
-            Consumer(cluster.bootstrap, isolation_level="read_uncommitted") as all_,
-        ):
-            deadline = time.monotonic() + 60
-            while committed.end_offsets([PLACE]) != all_.end_offsets([PLACE]):
-                assert time.monotonic() < deadline, "a transaction is open for ever"
-                time.sleep(0.1)
+        await_nothing_open(cluster)

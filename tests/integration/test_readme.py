@@ -11,6 +11,7 @@ import pytest
 
 from raftlog import Admin, Consumer, Record
 from raftlog.testing import Cluster
+from tests.support.patient_polls import patient_polls
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -21,9 +22,9 @@ def block_with(words: str) -> str:
     return str(found)
 
 
-def test_the_sdk_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sdk_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {}
-    with Cluster(nodes=1) as cluster:
+    with Cluster(nodes=1) as cluster, patient_polls(monkeypatch, cluster.bootstrap, gathering=True):
         for words in ("delivery.result", "producer.transaction"):
             code = block_with(words).replace("127.0.0.1:9092", cluster.bootstrap)
             exec(compile(code, "README", "exec"), names)

@@ -16,6 +16,7 @@ import raftlog
 from raftlog.errors import RaftlogError
 from raftlog.testing import Cluster
 from tests.support.steady import STEADY
+from tests.support.up_to_date import up_to_date
 
 TOPIC = "events"
 PARTITIONS = 12
@@ -75,7 +76,7 @@ def run(cluster: Cluster, *arguments: str) -> str:
 
 def held(admin: raftlog.Admin) -> Counter[int]:
     """Return how many replicas each broker has, internal topics included."""
-    topics = admin.describe_topics(internal=True)
+    topics = up_to_date(admin).describe_topics(internal=True)
     return Counter(replica for topic in topics for part in topic.partitions for replica in part.replicas)
 
 

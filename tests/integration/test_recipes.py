@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raftlog import Consumer, Record
 from raftlog.testing import Cluster
+from tests.support.patient_polls import patient_polls
+from tests.support.steady import STEADY
 
 RECIPES = Path(__file__).parents[2] / "docs" / "recipes.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", RECIPES.read_text(), re.DOTALL)
+SOON, LATER = 'b"try again", delay=0.5', 'b"try again", delay=10'
+"""It is seen that a record is not due yet, however long the next queue takes to open."""
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a poll come back with nothing only when there is nothing: recipes take a second's silence for the end."""
-    poll = Consumer.poll
-
-    def at_end(consumer: Consumer) -> bool:
-        ends = consumer.end_offsets(consumer.assignment())
-        return all(consumer.position(partition) >= end for partition, end in ends.items())
-
-    def polled(self: Consumer, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
-        deadline_s = time.monotonic() + 60
-        while not (found := poll(self, timeout, max_records)):
-            if at_end(self) or time.monotonic() > deadline_s:
-                break
-        return found
-
-    monkeypatch.setattr(Consumer, "poll", polled)
-
-
-@pytest.mark.usefixtures("patient")
 @pytest.mark.filterwarnings("error")
-def test_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_recipes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {"__name__": "recipes"}
-    with Cluster(nodes=1) as cluster:
+    with Cluster(nodes=1, config=STEADY) as cluster, patient_polls(monkeypatch, cluster.bootstrap, gathering=False):
         assert "127.0.0.1:9092" in BLOCKS[0]
+        assert sum(block.count(SOON) for block in BLOCKS) == 1
         for number, block in enumerate(BLOCKS):
-            code = block.replace("127.0.0.1:9092", cluster.bootstrap)
+            code = block.replace("127.0.0.1:9092", cluster.bootstrap).replace(SOON, LATER)
             exec(compile(code, f"{RECIPES.name}, block {number + 1}", "exec"), names)
         names["database"].close()
     assert capsys.readouterr().out.splitlines() == [

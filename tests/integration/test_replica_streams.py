@@ -8,22 +8,22 @@ import pytest
 
 import raftlog
 from raftlog.testing import Cluster
+from tests.support.steady import PATIENT
+from tests.support.up_to_date import up_to_date
 
 ONLY_BROKERS = [2, 3, 4]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(
-        nodes=4, controllers=1, dedicated_controllers=True, can_be_partitioned=True, replica_lag_time_max_ms=1_500
-    ) as made:
+    with Cluster(nodes=4, controllers=1, dedicated_controllers=True, can_be_partitioned=True, config=PATIENT) as made:
         with raftlog.Admin(made.bootstrap) as admin:
             admin.create_topic("copied", replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60)
         yield made
 
 
 def isr(admin: raftlog.Admin) -> list[int]:
-    return sorted(admin.describe_topic("copied").partitions[0].isr)
+    return sorted(up_to_date(admin).describe_topic("copied").partitions[0].isr)
 
 
 def send(cluster: Cluster, *values: bytes) -> list[int]:
@@ -49,6 +49,7 @@ def test_a_follower_that_is_cut_off_leaves_the_isr_and_comes_back(cluster: Clust
 
 def test_a_follower_that_was_killed_is_filled_again_and_can_lead(cluster: Cluster) -> None:
     before = send(cluster, b"before")[-1]
+    cluster.wait_for(lambda admin: isr(admin) == ONLY_BROKERS, what="every replica in sync")
     leader = cluster.leader("copied")
     cluster.kill(leader)
     successor = cluster.leader("copied", other_than=leader)

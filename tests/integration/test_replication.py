@@ -12,6 +12,8 @@ import raftlog
 from raftlog.errors import RaftlogError
 from raftlog.testing import Cluster
 from tests.support.patience import refusal
+from tests.support.steady import PATIENT
+from tests.support.up_to_date import heard_everywhere, up_to_date
 
 NODES = (1, 2, 3)
 PLACE = raftlog.TopicPartition("t", 0)
@@ -19,7 +21,7 @@ PLACE = raftlog.TopicPartition("t", 0)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=3, replica_lag_time_max_ms=1_500) as made:
+    with Cluster(nodes=3, config=PATIENT) as made:
         yield made
 
 
@@ -31,6 +33,7 @@ def topic(cluster: Cluster) -> Iterator[None]:
             cluster.start(node)
     with raftlog.Admin(cluster.bootstrap) as admin:
         admin.create_topic("t", replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60)
+    heard_everywhere(cluster)  # nobody takes the topic for that of the test before
     wait_for_isr(cluster, *NODES)
     yield
     for node in NODES:
@@ -41,7 +44,7 @@ def topic(cluster: Cluster) -> Iterator[None]:
 
 
 def isr(admin: raftlog.Admin) -> set[int]:
-    return set(admin.describe_topic("t").partitions[0].isr)
+    return set(up_to_date(admin).describe_topic("t").partitions[0].isr)
 
 
 def wait_for_isr(cluster: Cluster, *nodes: int) -> None:
@@ -102,6 +105,7 @@ def test_each_in_turn_leads_and_dies(cluster: Cluster) -> None:
     values: list[bytes] = []
     for number in range(3):
         values += produce(cluster, 50, first=50 * number)
+        wait_for_isr(cluster, *NODES)
         leader = cluster.leader("t")
         cluster.kill(leader)
         cluster.leader("t", other_than=leader)
@@ -203,5 +207,6 @@ def test_a_damaged_replica_is_fetched_anew(cluster: Cluster, damage: str) -> Non
     wait_for_isr(cluster, *NODES)
     wait_for_equal_logs(cluster)
     assert list(cluster.log_dir(follower).glob("~stray-*")), "the damaged log is kept for whoever wants to look"
+    wait_for_isr(cluster, *NODES)
     cluster.kill(next(node for node in NODES if node not in (follower, cluster.leader("t"))))
     assert read_all(cluster, 250) == values

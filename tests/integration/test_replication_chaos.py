@@ -24,6 +24,7 @@ from tests.support.append_checker import assert_sound
 from tests.support.append_workload import TOPIC, AppendWorkload, read_replicas
 from tests.support.history.recorder import Recorder, WatchedCluster
 from tests.support.history.workloads import of_appends
+from tests.support.up_to_date import up_to_date
 
 NODES = (1, 2, 3)
 PARTITIONS = 3
@@ -92,7 +93,7 @@ class Monkey:
         with Admin(self.cluster.bootstrap) as admin:
             led = [part.leader for part in admin.describe_topic(TOPIC).partitions]
         if controller not in led:  # it is none of all partitions: then this is just another kill
-            controller = led[0]
+            controller = self.leader()
         self._kill(controller)
 
     def _kill(self, node_id: int) -> None:
@@ -207,7 +208,8 @@ class Monkey:
         """Wait until every replica is in sync again."""
 
         def complete(admin: Admin) -> bool:
-            return all(len(part.isr) == len(NODES) for part in admin.describe_topic(TOPIC).partitions)
+            described = up_to_date(admin).describe_topic(TOPIC)
+            return all(len(part.isr) == len(NODES) for part in described.partitions)
 
         self.cluster.wait_for(complete, timeout_s=120, what="every replica in sync")
 
