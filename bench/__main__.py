@@ -1,4 +1,4 @@
-"""`./dev bench [SUITE...] [--json]`: measure, beside a ceiling in the same run."""
+"""`./dev bench [SUITE...] [--json]`: measures, beside a ceiling in the same run."""
 
 from __future__ import annotations
 
@@ -7,41 +7,37 @@ import sys
 
 from bench import (
     catch_up,
+    client_options,
     compaction,
-    decommission,
     failover,
     footprint,
     groups,
+    maintenance,
     produce,
     quorum,
-    replication,
-    rolling_restart,
     scrape,
     sdk,
     spark,
-    tls,
-    tracing,
     transactions,
 )
-from bench.report import Report
-from bench.warm import touch_memory
+from bench.report import Report, touch_memory
 
 SUITES = {
     "produce": produce.run,
     "sdk": sdk.run,
-    "tracing": tracing.run,
+    "tracing": client_options.run_tracing,
     "footprint": footprint.run,
     "quorum": quorum.run,
-    "replication": replication.run,
+    "replication": produce.run_replicated,
     "failover": failover.run,
-    "rolling-restart": rolling_restart.run,
-    "decommission": decommission.run,
+    "rolling-restart": maintenance.run_rolling_restart,
+    "decommission": maintenance.run_decommission,
     "catch-up": catch_up.run,
     "compaction": compaction.run,
     "groups": groups.run,
     "scrape": scrape.run,
     "transactions": transactions.run,
-    "tls": tls.run,
+    "tls": client_options.run_tls,
     "spark": spark.run,
 }
 
@@ -54,7 +50,7 @@ def main() -> int:
     arguments = parser.parse_args()
     unknown = set(arguments.suites) - set(SUITES)
     if unknown:
-        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+        parser.error(f"no suite {', '.join(sorted(unknown))}; the suites are {', '.join(SUITES)}")
     report = Report()
     report.add("warm-up", "touching memory first", f"{touch_memory():.0f} s")
     for name in arguments.suites or SUITES:

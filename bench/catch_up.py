@@ -1,4 +1,4 @@
-"""A replica far behind catches up: how fast, beside a copy from disk to disk, and what others notice of it."""
+"""How fast a replica far behind catches up, beside a copy from disk to disk, and the effect on live writes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import pyarrow as pa
 from grpc import aio
 
 from bench import ceiling
-from bench.produce import Shape, broker_run
-from bench.replication import address
+from bench.produce import Run, Shape, address, broker_run
 from bench.report import Report
-from bench.stream import Run
 from raftlog import Admin, Producer
 from raftlog.testing import Cluster
 
@@ -23,15 +21,15 @@ BEHIND_BYTES: Final = 10_000_000_000
 RECORD_BYTES: Final = 10_000
 BATCH_ROWS: Final = 100
 SHARE: Final = 0.5
-"""The part of the speed of a copy from disk to disk that catching up is to keep."""
+"""The target: a share of the speed of a copy from disk to disk."""
 SLOWER: Final = 2.0
-"""How many times as long the slowest hundredth of live writes may take meanwhile."""
+"""The target: the p99 of live writes meanwhile, as a multiple of the p99 before."""
 LIVE: Final = Shape("live", 1_000, 500, 1)
 _PIECE_BYTES: Final = 8 << 20
 
 
 def run(report: Report) -> None:
-    """Stop a follower, write, start it, and watch it come back."""
+    """Stop a follower, write, and start it again."""
     with Cluster(nodes=3) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("behind", replication_factor=3, configs={"retention.bytes": "-1"})
@@ -80,7 +78,7 @@ async def _live(leader: str) -> Run:
 
 
 async def _until_in_sync(cluster: Cluster, leader: str, started: float) -> tuple[float, float]:
-    """Write until all replicas are in sync; return the p99 of the writes, and when that was."""
+    """Write until all replicas are in sync; return the p99 of the writes, and the seconds since `started`."""
 
     def in_sync() -> bool:
         with Admin(cluster.bootstrap) as admin:
@@ -95,7 +93,7 @@ async def _until_in_sync(cluster: Cluster, leader: str, started: float) -> tuple
 
 
 def _copy(source: Path, target: Path) -> float:
-    """Copy a log's files and sync them; return the seconds that took."""
+    """Copy and sync a log's files; return the seconds."""
     started = time.perf_counter()
     target.mkdir()
     for file in sorted(source.iterdir()):

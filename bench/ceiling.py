@@ -1,8 +1,8 @@
-"""The ceiling: the least that brokers on this stack can do for a produced batch, and nothing else.
+"""The ceiling: a server with the least work that a broker on this stack needs for a produced batch.
 
-A gRPC stream of raw bytes; the server checks a CRC, appends to a file, syncs in groups when told to, and answers with a
-counter. With followers, it also pushes the bytes to each, and answers when all of them hold them. No protobuf, no
-Arrow, no topics, no epochs. What raftlog reaches is judged as a share of this, in the same run.
+It reads a gRPC stream of raw bytes, checks a CRC, appends to a file, optionally syncs in groups, and answers with a
+counter. With followers it also pushes the bytes to each, and answers when all of them hold the bytes. It has no
+protobuf, Arrow, topics or epochs. Brokers are measured as a share of this ceiling, in the same run.
 
     python -m bench.ceiling DIRECTORY READY-FILE FSYNC(0|1)                   a leader; READY-FILE gets its port
     python -m bench.ceiling DIRECTORY READY-FILE FSYNC(0|1) LEADER-ADDRESS    a follower
@@ -40,12 +40,12 @@ def message(size: int) -> bytes:
 
 
 class _AppendOnlyFile:
-    """A file of messages; `on_held` is told how many are held: appended, or synced where that is asked for."""
+    """A file of messages; calls `on_durable` with the number of appended messages or, with `fsync`, of synced ones."""
 
-    def __init__(self, path: Path, fsync: bool, on_held: Callable[[int], None]) -> None:
+    def __init__(self, path: Path, fsync: bool, on_durable: Callable[[int], None]) -> None:
         self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_APPEND)
         self._fsync = fsync
-        self._on_held = on_held
+        self._on_durable = on_durable
         self.appended = 0
         self._synced = 0
         self._syncing: asyncio.Task[None] | None = None
@@ -57,7 +57,7 @@ class _AppendOnlyFile:
         os.write(self._file, data)
         self.appended += 1
         if not self._fsync:
-            self._on_held(self.appended)
+            self._on_durable(self.appended)
         elif self._syncing is None:
             self._syncing = asyncio.get_running_loop().create_task(self._sync())
 
@@ -67,7 +67,7 @@ class _AppendOnlyFile:
             target = self.appended
             await loop.run_in_executor(self._thread, os.fdatasync, self._file)
             self._synced = target
-            self._on_held(target)
+            self._on_durable(target)
         self._syncing = None
 
 
@@ -117,7 +117,7 @@ class _Leader:
 
         reader = asyncio.create_task(read())
         try:
-            yield b""  # so that the follower knows that it is one
+            yield b""  # tells the follower that it is registered
             while True:
                 yield await queue.get()
         finally:
@@ -142,12 +142,12 @@ async def _follow(directory: Path, ready_file: Path, fsync: bool, leader: str) -
     held = 0
     due = asyncio.Event()
 
-    def on_held(count: int) -> None:
+    def on_durable(count: int) -> None:
         nonlocal held
         held = count
         due.set()
 
-    log = _AppendOnlyFile(directory / "ceiling.log", fsync, on_held)
+    log = _AppendOnlyFile(directory / "ceiling.log", fsync, on_durable)
     async with aio.insecure_channel(leader, options=UNLIMITED) as channel:
         call: Any = channel.stream_stream(_REPLICATE)()
 

@@ -1,4 +1,4 @@
-"""How fast a log is compacted, beside a plain copy of the same files in the same run."""
+"""The speed of compaction, beside a plain copy of the same files in the same run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from broker.clock import SystemClock
 from broker.log.cleaner import clean, plan_cleaning
 from broker.log.config import LogConfig
 from broker.log.manager import LogManager
-from broker.log.os_storage import OsStorage
 from broker.log.partition_log import PartitionLog
+from broker.log.storage import OsStorage
 from raftlog.format import Codec, Columns, encode_batch, validate_produced
 
 LOG_BYTES = 384 << 20
@@ -29,7 +29,7 @@ ROUNDS = 3
 
 
 def _fill(directory: Path, value_bytes: int, codec: Codec) -> tuple[LogManager, PartitionLog]:
-    """Return a log of random keys, every one overwritten several times."""
+    """Return a log of random keys, each of which is overwritten several times."""
     config = LogConfig(segment_bytes=64 << 20, cleanup_policy="compact", flush_messages=1_000_000)
     manager = LogManager(OsStorage(), [str(directory)], config, SystemClock())
     manager.open(cluster_id="bench", node_id=1)
@@ -55,7 +55,7 @@ def _fill(directory: Path, value_bytes: int, codec: Codec) -> tuple[LogManager, 
 
 
 def _copy_seconds(directory: Path) -> float:
-    """Copy the segments and fsync, as a compaction has to at the least when nothing goes."""
+    """Copy the segments and fsync, the least work of a compaction that removes nothing; return the seconds."""
     target = directory.parent / "copy"
     target.mkdir()
     start = time.perf_counter()
@@ -88,7 +88,7 @@ def _once(value_bytes: int, codec: Codec) -> tuple[float, float, float, float]:
 
 
 def run(report: Report) -> None:
-    """Records of 1 KB and of 100 B, uncompressed and compressed."""
+    """Compact records of 1 KB and of 100 B, uncompressed and compressed."""
     for name, value_bytes, codec in (
         ("records of 1 KB", 1_000, Codec.NONE),
         ("records of 100 B", 100, Codec.NONE),

@@ -1,8 +1,8 @@
-"""The ceiling of a Spark sink and source: a server that only counts, a sink that only sends, a source out of memory.
+"""The ceiling of Spark's sinks and sources: a server that only counts, a sink that only sends, a source in memory.
 
     python -m bench.counting    the server; prints its port
 
-Both sides are what the connector is made of, PySpark's Arrow interfaces and gRPC streams, without a log behind them.
+Both use what the connector uses, PySpark's Arrow interfaces and gRPC streams, without a log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SOURCE_SCHEMA: Final = (
 
 
 async def serve() -> None:
-    """Count what comes, a message at a time, until standard input ends."""
+    """Count the bytes of messages until standard input ends."""
     import grpc
     from grpc import aio
 
@@ -81,7 +81,7 @@ def _channel(address: str) -> Any:
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What a task has sent."""
+    """The bytes that a task has sent."""
 
     size: int
 
@@ -93,7 +93,7 @@ class CountingSink(DataSourceStreamArrowWriter):
         self._address = address
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Send everything, at most so many slices ahead of the server."""
+        """Send all rows, at most IN_FLIGHT slices ahead of the server."""
         import threading
 
         may_send = threading.Semaphore(IN_FLIGHT)
@@ -114,10 +114,10 @@ class CountingSink(DataSourceStreamArrowWriter):
         return Sent(sent)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class Counting(DataSource):
@@ -125,7 +125,7 @@ class Counting(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(...)`."""
+        """Return the name for `format(...)`."""
         return "counting"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -146,7 +146,7 @@ class Rows(InputPartition):
 
 
 class MemoryReader(DataSourceStreamReader):
-    """Yields the same batch of rows, with offsets that go on."""
+    """Yields the same batch of rows again and again, with increasing offsets."""
 
     def __init__(self, rows_per_trigger: int, partitions: int, batch_rows: int, value_bytes: int) -> None:
         self._rows_per_trigger = rows_per_trigger
@@ -159,11 +159,11 @@ class MemoryReader(DataSourceStreamReader):
         return {"row": 0}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Return one trigger's rows more."""
+        """Return an end one trigger further."""
         return {"row": start["row"] + self._rows_per_trigger}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Share the rows out."""
+        """Divide the rows."""
         share = (end["row"] - start["row"]) // self._partitions
         return [
             Rows(number, start["row"] + number * share, start["row"] + (number + 1) * share)
@@ -171,7 +171,7 @@ class MemoryReader(DataSourceStreamReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the rows as Arrow batches, of the columns that a log has."""
+        """Yield the rows as Arrow batches with the columns of a log."""
         import numpy as np
         import pyarrow as pa
 
@@ -206,7 +206,7 @@ class Memory(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(...)`."""
+        """Return the name for `format(...)`."""
         return "memory_rows"
 
     def schema(self) -> str:
@@ -214,7 +214,7 @@ class Memory(DataSource):
         return SOURCE_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the source; its options are JSON, in one."""
+        """Return the source; the option `shape` has its arguments as JSON."""
         return MemoryReader(**json.loads(self.options["shape"]))
 
 

@@ -1,4 +1,4 @@
-"""How long writes pause when a leader dies or leaves: one record at a time with acks=all, the longest gap counts."""
+"""How long writes pause when a leader dies or stops: the longest gap between acks=all records, one at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Final
 
-from bench.controller_process import quantile
-from bench.report import Report
+from bench.report import Report, quantile
 from raftlog import Admin, Producer, TopicPartition
 from raftlog.errors import RaftlogError
 from raftlog.testing import Cluster
@@ -23,7 +22,7 @@ TOPIC: Final = "writes"
 
 
 class Writer:
-    """Writes one record after the other in a thread, and notes when each was acknowledged."""
+    """Writes one record at a time in a thread, and notes the time of each acknowledgement."""
 
     def __init__(self, bootstrap: str) -> None:
         self.acknowledged_s: list[float] = []
@@ -52,7 +51,7 @@ class Writer:
         return max(gaps)
 
     def stop(self) -> None:
-        """End."""
+        """End the thread."""
         self._stopping.set()
         self._thread.join(60)
 
@@ -125,7 +124,7 @@ def _leader_apart_from_controller(cluster: Cluster) -> int:
 
 
 def _lead(cluster: Cluster, node_id: int) -> None:
-    """Have a broker lead the partition: it becomes the preferred replica."""
+    """Make a broker the preferred replica and leader of the partition."""
     others = [each for each in cluster.broker_ids if each != node_id]
     with Admin(cluster.bootstrap) as admin:
         admin.alter_reassignments({TopicPartition(TOPIC, 0): [node_id, *others]})

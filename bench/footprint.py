@@ -1,4 +1,4 @@
-"""What a broker needs: memory while much passes through, and time from start to the first acknowledged record."""
+"""A broker's memory while 4 GB pass through, and the time from its start to the first acknowledged record."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _start_to_first_record() -> float:
 
 
 def run(report: Report) -> None:
-    """RSS over 4 GB, and start to first acknowledged record."""
+    """Measure the memory, and the time to the first acknowledged record."""
     _start_to_first_record()
     times = [_start_to_first_record() for _ in range(ROUNDS)]
     report.add(

@@ -1,4 +1,4 @@
-"""How long a scrape of 2 000 partitions takes, idle and under load, and what producers feel of it."""
+"""How long a scrape of 2,000 partitions takes, idle and under load, and how it affects producers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _endpoint(cluster: Cluster, node_id: int) -> str:
 
 
 def _scrapes(url: str) -> tuple[list[float], bytes]:
-    """Return the seconds that each scrape took, and what the last one brought."""
+    """Return the seconds of each scrape, and the text of the last one."""
     took, body = [], b""
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -38,7 +38,7 @@ def _scrapes(url: str) -> tuple[list[float], bytes]:
 
 
 class _Known:
-    """As many figures with labels as a scrape had; nothing has to be looked up for them."""
+    """A collector of as many labelled samples as a scrape had, whose values are constants."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -51,7 +51,7 @@ class _Known:
 
 
 def _ceiling(samples: int) -> float:
-    """Return the seconds that writing so many figures takes prometheus_client alone."""
+    """Return the seconds that prometheus_client needs to write that many samples."""
     registry = CollectorRegistry()
     registry.register(_Known(samples))
     took = []
@@ -73,7 +73,7 @@ def _latencies(bootstrap: str, stop: threading.Event, found: list[float]) -> Non
 
 
 def _under_load(cluster: Cluster, url: str, *, scraped: bool) -> tuple[list[float], list[float]]:
-    """Return the seconds of scrapes, none unless `scraped`, and of produces meanwhile."""
+    """Return the seconds of scrapes, if `scraped`, and of concurrent produces."""
     stop, latencies = threading.Event(), list[float]()
     load = threading.Thread(target=_latencies, args=(cluster.bootstrap, stop, latencies))
     load.start()
@@ -93,7 +93,7 @@ def _under_load(cluster: Cluster, url: str, *, scraped: bool) -> tuple[list[floa
 
 
 def run(report: Report) -> None:
-    """Scrape a broker that holds 2 000 replicas, of which it leads half."""
+    """Scrape a broker with 2,000 replicas, half of which it leads."""
     config: dict[str, str | int] = {"metrics.listener": "127.0.0.1:0"}
     with Cluster(nodes=2, config=config) as cluster:
         with Admin(cluster.bootstrap) as admin:

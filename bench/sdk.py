@@ -1,4 +1,4 @@
-"""The SDK against a real broker on the same two cores: records a second, in one client process."""
+"""Records per second of the SDK in one process, with a real broker on the same two cores."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _poll(bootstrap: str) -> float:
 
 
 def run(report: Report) -> None:
-    """send, send_batch, poll_arrow, poll with records of 100 bytes."""
+    """Measure send, send_batch, poll_arrow and poll with records of 100 bytes."""
     values = pa.array([os.urandom(RECORD_BYTES) for _ in range(BATCH_ROWS)], pa.binary())
     plain = pa.record_batch([values], names=["value"])
     keys = pa.array([b"%08d" % (row * 7919 % 10_000) for row in range(BATCH_ROWS)], pa.binary())

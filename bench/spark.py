@@ -1,11 +1,11 @@
-"""The Spark connector on `local[2]`, beside what PySpark can do at all, in one run on the same two cores.
+"""The Spark connector on `local[2]`, beside ceilings of PySpark, in one run on the same two cores.
 
-    sink      Parquet files in memory's cache -> the sink, one file a trigger; rows in a trigger over its time
-    overhead  the same with files of a few rows, over Spark's `noop` sink
-    source    a topic -> `noop`, beside rows out of memory -> `noop`
+    sink      cached Parquet files -> the sink, one file per trigger; rows per second of a trigger
+    overhead  the same with files of a few rows, compared with Spark's `noop` sink
+    source    a topic -> `noop`, beside rows in memory -> `noop`
 
-Rounds are interleaved and compared in pairs. Times are Spark's own (`durationMs.triggerExecution`), without the first
-trigger of a query, which starts Python workers.
+Rounds alternate and are compared in pairs. Times are from Spark (`durationMs.triggerExecution`), without a query's
+first trigger, which starts Python workers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Sink = tuple[str, Mapping[str, str]]
 
 
 def run(report: Report) -> None:
-    """Three servers beside the JVM; topics have one replica, so that the connector is measured and not replication."""
+    """Run three servers beside the JVM; topics have one replica, to measure the connector and not replication."""
     with tempfile.TemporaryDirectory() as directory, _session(directory) as spark, _counting_server() as address:
         spark.dataSource.register(Counting)
         spark.dataSource.register(Memory)
@@ -132,7 +132,7 @@ def _binaries(data: bytes, rows: int, size: int) -> pa.Array:
 
 
 def _triggers(spark: Any, directory: str, files: Path, sink: Sink) -> list[tuple[int, int]]:
-    """Return (rows, ms) of each trigger of a query over the files, one a trigger, but for the first."""
+    """Return (rows, ms) of each trigger, except the first, of a query over the files with one file per trigger."""
     form, options = sink
     spark.conf.set("spark.sql.files.maxPartitionBytes", "64m" if files.name == "large" else "512m")
     checkpoint = tempfile.mkdtemp(dir=directory)

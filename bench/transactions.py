@@ -1,4 +1,4 @@
-"""Transactions: what a commit costs, how many there are in a second, and what reading committed records costs."""
+"""Transactions: the latency of a commit, transactions per second, and the cost of reading committed records."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from bench.report import Report
 from raftlog import Admin, Consumer, Producer, TopicPartition, aio
+from raftlog._client.keywords import IsolationLevel
 from raftlog.testing import Cluster
 
 ALONE: Final = 300
-"""Transactions one after the other, for the latency of a commit."""
+"""The number of transactions, one at a time, for the latency of a commit."""
 PRODUCERS: Final = 50
 CROWD_S: Final = 8.0
 PARTITIONS: Final = 6
@@ -30,7 +31,7 @@ _VALUE: Final = os.urandom(100)
 
 
 def run(report: Report) -> None:
-    """One server, then three with three replicas; everything is fsynced before it is acknowledged."""
+    """Measure with one server, then with three servers and replicas; with fsync before every acknowledgement."""
     for nodes in (1, 3):
         with Cluster(nodes=nodes) as cluster:
             with Admin(cluster.bootstrap) as admin:
@@ -42,7 +43,7 @@ def run(report: Report) -> None:
 
 
 def _alone(bootstrap: str, nodes: int, report: Report) -> None:
-    """One producer, one record in a transaction: how long `commit_transaction` takes."""
+    """Measure `commit_transaction` of one producer with one record per transaction."""
     commits_ms = []
     with Producer(bootstrap, transactional_id="alone") as producer:
         for number in range(ALONE + 20):
@@ -65,13 +66,13 @@ def _alone(bootstrap: str, nodes: int, report: Report) -> None:
 
 
 async def _crowd(bootstrap: str, nodes: int, report: Report) -> None:
-    """Many producers in one process, each with transactions of one record, one after the other."""
+    """Measure many producers in one process, each with one transaction of one record at a time."""
     until_s = 0.0
 
     async def one(number: int, ready: asyncio.Barrier) -> int:
         count = 0
         async with aio.Producer(bootstrap, transactional_id=f"crowd-{number}") as producer:
-            async with producer.transaction():  # finds its coordinator, and gets its number
+            async with producer.transaction():  # finds its coordinator, and gets its producer id
                 await producer.send(TOPIC, _VALUE, partition=number % PARTITIONS)
             await ready.wait()
             while time.perf_counter() < until_s:
@@ -98,7 +99,7 @@ async def _crowd(bootstrap: str, nodes: int, report: Report) -> None:
 
 
 def _reading(bootstrap: str, report: Report) -> None:
-    """The same log, half of it in transactions of which one in ten was aborted, read at both isolation levels."""
+    """Read a log of transactions, one in ten of them aborted, at both isolation levels."""
     with Admin(bootstrap) as admin:
         admin.create_topic(READ_TOPIC)
     values = pa.array([_VALUE] * BATCH_ROWS, pa.binary())
@@ -127,12 +128,12 @@ def _reading(bootstrap: str, report: Report) -> None:
 
 
 def _paired(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median ratio of rounds that ran one after the other: the machine is not equally fast all the time."""
+    """Return the median ratio of paired rounds, as the machine's speed varies over time."""
     return median(our / their for our, their in zip(ours, theirs, strict=True))
 
 
-def _rows_per_s(bootstrap: str, isolation_level: str) -> float:
-    """Return how many records of those that are there are passed in a second, handed out or not."""
+def _rows_per_s(bootstrap: str, isolation_level: IsolationLevel) -> float:
+    """Return the offsets per second that the consumer passes, whether it returns their records or not."""
     place = TopicPartition(READ_TOPIC, 0)
     with Consumer(bootstrap, isolation_level=isolation_level) as consumer:
         consumer.assign([place])

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import uvloop
 
-from broker.config import BrokerConfig
-from broker.logs import configure_logging
-from broker.server import NodeServer
+from broker.config.config import BrokerConfig
+from broker.server.logging import configure_logging
+from broker.server.server import NodeServer
 from raftlog import __version__
 from raftlog.errors import InvalidConfig, RaftlogError
 
@@ -62,11 +62,12 @@ def _flags(pairs: Sequence[str], insecure: bool) -> dict[str, str]:
 
 
 def _write_ready_file(path: Path, config: BrokerConfig, server: NodeServer) -> None:
-    """Say where the node is: `bootstrap` for clients, `inter_node` for nodes, `metrics`; "" without a listener."""
+    """Say where the node is: `bootstrap` for clients, `kafka`, `inter_node` for nodes, `metrics`; "" without one."""
     aside = path.with_suffix(".tmp")
     ready = {
         "node_id": config.node_id,
         "bootstrap": server.bootstrap,
+        "kafka": server.kafka,
         "inter_node": server.inter_node,
         "metrics": server.metrics,
         "pid": os.getpid(),
@@ -113,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidConfig as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG
+    os.umask(0o077)  # also for what libraries write
     configure_logging(config.log_level, config.log_format, config.node_id)
     logger.info(
         "starting node %d, roles %s",

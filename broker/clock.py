@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
+from raftmeta.quorum.config import Clock
 
-class Clock(Protocol):
-    """Two clocks: one to stamp records with, one to measure with."""
-
-    def now_ms(self) -> int:
-        """Unix time in milliseconds; may jump."""
-        ...
-
-    def monotonic_ms(self) -> float:
-        """Milliseconds since some instant; never goes back."""
-        ...
+__all__ = ["Clock", "SystemClock"]
 
 
 class SystemClock:

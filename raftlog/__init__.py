@@ -20,16 +20,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from raftlog.types import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicPartition
+from raftlog.types import (
+    VERSION,
+    GroupMetadata,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    Record,
+    RecordMetadata,
+    TopicPartition,
+)
 
 if TYPE_CHECKING:
     from raftlog import aio, errors, testing
     from raftlog._admin import Admin
-    from raftlog._consumer import Consumer
+    from raftlog._client.keywords import (
+        Acks,
+        AdminKeywords,
+        Compression,
+        ConsumerKeywords,
+        IsolationLevel,
+        OffsetReset,
+        ProducerKeywords,
+        StageKeywords,
+    )
+    from raftlog._consumer import Consumer, RebalanceListener, read_table
     from raftlog._core.staging import CommittedBatch, StageToken
     from raftlog._delay_queue import DelayQueue
     from raftlog._delivery import BatchDelivery, Delivery, RecordRange
-    from raftlog._group_listener import RebalanceListener
     from raftlog._producer import Producer
     from raftlog._staged_writer import Stage, StagedWriter
     from raftlog.errors import RaftlogError
@@ -44,24 +61,32 @@ if TYPE_CHECKING:
         UserScramCredential,
     )
 
-__version__ = "0.1.0"
+
+__version__ = VERSION
 
 __all__ = [
+    "Acks",
     "AclBinding",
     "AclFilter",
     "AclOperation",
     "AclPermission",
     "Admin",
+    "AdminKeywords",
     "BatchDelivery",
     "CommittedBatch",
+    "Compression",
     "Consumer",
+    "ConsumerKeywords",
     "DelayQueue",
     "Delivery",
     "GroupMetadata",
+    "IsolationLevel",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "OffsetReset",
     "PatternType",
     "Producer",
+    "ProducerKeywords",
     "RaftlogError",
     "RebalanceListener",
     "Record",
@@ -70,37 +95,48 @@ __all__ = [
     "ResourceType",
     "ScramMechanism",
     "Stage",
+    "StageKeywords",
     "StageToken",
     "StagedWriter",
     "TopicPartition",
     "UserScramCredential",
     "aio",
     "errors",
+    "read_table",
     "testing",
 ]
 
 _MODULE_OF = {
+    "Acks": "raftlog._client.keywords",
     "AclBinding": "raftlog.security",
     "AclFilter": "raftlog.security",
     "AclOperation": "raftlog.security",
     "AclPermission": "raftlog.security",
     "Admin": "raftlog._admin",
+    "AdminKeywords": "raftlog._client.keywords",
     "BatchDelivery": "raftlog._delivery",
     "CommittedBatch": "raftlog._core.staging",
+    "Compression": "raftlog._client.keywords",
     "Consumer": "raftlog._consumer",
+    "ConsumerKeywords": "raftlog._client.keywords",
     "DelayQueue": "raftlog._delay_queue",
     "Delivery": "raftlog._delivery",
+    "IsolationLevel": "raftlog._client.keywords",
+    "OffsetReset": "raftlog._client.keywords",
     "PatternType": "raftlog.security",
     "Producer": "raftlog._producer",
+    "ProducerKeywords": "raftlog._client.keywords",
     "RaftlogError": "raftlog.errors",
-    "RebalanceListener": "raftlog._group_listener",
+    "RebalanceListener": "raftlog._consumer",
     "RecordRange": "raftlog._delivery",
     "ResourceType": "raftlog.security",
     "ScramMechanism": "raftlog.security",
     "Stage": "raftlog._staged_writer",
+    "StageKeywords": "raftlog._client.keywords",
     "StageToken": "raftlog._core.staging",
     "StagedWriter": "raftlog._staged_writer",
     "UserScramCredential": "raftlog.security",
+    "read_table": "raftlog._consumer",
 }
 _SUBMODULES = frozenset({"aio", "errors", "testing"})
 

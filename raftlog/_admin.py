@@ -1,34 +1,44 @@
-"""The synchronous admin client."""
+"""The admin client. `./dev aio` writes raftlog/aio/_admin.py from this file; tools/aio.py says how."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
-from raftlog._admin_groups import GroupAdmin
-from raftlog._admin_nodes import NodeAdmin
-from raftlog._admin_security import SecurityAdmin
-from raftlog._admin_transactions import TransactionAdmin
 from raftlog._client.admin import AdminEngine
-from raftlog._client.background import abandon_after_fork, loop_thread
-from raftlog._client.options import AdminOptions
-from raftlog._core.bootstrap import parse_bootstrap
-from raftlog._descriptions import (
+from raftlog._client.background import Client
+from raftlog._client.keywords import AdminKeywords
+from raftlog._client.options import AdminOptions, Bootstrap, taken_apart
+from raftlog._core.descriptions import (
+    MAX_TRANSACTION_TIMEOUT_MS,
     ClusterDescription,
     ConfigDescription,
+    GroupDescription,
+    GroupListing,
+    HangingTransaction,
     LogDirDescription,
+    NodeDescription,
+    PartitionLag,
+    PartitionProducers,
     PartitionReplicas,
     QuorumDescription,
     Reassignment,
+    SinkDescription,
+    SinkListing,
+    StageDescription,
     TopicDescription,
+    TransactionDescription,
+    TransactionListing,
 )
 from raftlog.errors import RaftlogError
-from raftlog.types import TopicPartition
+from raftlog.security import DEFAULT_ITERATIONS, AclBinding, AclFilter, ScramMechanism, UserScramCredential
+from raftlog.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 
-class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
-    """Manages topics, configs and logs of a cluster. Thread-safe.
+class Admin(Client[AdminEngine]):
+    """Manages a cluster: topics, groups, transactions, users, configs, logs. Thread-safe.
 
     >>> from raftlog import Admin
     >>> with Admin(cluster.bootstrap) as admin:
@@ -36,38 +46,41 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
     ...     [partition.leader for partition in topic.partitions]
     [1, 1, 1]
 
-    Every method takes a `timeout` in seconds, `default.api.timeout.ms` by default; errors that may pass are retried
-    until then. Addresses that have never answered are given up after 5 s.
+    Every method takes a `timeout` in seconds, by default `default.api.timeout.ms`, and retries retriable errors until
+    then. Addresses that have never answered are given up after 5 s.
 
     Raises:
         InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
     """
 
+    # aio-doc: >>> import asyncio
+    # aio-doc: >>> from raftlog import aio
+    # aio-doc: >>> async def leaders():
+    # aio-doc: ...     async with aio.Admin(cluster.bootstrap) as admin:
+    # aio-doc: ...         topic = await admin.create_topic("invoices", partitions=2)
+    # aio-doc: ...         return [partition.leader for partition in topic.partitions]
+    # aio-doc: >>> asyncio.run(leaders())
+    # aio-doc: [1, 1]
+
     def __init__(
-        self, bootstrap: str | Sequence[str], *, config: Mapping[str, object] | None = None, **options: object
+        self,
+        bootstrap: Bootstrap = None,
+        *,
+        config: Mapping[str, object] | None = None,
+        **options: Unpack[AdminKeywords],
     ) -> None:
-        addresses = parse_bootstrap(bootstrap)
-        resolved = AdminOptions.make(config, options)
-        self._thread = loop_thread()
+        given = taken_apart(bootstrap, config, options)
+        self._addresses = given.addresses
+        self._options = AdminOptions.make(given.config, given.keywords)
+        self._start()
 
-        async def make() -> AdminEngine:
-            return AdminEngine(addresses, resolved)
+    def _make(self, loop: asyncio.AbstractEventLoop) -> AdminEngine:
+        return AdminEngine(self._addresses, self._options)
 
-        self._engine = self._thread.run(make())
-        abandon_after_fork(self)
-
-    def _abandon(self) -> None:
+    def _abandon(self) -> None:  # sync
         self._engine.closed = True
 
-    def metrics(self) -> dict[str, dict[str, float]]:
-        """Return what this client counts of its requests, as `Producer.metrics`.
-
-        >>> with Admin(cluster.bootstrap) as admin:
-        ...     _ = admin.describe_cluster()
-        ...     admin.metrics()["admin-client-metrics"]["request-total"] >= 1
-        True
-        """
-        return self._engine.metrics()
+    # Topics and brokers
 
     def create_topic(
         self,
@@ -82,9 +95,9 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
     ) -> TopicDescription | None:
         """Create a topic and return its description once brokers know it; None with `validate_only`.
 
-        `replica_assignment` has the brokers of each partition, the preferred leader first, in place of the numbers of
-        partitions and replicas; else brokers that have least get them, in racks of their own. 0 partitions or replicas
-        are as many as the brokers' `num.partitions` and `default.replication.factor` say.
+        `replica_assignment` lists the brokers of each partition, the preferred leader first, instead of the numbers of
+        partitions and replicas. Without it the least loaded brokers get the replicas, spread over racks. 0 partitions
+        or replicas mean the brokers' `num.partitions` and `default.replication.factor`.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.create_topic("payments")
@@ -106,7 +119,7 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         """Delete a topic and its records.
 
         Raises:
-            UnknownTopicOrPartition: there is none of that name.
+            UnknownTopicOrPartition: there is no such topic.
         """
         self._thread.run(self._engine.delete_topic(name, timeout))
 
@@ -120,28 +133,28 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         return self._thread.run(self._engine.list_topics(internal, timeout))
 
     def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
-        """Return partitions, leaders, leader epochs, replicas, and which of them are in sync, moved, or offline.
+        """Return a topic's partitions: leaders, leader epochs, replicas, and which are in sync, moving or offline.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.describe_topic("payments").partitions[2].isr
         [1]
 
         Raises:
-            UnknownTopicOrPartition: there is none of that name.
+            UnknownTopicOrPartition: there is no such topic.
         """
         return self._thread.run(self._engine.describe_topic(name, timeout))
 
     def describe_topics(
         self, names: Iterable[str] | None = None, *, internal: bool = False, timeout: float | None = None
     ) -> list[TopicDescription]:
-        """Return what topics consist of, in one request: all of them by name, or those that are named.
+        """Describe these topics, or all topics in order of their names, in one request.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     [len(topic.partitions) for topic in admin.describe_topics(["payments"])]
         [3]
 
         Raises:
-            UnknownTopicOrPartition: one is not there.
+            UnknownTopicOrPartition: one of the topics does not exist.
         """
         return self._thread.run(self._engine.describe_topics(names, internal, timeout))
 
@@ -152,10 +165,10 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         silent: dict[int, RaftlogError] | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, PartitionReplicas]:
-        """Return how far the replicas of partitions are, as their leaders see it; of all topics, or of these.
+        """Return how far the replicas of each partition are, as its leader sees it; for these topics, or for all.
 
-        Partitions that nobody leads, or whose leader does not answer, are missing. That no leader answers at all is an
-        error, but where `silent` is given: it gets, by broker, why leaders did not answer.
+        Partitions without a leader, or whose leader does not answer, are left out. If no leader answers at all, that
+        is an error, unless `silent` is given: then `silent` receives, by broker, why leaders did not answer.
 
         >>> from raftlog import TopicPartition
         >>> with Admin(cluster.bootstrap) as admin:
@@ -164,17 +177,18 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         [(1, 0, True)]
 
         Raises:
-            UnknownTopicOrPartition: one of the topics is not there.
+            UnknownTopicOrPartition: one of the topics does not exist.
         """
         return self._thread.run(self._engine.describe_replicas(topics, silent, timeout))
 
     def alter_reassignments(
         self, wanted: Mapping[TopicPartition, Sequence[int] | None], *, timeout: float | None = None
     ) -> None:
-        """Have partitions move to other brokers, the preferred leader first; None cancels the move under way.
+        """Move partitions to other brokers, the preferred leader first; None cancels a move in progress (KIP-455).
 
-        Returns once the moves have begun: new replicas catch up, then the others go. `list_reassignments` shows what
-        is under way. `follower.replication.throttled.rate` and the like hold a move back; see docs/configuration.md.
+        Returns once the moves have begun: new replicas catch up, then the old ones are removed. `list_reassignments`
+        shows moves in progress. `follower.replication.throttled.rate` and its like slow a move down; see
+        docs/configuration.md.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.alter_reassignments({TopicPartition("payments", 0): [1]})
@@ -182,28 +196,29 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         {}
 
         Raises:
-            InvalidReplicaAssignment, UnknownTopicOrPartition, NoReassignmentInProgress: some were refused, the others
-                have begun; the error is that of the first one.
+            InvalidReplicaAssignment, UnknownTopicOrPartition, NoReassignmentInProgress: some moves were refused, the
+                others have begun; the error is the first refusal.
         """
         self._thread.run(self._engine.alter_reassignments(wanted, timeout))
 
     def list_reassignments(self, *, timeout: float | None = None) -> dict[TopicPartition, Reassignment]:
-        """Return the moves of partitions that are under way."""
+        """Return the moves of partitions that are in progress."""
         return self._thread.run(self._engine.list_reassignments(timeout))
 
     def create_partitions(self, topic: str, total: int, *, timeout: float | None = None) -> None:
-        """Raise the number of partitions to `total`; keys may land elsewhere from then on.
+        """Raise the number of partitions to `total`. Keys may go to other partitions from then on.
 
         Raises:
-            UnknownTopicOrPartition, InvalidPartitions: no such topic, or it has as many already.
+            UnknownTopicOrPartition: there is no such topic.
+            InvalidPartitions: the topic has that many partitions already.
         """
         self._thread.run(self._engine.create_partitions(topic, total, timeout))
 
     def describe_cluster(self, *, linearizable: bool = False, timeout: float | None = None) -> ClusterDescription:
         """Return the cluster's id, its controller and its brokers.
 
-        Any broker answers from what it knows; with `linearizable` it asks the controllers first, so that no change is
-        missed which was acknowledged to anybody before this call.
+        Any broker answers from its copy of the metadata. With `linearizable` it asks the controllers first, so that
+        the answer includes every change acknowledged before this call.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     [broker.broker_id for broker in admin.describe_cluster().brokers]
@@ -212,7 +227,7 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         return self._thread.run(self._engine.describe_cluster(linearizable, timeout))
 
     def describe_quorum(self, *, timeout: float | None = None) -> QuorumDescription:
-        """Return the metadata quorum: who leads, how far its voters and the brokers are, its snapshot.
+        """Return the metadata quorum: its leader, how far its voters and the brokers are, its snapshot.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     [(voter.node_id, voter.state) for voter in admin.describe_quorum().voters]
@@ -223,23 +238,22 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
     def elect_leaders(
         self, topic: str, partitions: Iterable[int] = (), *, unclean: bool = False, timeout: float | None = None
     ) -> None:
-        """Have partitions (all of the topic, where none is named) led by their first replica.
+        """Elect the preferred leader (the first replica) of these partitions, or of all partitions of the topic.
 
-        `unclean`: partitions that nobody leads are led by a replica that may miss records. Acknowledged records can
-        be lost by that.
+        With `unclean`, a partition without a leader gets one that may miss records: acknowledged records can be lost.
 
         Raises:
-            UnknownTopicOrPartition: there is no such topic, or no such partition of it.
-            ElectionNotNeeded: they are led as was asked for.
-            PreferredLeaderNotAvailable, EligibleLeadersNotAvailable: nobody is there who could lead.
+            UnknownTopicOrPartition: there is no such topic, or no such partition.
+            ElectionNotNeeded: the partitions have that leader already.
+            PreferredLeaderNotAvailable, EligibleLeadersNotAvailable: no replica that could lead is available.
         """
         self._thread.run(self._engine.elect_leaders(topic, partitions, unclean, timeout))
 
     def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
-        """Have the cluster forget a broker that is gone for good.
+        """Remove a broker that is gone for good from the cluster.
 
         Raises:
-            InvalidRequestError: it is alive, or partitions have a replica on it.
+            InvalidRequestError: the broker is alive, or has replicas.
             BrokerIdNotRegistered: there is no such broker.
         """
         self._thread.run(self._engine.unregister_broker(broker_id, timeout))
@@ -253,11 +267,11 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         until_restart: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Cordon or drain a broker, or take that back; None leaves it as it is. `describe_cluster` shows both.
+        """Cordon or drain a broker, or undo that; None changes nothing. `describe_cluster` shows both states.
 
-        A cordoned broker gets no new replicas, and keeps those that it has. A drained one does not get any either, and
-        leads nothing that another replica in sync can lead: the controller moves its leaderships, after this returns,
-        and gives it none. Both stay when it is started again, but for `until_restart`, which `drained=True` may have.
+        A cordoned broker gets no new replicas and keeps its present ones. A drained broker gets none either, and leads
+        no partition that another in-sync replica can lead: the controller moves its leaderships after this call
+        returns. Both states survive a restart of the broker, except `drained=True` with `until_restart`.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.alter_broker(1, drained=True)
@@ -267,23 +281,23 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
 
         Raises:
             BrokerIdNotRegistered: there is no such broker.
-            InvalidRequestError: nothing is asked for, or it is to be uncordoned while it is drained.
-            UnsupportedVersion: the cluster's metadata.version does not have it yet; see `update_feature`.
+            InvalidRequestError: no change was given, or a drained broker was to be uncordoned.
+            UnsupportedVersion: the cluster's metadata.version is too low; see `update_feature`.
         """
         self._thread.run(self._engine.alter_broker(broker_id, cordoned, drained, until_restart, timeout))
 
     def update_feature(
         self, name: str, level: int, *, validate_only: bool = False, timeout: float | None = None
     ) -> None:
-        """Raise the level of a feature, after every node runs a version that knows it. There is no way back.
+        """Raise the level of a feature. Every node must run a version that knows the level. There is no way back.
 
         >>> with Admin(cluster.bootstrap) as admin:
-        ...     admin.update_feature("metadata.version", 3)
+        ...     admin.update_feature("metadata.version", 5)
         ...     admin.describe_cluster().features
-        {'metadata.version': 3}
+        {'metadata.version': 5}
 
         Raises:
-            FeatureUpdateFailed: a broker or the controller does not know the level, or it is below the present one.
+            FeatureUpdateFailed: a node does not know the level, or it is below the present one.
         """
         self._thread.run(self._engine.update_feature(name, level, validate_only, timeout))
 
@@ -295,9 +309,9 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         broker_logger: int | None = None,
         timeout: float | None = None,
     ) -> dict[str, ConfigDescription]:
-        """Return the config of a topic or of a broker, by key; `broker=""` is the default of all brokers.
+        """Return the config of a topic or of a broker, by key. `broker=""` means the default for all brokers.
 
-        `broker_logger`, a broker's id: the levels of that broker's loggers.
+        `broker_logger` takes a broker's id and returns the levels of its loggers.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.describe_configs(topic="payments")["retention.ms"].value
@@ -316,9 +330,9 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Set and unset config keys of a topic or of a broker; keys that are not named stay as they are.
+        """Set and unset config keys of a topic or of a broker. Other keys keep their values.
 
-        `broker_logger`, a broker's id: the levels of that broker's loggers (`{"root": "DEBUG"}`), until it restarts.
+        `broker_logger` takes a broker's id and sets the levels of its loggers (`{"root": "DEBUG"}`) until it restarts.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.alter_configs(topic="payments", set={"max.message.bytes": 2097152}, unset=["retention.ms"])
@@ -333,25 +347,437 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         )
 
     def describe_log_dirs(self, broker: int | None = None, *, timeout: float | None = None) -> list[LogDirDescription]:
-        """Return the log directories of one broker, or of all: space, partitions, and why one is offline."""
+        """Return the log directories of one broker, or of all: space, partitions, and why a directory is offline."""
         return self._thread.run(self._engine.describe_log_dirs(broker, timeout))
 
     def delete_records(
         self, before: Mapping[TopicPartition, int], *, timeout: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Delete the records below the given offsets (-1: all that are committed); return the new log starts.
+        """Delete the records below these offsets (-1: below the high watermark); return the new log start offsets.
 
         Raises:
-            OffsetOutOfRange: above the high watermark.
+            OffsetOutOfRange: an offset is above the high watermark.
         """
         return self._thread.run(self._engine.delete_records(before, timeout))
 
+    # Groups
+
+    def list_groups(
+        self,
+        states: Iterable[str] | None = None,
+        *,
+        missing: list[RaftlogError] | None = None,
+        timeout: float | None = None,
+    ) -> list[GroupListing]:
+        """Return all groups by id, or those in these states: empty, assigning, reconciling, stable.
+
+        Every broker is asked for the groups that it coordinates. If one cannot answer, that is an error, unless
+        `missing` is given: then `missing` receives the reasons why the list may be incomplete.
+
+        >>> from raftlog import Admin, TopicPartition
+        >>> part = TopicPartition("orders", 0)
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.alter_group_offsets("billing", {part: 0})
+        ...     [group.state for group in admin.list_groups() if group.group_id == "billing"]
+        ['empty']
+
+        Raises:
+            CoordinatorLoadInProgress, CoordinatorNotAvailable, BrokerUnavailable: some coordinators did not answer
+                until `timeout`; the message names them.
+        """
+        return self._thread.run(self._engine.list_groups(states, missing, timeout))
+
+    def describe_group(self, group_id: str, *, timeout: float | None = None) -> GroupDescription:
+        """Return a group's state, its coordinator, and its members with their partitions.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.describe_group("billing").members
+        []
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+        """
+        return self.describe_groups([group_id], timeout=timeout)[group_id]
+
+    def describe_groups(self, group_ids: Iterable[str], *, timeout: float | None = None) -> dict[str, GroupDescription]:
+        """Describe several groups, in the order given.
+
+        Raises:
+            GroupIdNotFound: there is no such group; the message names one.
+        """
+        return self._thread.run(self._engine.describe_groups(group_ids, timeout))
+
+    def group_offsets(self, group_id: str, *, timeout: float | None = None) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return a group's committed offsets (of the next records to read); empty if there is no such group.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.group_offsets("billing")[part].offset
+        0
+        """
+        return self._thread.run(self._engine.group_offsets(group_id, timeout))
+
+    def group_lag(self, group_id: str, *, timeout: float | None = None) -> dict[TopicPartition, PartitionLag]:
+        """Return a group's lag in each partition that it reads or has committed an offset for.
+
+        Where a leader does not answer within some seconds, its numbers are missing and `PartitionLag.error` says why.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.group_lag("billing")[part].lag
+        0
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+        """
+        return self._thread.run(self._engine.group_lag(group_id, timeout))
+
+    def alter_group_offsets(
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Commit offsets for a group without members; creates the group if there is none of that name.
+
+        The offsets are not compared with the partitions; `list_offsets` returns which offsets these have. Other
+        partitions keep their committed offsets.
+
+        Raises:
+            NonEmptyGroup: the group has members.
+            UnknownTopicOrPartition: one of the partitions does not exist.
+            OffsetMetadataTooLarge: see offset.metadata.max.bytes.
+        """
+        self._thread.run(self._engine.alter_group_offsets(group_id, offsets, timeout))
+
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition], *, timeout: float | None = None
+    ) -> None:
+        """Delete a group's committed offsets of these partitions; it starts at `auto.offset.reset` there.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.delete_group_offsets("billing", [part])
+        ...     admin.group_offsets("billing")
+        {}
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+            GroupSubscribedToTopic: members are subscribed to the topic.
+        """
+        self._thread.run(self._engine.delete_group_offsets(group_id, partitions, timeout))
+
+    def delete_groups(self, group_ids: Iterable[str], *, timeout: float | None = None) -> None:
+        """Delete groups that have no members, with their offsets.
+
+        Raises:
+            GroupIdNotFound, NonEmptyGroup: some were refused, the others are deleted; the error is the first refusal.
+        """
+        self._thread.run(self._engine.delete_groups(group_ids, timeout))
+
+    def list_offsets(
+        self,
+        partitions: Mapping[TopicPartition, int | str],
+        *,
+        missing: list[RaftlogError] | None = None,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Return offsets by name ("earliest", "latest", "max_timestamp") or by a time in ms since 1970.
+
+        For a time: the first record with at least this timestamp, or None if there is none. "latest" is the log end
+        offset, also while a transaction is open below it.
+
+        `missing` receives the reasons for partitions that are left out, as their leaders do not answer. Without it they
+        are an error.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.list_offsets({part: "earliest"})[part].offset
+        0
+
+        Raises:
+            UnknownTopicOrPartition: one of the partitions does not exist.
+        """
+        return self._thread.run(self._engine.list_offsets(partitions, missing, timeout))
+
+    # Transactions, staged batches, producers
+
+    def list_transactions(
+        self,
+        states: Iterable[str] | None = None,
+        *,
+        producer_ids: Iterable[int] | None = None,
+        running_longer_than_ms: int = 0,
+        missing: list[RaftlogError] | None = None,
+        timeout: float | None = None,
+    ) -> list[TransactionListing]:
+        """Return all transactional ids by id, then open stages by sink (KIP-664).
+
+        `states` (empty, ongoing, prepare_commit, prepare_abort, complete_commit, complete_abort), `producer_ids` and
+        `running_longer_than_ms` narrow the list. Every broker is asked for the ids that it coordinates. If one cannot
+        answer, that is an error, unless `missing` is given: then `missing` receives the reasons why the list may be
+        incomplete.
+
+        >>> from raftlog import Admin
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.list_transactions(["ongoing"])
+        []
+
+        Raises:
+            CoordinatorLoadInProgress, CoordinatorNotAvailable, BrokerUnavailable: some coordinators did not answer
+                until `timeout`.
+        """
+        return self._thread.run(
+            self._engine.list_transactions(states, producer_ids, running_longer_than_ms, missing, timeout)
+        )
+
+    def describe_transaction(self, transactional_id: str, *, timeout: float | None = None) -> TransactionDescription:
+        """Return the last transaction of a transactional id: its state, its partitions, and missing end markers.
+
+        Raises:
+            TransactionalIdNotFound: no producer has used this id, or none for transactional.id.expiration.ms.
+        """
+        return self.describe_transactions([transactional_id], timeout=timeout)[transactional_id]
+
+    def describe_transactions(
+        self, transactional_ids: Iterable[str], *, timeout: float | None = None
+    ) -> dict[str, TransactionDescription]:
+        """Describe several transactional ids, in the order given.
+
+        Raises:
+            TransactionalIdNotFound: there is no such id; the message names one.
+        """
+        return self._thread.run(self._engine.describe_transactions(transactional_ids, timeout))
+
+    def abort_transaction(self, transactional_id: str, *, timeout: float | None = None) -> None:
+        """Abort the open transaction of an id and fence its producer.
+
+        A transaction whose outcome is decided cannot be aborted. `abort_hanging` ends one that no coordinator knows.
+
+        Raises:
+            TransactionalIdNotFound: there is no such id.
+            InvalidTxnState: no transaction is open, or its outcome is decided.
+        """
+        self._thread.run(self._engine.abort_transaction(transactional_id, timeout))
+
+    def list_sinks(
+        self, *, missing: list[RaftlogError] | None = None, timeout: float | None = None
+    ) -> list[SinkListing]:
+        """Return the sinks of staged batches, by id: their topics and the last batch that each has committed.
+
+        Raises:
+            CoordinatorLoadInProgress, CoordinatorNotAvailable, BrokerUnavailable: as `list_transactions`.
+        """
+        return self._thread.run(self._engine.list_sinks(missing, timeout))
+
+    def describe_sink(self, sink_id: str, *, timeout: float | None = None) -> SinkDescription:
+        """Return a sink with its open stages.
+
+        Raises:
+            TransactionalIdNotFound: the sink has no committed batch and no open stage.
+        """
+        return self._thread.run(self._engine.describe_sink(sink_id, timeout))
+
+    def abort_stages(
+        self, sink_id: str, batch_id: int | None = None, *, timeout: float | None = None
+    ) -> list[StageDescription]:
+        """Abort the open stages of a sink, or of one of its batches, and return them.
+
+        Use it for stages whose writer is gone: `read_committed` consumers wait behind an open stage until its timeout.
+        A writer that is still alive fails with `StageExpired` when it commits, and writes the batch again. A stage
+        that a commit has named is no longer open, and stays.
+
+        Raises:
+            TransactionalIdNotFound: the sink has no committed batch and no open stage.
+        """
+        return self._thread.run(self._engine.abort_stages(sink_id, batch_id, timeout))
+
+    def describe_producers(
+        self, topic: str, partition: int | None = None, *, timeout: float | None = None
+    ) -> dict[TopicPartition, PartitionProducers]:
+        """Return the producer ids that a partition, or each partition of a topic, knows, and their open transactions.
+
+        Partition leaders answer.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     topic = admin.create_topic("refunds")
+        ...     [known.producers for known in admin.describe_producers("refunds").values()]
+        [[]]
+
+        Raises:
+            UnknownTopicOrPartition: there is no such topic or partition.
+            LeaderNotAvailable, BrokerUnavailable: a leader did not answer until `timeout`.
+        """
+        return self._thread.run(self._engine.describe_producers(topic, partition, timeout))
+
+    def find_hanging_transactions(
+        self,
+        topics: Iterable[str] | None = None,
+        *,
+        max_transaction_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS,
+        missing: list[RaftlogError] | None = None,
+        timeout: float | None = None,
+    ) -> list[HangingTransaction]:
+        """Return hanging transactions of these topics, or of all: open in a partition, unknown to every coordinator.
+
+        They have been open for longer than `transaction.max.timeout.ms`, and `read_committed` consumers wait behind
+        them for ever. If a leader does not answer, that is an error, unless `missing` is given: then `missing` receives
+        the reasons. All coordinators must answer.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.find_hanging_transactions()
+        []
+
+        Raises:
+            UnknownTopicOrPartition: one of the topics does not exist.
+            RaftlogError: as `describe_producers` and `list_transactions`.
+        """
+        return self._thread.run(
+            self._engine.find_hanging_transactions(topics, max_transaction_timeout_ms, missing, timeout)
+        )
+
+    def abort_hanging(
+        self, topic: str, partition: int, start_offset: int, *, force: bool = False, timeout: float | None = None
+    ) -> HangingTransaction:
+        """End a hanging transaction in one partition with an abort marker, and return it.
+
+        `start_offset` is the transaction's first offset in the partition. A transaction that a coordinator knows is
+        refused, since its other partitions may be committed. With `force`, coordinators are not asked.
+
+        Raises:
+            InvalidTxnState: no open transaction begins there, or it is not hanging: see `abort_transaction`.
+            RaftlogError: as `describe_producers` and `list_transactions`.
+        """
+        part = TopicPartition(topic, partition)
+        return self._thread.run(self._engine.abort_hanging(part, start_offset, force, timeout))
+
+    # Nodes
+
+    def describe_node(self, node_id: int, *, timeout: float | None = None) -> NodeDescription:
+        """Return a node's description of itself: version, clock, directories, limits, configuration.
+
+        Controllers, and brokers that cannot be reached from here, are asked through another broker.
+
+        >>> from raftlog import Admin
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     node = admin.describe_node(1)
+        >>> node.roles, node.not_ready, node.configs["node.id"].value
+        (['broker', 'controller'], '', '1')
+
+        Raises:
+            InvalidRequestError: there is no such node.
+            BrokerUnavailable, RequestTimedOut: the node did not answer until `timeout`.
+            UnsupportedVersion: the node runs a version without this request.
+        """
+        return self._thread.run(self._engine.describe_node(node_id, timeout))
+
+    # Users and ACLs
+
+    def create_acls(self, bindings: AclBinding | Iterable[AclBinding], *, timeout: float | None = None) -> None:
+        """Create ACLs, all of them or none. ACLs that exist already stay.
+
+            admin.create_acls(AclBinding("User:ada", AclOperation.READ, ResourceType.TOPIC, "payments"))
+
+        Raises:
+            InvalidRequestError: an impossible ACL: no `User:NAME`, or an operation that the resource does not have.
+            ClusterAuthorizationFailed: this user may not.
+            SecurityDisabled: brokers have no authorizer.
+            UnsupportedVersion: metadata.version is too low.
+        """
+        self._thread.run(self._engine.create_acls(bindings, timeout))
+
+    def describe_acls(self, filter: AclFilter | None = None, *, timeout: float | None = None) -> list[AclBinding]:
+        """Return the ACLs that match the filter; all without one.
+
+        Raises:
+            ClusterAuthorizationFailed: this user may not.
+        """
+        return self._thread.run(self._engine.describe_acls(filter or AclFilter(), timeout))
+
+    def delete_acls(
+        self, filters: AclFilter | Iterable[AclFilter], *, validate_only: bool = False, timeout: float | None = None
+    ) -> list[AclBinding]:
+        """Delete the ACLs that match any of the filters, and return them; with `validate_only` only return them.
+
+        A call that is repeated after a lost response returns the ACLs that were left to delete.
+
+        Raises:
+            ClusterAuthorizationFailed: this user may not.
+        """
+        return self._thread.run(self._engine.delete_acls(filters, validate_only, timeout))
+
+    def alter_user(
+        self,
+        name: str,
+        password: str,
+        mechanism: str | ScramMechanism = ScramMechanism.SCRAM_SHA_512,
+        iterations: int = DEFAULT_ITERATIONS,
+        *,
+        only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Create a user, or change its password; its connections have to log in again.
+
+        The password does not leave this process: brokers get a salted hash to check it with. Credentials of other
+        mechanisms stay, unless `only` is true.
+
+        >>> from raftlog import Admin
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.alter_user("ada", "difference-engine")
+        ...     admin.describe_users()
+        ...     admin.delete_user("ada")
+        [UserScramCredential(user='ada', mechanism=<ScramMechanism.SCRAM_SHA_512: 2>, iterations=8192)]
+
+        Raises:
+            UnacceptableCredential: the name, the password or the number of iterations is not allowed.
+            ClusterAuthorizationFailed: this user may not.
+            UnsupportedVersion: metadata.version is too low.
+        """
+        self._thread.run(self._engine.alter_user(name, password, mechanism, iterations, only, timeout))
+
+    def delete_user(
+        self, name: str, mechanism: str | ScramMechanism | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Delete a user, or its credential of one mechanism. Its connections are closed at once.
+
+        Raises:
+            ResourceNotFound: there is no such user.
+            ClusterAuthorizationFailed: this user may not.
+        """
+        self._thread.run(self._engine.delete_user(name, mechanism, timeout))
+
+    def describe_users(
+        self, names: str | Iterable[str] = (), *, timeout: float | None = None
+    ) -> list[UserScramCredential]:
+        """Return the credentials of these users, or of all.
+
+        Unknown names are left out, and so are the users in a broker's `sasl.users.location`, which only that broker
+        knows.
+
+        Raises:
+            ClusterAuthorizationFailed: this user may not.
+        """
+        return self._thread.run(self._engine.describe_users(names, timeout))
+
+    # Metrics and the end
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of this client's requests, as `Producer.metrics`.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     _ = admin.describe_cluster()
+        ...     admin.metrics()["admin-client-metrics"]["request-total"] >= 1
+        True
+        """
+        # aio: if self._made is None:
+        # aio:     return {}
+        return self._engine.metrics()
+
     def close(self) -> None:
         """Close the connections. Closing twice is allowed."""
-        if not self._engine.closed:
-            self._thread.run(self._engine.close())
+        # aio: self._closed = True
+        if self._made is not None and not self._made.closed:
+            self._thread.run(self._made.close())
 
     def __enter__(self) -> Admin:
+        # aio: assert self._engine is not None
         return self
 
     def __exit__(

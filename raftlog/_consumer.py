@@ -1,46 +1,666 @@
-"""The synchronous consumer."""
+"""The consumer, with or without a group. `./dev aio` writes raftlog/aio/_consumer.py from it; tools/aio.py says how.
+
+RebalanceListener   what an application overrides to be told of partitions that it gets and gives up (KIP-429)
+Unread              records that were polled for iteration and not yielded yet
+Progress            which offsets a commit takes: those given, or those the application has finished
+GroupPart           the member: rebalances and commits, in the thread that polls
+ToEnds              one read up to the ends of partitions
+Consumer            the client
+read_table          whole topics as one table
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from threading import get_ident
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, Generic, Unpack
 
-from raftlog._alarm import Alarm
-from raftlog._client.background import abandon_after_fork, loop_thread
-from raftlog._client.commit_arguments import as_partition
-from raftlog._client.consumer import ConsumerEngine
-from raftlog._client.fetcher import monotonic_ms
-from raftlog._client.group_consumer import GroupEngine
-from raftlog._client.offsets import EARLIEST, LATEST
-from raftlog._client.options import ConsumerOptions
-from raftlog._client.partition_reader import PASSED_WAIT_S
+from raftlog._client.background import Client, LoopThread, Turn, told
+from raftlog._client.consumer import PASSED_WAIT_S, ConsumerEngine, monotonic_ms
+from raftlog._client.group_consumer import Change, GroupEngine, Step
+from raftlog._client.groups import Claim, as_partition, checked
+from raftlog._client.keywords import ConsumerKeywords, IsolationLevel, OffsetReset
+from raftlog._client.metadata import EARLIEST, LATEST
+from raftlog._client.options import Bootstrap, ConsumerOptions, taken_apart
 from raftlog._client.tracing_choice import consumer_tracing
-from raftlog._consumer_arguments import (
-    ALL_ROWS,
-    Unread,
-    as_names,
-    as_partitions,
-    check_offset,
-    check_times,
-    table_of,
+from raftlog._core.arguments import as_converter, converted
+from raftlog._core.positions import Mark, PartitionState, Rows, table
+from raftlog._delivery import Alarm, Deadline
+from raftlog.errors import (
+    InvalidConfig,
+    InvalidGroupId,
+    InvalidRequestError,
+    InvalidTopic,
+    OffsetOutOfRange,
+    PartitionNotOwned,
+    RaftlogError,
+    RequestTimedOut,
 )
-from raftlog._core.bootstrap import parse_bootstrap
-from raftlog._core.fetched import Rows
-from raftlog._core.positions import Mark, PartitionState
-from raftlog._delivery import Deadline
-from raftlog._group import GroupCalls, GroupPart
-from raftlog._group_listener import RebalanceListener
-from raftlog._group_offsets import check_group_id, check_group_options
-from raftlog.errors import InvalidRequestError
-from raftlog.types import OffsetAndTimestamp, Record, TopicPartition
+from raftlog.types import GroupMetadata, K, OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition, V
 
 
-class Consumer(GroupCalls):
-    """Reads records from a cluster. Thread-safe, though one thread that polls is the usual shape, and with a group the
-    only one.
+class RebalanceListener:
+    """Learns which partitions a group member gets and gives up. Override the methods that you need.
+
+    The consumer calls it in the thread that polls, during `poll`, iteration, `subscribe`, `unsubscribe` or `close`.
+    Only partitions that move are named; the member keeps reading the others. An exception of a method comes out of
+    that call. The methods may call `close` and `unsubscribe`; during such a call another one changes nothing.
+    In `raftlog.aio` the methods may be coroutines, which the consumer awaits.
+    """
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> object:
+        """The member has these partitions now and has not returned any of their records yet. `seek` works here."""
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> object:
+        """The member gives these partitions up; no other member gets them before this returns. `commit` works here."""
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> object:
+        """The session ended, so other members may read these partitions already, and commits of them are refused.
+
+        Calls `on_partitions_revoked` by default.
+        """
+        return self.on_partitions_revoked(partitions)
+
+
+ALL_ROWS: Final = 1 << 62
+_LONGEST_NAME: Final = 249
+_TOPIC_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{_LONGEST_NAME}}}")
+
+
+def as_names(
+    topics: str | Iterable[str] | None, pattern: str | None
+) -> tuple[list[str] | None, re.Pattern[str] | None]:
+    """Return the arguments of `subscribe` as a list of names or a compiled pattern.
+
+    Raises:
+        InvalidRequestError: both or neither were given, or the pattern is not a regular expression.
+        InvalidTopic: no topic can have that name.
+    """
+    if (topics is None) == (pattern is None):
+        raise InvalidRequestError("subscribe takes topics or a pattern, one of the two")
+    if pattern is not None:
+        try:
+            return None, re.compile(pattern)
+        except re.error as error:
+            raise InvalidRequestError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+    assert topics is not None
+    names = [topics] if isinstance(topics, str) else list(topics)
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidRequestError(f"subscribe takes topics by name, not {name!r}")
+        if _TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
+            raise InvalidTopic(
+                f"no topic can have the name {name[:_LONGEST_NAME]!r}: names have 1 to {_LONGEST_NAME} characters "
+                "a-z A-Z 0-9 . _ -; pattern= takes a regular expression"
+            )
+    return names, None
+
+
+def as_partitions(call: str, given: Iterable[object]) -> list[TopicPartition]:
+    """Return the partitions that `call` was given, one by one or as one list.
+
+    Raises:
+        InvalidRequestError: the arguments are not partitions.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidRequestError(f"{call} takes partitions, as TopicPartition('orders', 0) is one, not {given!r}")
+    items = [given] if isinstance(given, TopicPartition) else list(given)
+    if len(items) == 1 and not isinstance(items[0], (str, tuple)) and isinstance(items[0], Iterable):
+        items = list(items[0])
+    try:
+        return [as_partition(item) for item in items]
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{call} takes partitions: {error}") from None
+
+
+def table_of(rows: list[Rows], engine: ConsumerEngine) -> Any:
+    """Return the rows as a table whose topic dictionary names all assigned topics."""
+    topics = {part.topic for part in engine.positions.states} | {chunk.topic_partition.topic for chunk in rows}
+    return table(rows, sorted(topics))
+
+
+class Unread:
+    """Records that were polled for iteration and not yielded yet."""
+
+    def __init__(self) -> None:
+        self.records: deque[Record] = deque()
+
+    def take_all(self, noted: Callable[[list[Record]], None] | None) -> list[Record]:
+        """Return all of them, after calling `noted` with them.
+
+        No call lies between dropping and returning them, so a signal handler's exception loses none.
+        """
+        records, nothing = list(self.records), deque[Record]()
+        if noted is not None:
+            noted(records)
+        self.records = nothing
+        return records
+
+    def first_offsets(self) -> dict[TopicPartition, int]:
+        """Return, by partition, the offset of the first record that the application has not got yet."""
+        found: dict[TopicPartition, int] = {}
+        for record in self.records:
+            found.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+        return found
+
+    def drop(self, partitions: set[TopicPartition], engine: ConsumerEngine | None) -> None:
+        """Drop the records of these partitions; `engine`, if given, fetches them again."""
+        if not self.records:
+            return
+        if engine is not None:
+            for topic_partition, offset in self.first_offsets().items():
+                if topic_partition in partitions and topic_partition in engine.positions.states:
+                    engine.place(topic_partition, offset)
+        kept = [record for record in self.records if TopicPartition(record.topic, record.partition) not in partitions]
+        self.records.clear()
+        self.records.extend(kept)
+
+    def put_back(self, engine: ConsumerEngine) -> None:
+        """Drop all records and let the engine fetch them again: positions are about to change."""
+        for topic_partition, offset in self.first_offsets().items():
+            if topic_partition in engine.positions.states:
+                engine.place(topic_partition, offset)
+        self.records.clear()
+
+
+def check_offset(offset: int) -> None:
+    """Check an offset.
+
+    Raises:
+        InvalidRequestError: negative.
+    """
+    if offset < 0:
+        raise InvalidRequestError(f"offset {offset} is negative; seek_to_end and seek_to_beginning name the ends")
+
+
+def check_times(timestamps_ms: Mapping[TopicPartition, int]) -> None:
+    """Check timestamps.
+
+    Raises:
+        InvalidRequestError: negative.
+    """
+    for topic_partition, timestamp_ms in timestamps_ms.items():
+        if timestamp_ms < 0:
+            raise InvalidRequestError(f"{TopicPartition(*topic_partition)}: timestamp {timestamp_ms} is negative")
+
+
+class ToEnds:
+    """One `read_to_end`: its rows so far, and what is left of each partition."""
+
+    def __init__(
+        self,
+        engine: ConsumerEngine,
+        ends: Mapping[TopicPartition, int],
+        starts: Mapping[TopicPartition, int],
+        timeout: float | None,
+    ) -> None:
+        self.rows: list[Rows] = []
+        self.passed_too_far: dict[TopicPartition, int] = {}
+        """Where positions go back to, as fetched batches reached further."""
+        self._engine = engine
+        self._ends = ends
+        self._timeout = timeout
+        self._deadline = Deadline(timeout)
+        self._patience_s = engine.options.default_api_timeout_ms / 1000
+        self._patience = Deadline(self._patience_s)
+        self._positions = dict(starts)
+        self._total = sum(self.left.values())
+
+    @property
+    def left(self) -> dict[TopicPartition, int]:
+        """How many offsets are left, for partitions that are not complete."""
+        found = {part: self._ends[part] - position for part, position in self._positions.items()}
+        return {part: count for part, count in found.items() if count > 0}
+
+    def passed(self) -> tuple[int, int]:
+        """Return how many offsets are passed, and how many there are."""
+        return self._total - sum(self.left.values()), self._total
+
+    def wait_s(self) -> float:
+        """Return for how many seconds the next step may wait; 0: it is too late."""
+        return min(each for each in (self._deadline.left(), self._patience.left()) if each is not None)
+
+    def add(self, rows: Iterable[Rows]) -> None:
+        """Add what a step has read, up to the ends."""
+        for each in rows:
+            part = each.topic_partition
+            end = self._ends.get(part)
+            if end is None:  # a partition that the subscription found meanwhile
+                self.passed_too_far.setdefault(part, each.first_offset)
+                continue
+            wanted = each.below(end)
+            if len(wanted):
+                self.rows.append(wanted)
+            if len(wanted) < len(each):
+                self.passed_too_far[part] = end
+        for part, before in self._positions.items():
+            position = self._engine.position_now(part)
+            if position is not None and position > before:
+                self._positions[part] = position
+                self._patience = Deadline(self._patience_s)
+
+    def too_late(self, reasons: Mapping[TopicPartition, str]) -> RequestTimedOut:
+        """Return the error that names the partitions that are not complete; `reasons` of the cluster, where known."""
+        over = self._deadline.left() == 0
+        late = f"not complete within {self._timeout:g} s" if over else f"nothing came for {self._patience_s:g} s"
+        places = []
+        for part, count in sorted(self.left.items()):
+            why = f" ({reasons[part]})" if part in reasons else ""
+            places.append(f"{part} is at {self._positions[part]}, {count} before its end{why}")
+        return RequestTimedOut(f"{late}: {', '.join(places)}")
+
+
+logger = logging.getLogger(__name__)
+
+CommitArgument = Record[Any, Any] | Mapping[TopicPartition, int | OffsetAndMetadata] | None
+"""What `commit` takes: None for all returned records, one record, or offsets by partition."""
+CommitCallback = Callable[[dict[TopicPartition, OffsetAndMetadata], RaftlogError | None], object]
+
+_MAX_GROUP_ID: Final = 255
+_SHORTEST_WAIT_S: Final = 0.05
+
+
+def check_group_id(group_id: str | None) -> None:
+    """Check a group id; None is allowed.
+
+    Raises:
+        InvalidGroupId: not a string of 1 to 255 characters.
+    """
+    if group_id is None:
+        return
+    name = f"a group id is a string of 1 to {_MAX_GROUP_ID} characters"
+    if not isinstance(group_id, str):
+        raise InvalidGroupId(f"{name}, {group_id!r} is not a string")
+    if not 1 <= len(group_id) <= _MAX_GROUP_ID:
+        raise InvalidGroupId(f"{name}, this one has {len(group_id)}")
+
+
+def check_group_options(resolved: ConsumerOptions, *given: Mapping[str, object]) -> None:
+    """Check the options of groups; `given` are the caller's own.
+
+    Raises:
+        InvalidGroupId: as `check_group_id`.
+        InvalidConfig: group.instance.id is empty, or stands without group.id.
+    """
+    check_group_id(resolved.group_id or None)
+    names = ("group.instance.id", "group_instance_id")
+    named = any(options.get(name) is not None for options in given for name in names)
+    if named and not resolved.group_instance_id:
+        raise InvalidConfig(
+            "group.instance.id is empty; leave it out, or give this process a name that no other member has"
+        )
+    if resolved.group_instance_id and not resolved.group_id:
+        raise InvalidConfig("group.instance.id names a member of a group: set group.id, too")
+
+
+def offsets_of(
+    argument: Record[Any, Any] | Mapping[TopicPartition, int | OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the offsets to commit.
+
+    Raises:
+        InvalidRequestError: neither a record nor offsets by partition, or a value that is not an offset.
+    """
+    if isinstance(argument, Record):
+        return checked({TopicPartition(argument.topic, argument.partition): argument.offset + 1})
+    if not isinstance(argument, Mapping):
+        raise InvalidRequestError(f"commit takes a record, or offsets by partition, not a {type(argument).__name__}")
+    return checked(argument)
+
+
+class Progress:
+    """Which records a group's consumer has returned to the application, and which of these the application finished.
+
+    The application has finished a record when it asks for more: a `poll` finishes all records of the previous one,
+    iteration finishes the record that it yielded last.
+    """
+
+    def __init__(self, engine: GroupEngine, unread: Unread) -> None:
+        self._engine = engine
+        self._membership = engine.membership
+        self._unread = unread
+        self.out: dict[PartitionState, Mark] = {}
+        """The positions before the present or last poll took records.
+
+        They are marked before records are taken, so an interrupted poll finishes none.
+        """
+        self._last: tuple[PartitionState, int] | None = None
+        """The partition and offset of the record that iteration yielded last."""
+        self._read: dict[PartitionState, int] = {}
+        """Partitions whose records were returned, with the offset of the first one."""
+        self._lost: dict[TopicPartition, OffsetAndMetadata] = {}
+        """Lost partitions with returned and uncommitted records that no commit has reported yet."""
+        options = engine.options
+        self._auto = options.enable_auto_commit
+        self._interval_ms = options.auto_commit_interval_ms
+        self._due_ms = monotonic_ms() + self._interval_ms if self._auto else math.inf
+        self._under_way = False
+
+    @property
+    def auto(self) -> bool:
+        """Whether the consumer commits automatically."""
+        return self._auto
+
+    def come_back(self, now_ms: float) -> bool:
+        """Note that the application asks for more; return whether `GroupPart.attend` is needed before."""
+        self._engine.settle()
+        self._engine.polled_ms = now_ms
+        self._last = None
+        if self.out:
+            self._let_go()
+        return self.wants_attention(now_ms)
+
+    def _let_go(self) -> None:
+        """The application has finished the records that are out, or they wait in the iteration."""
+        for state, mark in self.out.items():
+            self._read.setdefault(state, mark.position)
+        self.out = {}
+
+    def wants_attention(self, now_ms: float) -> bool:
+        """Whether a commit is due, or the membership has changed."""
+        return self._engine.attention or now_ms >= self._due_ms or now_ms >= self._membership.session_deadline_ms
+
+    def ending(self) -> None:
+        """Note that the application ends the consumer: it has finished polled records, perhaps not the yielded one."""
+        self._engine.settle()
+        self._let_go()
+
+    def handed_records(self, records: Iterable[Record]) -> None:
+        """Note that a poll returns these records, which waited in the iteration."""
+        states = self._engine.positions.states
+        for record in records:
+            state = states.get(TopicPartition(record.topic, record.partition))
+            if state is not None and state not in self.out:
+                self.out[state] = Mark(record.offset, -1, state.topic_id)
+
+    def yielded(self, record: Record) -> None:
+        """Note that iteration is about to yield this record."""
+        state = self._engine.positions.states.get(TopicPartition(record.topic, record.partition))
+        self._last = None if state is None else (state, record.offset)
+        if self.out:
+            self._let_go()
+
+    def drop(self, partitions: Iterable[TopicPartition], *, lost: bool) -> None:
+        """Drop the waiting records of revoked or lost partitions; the position of a revoked one goes back to them."""
+        gone = set(partitions)
+        if lost:
+            self._note_losses()
+        self._unread.drop(gone, None if lost else self._engine)
+        for state in [*self._read, *self.out]:
+            if state.topic_partition in gone:
+                self._read.pop(state, None)
+                self.out.pop(state, None)
+
+    def forget(self) -> None:
+        """Forget returned records: the subscription has changed or ended."""
+        self.out, self._last = {}, None
+        self._read.clear()
+        self._lost.clear()
+
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return, for assigned partitions, the offset after the returned records."""
+        return self._positions(None, {})
+
+    def done(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return, for assigned partitions, the offset after the records that the application has finished."""
+        out = {state: OffsetAndMetadata(mark.position, "", mark.last_epoch) for state, mark in self.out.items()}
+        if self._last is not None:
+            out[self._last[0]] = OffsetAndMetadata(self._last[1])
+        found = self._positions(partitions, out)
+        known = self._engine.committed_offsets
+        return {part: offset for part, offset in found.items() if known.get(part) != offset.offset}
+
+    def _positions(
+        self, partitions: Iterable[TopicPartition] | None, out: Mapping[PartitionState, OffsetAndMetadata]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        engine = self._engine
+        engine.settle()
+        wanted = None if partitions is None else set(partitions)
+        unread = self._unread.first_offsets()
+        found: dict[TopicPartition, OffsetAndMetadata] = {}
+        with engine.lock:
+            for part, state in engine.positions.states.items():
+                if state.position is None or (wanted is not None and part not in wanted):
+                    continue
+                offset = OffsetAndMetadata(state.position, "", state.last_epoch)
+                if part in unread and unread[part] < offset.offset:
+                    offset = OffsetAndMetadata(unread[part])
+                if state in out and out[state].offset < offset.offset:
+                    offset = out[state]
+                found[part] = offset
+        return found
+
+    # What the application asks for
+
+    def asked(
+        self, argument: CommitArgument
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, Claim]]:
+        """Return the offsets that a `commit` call commits, and the claims that prove ownership.
+
+        Raises:
+            InvalidRequestError: as `offsets_of`.
+            PartitionNotOwned: another member has the partition.
+        """
+        with self._engine.lock:
+            offsets = self.positions() if argument is None else offsets_of(argument)
+            return offsets, self._engine.claims(offsets)
+
+    def losses(self) -> tuple[dict[TopicPartition, OffsetAndMetadata], PartitionNotOwned] | None:
+        """Return, once, the uncommitted offsets of lost partitions, and the error that reports them."""
+        self._note_losses()
+        if not self._lost:
+            return None
+        lost, self._lost = self._lost, {}
+        return lost, PartitionNotOwned(
+            f"this member of {self._engine.group_id} lost {', '.join(map(str, sorted(lost)))} before it committed "
+            "their returned records: the next reader of these partitions gets the records again"
+        )
+
+    def _note_losses(self) -> None:
+        engine = self._engine
+        unread = self._unread.first_offsets()
+        read = self._read | {state: self._read.get(state, mark.position) for state, mark in self.out.items()}
+        with engine.lock:
+            for state, first in read.items():
+                part = state.topic_partition
+                if not engine.subscribed or engine.positions.states.get(part) is state:
+                    continue
+                self._read.pop(state, None)
+                self.out.pop(state, None)
+                if state.position is None:
+                    continue
+                end = min(state.position, unread.get(part, state.position))
+                if end > max(first, engine.committed_offsets.get(part, -1)):
+                    self._lost[part] = OffsetAndMetadata(end)
+
+    # By itself
+
+    def wait_s(self, left_s: float | None) -> float | None:
+        """Return for how many seconds a poll may wait before it looks again, at most `left_s`."""
+        until_ms = min(self._due_ms, self._engine.session_deadline_ms)
+        if until_ms == math.inf:
+            return left_s
+        wait_s = max(_SHORTEST_WAIT_S, (until_ms - monotonic_ms()) / 1000)
+        return wait_s if left_s is None else min(wait_s, left_s)
+
+    def auto_commit(self, now_ms: float) -> None:
+        """Commit finished records in the background, if a commit is due."""
+        engine = self._engine
+        if now_ms < self._due_ms:
+            return
+        self._due_ms = now_ms + self._interval_ms
+        if self._under_way:
+            return
+        with engine.lock:
+            offsets = self.done()
+            claims = engine.claims(offsets)
+        if offsets:
+            self._under_way = True
+            engine.commit_soon(offsets, claims, self._over)
+
+    def _over(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], error: RaftlogError | None) -> None:
+        self._under_way = False
+        if error is not None and self._engine.closed is None:
+            logger.warning("group %s: automatic commit failed: %s", self._engine.group_id, error)
+
+
+def log_failure(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: RaftlogError | None) -> None:
+    """Log the failure of an asynchronous commit without a callback."""
+    if error is not None:
+        logger.warning("a commit of %d partitions failed: %s", len(offsets), error)
+
+
+LAST_COMMIT_MS: Final = 5000.0
+"""How long the last commit of a leaving member may take."""
+
+
+class GroupPart:
+    """Carries out the coordinator's rebalances, tells the application's listener, and commits."""
+
+    def __init__(
+        self,
+        engine: GroupEngine,
+        unread: Unread,
+        thread: LoopThread,  # sync
+    ) -> None:
+        self.engine = engine
+        self.progress = Progress(engine, unread)
+        self.listener = RebalanceListener()
+        self._thread = thread  # sync
+        self._turn = Turn()
+        self._telling: Step | None = None
+        self._ending = False
+        self._poller: int | None = None
+        """The thread of the last poll."""
+
+    def come_back(self) -> None:
+        """Attend to the group before the application gets more records.
+
+        Raises:
+            RaftlogError: the group refuses this member for good.
+        """
+        now_ms = monotonic_ms()
+        self._poller = get_ident()
+        if self.progress.come_back(now_ms):
+            self.attend(now_ms)
+
+    def look(self) -> None:
+        """Attend to the group while a poll waits, or during another call: no record counts as finished by it."""
+        now_ms = monotonic_ms()
+        if self.progress.wants_attention(now_ms):
+            self.attend(now_ms)
+
+    def attend(self, now_ms: float) -> None:
+        """Report lost partitions, give up revoked ones, take new ones, commit.
+
+        Raises:
+            RaftlogError: the group refuses this member for good.
+        """
+        with self._turn as outside:
+            if not outside:  # a listener has called
+                return
+            engine = self.engine
+            if now_ms >= engine.session_deadline_ms:
+                self._thread.run(engine.look_again())
+            while engine.attention and (step := self._thread.run(engine.next_step())) is not None:
+                try:
+                    self._tell(step)
+                finally:
+                    self._thread.run(engine.finish_step(step))
+            self.progress.auto_commit(now_ms)
+            if (failure := engine.failure()) is not None:
+                raise type(failure)(str(failure))
+
+    def _tell(self, step: Step) -> None:
+        self._telling = step
+        try:
+            match step.change:
+                case Change.LOST:
+                    self.progress.drop(step.partitions, lost=True)
+                    told(self.listener.on_partitions_lost(step.partitions))
+                case Change.REVOKED:
+                    if self.progress.auto:
+                        self._commit_now(step.partitions, self.engine.options.default_api_timeout_ms)
+                    self.progress.drop(step.partitions, lost=False)
+                    told(self.listener.on_partitions_revoked(step.partitions))
+                case Change.ASSIGNED:
+                    told(self.listener.on_partitions_assigned(step.partitions))
+        finally:
+            self._telling = None
+
+    def _commit_now(self, partitions: Iterable[TopicPartition] | None, timeout_ms: float) -> None:
+        try:
+            with self.engine.lock:
+                offsets = self.progress.done(partitions)
+                claims = self.engine.claims(offsets)
+            self._thread.run(self.engine.commit_now(offsets, claims, timeout_ms))
+        except RaftlogError as error:
+            logger.warning("group %s: committing before partitions go failed: %s", self.engine.group_id, error)
+
+    def end(self, *, clean: bool) -> None:
+        """Commit finished records, tell the listener, and leave; `clean` unless an exception is the reason.
+
+        The records of the last poll count as finished only if `clean`, and if this is the thread that polled. A call
+        by a listener that is being told of the end does nothing.
+        """
+        if self._ending:
+            return
+        self._ending = True
+        try:
+            self._end(clean and self._poller in (None, get_ident()))
+        finally:
+            self._ending = False
+
+    def _end(self, clean: bool) -> None:
+        engine = self.engine
+        if clean:
+            self.progress.ending()
+        if self.progress.auto:
+            self._commit_now(None, min(LAST_COMMIT_MS, engine.options.default_api_timeout_ms))
+        if not engine.subscribed:
+            return
+        reported = gone_already(self._telling)
+        try:
+            if lost := sorted(engine.membership.lost - reported):
+                told(self.listener.on_partitions_lost(lost))
+            if owned := sorted(engine.positions.states.keys() - reported):
+                told(self.listener.on_partitions_revoked(owned))
+        finally:
+            self._thread.run(engine.leave(LAST_COMMIT_MS))
+            self.progress.forget()
+
+    # Calls
+
+    def commit(self, argument: CommitArgument) -> None:
+        """See `Consumer.commit`."""
+        if argument is None and (lost := self.progress.losses()) is not None:
+            raise lost[1]
+        self._thread.run(self.engine.commit_now(*self.progress.asked(argument)))
+
+    def commit_async(self, argument: CommitArgument, callback: CommitCallback | None) -> None:
+        """See `Consumer.commit_async`."""
+        self.engine.check_open()
+        over = callback or log_failure
+        if argument is None and (lost := self.progress.losses()) is not None:
+            self.engine.commit_soon(lost[0], {}, over, refused=lost[1])
+        else:
+            self.engine.commit_soon(*self.progress.asked(argument), over)
+
+
+def gone_already(step: Step | None) -> set[TopicPartition]:
+    """Return the partitions whose loss or revocation the listener is being told of right now."""
+    return set() if step is None or step.change is Change.ASSIGNED else set(step.partitions)
+
+
+class Consumer(Client[ConsumerEngine], Generic[K, V]):
+    """Reads records from a cluster. Thread-safe, but only one thread should poll; with a group only one may.
 
     >>> from raftlog import Consumer, Producer
     >>> with Producer(cluster.bootstrap) as producer:
@@ -51,52 +671,76 @@ class Consumer(GroupCalls):
     ...     (record.key, record.value, record.offset)
     (b'a17', b'one apple', 0)
 
-    With a `group_id` the members of the group share the partitions of what they subscribe to, and what they commit is
-    where the group goes on; without one every consumer reads all partitions of its topics. Options are Kafka's keys
-    with underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
-    Fetched and not yet polled bytes are bounded by `fetch_max_bytes`.
+    With a `group_id` the members of the group share the partitions of their topics, and the group continues at its
+    committed offsets. Without one every consumer reads all partitions of its topics. Options are Kafka's keys with
+    underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
+    `fetch_max_bytes` limits the bytes that are fetched and not polled yet.
+
+    `key_deserializer` and `value_deserializer` are functions that turn the bytes of records into what `poll` and
+    iteration return; None stays None. They run once for each record, in the thread that polls. If one raises, the
+    records before it are returned first; then the exception comes out of every call, with a note that names the place,
+    until `seek` passes the record. `poll_arrow` does not use them, and is the way to read many records quickly.
 
     Raises:
         InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
         InvalidGroupId: not 1 to 255 characters.
     """
 
+    # aio-doc: >>> import asyncio
+    # aio-doc: >>> from raftlog import aio
+    # aio-doc: >>> async def first():
+    # aio-doc: ...     async with aio.Producer(cluster.bootstrap) as producer:
+    # aio-doc: ...         await (await producer.send("aio-orders", b"a pear"))
+    # aio-doc: ...     async with aio.Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+    # aio-doc: ...         await consumer.subscribe("aio-orders")
+    # aio-doc: ...         async for record in consumer:
+    # aio-doc: ...             return record.value
+    # aio-doc: >>> asyncio.run(first())
+    # aio-doc: b'a pear'
+
     def __init__(
         self,
-        bootstrap: str | Sequence[str],
+        bootstrap: Bootstrap = None,
         group_id: str | None = None,
-        auto_offset_reset: str | None = None,
-        isolation_level: str | None = None,
+        auto_offset_reset: OffsetReset | None = None,
+        isolation_level: IsolationLevel | None = None,
         *,
+        key_deserializer: Callable[[bytes], K] | None = None,
+        value_deserializer: Callable[[bytes], V] | None = None,
         config: Mapping[str, object] | None = None,
-        **options: object,
+        **options: Unpack[ConsumerKeywords],
     ) -> None:
+        self._key_deserializer = as_converter("key_deserializer", key_deserializer)
+        self._value_deserializer = as_converter("value_deserializer", value_deserializer)
+        self._converts = key_deserializer is not None or value_deserializer is not None
         check_group_id(group_id)
-        addresses = parse_bootstrap(bootstrap)
-        if auto_offset_reset is not None:
-            options["auto_offset_reset"] = auto_offset_reset
-        if isolation_level is not None:
-            options["isolation_level"] = isolation_level
-        if group_id is not None:
-            options["group_id"] = group_id
-        resolved = ConsumerOptions.make(config, options)
-        check_group_options(resolved, options, config or {})
-        self._tracing = consumer_tracing(resolved)
-        self._thread = loop_thread()
+        given = taken_apart(bootstrap, config, options)
+        self._addresses = given.addresses
+        named = {"auto_offset_reset": auto_offset_reset, "isolation_level": isolation_level, "group_id": group_id}
+        given.keywords.update({name: value for name, value in named.items() if value is not None})
+        self._options = ConsumerOptions.make(given.config, given.keywords)
+        check_group_options(self._options, given.keywords, given.config)
+        self._tracing = consumer_tracing(self._options)
         self._data = Alarm()
         self._unread = Unread()
+        self._group: GroupPart | None = None
+        self._start()
 
-        async def make() -> ConsumerEngine:
-            return (GroupEngine if resolved.group_id else ConsumerEngine)(addresses, resolved, self._thread.loop)
+    def _make(self, loop: asyncio.AbstractEventLoop) -> ConsumerEngine:
+        engine: ConsumerEngine
+        if self._options.group_id:
+            engine = member = GroupEngine(self._addresses, self._options, loop)
+            self._group = GroupPart(
+                member,
+                self._unread,
+                self._thread,  # sync
+            )
+        else:
+            engine = ConsumerEngine(self._addresses, self._options, loop)
+        engine.on_data = self._data.set
+        return engine
 
-        self._engine = self._thread.run(make())
-        self._engine.on_data = self._data.set
-        self._group = (
-            GroupPart(self._engine, self._thread, self._unread) if isinstance(self._engine, GroupEngine) else None
-        )
-        abandon_after_fork(self)
-
-    def _abandon(self) -> None:
+    def _abandon(self) -> None:  # sync
         self._engine.abandon_after_fork()
 
     # What to read
@@ -107,14 +751,14 @@ class Consumer(GroupCalls):
         pattern: str | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read all partitions of these topics, or of every topic whose whole name matches `pattern`.
+        """Read all partitions of these topics, or of every topic whose whole name matches the regular expression.
 
-        Returns when the starting positions are known, so what is sent afterwards is read, at `latest` too. Partitions
-        without a leader delay the others by 2 seconds at most, and all together by `default.api.timeout.ms`: then a
-        warning names them, and their positions are looked for further on.
-        Topics and partitions that appear later are followed, from their start. Replaces what was subscribed or
-        assigned before. With a group it returns when the group has said what this member reads first; `listener` is
-        told of partitions that come and go.
+        Returns once the starting positions are known, so records sent afterwards are read, also with `latest`.
+        Partitions without a leader delay the others by 2 seconds at most, and the call by `default.api.timeout.ms` at
+        most: then a warning names them, and the search for their positions continues in the background.
+        New topics that match and new partitions are read from their start. The call replaces an earlier subscription
+        or assignment. With a group it returns once the group has assigned the first partitions; `listener` learns of
+        later changes.
 
         >>> with Consumer(cluster.bootstrap) as consumer:
         ...     consumer.subscribe(pattern="orde.*")
@@ -123,10 +767,10 @@ class Consumer(GroupCalls):
 
         Raises:
             InvalidRequestError: neither topics nor pattern, or both.
-            BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
-            TopicAuthorizationFailed: some of the topics this user may not read; the others are read.
+            BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
+            TopicAuthorizationFailed: this user may not read some of the topics; the others are read.
             RaftlogError: the group refuses this member (GroupMaxSizeReached, UnsupportedAssignor, FencedInstanceId), or
-                has no coordinator for so long (CoordinatorNotAvailable, UnreleasedInstanceId).
+                no coordinator answered in that time (CoordinatorNotAvailable, UnreleasedInstanceId).
         """
         names, compiled = as_names(topics, pattern)
         if listener is not None:
@@ -148,7 +792,7 @@ class Consumer(GroupCalls):
             group.engine.polled_ms = monotonic_ms()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions; one that was assigned before keeps its position.
+        """Read exactly these partitions. A partition that was assigned before keeps its position.
 
         >>> from raftlog import TopicPartition
         >>> with Consumer(cluster.bootstrap) as consumer:
@@ -158,8 +802,8 @@ class Consumer(GroupCalls):
         b'one apple'
 
         Raises:
-            UnknownTopicOrPartition: no such topic or partition.
-            BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
+            UnknownTopicOrPartition: there is no such topic or partition.
+            BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
         """
         wanted = as_partitions("assign", partitions)
         self._unread.put_back(self._engine)
@@ -168,25 +812,27 @@ class Consumer(GroupCalls):
         self._thread.run(self._engine.assign(wanted))
 
     def unsubscribe(self) -> None:
-        """Read nothing any more; a member commits what is done, if it commits by itself, and leaves its group."""
+        """Stop reading. A group member commits finished records, if it commits automatically, and leaves its group."""
         if self._group is not None:
             self._group.end(clean=True)
         self._unread.records.clear()
         self._thread.run(self._engine.unsubscribe())
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the partitions that are read, in order.
+        """Return the assigned partitions, in order.
 
-        A member of a group finds those that it has lost among them until its listener was told, by a poll; nothing of
-        them is handed out any more, and commits of them are refused.
+        A group member's lost partitions are among them until a poll has told the listener; their records are not
+        returned any more, `seek`, `pause` and `resume` have no effect on them, and commits of them are refused.
         """
+        # aio: if self._made is None:
+        # aio:     return []
         return self._engine.assigned()
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
         """Return the partitions of a topic.
 
         Raises:
-            UnknownTopicOrPartition: no such topic.
+            UnknownTopicOrPartition: there is no such topic.
         """
         self._engine.check_open()
         view = self._thread.run(
@@ -195,13 +841,13 @@ class Consumer(GroupCalls):
         return [TopicPartition(topic, part.partition) for part in view.partitions]
 
     def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Stop fetching these partitions; positions stay."""
+        """Stop fetching these partitions; their positions stay."""
         wanted = as_partitions("pause", partitions)
         self._unread.put_back(self._engine)
         self._engine.pause(wanted, True)
 
     def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Go on with paused partitions."""
+        """Fetch these paused partitions again."""
         self._engine.pause(as_partitions("resume", partitions), False)
 
     def paused(self) -> list[TopicPartition]:
@@ -211,20 +857,44 @@ class Consumer(GroupCalls):
 
     # Reading
 
-    def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
-        """Return the next records, waiting up to `timeout` seconds (None: for ever) for the first one.
+    def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
+        """Return the next records, waiting up to `timeout` seconds (None: without a limit) for the first one.
 
-        Returns as soon as there is something, `max_records` at most (by default `max.poll.records`); an empty list
-        after the timeout, or sooner if all that came were records that nobody gets (aborted ones) or markers of
-        transactions: then positions have moved on. Partitions take turns.
+        Returns as soon as there are records, `max_records` at most (by default `max.poll.records`). Returns an empty
+        list after the timeout, or earlier if only aborted records or transaction markers came: then positions have
+        moved. Partitions take turns.
 
         Raises:
-            OffsetOutOfRange: the position is gone and `auto_offset_reset` is "none"; seek to go on.
-            CorruptRecordError: a batch does not match its checksum; it is fetched again after that.
-            AuthorizationError: the user may not do this, or cannot log in; the next poll tries once more.
-            InvalidRequestError: nothing is subscribed or assigned.
+            OffsetOutOfRange: the log no longer has the position and `auto_offset_reset` is "none"; seek to continue.
+            CorruptRecordError: a batch does not match its checksum; the next poll fetches it again.
+            AuthorizationError: the user may not read this, or cannot log in; the next poll tries again.
+            InvalidRequestError: no topic is subscribed and no partition assigned.
             ClosedError: the consumer is closed.
         """
+        found: list[Any] = self._poll(timeout, max_records)
+        return self._converted(found) if self._converts else found
+
+    def _converted(self, found: list[Record]) -> list[Record[K, V]]:
+        """Return the records with keys and values converted, up to the first failure; the rest waits for later."""
+        done: list[Record[K, V]] = []
+        try:
+            for record in found:
+                done.append(self._convert(record))  # noqa: PERF401 # what is done stays when one fails
+        except BaseException as error:
+            waiting = found[len(done) :] if isinstance(error, Exception) else found
+            self._unread.records.extendleft(reversed(waiting))
+            if len(waiting) == len(found):
+                raise
+        return done
+
+    def _convert(self, record: Record) -> Any:
+        where = f"{record.topic_partition} at offset {record.offset}; seek past it to skip the record"
+        return record._replace(
+            key=converted(self._key_deserializer, record.key, "key_deserializer", where),
+            value=converted(self._value_deserializer, record.value, "value_deserializer", where),
+        )
+
+    def _poll(self, timeout: float | None, max_records: int | None) -> list[Record]:
         engine, group = self._engine, self._group
         engine.check_open()
         if self._unread.records:
@@ -244,11 +914,11 @@ class Consumer(GroupCalls):
             raise
 
     def poll_arrow(self, timeout: float | None = 1.0, max_records: int | None = None) -> Any:
-        """Return everything that is there as a `pyarrow.Table`, waiting up to `timeout` seconds for the first record.
+        """Return all fetched records as a `pyarrow.Table`, waiting up to `timeout` seconds for the first record.
 
         Columns: topic (dictionary of string), partition (int32), offset (int64), timestamp (timestamp[ms, UTC]), key
         and value (binary), headers (map<string, binary>). Values are not copied: the table keeps the fetched buffers
-        alive, one chunk for each batch.
+        alive, one chunk per batch.
 
         >>> with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         ...     consumer.subscribe("orders")
@@ -270,7 +940,7 @@ class Consumer(GroupCalls):
             raise
 
     def _come_back(self) -> dict[PartitionState, Mark]:
-        """A poll begins; return where it is to mark what it takes."""
+        """Begin a poll; return where it marks the positions before it takes records."""
         if self._group is None:
             self._engine.settle()
             return {}
@@ -297,11 +967,11 @@ class Consumer(GroupCalls):
             member.polled_ms = monotonic_ms()
 
     def _wait_for_rows(self, timeout: float | None, max_rows: int, marks: dict[PartitionState, Mark]) -> list[Rows]:
-        engine, data, group = self._engine, self._data, self._group
+        engine, group = self._engine, self._group
         deadline: Deadline | None = None
         passed = engine.positions.passed
         while True:
-            data.clear()
+            self._data.clear()
             if group is not None:
                 group.look()
             rows = engine.take(max_rows, marks)
@@ -314,37 +984,105 @@ class Consumer(GroupCalls):
                 deadline = Deadline(left_s)
             if left_s is not None and left_s <= 0:
                 return rows
-            data.wait(left_s if group is None else group.progress.wait_s(left_s))
+            self._data.wait(left_s if group is None else group.progress.wait_s(left_s))
 
-    def __iter__(self) -> Consumer:
+    def __iter__(self) -> Consumer[K, V]:
         return self
 
-    def __next__(self) -> Record:
-        """Return the next record; waits for ever, or ends after `consumer.timeout.ms` without one."""
-        unread, group = self._unread, self._group
+    def __next__(self) -> Record[K, V]:
+        """Return the next record; waits without a limit, or ends after `consumer.timeout.ms` without a record."""
         self._engine.check_open()
+        unread, group = self._unread, self._group
         if group is not None:
             group.come_back()
         if not unread.records:
             limit_ms = self._engine.options.consumer_timeout_ms
             left = Deadline(None if limit_ms is None else limit_ms / 1000).left
-            while not (found := self.poll(left())):
+            while not (found := self._poll(left(), None)):
                 if left() == 0:
                     raise StopIteration
             unread.records.extend(found)
         record = unread.records[0]
+        result: Record[Any, Any] = self._convert(record) if self._converts else record
         if group is not None:
             group.progress.yielded(record)
         del unread.records[0]  # no call, so no signal between this and the return
-        return record
+        return result
+
+    # Group
+
+    def _of_group(self, what: str) -> GroupPart:
+        if not self._options.group_id:
+            raise InvalidRequestError(f"{what} needs a consumer with a group_id")
+        self._engine.check_open()
+        assert self._group is not None
+        return self._group
+
+    def commit(self, offsets: CommitArgument = None) -> None:
+        """Commit offsets and wait for the coordinator: after a failure or a rebalance the group continues there.
+
+        Without an argument, commit the offsets after all returned records: those of `poll`, or of iteration including
+        the last yielded record. If a partition was lost before its records were committed, the call commits nothing
+        and raises that once: another member has these records. With a `Record`, commit the offset after it; with
+        offsets by partition, commit exactly these.
+
+        >>> from raftlog import Consumer, TopicPartition
+        >>> with Consumer(cluster.bootstrap, group_id="readers", auto_offset_reset="earliest") as consumer:
+        ...     consumer.subscribe("orders")
+        ...     record = consumer.poll(timeout=10, max_records=1)[0]
+        ...     consumer.commit(record)
+        ...     consumer.committed(TopicPartition("orders", 0))[TopicPartition("orders", 0)].offset
+        1
+
+        Raises:
+            PartitionNotOwned: this member does not have the partition, or has lost it to another one.
+            FencedError: the group has removed this member.
+            InvalidRequestError: the consumer has no group, or the argument holds no offsets.
+            OffsetMetadataTooLarge: the metadata of an offset is too long.
+            RaftlogError: the last refusal, after `default.api.timeout.ms` of retries.
+        """
+        group = self._of_group("commit")
+        group.commit(offsets)
+
+    def commit_async(self, offsets: CommitArgument = None, callback: CommitCallback | None = None) -> None:
+        """Commit in the background. Commits take effect in the order of the calls, also when some are retried.
+
+        `callback(offsets, error)` runs on the client's event loop: it must be quick and must not block. Without one, a
+        failure is logged.
+
+        Raises:
+            PartitionNotOwned: this member does not have the partition of an offset.
+            InvalidRequestError: as `commit`. All other errors go to the callback.
+        """
+        self._of_group("commit_async").commit_async(offsets, callback)
+
+    def committed(
+        self, *partitions: TopicPartition | Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Return the group's committed offsets of these partitions, by default of the assigned ones; None: no offset.
+
+        Raises:
+            RaftlogError: the coordinator refused, or did not answer within `default.api.timeout.ms`.
+        """
+        group = self._of_group("committed")
+        wanted = as_partitions("committed", partitions) or sorted(group.engine.positions.states)
+        return group._thread.run(group.engine.committed(wanted))
+
+    def group_metadata(self) -> GroupMetadata:
+        """Return the group id, member id and member epoch of this consumer, for `send_offsets_to_transaction`."""
+        return self._of_group("group_metadata").engine.group_metadata()
+
+    def group_note(self) -> str:
+        """Return why the member has no partitions, or which topics it waits for; empty if all is well."""
+        return self._of_group("group_note").engine.membership.note
 
     # Positions
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on at `offset`; what was fetched before is dropped.
+        """Continue at `offset`; records fetched before are dropped.
 
         Raises:
-            InvalidRequestError: not assigned, or a negative offset.
+            InvalidRequestError: the partition is not assigned, or the offset is negative.
         """
         wanted = as_partition(partition)
         check_offset(offset)
@@ -359,6 +1097,80 @@ class Consumer(GroupCalls):
         """Go past the last offset of these partitions, of all assigned ones by default."""
         self._seek_to(self.end_offsets(self._or_all("seek_to_end", partitions)))
 
+    def seek_to_committed(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Go back to the group's committed offsets in these partitions, in all assigned ones by default.
+
+        The records since the last commit are returned again. A partition without a committed offset goes where
+        `auto_offset_reset` says.
+
+        >>> with Consumer(cluster.bootstrap, group_id="again", auto_offset_reset="earliest") as consumer:
+        ...     consumer.subscribe("orders")
+        ...     first = consumer.poll(timeout=10)
+        ...     consumer.seek_to_committed()  # nothing is committed yet
+        ...     first == consumer.poll(timeout=10)
+        True
+
+        Raises:
+            OffsetOutOfRange: a partition has no committed offset, and `auto_offset_reset` is "none".
+            RaftlogError: as `committed`.
+        """
+        found = self.committed(self._or_all("seek_to_committed", partitions))
+        without = [part for part, offset in found.items() if offset is None]
+        policy = self._options.auto_offset_reset
+        if without and policy == "none":
+            raise OffsetOutOfRange(
+                f"{', '.join(map(str, without))}: nothing is committed there, and auto.offset.reset is none; seek to "
+                "continue"
+            )
+        if without:
+            self._seek_to(self._ends(without, EARLIEST if policy == "earliest" else LATEST))
+        self._seek_to({part: offset.offset for part, offset in found.items() if offset is not None})
+
+    def read_to_end(self, timeout: float | None = None, progress: Callable[[int, int], object] | None = None) -> Any:
+        """Return the records from the positions up to the ends that the assigned partitions have now, as a table.
+
+        The ends are looked up once, so the call ends although records keep coming; afterwards the positions are there.
+        Columns are those of `poll_arrow`. Paused partitions are left out. All records are in memory: if they do not
+        fit, call `poll_arrow` until `position` reaches `end_offsets`. `progress(passed, total)` learns how many offsets
+        have been passed, of how many, at the beginning and after each step. `raftlog.read_table` reads whole topics.
+
+        >>> with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        ...     consumer.assign([TopicPartition("orders", 0)])
+        ...     consumer.read_to_end(timeout=30)["value"].to_pylist()
+        [b'one apple']
+
+        Raises:
+            RequestTimedOut: not complete within `timeout` seconds, or nothing came for `default.api.timeout.ms`; names
+                the partitions. The positions are where they were.
+            InvalidRequestError: the consumer is a member of a group, whose partitions may change meanwhile.
+            RaftlogError: as `poll`; the positions are where they were.
+        """
+        engine = self._engine
+        engine.check_open()
+        if self._group is not None and self._group.engine.subscribed:
+            raise InvalidRequestError("read_to_end needs partitions that stay: use assign, not subscribe with a group")
+        self._unread.put_back(engine)
+        paused = self.paused()
+        parts = [part for part in self.assignment() if part not in paused]
+        ends = self.end_offsets(parts)
+        back = {part: self.position(part) for part in parts}
+        reading = ToEnds(engine, ends, back, timeout)
+        try:
+            while True:
+                if progress is not None:
+                    progress(*reading.passed())
+                if not reading.left:
+                    break
+                wait_s = reading.wait_s()
+                if wait_s <= 0:
+                    raise reading.too_late(self._thread.run(engine.out_of_reach()))
+                reading.add(self._rows(wait_s, ALL_ROWS, self._come_back()))
+        except BaseException:
+            self._seek_to(back)
+            raise
+        self._seek_to(reading.passed_too_far)
+        return table_of(reading.rows, engine)
+
     def _or_all(self, call: str, partitions: Iterable[object]) -> list[TopicPartition]:
         return as_partitions(call, partitions) or sorted(self._engine.positions.states)
 
@@ -367,20 +1179,21 @@ class Consumer(GroupCalls):
             self.seek(topic_partition, offset)
 
     def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record that poll or iteration will give.
+        """Return the offset of the next record that poll or iteration will return.
 
         Raises:
-            InvalidRequestError: not assigned.
-            OffsetOutOfRange: there is none, and `auto_offset_reset` is "none".
+            InvalidRequestError: the partition is not assigned.
+            OffsetOutOfRange: there is no position, and `auto_offset_reset` is "none".
         """
+        engine = self._engine
         topic_partition = as_partition(partition)
         unread = self._unread.first_offsets().get(topic_partition)
         if unread is not None:
             return unread
-        found = self._engine.position_now(topic_partition)
+        found = engine.position_now(topic_partition)
         if found is None:
-            self._thread.run(self._engine.placed())
-            found = self._engine.position_now(topic_partition)
+            self._thread.run(engine.placed())
+            found = engine.position_now(topic_partition)
         if found is None:
             raise InvalidRequestError(f"{topic_partition} has no position yet: its start could not be looked up")
         return found
@@ -388,7 +1201,7 @@ class Consumer(GroupCalls):
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return for each partition the first offset whose timestamp (Unix ms) is at least the one asked for.
+        """Return, for each partition, the first record whose timestamp (ms since 1970) is at least the given one.
 
         None where there is no such record. The partitions need not be assigned.
 
@@ -398,7 +1211,8 @@ class Consumer(GroupCalls):
         0
 
         Raises:
-            UnknownTopicOrPartition, BrokerUnavailable: within `default.api.timeout.ms`.
+            UnknownTopicOrPartition: there is no such topic or partition.
+            BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
         """
         check_times(timestamps_ms)
         return self._find(timestamps_ms)
@@ -428,9 +1242,9 @@ class Consumer(GroupCalls):
         return {part: found[part] for part in wanted}
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return what this consumer counts, under the names of Kafka's client metrics, by group.
+        """Return the consumer's metrics, under the names of Kafka's client metrics, by group.
 
-        As `Producer.metrics`; `records-lag` of a partition is what it had when its last records came.
+        As `Producer.metrics`. `records-lag` of a partition is its lag when its last records came.
 
         >>> with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         ...     consumer.subscribe("orders")
@@ -438,6 +1252,8 @@ class Consumer(GroupCalls):
         ...     consumer.metrics()["consumer-fetch-manager-metrics"]["records-consumed-total"]
         1.0
         """
+        # aio: if self._made is None:
+        # aio:     return {}
         return self._engine.metrics()
 
     # End
@@ -445,24 +1261,71 @@ class Consumer(GroupCalls):
     def close(self) -> None:
         """Stop reading. Closing twice is allowed.
 
-        A member of a group leaves it; a static one keeps its partitions until the session timeout. If it commits by
-        itself, what the last poll returned counts as done, unless an exception is under way, or another thread polled.
+        A group member leaves the group; a static member keeps its partitions until the session timeout. With automatic
+        commits the records of the last poll count as finished, unless an exception is being handled or another thread
+        polled.
         """
         self._close(clean=sys.exc_info()[0] is None)
 
     def _close(self, *, clean: bool) -> None:
-        if self._engine.closed is None:
-            try:
-                if self._group is not None:
-                    self._group.end(clean=clean)
-            finally:
-                if self._engine.closed is None:  # out of a listener it was closed already
-                    self._thread.run(self._engine.close())
+        # aio: self._closed = True
+        engine = self._made
+        if engine is None or engine.closed is not None:
+            return
+        try:
+            if self._group is not None:
+                self._group.end(clean=clean)
+        finally:
+            if engine.closed is None:  # unless a listener has closed it
+                self._thread.run(engine.close())
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> Consumer[K, V]:
+        # aio: assert self._engine is not None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close(clean=kind is None)
+
+
+def read_table(
+    bootstrap: Bootstrap,
+    topics: str | Iterable[str],
+    *,
+    since_ms: int | None = None,
+    isolation_level: IsolationLevel | None = None,
+    timeout: float | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    config: Mapping[str, object] | None = None,
+    **options: Unpack[ConsumerKeywords],
+) -> Any:
+    """Return all records that these topics have now as one `pyarrow.Table`, with the columns of `poll_arrow`.
+
+    Each partition is read from its first offset, or from the first record with a timestamp of at least `since_ms`, to
+    the end that it has when the call begins. `progress` and `timeout` are those of `Consumer.read_to_end`, options
+    those of `Consumer`.
+
+    >>> import raftlog
+    >>> raftlog.read_table(cluster.bootstrap, "orders").select(["offset", "key"]).to_pylist()
+    [{'offset': 0, 'key': b'a17'}]
+
+    Raises:
+        UnknownTopicOrPartition: there is no such topic.
+        RequestTimedOut: as `Consumer.read_to_end`.
+    """
+    names, _ = as_names(topics, None)
+    with Consumer(bootstrap, None, "earliest", isolation_level, config=config, **options) as consumer:
+        parts: list[TopicPartition] = []
+        for name in names or ():
+            parts += consumer.partitions_for(name)
+        consumer.assign(parts)
+        consumer.seek_to_beginning()
+        if since_ms is not None:
+            found = consumer.offsets_for_times(dict.fromkeys(parts, since_ms))
+            for part, first in found.items():
+                if first is None:
+                    consumer.seek_to_end(part)
+                else:
+                    consumer.seek(part, first.offset)
+        return consumer.read_to_end(timeout, progress)

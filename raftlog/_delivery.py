@@ -1,24 +1,80 @@
-"""What `send` returns: a claim on the answer. One small object for each record; the batch behind it does the rest."""
+"""What `send` returns: a delivery, one small object per record; the batch behind it does the rest.
+
+Also `Alarm`, which a thread can wait for while a signal such as Ctrl-C may come at any moment, and `Deadline`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from raftlog._alarm import Alarm
 from raftlog.types import RecordMetadata
 
 if TYPE_CHECKING:
-    from raftlog._client.producer_buffer import ProducerBuffer
-    from raftlog._core.batch import Batch
+    from raftlog._core.accumulator import Batch, PartitionQueue
     from raftlog.errors import RaftlogError
 
 
+_LOOK_S: Final = 1.0
+"""How long a wait blocks before the thread runs Python again, which handles signals."""
+
+
+class Alarm:
+    """A `threading.Event` that is safe with signals.
+
+    A signal at the moment when a wait of an Event begins does not end the wait: the interpreter handles signals before
+    and after it, so a thread that waits for an unset Event ignores Ctrl-C. A signal within the Event's own code leaves
+    its lock held, and blocks every thread that sets it, even the signal's handler. Here a wait returns to Python once a
+    second, and no lock is held.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: deque[threading.Lock] = deque()
+        """The lock of each waiter, released to wake it."""
+
+    def set(self) -> None:
+        """Wake all waiters; later waits return at once."""
+        self._is_set = True
+        while self._waiters:
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                self._waiters.popleft().release()
+
+    def clear(self) -> None:
+        """Reset the alarm, so that waits block again."""
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Whether the alarm is set."""
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, `timeout` seconds at most (None: for ever); return whether it is set."""
+        until = None if timeout is None else time.monotonic() + timeout
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        try:
+            woken = self._is_set
+            while not woken:
+                left_s = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
+                if left_s <= 0:
+                    return self._is_set
+                woken = waiter.acquire(timeout=left_s)
+            return True
+        finally:
+            with contextlib.suppress(ValueError):  # it was woken
+                self._waiters.remove(waiter)
+
+
 class RecordRange(NamedTuple):
-    """Where consecutive records of a `send_batch` were put. `base_offset` is -1 where it is not known, as
-    `RecordMetadata.offset` is."""
+    """The place of consecutive records of a `send_batch`. `base_offset` is -1 if it is not known, as
+    `RecordMetadata.offset`."""
 
     topic: str
     partition: int
@@ -26,9 +82,25 @@ class RecordRange(NamedTuple):
     record_count: int
 
 
+class Engine(Protocol):
+    """What a delivery needs of the engine that sends its batch (`ProducerEngine`)."""
+
+    lock: threading.Lock
+    loop: asyncio.AbstractEventLoop
+
+    def on_loop(self) -> bool:
+        """Whether the caller runs in the event loop's thread."""
+
+    def close_batches(self, batches: Iterable[Batch]) -> None:
+        """Send these open batches without more lingering."""
+
+    def trouble_of(self, queue: PartitionQueue) -> RaftlogError | None:
+        """Return why batches do not get through to a partition, if known."""
+
+
 def when_done(batch: Batch, callback: Callable[[], None]) -> bool:
-    """Have `callback` called once the batch is done; False when it is already."""
-    engine: ProducerBuffer = batch.owner
+    """Call `callback` once the batch is done; return False, without a call, if it already is."""
+    engine: Engine = batch.owner
     with engine.lock:
         if batch.done:
             return False
@@ -42,15 +114,15 @@ def wait_sync(batch: Batch, timeout: float | None) -> None:
     """Wait in a thread until the batch is done.
 
     Raises:
-        TimeoutError: after `timeout` seconds; the delivery goes on.
+        TimeoutError: after `timeout` seconds; the delivery continues.
     """
     if batch.done:
         return
-    engine: ProducerBuffer = batch.owner
+    engine: Engine = batch.owner
     if engine.on_loop():
         from raftlog.errors import InvalidRequestError
 
-        raise InvalidRequestError("waiting for a delivery inside a delivery callback would be for ever")
+        raise InvalidRequestError("waiting for a delivery inside a delivery callback would never end")
     done = Alarm()
     if when_done(batch, done.set):
         engine.close_batches((batch,))
@@ -59,11 +131,22 @@ def wait_sync(batch: Batch, timeout: float | None) -> None:
             raise TimeoutError(f"no acknowledgement for {batch.queue} {within}; the delivery goes on")
 
 
+def wait_all(batches: Iterable[Batch], timeout: float | None) -> None:
+    """Wait in a thread until all batches are done.
+
+    Raises:
+        TimeoutError: after `timeout` seconds; the deliveries go on.
+    """
+    deadline = Deadline(timeout)
+    for batch in batches:
+        wait_sync(batch, deadline.left())
+
+
 async def wait_async(batch: Batch) -> None:
     """Wait on the event loop until the batch is done."""
     if batch.done:
         return
-    engine: ProducerBuffer = batch.owner
+    engine: Engine = batch.owner
     future = engine.loop.create_future()
 
     def finish() -> None:
@@ -76,7 +159,7 @@ async def wait_async(batch: Batch) -> None:
 
 
 def raised(error: RaftlogError) -> RaftlogError:
-    """Return an error of the same kind to raise: one that many share would collect all their tracebacks."""
+    """Return a copy of an error to raise: an error that many callers raise would collect all their tracebacks."""
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__)
     copy.args = error.args
@@ -84,7 +167,7 @@ def raised(error: RaftlogError) -> RaftlogError:
 
 
 class BaseDelivery:
-    """The answer to one `send`, as far as it is there."""
+    """The outcome of one `send`, once it is known."""
 
     __slots__ = ("_batch", "_index")
 
@@ -97,8 +180,8 @@ class BaseDelivery:
         return self._batch.done
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(delivery)` once it is done: on the client's event loop thread, so it should be quick and
-        must not block; at once when it is done already. What it raises is logged."""
+        """Call `callback(delivery)` once it is done, on the client's event loop thread: it must be quick and must
+        not block. If it is already done, call it at once. Exceptions of the callback are logged."""
         if not when_done(self._batch, lambda: callback(self)):
             callback(self)
 
@@ -111,32 +194,32 @@ class BaseDelivery:
     def __repr__(self) -> str:
         batch, _ = self._batch.leaf(self._index)
         state = "pending" if not batch.done else "acknowledged" if batch.error is None else f"failed: {batch.error}"
-        return f"<{type(self).__name__} {batch.queue} {state}>"
+        return f"<{type(self).__name__.removeprefix('Async')} {batch.queue} {state}>"
 
 
 class Delivery(BaseDelivery):
-    """The answer to one `send` of the synchronous producer."""
+    """The outcome of one `send` of the synchronous producer."""
 
     __slots__ = ()
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait for the acknowledgement, `timeout` seconds at most, and return where the record is.
+        """Wait for the acknowledgement, `timeout` seconds at most, and return the place of the record.
 
         Raises:
-            TimeoutError: not yet; the delivery goes on.
-            RaftlogError: it failed for good; the class says why.
+            TimeoutError: no acknowledgement yet; the delivery continues.
+            RaftlogError: the delivery has failed for good; the class says why.
         """
         wait_sync(self._batch, timeout)
         return self._outcome()
 
     def exception(self, timeout: float | None = None) -> RaftlogError | None:
-        """Wait like `result`, and return the error instead of raising it, None when there is none."""
+        """As `result`, but return the error, or None, instead of raising it."""
         wait_sync(self._batch, timeout)
         return self._batch.leaf(self._index)[0].error
 
 
 class AsyncDelivery(BaseDelivery):
-    """The answer to one `send` of the asynchronous producer: await it for the `RecordMetadata`."""
+    """The outcome of one `send` of the asynchronous producer: await it for the `RecordMetadata`."""
 
     __slots__ = ()
 
@@ -144,23 +227,23 @@ class AsyncDelivery(BaseDelivery):
         return self.result().__await__()
 
     async def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait for the acknowledgement, `timeout` seconds at most, and return where the record is.
+        """Wait for the acknowledgement, `timeout` seconds at most, and return the place of the record.
 
         Raises:
-            TimeoutError: not yet; the delivery goes on.
-            RaftlogError: it failed for good; the class says why.
+            TimeoutError: no acknowledgement yet; the delivery continues.
+            RaftlogError: the delivery has failed for good; the class says why.
         """
         async with asyncio.timeout(timeout):
             await wait_async(self._batch)
         return self._outcome()
 
     def exception(self) -> RaftlogError | None:
-        """Return the error of a delivery that has failed, None when it has not (yet)."""
+        """Return the error of a failed delivery, or None if it has not failed yet."""
         return self._batch.leaf(self._index)[0].error
 
 
 class BaseBatchDelivery:
-    """The answer to one `send_batch`, as far as it is there."""
+    """The outcome of one `send_batch`, once it is known."""
 
     __slots__ = ("_batches",)
 
@@ -170,6 +253,13 @@ class BaseBatchDelivery:
     def done(self) -> bool:
         """Whether every record is acknowledged or has failed for good."""
         return all(batch.done for batch in self._batches)
+
+    def __repr__(self) -> str:
+        leaves = list(self._leaves())
+        error = self._error()
+        done = sum(batch.done for batch in leaves)
+        state = f"failed: {error}" if error is not None else f"{done} of {len(leaves)} batches acknowledged"
+        return f"<{type(self).__name__.removeprefix('Async')} {state}>"
 
     def _leaves(self) -> Iterator[Batch]:
         for batch in self._batches:
@@ -189,43 +279,39 @@ class BaseBatchDelivery:
 
 
 def awaited(delivery: BaseBatchDelivery) -> str:
-    """Name the partitions that have not acknowledged yet, and what their leaders, or whoever looked for them, said."""
+    """Name the partitions that have not acknowledged yet, with the reasons."""
     reasons: dict[str, str] = {}
     for batch in delivery._leaves():
         if not batch.done:
-            engine: ProducerBuffer = batch.owner
+            engine: Engine = batch.owner
             reason = engine.trouble_of(batch.queue)
             reasons[str(batch.queue)] = str(reason or "no answer yet")
     return "; ".join(why if why.startswith(name) else f"{name}: {why}" for name, why in sorted(reasons.items()))
 
 
 class BatchDelivery(BaseBatchDelivery):
-    """The answer to one `send_batch` of the synchronous producer."""
+    """The outcome of one `send_batch` of the synchronous producer."""
 
     __slots__ = ()
 
     def result(self, timeout: float | None = None) -> list[RecordRange]:
-        """Wait for all acknowledgements, `timeout` seconds at most; return the ranges in the order they were cut.
+        """Wait for all acknowledgements, `timeout` seconds at most; return the ranges in order.
 
         Raises:
-            TimeoutError: not yet; the delivery goes on.
-            RaftlogError: the first part that failed for good; other parts may be in the log.
+            TimeoutError: no acknowledgement yet; the delivery continues.
+            RaftlogError: the error of the first failed part; other parts may be in the log.
         """
-        deadline = Deadline(timeout)
-        for batch in self._batches:
-            wait_sync(batch, deadline.left())
+        wait_all(self._batches, timeout)
         return self._outcome()
 
     def exception(self, timeout: float | None = None) -> RaftlogError | None:
-        """Wait like `result`, and return the first error instead of raising it, None when there is none."""
-        deadline = Deadline(timeout)
-        for batch in self._batches:
-            wait_sync(batch, deadline.left())
+        """As `result`, but return the first error, or None, instead of raising it."""
+        wait_all(self._batches, timeout)
         return self._error()
 
 
 class AsyncBatchDelivery(BaseBatchDelivery):
-    """The answer to one `send_batch` of the asynchronous producer: await it for the ranges."""
+    """The outcome of one `send_batch` of the asynchronous producer: await it for the ranges."""
 
     __slots__ = ()
 
@@ -233,11 +319,11 @@ class AsyncBatchDelivery(BaseBatchDelivery):
         return self.result().__await__()
 
     async def result(self, timeout: float | None = None) -> list[RecordRange]:
-        """Wait for all acknowledgements, `timeout` seconds at most; return the ranges in the order they were cut.
+        """Wait for all acknowledgements, `timeout` seconds at most; return the ranges in order.
 
         Raises:
-            TimeoutError: not yet; the delivery goes on.
-            RaftlogError: the first part that failed for good; other parts may be in the log.
+            TimeoutError: no acknowledgement yet; the delivery continues.
+            RaftlogError: the error of the first failed part; other parts may be in the log.
         """
         async with asyncio.timeout(timeout):
             for batch in self._batches:
@@ -245,16 +331,16 @@ class AsyncBatchDelivery(BaseBatchDelivery):
         return self._outcome()
 
     def exception(self) -> RaftlogError | None:
-        """Return the first error so far, None when there is none."""
+        """Return the first error so far, or None."""
         return self._error()
 
 
 class Deadline:
-    """What is left of a timeout in seconds."""
+    """A timeout in seconds, from now on."""
 
     def __init__(self, timeout: float | None) -> None:
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float | None:
-        """Seconds left, None for ever."""
+        """Return the seconds left; None: no limit."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())

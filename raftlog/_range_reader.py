@@ -1,4 +1,4 @@
-"""Reads given ranges of offsets, for engines that plan what is read beforehand (the Spark source).
+"""Reads given ranges of offsets, for engines that plan their reads (the Spark source).
 
 Not part of the public names: `Consumer` is what applications use.
 """
@@ -9,38 +9,49 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from raftlog._consumer import Consumer
 from raftlog._core.cluster import TopicView
-from raftlog._core.fetched import Rows
+from raftlog._core.positions import Rows
 from raftlog.errors import RequestTimedOut, RetriableError, UnknownTopicId, UnknownTopicOrPartition
 from raftlog.types import OffsetAndTimestamp, TopicPartition
 
 _LOOK_S: Final = 1.0
-"""How often a reader that waits for records looks whether it has waited too long."""
+"""How often a waiting reader checks for how long it has waited."""
 
 
-class RangeReader(Consumer):
-    """A consumer that is told what to read one range after the other, each to its end.
+class RangeReader:
+    """Reads one range of offsets after the other with a consumer, each to its end.
 
-    The end of a range is reached by position, not by a number of records: control records, aborted transactions and
-    compaction leave gaps. Make it with `auto_offset_reset="none"`: whatever is not there any more is an error.
+    The end of a range is a position, not a number of records: control records, aborted transactions and compaction
+    leave gaps. Make it with `auto_offset_reset="none"`, so that missing records are an error.
     """
+
+    def __init__(self, bootstrap: str | Sequence[str], **options: Any) -> None:
+        self.consumer = Consumer(bootstrap, **options)
+        self._engine = self.consumer._engine
+        self._thread = self.consumer._thread
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self.consumer.close()
+
+    def beginning_offset(self, topic_partition: TopicPartition) -> int:
+        """Return the partition's first offset. Raises as `Consumer.beginning_offsets`."""
+        return self.consumer.beginning_offsets([topic_partition])[topic_partition]
 
     def topics(
         self, names: Iterable[str] | None = None, pattern: re.Pattern[str] | None = None, *, fresh: bool = False
     ) -> dict[str, TopicView]:
-        """Return the topics of these names, or all that are not internal and whose whole name matches.
+        """Return the topics with these names, or all topics that are not internal and match the pattern as a whole.
 
-        What is not there is left out. What is known is given out as it is known, unless it is to be `fresh`; it is
-        asked for again every `metadata.max.age.ms`.
+        Missing topics are left out. The answer comes from the client's metadata, which is refreshed every
+        `metadata.max.age.ms`, or now if `fresh`.
 
         Raises:
-            BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
+            BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
         """
         self._engine.check_open()
         timeout_ms = self._engine.options.default_api_timeout_ms
@@ -54,7 +65,7 @@ class RangeReader(Consumer):
         for name in names:
             with contextlib.suppress(UnknownTopicOrPartition):
                 found[name] = await engine.metadata.topic(name, timeout_ms, fresh=fresh)
-            fresh = False  # one answer has them all that were asked for before
+            fresh = False  # one response covers all topics asked for so far
         return found
 
     async def _matching(self, pattern: re.Pattern[str], fresh: bool, timeout_ms: float) -> dict[str, TopicView]:
@@ -78,50 +89,51 @@ class RangeReader(Consumer):
         return {name: view for name, view in views if not view.internal and pattern.fullmatch(name)}
 
     def find(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first offset at or after each time (ms), or at `LATEST` and `EARLIEST` of the client's offsets.
+        """Return the first offset at or after each time (ms since 1970; or `EARLIEST`, `LATEST`).
 
         Raises:
-            UnknownTopicOrPartition, BrokerUnavailable: within `default.api.timeout.ms`.
+            UnknownTopicOrPartition: there is no such topic or partition.
+            BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
         """
-        return self._find(timestamps_ms)
+        return self.consumer._find(timestamps_ms)
 
     def topic_id(self, topic: str) -> bytes | None:
-        """Return the id that a topic is known by now; what was found under another one is of another topic."""
+        """Return the topic's present id; a topic that was deleted and created again has another one."""
         view = self._engine.metadata.view.topics.get(topic)
         return None if view is None else view.topic_id
 
     def read(
         self, topic_partition: TopicPartition, topic_id: bytes | None, start: int, end: int, patience_s: float
     ) -> Iterator[Rows]:
-        """Yield the rows at the offsets from `start` up to and without `end`; nothing of the partition stays behind.
+        """Yield the rows at the offsets from `start` (inclusive) to `end` (exclusive), then unassign the partition.
 
-        `topic_id` None takes the topic that has the name, whichever it is.
+        With `topic_id` None, any topic of that name is read.
 
         Raises:
-            UnknownTopicOrPartition, UnknownTopicId: the topic is gone, or another one has its name.
-            OffsetOutOfRange: records of the range are not there any more, or not yet.
-            RequestTimedOut, BrokerUnavailable: nothing has come for `patience_s`.
-            RaftlogError: whatever else a poll raises.
+            UnknownTopicOrPartition, UnknownTopicId: the topic is gone, or another topic has its name.
+            OffsetOutOfRange: the log no longer has, or does not have yet, records of the range.
+            RequestTimedOut, BrokerUnavailable: no records came for `patience_s` seconds.
+            RaftlogError: as `Consumer.poll`.
         """
         if start >= end:
             return
         began_s = time.monotonic()
         self._check_topic(topic_partition, topic_id, began_s + patience_s)
-        self.assign([topic_partition])
+        self.consumer.assign([topic_partition])
         try:
-            self.seek(topic_partition, start)
+            self.consumer.seek(topic_partition, start)
             yield from self._read(topic_partition, start, end, patience_s, began_s)
         finally:
-            self.assign(())
+            self.consumer.assign(())
 
     def _check_topic(self, topic_partition: TopicPartition, topic_id: bytes | None, deadline_s: float) -> None:
         topic = topic_partition.topic
         if not self._topic_until(topic, deadline_s):
             raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
         if topic_id is not None and self.topic_id(topic) != topic_id:
-            self._topic_until(topic, deadline_s, fresh=True)  # what is known may be older than the range
+            self._topic_until(topic, deadline_s, fresh=True)  # the metadata may be older than the range
             if self.topic_id(topic) != topic_id:
-                raise UnknownTopicId(f"{topic_partition}: the topic was deleted and made again")
+                raise UnknownTopicId(f"{topic_partition}: the topic was deleted and created again")
 
     def _topic_until(self, topic: str, deadline_s: float, *, fresh: bool = False) -> dict[str, TopicView]:
         self._engine.check_open()
@@ -132,12 +144,12 @@ class RangeReader(Consumer):
     def _read(
         self, topic_partition: TopicPartition, start: int, end: int, patience_s: float, heard_s: float
     ) -> Iterator[Rows]:
-        engine, data = self._engine, self._data
+        engine, data = self._engine, self.consumer._data
         position = start
         while position < end:
             data.clear()
             for rows in engine.take(end - position, {}):
-                wanted = _up_to(rows, end)
+                wanted = rows.below(end)
                 if len(wanted):
                     yield wanted
             reached = engine.position_now(topic_partition)
@@ -151,14 +163,5 @@ class RangeReader(Consumer):
 
     def _why_nothing(self, topic_partition: TopicPartition, position: int, end: int, patience_s: float) -> str:
         reason = self._thread.run(self._engine.out_of_reach()).get(topic_partition)
-        text = f"{topic_partition}: nothing has come for {patience_s:g} s at offset {position}, {end} is to be reached"
+        text = f"{topic_partition}: no records came for {patience_s:g} s at offset {position}; the range ends at {end}"
         return f"{text}; {reason}" if reason else text
-
-
-def _up_to(rows: Rows, end: int) -> Rows:
-    """Return the rows below the offset `end`."""
-    if rows.header.next_offset <= end:
-        return rows
-    if rows.offsets is not None:
-        return rows.head(int(np.searchsorted(rows.offsets, end)))
-    return rows.head(min(len(rows), max(0, end - rows.first_offset)))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
-from raftlog._client.background import LoopThread, abandon_after_fork, loop_thread
-from raftlog._client.stage import Sink, StageWork
+from raftlog._client.background import Client, LoopThread
+from raftlog._client.keywords import StageKeywords
+from raftlog._client.options import Bootstrap, shown_as, taken_apart
 from raftlog._client.stage_options import StageOptions
-from raftlog._client.stages import StageHub
+from raftlog._client.stages import Sink, StageHub, StageWork
 from raftlog._client.tracing_choice import producer_tracing
+from raftlog._core.accumulator import Partitioner
 from raftlog._core.arguments import HeadersLike
-from raftlog._core.bootstrap import parse_bootstrap
 from raftlog._core.staging import CommittedBatch, StageToken, check_batch_id, check_sink_id
-from raftlog._core.topic_queues import Partitioner
 from raftlog._delivery import BatchDelivery, Deadline, Delivery
 from raftlog._producer import Producer
 from raftlog.errors import ClosedError, InvalidRequestError, RaftlogError
@@ -24,43 +25,42 @@ _ABORT_TIMEOUT_S: Final = 10.0
 """Dropping a stage at once is a courtesy to readers."""
 
 
-class Staging:
-    """What the staged writers of one process share: connections, and options. Thread-safe."""
+class Staging(Client[StageHub]):
+    """The connections and options that the staged writers of one process share. Thread-safe."""
 
     def __init__(
         self,
-        bootstrap: str | Sequence[str],
+        bootstrap: Bootstrap = None,
         *,
         partitioner: Partitioner | None = None,
         config: Mapping[str, object] | None = None,
-        **options: object,
+        **options: Unpack[StageKeywords],
     ) -> None:
-        addresses = parse_bootstrap(bootstrap)
-        resolved = StageOptions.make(config, options)
-        self._thread = loop_thread()
-
-        async def make() -> StageHub:
-            return StageHub(addresses, resolved, partitioner, self._thread.loop)
-
-        self._engine = self._thread.run(make())
-        self.default_timeout_s = resolved.delivery_timeout_s
+        given = taken_apart(bootstrap, config, options)
+        self._addresses = given.addresses
+        self._options = StageOptions.make(given.config, given.keywords)
+        self._partitioner = partitioner
+        self.default_timeout_s = self._options.delivery_timeout_s
         self._abandoned = False
-        abandon_after_fork(self)
+        self._start()
+
+    def _make(self, loop: asyncio.AbstractEventLoop) -> StageHub:
+        return StageHub(self._addresses, self._options, self._partitioner, loop)
 
     def _abandon(self) -> None:
         self._abandoned = True
 
     @property
     def hub(self) -> StageHub:
-        """Return the side that lives on the event loop; raises as `check`."""
+        """Return the engine on the event loop. Raises as `check`."""
         self.check()
         return self._engine
 
     def check(self) -> None:
-        """Refuse in a child that was forked.
+        """Check that this is the process that made the connections.
 
         Raises:
-            ClosedError: it is one.
+            ClosedError: the process was forked from that one.
         """
         if self._abandoned:
             raise ClosedError("this staged writer was made in another process; make one in each process")
@@ -75,9 +75,9 @@ class Staging:
         return Deadline(self.default_timeout_s if timeout is None else timeout)
 
     def writer(self, sink_id: str, target: str, expire_after_ms: int = 0) -> StagedWriter:
-        """Return a writer for a sink that shares these connections; closing it closes nothing.
+        """Return a writer for a sink that shares these connections; closing the writer leaves them open.
 
-        `expire_after_ms`: how long the sink is remembered after a batch, if that is less than for others.
+        `expire_after_ms` is the time for which the sink is remembered after a batch, if shorter than the default.
         """
         return StagedWriter._over(self, Sink(check_sink_id(sink_id), target, expire_after_ms))
 
@@ -85,25 +85,24 @@ class Staging:
         """Return the id of the cluster.
 
         Raises:
-            BrokerUnavailable: nobody answers in time.
+            BrokerUnavailable: no broker answered in time.
         """
         return self._thread.run(self.hub.cluster_id(self.deadline(timeout)))
 
     def close(self) -> None:
-        """Give every connection back; what is not finished is left to the stages' timeouts. Twice is allowed."""
+        """Close all connections; unfinished stages end with their timeouts. Closing twice is allowed."""
         if not self._abandoned and not self._engine.closed:
             self._thread.run(self._engine.close())
 
 
 class StagedWriter:
-    """Writes batches that have a number of their own, each exactly once, from as many processes as you like.
+    """Writes numbered batches, each exactly once, from any number of processes.
 
-    A process that writes a part of a batch *stages* it and gets a token; one that has all tokens of the batch
-    *commits* them. Consumers (`isolation_level="read_committed"`, the default) see nothing of a batch before, and all
-    of it after. The cluster remembers the number of the sink's last batch in the same log entry that makes the
-    decision: whoever commits that number again, or a lower one, is told `already_committed`, and what was staged for
-    it again is dropped. So a batch may be written again, in other parts and another order, whenever it is not certain
-    that it was committed.
+    A process that writes a part of a batch *stages* it and gets a token. A process that has all tokens of the batch
+    *commits* them. Consumers (`isolation_level="read_committed"`, the default) see nothing of a batch before the commit
+    and all of it afterwards. The log entry of the decision also holds the number of the sink's last batch: a commit of
+    that number or a lower one returns `already_committed`, and the stages of such a batch are dropped. So a batch may
+    be written again, in other parts and another order, whenever its commit is not certain.
 
     >>> from raftlog import StagedWriter
     >>> with StagedWriter(cluster.bootstrap, "nightly-export", target="letters") as writer:
@@ -118,12 +117,12 @@ class StagedWriter:
 
     Args:
         bootstrap: one or more brokers, "host:port,host:port" or a list.
-        sink_id: who writes, 1 to 255 characters; the same for all processes, and nobody else's. Its batches have
-            growing numbers, from 0 on, with or without gaps.
-        target: where the sink writes, in words of your own. The first batch fixes it; another target later is a
-            `SinkMismatch`, so that two writers never share a sink id by accident.
-        partitioner, config, options: as for `Producer`; acks=all is implied. `transaction_timeout_ms` (15 minutes):
-            a stage that no commit has named so long after its first record is dropped; servers allow at most their
+        sink_id: the name of the sink, 1 to 255 characters; the same in all its processes, and used by no other sink.
+            The sink's batches have growing numbers, from 0 on, with or without gaps.
+        target: a description of where the sink writes. The first batch fixes it; another target later is a
+            `SinkMismatch`, so that two sinks never share an id by accident.
+        partitioner, config, options: as for `Producer`; acks=all is implied. A stage that no commit names within
+            `transaction_timeout_ms` (15 minutes) of its first record is dropped; servers allow at most their
             `transaction.max.timeout.ms`. Calls without a timeout take `delivery_timeout_ms` at most.
 
     Raises:
@@ -133,13 +132,13 @@ class StagedWriter:
 
     def __init__(
         self,
-        bootstrap: str | Sequence[str],
+        bootstrap: Bootstrap,
         sink_id: str,
         target: str = "",
         *,
         partitioner: Partitioner | None = None,
         config: Mapping[str, object] | None = None,
-        **options: object,
+        **options: Unpack[StageKeywords],
     ) -> None:
         self._sink = Sink(check_sink_id(sink_id), target)
         self._staging = Staging(bootstrap, partitioner=partitioner, config=config, **options)
@@ -153,11 +152,11 @@ class StagedWriter:
 
     @property
     def sink_id(self) -> str:
-        """Who writes."""
+        """The name of the sink."""
         return self._sink.sink_id
 
     def last_batch(self, timeout: float | None = None) -> int:
-        """Return the highest batch that the sink has committed, -1 for none: batches up to it need not be written.
+        """Return the highest batch that the sink has committed, or -1. Batches up to it need not be written.
 
         Raises:
             SinkMismatch: the sink has another target.
@@ -167,12 +166,12 @@ class StagedWriter:
         return staging.thread.run(staging.hub.last_batch(self._sink, staging.deadline(timeout)))
 
     def stage(self, batch_id: int, attempt: str = "") -> Stage:
-        """Begin to stage a part of a batch. Nothing is asked of the cluster before the first record.
+        """Begin to stage a part of a batch. The cluster learns of it with the first record.
 
-        `attempt` is shown to whoever lists open stages: which task, on which machine.
+        `attempt` is shown in lists of open stages: for example the task and its machine.
 
         Raises:
-            InvalidRequestError: not the number of a batch.
+            InvalidRequestError: `batch_id` is not the number of a batch.
             ClosedError: the writer is closed.
         """
         staging = self._staging
@@ -185,16 +184,15 @@ class StagedWriter:
         return Stage(staging, staging.thread.run(begin()))
 
     def commit(self, batch_id: int, tokens: Iterable[StageToken], timeout: float | None = None) -> CommittedBatch:
-        """Make everything that these tokens stand for readable, at once and for good; drop all other stages up to this
-        batch. No tokens at all is a batch without records: its number counts as that of any other, and what was staged
-        for it is dropped.
+        """Make the stages of these tokens readable, together and for good; drop all other stages up to this batch.
 
-        The same tokens once more are the same commit: it answers as it did, or `already_committed` after a while.
+        A commit without tokens is a batch without records: its number counts, and its stages are dropped. A call with
+        the same tokens again is the same commit: it returns the same answer, or `already_committed` after some time.
 
-        When it returns the records are readable, or will be within moments while a server is being replaced.
+        When the call returns, the records are readable; after a failover they may take moments longer.
 
         Raises:
-            StageExpired: a stage is gone; nothing was committed, and the batch has to be written again.
+            StageExpired: a stage is gone; nothing was committed, so write the batch again.
             SinkMismatch: the sink has another target.
             RequestTimedOut: the outcome is not known: commit again, or write the batch again and commit that.
             InvalidRequestError: a token of another batch or sink.
@@ -203,7 +201,7 @@ class StagedWriter:
         return staging.thread.run(staging.hub.commit(self._sink, batch_id, tokens, staging.deadline(timeout)))
 
     def abort(self, tokens: Iterable[StageToken], timeout: float | None = None) -> None:
-        """Drop what these tokens stand for, unless it was committed. Not needed: a later commit does it, or time.
+        """Drop the stages of these tokens, unless they are committed. Optional: a later commit or a timeout does it.
 
         Raises:
             RequestTimedOut: no answer in time.
@@ -212,31 +210,31 @@ class StagedWriter:
         staging.thread.run(staging.hub.abort(self._sink, tokens, staging.deadline(timeout)))
 
     def abort_open(self, batch_id: int, attempt: str = "", timeout: float | None = None, *, fence: bool = False) -> int:
-        """Drop every stage of a batch that is still open, finished or not, of attempts that begin with these words.
+        """Drop the open stages of a batch, finished or not, whose `attempt` begins with this text; return how many.
 
-        For the tokens that never arrived: what a process left open that died keeps consumers from what was written
-        behind it, until its timeout. Returns how many there were.
+        For tokens that never arrived: the open stages of a dead process keep consumers from the records behind them
+        until their timeout.
 
-        With `fence` these attempts stay given up: a stage of the batch that one of them would begin later is refused
-        with `StageExpired`. For processes that cannot be waited for. The next try at the batch needs other words.
+        With `fence`, later stages of the batch by these attempts fail with `StageExpired`: for processes that may
+        still be alive. The next try at the batch needs another `attempt`.
 
         Raises:
             RequestTimedOut: no answer in time.
-            InvalidRequestError: a fence for all attempts; name the words that those begin with that are given up.
+            InvalidRequestError: a fence without `attempt`, which would refuse every attempt.
         """
         staging = self._staging
         check_batch_id(batch_id)
         if fence and not attempt:
-            raise InvalidRequestError("a fence needs the words that attempts begin with, or nobody could try again")
+            raise InvalidRequestError("a fence needs the prefix of its attempts, or no later attempt could begin")
         deadline = staging.deadline(timeout)
         return staging.thread.run(staging.hub.abort_open(self._sink, batch_id, attempt, deadline, fence=fence))
 
     def already_committed(self, batch_id: int) -> StageToken:
-        """Return the token of a part that was not written, since the batch had been committed before."""
+        """Return the token for a part that was not written because the batch is committed already."""
         return StageToken(self.sink_id, check_batch_id(batch_id), already_committed=True)
 
     def close(self) -> None:
-        """Give every connection back. Finished stages stay: their tokens can be committed. Twice is allowed."""
+        """Close all connections. Finished stages stay and can be committed. Closing twice is allowed."""
         if self._owns_staging:
             self._staging.close()
 
@@ -245,6 +243,11 @@ class StagedWriter:
             "a StagedWriter has connections, which do not travel to other processes; make one in each process, with "
             "the same sink id, and send the tokens of its stages"
         )
+
+    def __repr__(self) -> str:
+        staging = self._staging
+        state = "closed" if staging._engine.closed else "open"
+        return shown_as(f"StagedWriter {self.sink_id!r}", staging._addresses, staging._options.producer, state)
 
     def __enter__(self) -> StagedWriter:
         return self
@@ -256,9 +259,9 @@ class StagedWriter:
 
 
 class Stage:
-    """A part of a batch: records that nobody reads before a commit names the token of `finish`.
+    """A part of a batch: its records are not readable before a commit names the token that `finish` returns.
 
-    One thread at a time. As a context manager it is aborted when it is left without `finish`.
+    For one thread at a time. A `with` block that ends without `finish` aborts the stage.
     """
 
     def __init__(self, staging: Staging, work: StageWork) -> None:
@@ -269,7 +272,7 @@ class Stage:
 
     @property
     def batch_id(self) -> int:
-        """The batch that it is a part of."""
+        """The number of the batch."""
         return self._work.batch_id
 
     def send(
@@ -281,11 +284,11 @@ class Stage:
         headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
-        """Stage one record, as `Producer.send` sends one. The delivery need not be looked at: `finish` waits for all.
+        """Stage one record, as `Producer.send`. The delivery can be ignored: `finish` waits for all records.
 
         Raises:
-            BatchAlreadyCommitted: somebody has committed the batch meanwhile; `finish` gives a token that says so.
-            RaftlogError: as `Producer.send`; or an earlier record has failed, and the stage with it.
+            BatchAlreadyCommitted: the batch was committed meanwhile; `finish` returns a token that says so.
+            RaftlogError: as `Producer.send`; or an earlier record failed, and the stage with it.
         """
         self._check_takes_records()
         delivery = self._sender.send(topic, value, key, partition, headers, timestamp_ms)
@@ -301,7 +304,7 @@ class Stage:
         headers: HeadersLike | None = None,
         timestamp_ms: Any = None,
     ) -> BatchDelivery:
-        """Stage many records, as `Producer.send_batch` sends them.
+        """Stage many records, as `Producer.send_batch`.
 
         Raises:
             BatchAlreadyCommitted, RaftlogError: as `send`.
@@ -312,38 +315,38 @@ class Stage:
         return delivery
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send everything at once and wait until all of it is acknowledged or has failed.
+        """Send all records now and wait until each is acknowledged or has failed.
 
         Raises:
-            TimeoutError: not done within `timeout` seconds; it goes on.
+            TimeoutError: not done within `timeout` seconds; sending goes on.
         """
         self._check_takes_records()
         self._sender.flush(timeout)
 
     def finish(self, timeout: float | None = None) -> StageToken:
-        """Wait until every record is acknowledged, and return what a commit names. Without records it costs nothing.
+        """Wait until every record is acknowledged, and return the token for the commit.
 
-        Called again it returns the same token.
+        A second call returns the same token. A stage without records asks the cluster nothing.
 
         Raises:
-            TimeoutError: not within `timeout` seconds; it goes on, and `finish` may be called again.
-            RaftlogError: a record has failed, or the stage; leave it, and stage the part again.
-            InvalidRequestError: aborted before.
+            TimeoutError: not within `timeout` seconds; sending goes on, and `finish` may be called again.
+            RaftlogError: a record or the stage failed; stage the part again.
+            InvalidRequestError: the stage was aborted.
         """
         self._staging.check()
         token = self._staging.thread.run(self._work.finish(), timeout)
         return token if token.already_committed else token._replace(records=self._records)
 
     def abort(self, timeout: float | None = None) -> None:
-        """Drop what was staged. Does nothing once it is finished, or aborted.
+        """Drop the stage. Does nothing once it is finished or aborted.
 
         Raises:
-            RequestTimedOut: the coordinator was not told in time; what was staged goes with the next batch, or in time.
+            RequestTimedOut: the coordinator did not answer; the stage ends with the next batch, or by its timeout.
         """
         self._staging.thread.run(self._work.abort(self._staging.deadline(timeout)))
 
     def _check_takes_records(self) -> None:
-        """Refuse before anything looks at the engine, which may serve another stage by now."""
+        """Check before the engine is used, which may serve another stage by now."""
         if self._work.is_over:
             self._work.check_may_send()
         self._staging.check()
@@ -365,7 +368,7 @@ class Stage:
 
 
 class _Sender(Producer):
-    """The producer's methods, over the engine that a stage has borrowed."""
+    """The producer's methods over the engine that a stage borrows."""
 
     def __init__(self, thread: LoopThread, work: StageWork) -> None:
         self._thread = thread

@@ -1,10 +1,10 @@
-"""The spans of the clients, by OpenTelemetry's conventions for messaging. Imported only with `tracing=True`.
+"""The spans of clients, by OpenTelemetry's conventions for messaging. Imported only with `tracing=True`.
 
     send        for each `send`, or `send_batch`, within a sampled span: until the acknowledgement
-    poll        for each poll that has brought records of sampled traces, with a link to each of them
+    poll        for each poll that returns records of sampled traces, with a link to each of them
 
-What travels with a record are its headers `traceparent` and `tracestate`: of the span `send`, or, where the current
-span is not sampled, of that one. Brokers go on from there (`broker/observability/partition_traces.py`).
+A record carries the headers `traceparent` and `tracestate` of the span `send`, or of the current span if that is not
+sampled. Brokers continue the trace (`broker/observability/partition_traces.py`), with the helpers of this module.
 """
 
 from __future__ import annotations
@@ -17,18 +17,38 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.compute as pc
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceState
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 from opentelemetry.util.types import AttributeValue
 
 from raftlog._core.rows import header_entries
-from raftlog._core.traceparent import TRACEPARENT, TRACESTATE, parse_traceparent
+from raftlog._core.traceparent import TRACEPARENT, TRACESTATE, Traceparent, parse_traceparent
 from raftlog._delivery import when_done
-from raftlog._spans import SYSTEM, fail, remote_context, traceparent_of
-from raftlog.types import Header
+from raftlog.types import VERSION, Header
 
 if TYPE_CHECKING:
-    from raftlog._core.batch import Batch
-    from raftlog._core.fetched import Rows
+    from raftlog._core.accumulator import Batch
+    from raftlog._core.positions import Rows
+
+
+SYSTEM: Final = "raftlog"
+"""The attribute `messaging.system`."""
+
+
+def fail(span: Span, error: BaseException) -> None:
+    """Record an error in a span, without ending it."""
+    span.set_attribute("error.type", type(error).__name__)
+    span.set_status(Status(StatusCode.ERROR, str(error)))
+
+
+def remote_context(parent: Traceparent, state: TraceState | None = None) -> SpanContext:
+    """Return OpenTelemetry's reference to a span in another process."""
+    return SpanContext(parent.trace_id, parent.span_id, True, TraceFlags(parent.flags), state)
+
+
+def traceparent_of(context: SpanContext) -> Traceparent:
+    """Return the `traceparent` header of a span."""
+    return Traceparent(context.trace_id, context.span_id, int(context.trace_flags))
+
 
 MAX_LINKS: Final = 128
 """Of one span; what OpenTelemetry keeps by default."""
@@ -36,14 +56,12 @@ _NAMES: Final = (TRACEPARENT, TRACESTATE)
 
 
 def tracer() -> trace.Tracer:
-    """Return the tracer of whichever provider the application has set."""
-    from raftlog import __version__
-
-    return trace.get_tracer("raftlog", __version__)
+    """Return the tracer of the application's provider."""
+    return trace.get_tracer("raftlog", VERSION)
 
 
 def span_context_of(headers: Iterable[Header]) -> SpanContext | None:
-    """Return the span that a record's headers name, None where they name none."""
+    """Return the span that a record's headers name, or None."""
     parent, state = None, None
     for name, content in headers:
         if name == TRACEPARENT:
@@ -54,9 +72,9 @@ def span_context_of(headers: Iterable[Header]) -> SpanContext | None:
 
 
 class Sending:
-    """The trace of one `send`: what goes with the records, and the span that ends with them.
+    """The trace of one `send`: the headers of its records, and its span.
 
-    `span` is None where nothing is recorded; `traceparent` None where brokers have nothing to do with it.
+    `span` is None if nothing is recorded; `traceparent` is None if brokers do not take part.
     """
 
     __slots__ = ("_left", "_lock", "headers", "span", "traceparent")
@@ -69,13 +87,13 @@ class Sending:
         self._lock = threading.Lock()
 
     def fail(self, error: BaseException) -> None:
-        """The records were not queued."""
+        """Record that the records were not queued."""
         if self.span is not None:
             fail(self.span, error)
             self.span.end()
 
     def follow(self, batches: Sequence[Batch], index: int | None = None) -> None:
-        """End the span once these batches are done. `index`: of the one record in them that it is about."""
+        """End the span once these batches are done. `index`: the position of a single record in them."""
         span = self.span
         if span is None:
             return
@@ -125,9 +143,9 @@ class ProducerTracing:
         }
 
     def begin(self, topic: str, headers: tuple[Header, ...] = ()) -> Sending:
-        """Begin to send what has these headers: with a span, if the current one is sampled.
+        """Begin a `send` with these headers; it has a span if the current one is sampled.
 
-        Without a current span the headers stay as they are: a record that is passed on keeps the context it came with.
+        Without a current span the headers stay unchanged, so a forwarded record keeps its context.
         """
         context = trace.get_current_span().get_span_context()
         if not context.is_valid:
@@ -170,11 +188,11 @@ class ConsumerTracing:
 
     @staticmethod
     def begin() -> int:
-        """A poll begins; return the moment."""
+        """Note the begin of a poll; return its time."""
         return time.time_ns()
 
     def end(self, begun_ns: int, chunks: Sequence[Rows]) -> None:
-        """A poll returns these rows: a span, if any of them belongs to a sampled trace."""
+        """Record a span for a poll, if any of its rows belongs to a sampled trace."""
         links = list(islice(chain.from_iterable(map(_links, chunks)), MAX_LINKS))
         if not links:
             return

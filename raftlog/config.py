@@ -23,11 +23,14 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from raftlog.errors import InvalidConfig
 
+T = TypeVar("T")
 Kind = Literal["int", "float", "bool", "ms", "bytes", "string", "list"]
 Value = int | float | bool | str | tuple[str, ...] | None
 
@@ -105,7 +108,7 @@ class ConfigKey:
         return self.name.replace(".", "_").upper()
 
     def parse(self, raw: object) -> Value:
-        """Return the typed value of what somebody wrote.
+        """Return the typed value of a setting as the user wrote it.
 
         Raises:
             InvalidConfig: another type, out of range, or refused by `check`; says the value and what was expected.
@@ -161,6 +164,126 @@ class ConfigKey:
             if self.maximum is not None and value > self.maximum:
                 return f"expected {self.expected}"
         return self.check(value) if self.check is not None else None
+
+
+class Setting(Generic[T]):
+    """A key declared as an attribute: `node_id = integer(...)` declares the key node.id and types `config.node_id`.
+
+    The arguments are those of `ConfigKey`; `name` is given where the attribute has another name. `of` turns a parsed
+    value into the attribute's; its `ValueError` says what is wrong with a value.
+    """
+
+    key: ConfigKey
+
+    def __init__(self, kind: Kind, default: Value, of: Callable[[Any], T] | None = None, **rest: Any) -> None:
+        self._spec = {"kind": kind, "default": default, **rest}
+        self._of = of
+        if of is not None and "check" not in rest:
+            self._spec["check"] = partial(_complaint_of, of)
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self.attribute = attribute
+        self.key = ConfigKey(**{"name": attribute.replace("_", "."), **self._spec})
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> Setting[T] | T:
+        assert instance is None, f"{self.attribute} has no value yet"  # a value stands in the instance itself
+        return self
+
+    def value(self, values: Mapping[str, Value]) -> T:
+        """Return what the attribute is to be, by the values of all keys."""
+        value: Any = values[self.key.name]
+        return value if self._of is None else self._of(value)
+
+
+def _complaint_of(of: Callable[[Any], object], value: Value) -> str | None:
+    try:
+        of(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@overload
+def integer(default: int | None, of: Callable[[Any], T], **rest: Any) -> Setting[T]: ...
+@overload
+def integer(default: int | None, **rest: Any) -> Setting[int]: ...
+def integer(default: int | None, of: Any = None, **rest: Any) -> Setting[Any]:
+    """Declare a whole number."""
+    return Setting("int", default, of, **rest)
+
+
+def number(default: float, **rest: Any) -> Setting[float]:
+    """Declare a number."""
+    return Setting("float", default, **rest)
+
+
+def switch(default: bool, **rest: Any) -> Setting[bool]:
+    """Declare a boolean."""
+    return Setting("bool", default, **rest)
+
+
+def duration_ms(default: int, **rest: Any) -> Setting[int]:
+    """Declare a time in milliseconds."""
+    return Setting("ms", default, **rest)
+
+
+def size_bytes(default: int, **rest: Any) -> Setting[int]:
+    """Declare a size in bytes."""
+    return Setting("bytes", default, **rest)
+
+
+@overload
+def text(default: str, of: Callable[[Any], T], **rest: Any) -> Setting[T]: ...
+@overload
+def text(default: str, **rest: Any) -> Setting[str]: ...
+def text(default: str, of: Any = None, **rest: Any) -> Setting[Any]:
+    """Declare a text."""
+    return Setting("string", default, of, **rest)
+
+
+@overload
+def names(default: tuple[str, ...], of: Callable[[Any], T], **rest: Any) -> Setting[T]: ...
+@overload
+def names(default: tuple[str, ...], **rest: Any) -> Setting[tuple[str, ...]]: ...
+def names(default: tuple[str, ...], of: Any = None, **rest: Any) -> Setting[Any]:
+    """Declare a list of texts."""
+    return Setting("list", default, of, **rest)
+
+
+def integer_or_none(**rest: Any) -> Setting[int | None]:
+    """Declare a whole number that may be left out."""
+    return Setting("int", None, optional=True, **rest)
+
+
+def duration_ms_or_none(**rest: Any) -> Setting[int | None]:
+    """Declare a time in milliseconds that may be left out."""
+    return Setting("ms", None, optional=True, **rest)
+
+
+def settings_of(owner: type) -> Iterator[Setting[Any]]:
+    """Yield the settings that a class and its bases declare, in their order, those of the bases first."""
+    for each in reversed(owner.__mro__):
+        yield from (setting for setting in vars(each).values() if isinstance(setting, Setting))
+
+
+class Settings:
+    """Values of all keys that a class declares as attributes. Immutable."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        vars(self).update({each.attribute: each.value(values) for each in settings_of(type(self))})
+
+    def but(self, **attributes: object) -> Self:
+        """Return a copy with other values of these attributes, which are not checked."""
+        changed = copy(self)
+        vars(changed).update(attributes)
+        return changed
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a {type(self).__name__} never changes: {name}")
 
 
 class ConfigDef:
@@ -228,7 +351,7 @@ class ConfigDef:
         except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
             raise InvalidConfig(f"{source} is not valid TOML: {error}") from None
         except RecursionError:
-            raise InvalidConfig(f"{source} has tables or lists within one another that nobody could mean") from None
+            raise InvalidConfig(f"{source} has too many nested tables or lists") from None
         for name in raw:
             try:
                 self.key(name)

@@ -9,12 +9,12 @@
      │   ├─ CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator, UnstableOffsetCommit
      │   ├─ UnreleasedInstanceId, ConcurrentTransactions
      │   └─ BrokerUnavailable       no connection; local to the client
-     ├─ FencedError                 somebody newer has taken over; never retried with the same epoch
+     ├─ FencedError                 a newer owner has taken over; never retried with the same epoch
      │   ├─ FencedLeaderEpoch, FencedController, StaleBrokerEpoch, BrokerIdNotRegistered
      │   ├─ UnknownMemberId, FencedMemberEpoch, StaleMemberEpoch, FencedInstanceId, PartitionNotOwned
      │   ├─ InvalidProducerEpoch, ProducerFenced, InvalidProducerIdMapping
      │   └─ StageExpired, BatchAlreadyCommitted
-     ├─ SequenceError               a producer's numbers do not continue; nothing was appended
+     ├─ SequenceError               a gap in a producer's sequence numbers; nothing was appended
      │   └─ OutOfOrderSequence, DuplicateSequence, UnknownProducerId
      ├─ InvalidRequestError         the request can never succeed as it is
      │   ├─ InvalidTopic, TopicAlreadyExists, InvalidPartitions, InvalidReplicationFactor
@@ -26,15 +26,15 @@
      │   ├─ InvalidTxnState, InvalidTransactionTimeout, TransactionalIdNotFound, SinkMismatch
      │   ├─ SecurityDisabled, ResourceNotFound, UnacceptableCredential
      │   └─ ClosedError             the client object was closed; local to the client
-     ├─ CorruptRecordError          bytes that are not what they claim to be
+     ├─ CorruptRecordError          the bytes contradict their checksum or format
      │   ├─ InvalidRecord           well-formed bytes with impossible contents
      │   ├─ BatchTooExpansive       inflates beyond `max.inflate.bytes` or the allowed ratio
      │   └─ UnsupportedCompression
      ├─ TransactionAbortable        the transaction can only be aborted
-     ├─ AuthorizationError          who asks may not do this; never retried
+     ├─ AuthorizationError          the principal may not do this; never retried
      │   ├─ TopicAuthorizationFailed, GroupAuthorizationFailed, ClusterAuthorizationFailed
      │   ├─ TransactionalIdAuthorizationFailed
-     │   └─ AuthenticationFailed    who asks is not who they say: a wrong password, an unknown user
+     │   └─ AuthenticationFailed    a wrong password, or an unknown user
      ├─ BufferExhausted             `buffer.memory` stayed full for `max.block.ms`; local to the client
      ├─ DeliveryTimeout             `delivery.timeout.ms` passed; the record may or may not be in the log
      └─ InternalError               a bug on the other side; its log has the details
@@ -51,7 +51,7 @@ from raftlog.v1 import common_pb2
 
 
 class RaftlogError(Exception):
-    """Root of the tree. `code` is the wire code, or None for errors that never travel."""
+    """Root of the tree. `code` is the wire code, or None for errors that never cross the wire."""
 
     code: ClassVar[int | None] = None
 
@@ -66,7 +66,7 @@ class RetriableError(RaftlogError):
 
 
 class FencedError(RaftlogError):
-    """Somebody newer has taken over."""
+    """A newer owner has taken over."""
 
 
 class InvalidRequestError(RaftlogError):
@@ -76,7 +76,7 @@ class InvalidRequestError(RaftlogError):
 
 
 class CorruptRecordError(RaftlogError):
-    """Bytes that are not what they claim to be; the message names the reason."""
+    """The bytes contradict their checksum or format; the message names the reason."""
 
     code: ClassVar[int | None] = common_pb2.CORRUPT_MESSAGE
 
@@ -86,7 +86,7 @@ class AuthorizationError(RaftlogError):
 
 
 class TopicAuthorizationFailed(AuthorizationError):
-    """The principal may not do this with the topic, or may not know that there is one."""
+    """The principal may not do this with the topic, or may not know whether it exists."""
 
     code = common_pb2.TOPIC_AUTHORIZATION_FAILED
 
@@ -110,7 +110,7 @@ class TransactionalIdAuthorizationFailed(AuthorizationError):
 
 
 class AuthenticationFailed(AuthorizationError):
-    """There is no such user, or the password is another one; brokers do not say which."""
+    """The user does not exist, or the password is wrong; brokers do not say which."""
 
     code = common_pb2.SASL_AUTHENTICATION_FAILED
 
@@ -122,25 +122,25 @@ class InternalError(RaftlogError):
 
 
 class UnknownTopicOrPartition(RetriableError):
-    """There is no such topic or partition, as far as this broker knows."""
+    """This broker does not know the topic or partition."""
 
     code = common_pb2.UNKNOWN_TOPIC_OR_PARTITION
 
 
 class UnknownTopicId(RetriableError):
-    """The topic id is not known here: the topic was deleted, or this broker has not heard of it yet."""
+    """This broker does not know the topic id: the topic was deleted, or is too new."""
 
     code = common_pb2.UNKNOWN_TOPIC_ID
 
 
 class LeaderNotAvailable(RetriableError):
-    """Nobody leads the partition at the moment."""
+    """The partition has no leader at the moment."""
 
     code = common_pb2.LEADER_NOT_AVAILABLE
 
 
 class NotLeader(RetriableError):
-    """This broker does not lead the partition. `leader_id`, `leader_epoch` and address name who does, when known."""
+    """This broker does not lead the partition. `leader_id`, `leader_epoch`, `host` and `port` name the known leader."""
 
     code = common_pb2.NOT_LEADER_OR_FOLLOWER
 
@@ -155,13 +155,13 @@ class NotLeader(RetriableError):
 
 
 class UnknownLeaderEpoch(RetriableError):
-    """The client is ahead of this broker, which has not heard of the leader epoch yet."""
+    """This broker does not know the client's leader epoch yet."""
 
     code = common_pb2.UNKNOWN_LEADER_EPOCH
 
 
 class RequestTimedOut(RetriableError):
-    """No answer in time; what was asked for may or may not have happened."""
+    """No answer in time; the request may or may not have taken effect."""
 
     code = common_pb2.REQUEST_TIMED_OUT
 
@@ -185,13 +185,13 @@ class NotController(RetriableError):
 
 
 class UnknownOutcome(RetriableError):
-    """The command may or may not be committed; asked again with the same client id and sequence it tells."""
+    """The command may or may not be committed; a retry with the same client id and sequence returns its outcome."""
 
     code = common_pb2.UNKNOWN_OUTCOME
 
 
 class DuplicateBrokerRegistration(RetriableError):
-    """Another process with this broker id is alive, or was so recently that it may still be."""
+    """Another process with this broker id is alive, or may still be."""
 
     code = common_pb2.DUPLICATE_BROKER_REGISTRATION
 
@@ -215,13 +215,13 @@ class StorageError(RetriableError):
 
 
 class StorageFull(RetriableError):
-    """No space is left in the log directory; reads go on, writes resume when there is space again."""
+    """The log directory is full; reads continue, and writes resume when there is space."""
 
     code = common_pb2.STORAGE_FULL
 
 
 class BrokerOverloaded(RetriableError):
-    """A bound of the broker (streams, memory, connections) is reached; try later or elsewhere."""
+    """The broker has reached a limit (streams, memory, connections); try later or another broker."""
 
     code = common_pb2.BROKER_OVERLOADED
 
@@ -233,25 +233,25 @@ class ShuttingDown(RetriableError):
 
 
 class ChainBroken(RetriableError):
-    """An earlier batch of the same partition and stream was refused; sent again in order it may succeed."""
+    """An earlier batch of the same partition and stream was refused; a retry in order may succeed."""
 
     code = common_pb2.CHAIN_BROKEN
 
 
 class CoordinatorLoadInProgress(RetriableError):
-    """The coordinator is reading its log still."""
+    """The coordinator is still loading its log."""
 
     code = common_pb2.COORDINATOR_LOAD_IN_PROGRESS
 
 
 class CoordinatorNotAvailable(RetriableError):
-    """Nobody coordinates the group at the moment: its partition has no leader, is being made, or cannot be read."""
+    """There is no coordinator at the moment: its partition has no leader, is being created, or is unreadable."""
 
     code = common_pb2.COORDINATOR_NOT_AVAILABLE
 
 
 class NotCoordinator(RetriableError):
-    """Another broker coordinates the group; find out which."""
+    """Another broker coordinates the group; look it up."""
 
     code = common_pb2.NOT_COORDINATOR
 
@@ -263,13 +263,13 @@ class UnstableOffsetCommit(RetriableError):
 
 
 class UnreleasedInstanceId(RetriableError):
-    """Another member with this instance id is alive; it has to leave first, or its session to end."""
+    """Another member with this instance id is alive; it must leave first, or its session must end."""
 
     code = common_pb2.UNRELEASED_INSTANCE_ID
 
 
 class BrokerUnavailable(RetriableError):
-    """No connection to the broker. Never travels: the client finds out by itself."""
+    """No connection to the broker. Raised by the client, never sent."""
 
 
 class FencedLeaderEpoch(FencedError):
@@ -279,49 +279,49 @@ class FencedLeaderEpoch(FencedError):
 
 
 class FencedController(FencedError):
-    """The command was proposed in a controller epoch that is over; it changed nothing."""
+    """The command was proposed in an earlier controller epoch; it had no effect."""
 
     code = common_pb2.STALE_CONTROLLER_EPOCH
 
 
 class StaleBrokerEpoch(FencedError):
-    """The broker has registered anew since, or was fenced; register again."""
+    """The broker has registered again since, or was fenced; register again."""
 
     code = common_pb2.STALE_BROKER_EPOCH
 
 
 class BrokerIdNotRegistered(FencedError):
-    """The cluster does not know a broker of that id; register first."""
+    """The broker id is not registered; register first."""
 
     code = common_pb2.BROKER_ID_NOT_REGISTERED
 
 
 class UnknownMemberId(FencedError):
-    """The group has no such member (any more): join again."""
+    """The group does not, or no longer, have this member: join again."""
 
     code = common_pb2.UNKNOWN_MEMBER_ID
 
 
 class FencedMemberEpoch(FencedError):
-    """The coordinator has given the member up, or has never given out this epoch: join again."""
+    """The coordinator has removed the member, or never issued this epoch: join again."""
 
     code = common_pb2.FENCED_MEMBER_EPOCH
 
 
 class StaleMemberEpoch(FencedError):
-    """The request comes from an earlier member epoch, in which the partition was not the member's yet."""
+    """The request has an earlier member epoch, in which the member did not own the partition yet."""
 
     code = common_pb2.STALE_MEMBER_EPOCH
 
 
 class FencedInstanceId(FencedError):
-    """Another process has taken the group instance id over."""
+    """Another process has taken over the group instance id."""
 
     code = common_pb2.FENCED_INSTANCE_ID
 
 
 class PartitionNotOwned(FencedError):
-    """The member does not have the partition, so it commits no offset of it."""
+    """The member does not own the partition, so it may not commit its offset."""
 
     code = common_pb2.PARTITION_NOT_OWNED
 
@@ -333,43 +333,43 @@ class InvalidProducerEpoch(FencedError):
 
 
 class ProducerFenced(FencedError):
-    """Another producer has begun with the same transactional id: this one is over."""
+    """Another producer uses the transactional id now, and has fenced this one."""
 
     code = common_pb2.PRODUCER_FENCED
 
 
 class InvalidProducerIdMapping(FencedError):
-    """The transactional id has another producer id, or was forgotten: begin anew."""
+    """The transactional id has another producer id, or was forgotten: make a new producer."""
 
     code = common_pb2.INVALID_PRODUCER_ID_MAPPING
 
 
 class StageExpired(FencedError):
-    """A stage of the batch is gone: it was aborted, or nobody named it in time. The batch has to be written again."""
+    """A stage of the batch was aborted or has timed out: write the batch again."""
 
     code = common_pb2.STAGE_EXPIRED
 
 
 class BatchAlreadyCommitted(FencedError):
-    """The sink has committed this batch, or a later one: there is nothing left to write."""
+    """The sink has already committed this batch or a later one."""
 
     code = common_pb2.BATCH_ALREADY_COMMITTED
 
 
 class ConcurrentTransactions(RetriableError):
-    """The last transaction of this producer is still being ended; ask again."""
+    """The last transaction of this producer is still ending; try again."""
 
     code = common_pb2.CONCURRENT_TRANSACTIONS
 
 
 class TransactionAbortable(RaftlogError):
-    """The transaction cannot be committed any more; abort it and begin another one (KIP-890)."""
+    """The transaction can only be aborted; abort it and begin another one (KIP-890)."""
 
     code = common_pb2.TRANSACTION_ABORTABLE
 
 
 class SequenceError(RaftlogError):
-    """A producer's sequence numbers do not continue what the partition has of it; nothing was appended."""
+    """A batch does not continue the producer's sequence numbers in the partition; it was not appended."""
 
 
 class OutOfOrderSequence(SequenceError):
@@ -379,19 +379,19 @@ class OutOfOrderSequence(SequenceError):
 
 
 class DuplicateSequence(SequenceError):
-    """The batch was appended so long ago that its offset is not known any more."""
+    """The batch was appended so long ago that the broker no longer knows its offset."""
 
     code = common_pb2.DUPLICATE_SEQUENCE_NUMBER
 
 
 class UnknownProducerId(SequenceError):
-    """The partition has nothing of this producer (any more), and the batch is not its first one."""
+    """The partition does not know this producer, and the batch is not its first one."""
 
     code = common_pb2.UNKNOWN_PRODUCER_ID
 
 
 class InvalidTxnState(InvalidRequestError):
-    """The transaction is in no state for this: nothing was begun, or it is over."""
+    """The state of the transaction does not allow this: none has begun, or it is over."""
 
     code = common_pb2.INVALID_TXN_STATE
 
@@ -409,19 +409,19 @@ class TransactionalIdNotFound(InvalidRequestError):
 
 
 class SinkMismatch(InvalidRequestError):
-    """The sink id writes somewhere else: two queries use the same one."""
+    """The sink id has another target: two queries use the same id."""
 
     code = common_pb2.SINK_MISMATCH
 
 
 class SecurityDisabled(InvalidRequestError):
-    """Brokers are configured without what this is about, an authorizer."""
+    """The brokers have no authorizer configured."""
 
     code = common_pb2.SECURITY_DISABLED
 
 
 class ResourceNotFound(InvalidRequestError):
-    """There is no such user."""
+    """The user does not exist."""
 
     code = common_pb2.RESOURCE_NOT_FOUND
 
@@ -439,7 +439,7 @@ class InvalidTopic(InvalidRequestError):
 
 
 class TopicAlreadyExists(InvalidRequestError):
-    """A topic of that name is there already."""
+    """A topic of that name already exists."""
 
     code = common_pb2.TOPIC_ALREADY_EXISTS
 
@@ -481,31 +481,31 @@ class MessageTooLarge(InvalidRequestError):
 
 
 class UnsupportedVersion(InvalidRequestError):
-    """The magic of a batch, or the format of a file, is newer than this version reads."""
+    """The magic of a batch or the format of a file is newer than this version supports."""
 
     code = common_pb2.UNSUPPORTED_VERSION
 
 
 class InvalidReplicaAssignment(InvalidRequestError):
-    """The list of replicas is empty, names a broker twice, or one that is not registered."""
+    """The list of replicas is empty, or names a broker twice or an unregistered one."""
 
     code = common_pb2.INVALID_REPLICA_ASSIGNMENT
 
 
 class InvalidUpdateVersion(InvalidRequestError):
-    """The partition has changed since: its partition epoch is another one."""
+    """The partition has changed since: its partition epoch differs."""
 
     code = common_pb2.INVALID_UPDATE_VERSION
 
 
 class IneligibleReplica(InvalidRequestError):
-    """A replica that is fenced, shutting down, or of another broker epoch cannot join the ISR (KIP-903)."""
+    """A replica whose broker is fenced, shutting down, or has another epoch cannot join the ISR (KIP-903)."""
 
     code = common_pb2.INELIGIBLE_REPLICA
 
 
 class ElectionNotNeeded(InvalidRequestError):
-    """The partition has the leader already that was asked for."""
+    """The partition already has the requested leader."""
 
     code = common_pb2.ELECTION_NOT_NEEDED
 
@@ -529,7 +529,7 @@ class InconsistentClusterId(InvalidRequestError):
 
 
 class InconsistentVoters(InvalidRequestError):
-    """The other side has another list of voters, or is another node than was expected there."""
+    """The other side has another list of voters, or is not the expected node."""
 
     code = common_pb2.INCONSISTENT_VOTERS
 
@@ -541,7 +541,7 @@ class InvalidGroupId(InvalidRequestError):
 
 
 class GroupIdNotFound(InvalidRequestError):
-    """There is no such group."""
+    """The group does not exist."""
 
     code = common_pb2.GROUP_ID_NOT_FOUND
 
@@ -553,13 +553,13 @@ class NonEmptyGroup(InvalidRequestError):
 
 
 class GroupSubscribedToTopic(InvalidRequestError):
-    """A member of the group reads the topic, so its offsets stay."""
+    """A member of the group reads the topic, so the offsets cannot be deleted."""
 
     code = common_pb2.GROUP_SUBSCRIBED_TO_TOPIC
 
 
 class GroupMaxSizeReached(InvalidRequestError):
-    """The group has `group.consumer.max.size` members already."""
+    """The group already has `group.consumer.max.size` members."""
 
     code = common_pb2.GROUP_MAX_SIZE_REACHED
 
@@ -577,13 +577,13 @@ class OffsetMetadataTooLarge(InvalidRequestError):
 
 
 class ClosedError(InvalidRequestError):
-    """The client object was closed before. Never travels."""
+    """The client object is closed. Raised by the client, never sent."""
 
     code = None
 
 
 class InvalidRecord(CorruptRecordError):
-    """A batch that parses but contradicts itself: counts, offsets, timestamps."""
+    """A batch that parses but has contradictory counts, offsets or timestamps."""
 
     code = common_pb2.INVALID_RECORD
 
@@ -601,7 +601,7 @@ class UnsupportedCompression(CorruptRecordError):
 
 
 class BufferExhausted(RaftlogError):
-    """`buffer.memory` stayed full for `max.block.ms`. Never travels."""
+    """`buffer.memory` stayed full for `max.block.ms`. Raised by the client, never sent."""
 
 
 class DeliveryTimeout(RaftlogError):
@@ -621,7 +621,7 @@ _BY_CODE: dict[int, type[RaftlogError]] = {
 
 
 def from_wire(error: common_pb2.Error) -> RaftlogError:
-    """Return the exception for an error value; an unknown code becomes `InternalError` that names it."""
+    """Return the exception for an error value; an unknown code becomes an `InternalError` that names it."""
     cls = _BY_CODE.get(error.code)
     if cls is None:
         return InternalError(f"unknown error code {error.code}: {error.message}")
@@ -634,7 +634,7 @@ def from_wire(error: common_pb2.Error) -> RaftlogError:
 
 
 def to_wire(error: BaseException) -> common_pb2.Error:
-    """Return the error value for an exception; one that has no wire code travels as `INTERNAL`."""
+    """Return the error value for an exception; without a wire code it is `INTERNAL`."""
     code = error.code if isinstance(error, RaftlogError) else None
     if code is None:
         return common_pb2.Error(code=common_pb2.INTERNAL, message=f"{type(error).__name__}: {error}")

@@ -98,7 +98,7 @@ class ScramMechanism(enum.IntEnum):
 class AclBinding:
     """One permission: what a principal may do with a resource, or may not, from a host (an address, `*` is every one).
 
-    `principal`: `User:NAME`, or `User:*` for everybody; the resource of the cluster is called `raftlog-cluster`.
+    `principal`: `User:NAME`, or `User:*` for all users; the resource of the cluster is called `raftlog-cluster`.
     """
 
     principal: str

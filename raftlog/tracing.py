@@ -1,4 +1,4 @@
-"""OpenTelemetry traces on the consumer's side: from a record to the trace that it belongs to.
+"""OpenTelemetry traces for consumers: from a record to its trace.
 
 Needs the extra `raftlog[otel]`. A producer made with `tracing=True` puts the context of the current span into the
 headers of what it sends; docs/tracing.md has the whole picture.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from raftlog.types import Record
 
@@ -22,8 +23,7 @@ try:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanKind
 
-    from raftlog._spans import SYSTEM
-    from raftlog._tracing import MAX_LINKS, span_context_of, tracer
+    from raftlog._tracing import MAX_LINKS, SYSTEM, span_context_of, tracer
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("opentelemetry"):
         raise
@@ -34,24 +34,24 @@ except ModuleNotFoundError as error:
 __all__ = ["context_of", "link_of", "process"]
 
 
-def context_of(record: Record) -> Context | None:
-    """Return the context that a record was sent in, to begin spans in; None when it carries none."""
+def context_of(record: Record[Any, Any]) -> Context | None:
+    """Return the context in which a record was sent, as the parent of new spans; None if it carries none."""
     context = span_context_of(record.headers)
     return None if context is None else trace.set_span_in_context(NonRecordingSpan(context), Context())
 
 
-def link_of(record: Record) -> Link | None:
-    """Return a link to the span that sent a record; None when it carries none."""
+def link_of(record: Record[Any, Any]) -> Link | None:
+    """Return a link to the span that sent a record; None if it carries none."""
     context = span_context_of(record.headers)
     return None if context is None else Link(context)
 
 
 @contextmanager
-def process(records: Record | Iterable[Record], name: str = "process") -> Iterator[Span]:
-    """Make what runs within it a span, `name` and the topic, linked to what sent these records; 128 of them at most.
+def process(records: Record[Any, Any] | Iterable[Record[Any, Any]], name: str = "process") -> Iterator[Span]:
+    """Run the block in a span named `name` and the topic, with links to the senders of these records, at most 128.
 
-    Within another span it is a child of that. Else the span of one record goes on with the record's own trace, and
-    that of several begins one. An exception that passes is noted in the span.
+    Inside another span, the new span is its child. Otherwise the span of a single record continues the record's trace,
+    and that of several records begins a trace. The span records an exception that leaves the block.
     """
     several = [records] if isinstance(records, Record) else list(records)
     links = list(filter(None, map(link_of, several)))[:MAX_LINKS]

@@ -1,14 +1,28 @@
-"""The small values that the SDK hands out and takes."""
+"""The small values that the SDK returns and takes."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, NewType
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    K = TypeVar("K", default=bytes)
+    V = TypeVar("V", default=bytes)
+else:
+    from typing import TypeVar
+
+    K, V = TypeVar("K"), TypeVar("V")
+"""The types of keys and values: bytes, unless a client has functions that convert them."""
+
+VERSION: Final = "0.1.0"
+"""Of this package, as in pyproject.toml."""
 
 NodeId = NewType("NodeId", int)
 Offset = NewType("Offset", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
 TopicId = NewType("TopicId", bytes)
-"""16 bytes; a topic that is deleted and made again has another one."""
+"""16 bytes; a topic that is deleted and created again has another one."""
 
 Header = tuple[str, bytes | None]
 
@@ -25,30 +39,43 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-class Record(NamedTuple):
-    """One record as a consumer sees it. `timestamp_ms` is Unix time in milliseconds, UTC."""
+class Record(NamedTuple, Generic[K, V]):
+    """One record as a consumer sees it. `timestamp_ms` is Unix time in milliseconds, UTC.
+
+    `key` and `value` are bytes, or what the consumer's `key_deserializer` and `value_deserializer` make of them.
+    """
 
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
+    key: K | None
+    value: V | None
     headers: tuple[Header, ...] = ()
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition of the record."""
+        return TopicPartition(self.topic, self.partition)
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was put. `offset` is -1 where it is not known: with `acks=0` nobody answers, and of a record that
-    was sent again the broker may only know that it is in the log, once."""
+    """The place of a record. `offset` is -1 if it is not known: with `acks=0` brokers do not answer, and of a retried
+    record the broker may only know that it is in the log once."""
 
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
 
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition of the record."""
+        return TopicPartition(self.topic, self.partition)
+
 
 class OffsetAndTimestamp(NamedTuple):
-    """Answer of a look-up by time: the first offset at or after it, with that record's timestamp."""
+    """The result of a look-up by time: the first offset at or after it, with the record's timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -56,9 +83,9 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset: that of the next record to be read.
+    """A committed offset, of the next record to read.
 
-    `metadata` is a short text of the committer's; `leader_epoch` is that of the record before, -1: not known.
+    `metadata`: a short text of the application. `leader_epoch`: of the record before the offset, -1: unknown.
     """
 
     offset: int
@@ -67,7 +94,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class GroupMetadata(NamedTuple):
-    """Who a consumer is in its group at the moment; `member_epoch` is -1 while it is no member."""
+    """A consumer's present identity in its group; `member_epoch` is -1 while it is not a member."""
 
     group_id: str
     member_id: str

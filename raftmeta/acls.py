@@ -1,22 +1,95 @@
-"""Permissions: who may do what with which resource (KIP-11, KIP-290). Pure; `broker.security` asks here.
+"""ACLs: names of users, filters, and decisions (KIP-11, KIP-140, KIP-290). Pure; `broker.security` calls it.
 
-Deny wins over allow. READ, WRITE, DELETE and ALTER allow DESCRIBE as well, ALTER_CONFIGS allows DESCRIBE_CONFIGS, ALL
-allows everything; a denial stands for what it names, or for everything if it names ALL.
+A denial overrides a permission. READ, WRITE, DELETE and ALTER also allow DESCRIBE, ALTER_CONFIGS allows
+DESCRIBE_CONFIGS, ALL allows every operation. A denial covers the operation that it names; ALL covers every operation.
+
+SCRAM (RFC 5802, section 5.1) prepares a user's name with SASLprep (RFC 4013), so only names that SASLprep leaves
+unchanged can log in. `,` and `=` are allowed, because SCRAM escapes them. The tables are those of Unicode 3.2, not of
+this Python's Unicode, so that all controllers decide alike.
+
+`AclIndex` decides in microseconds:
+
+    (principal, resource type) ─ patterns ─┬ literal   name  ─┐
+                                           └ prefixed  start ─┴ host ─ (operations allowed, operations denied)
+
+A decision looks up the principal and `User:*`; under each the name, `*`, and the name's prefixes of the lengths that
+occur there; under each of those the host and `*`. Its time does not depend on the number of other ACLs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import stringprep
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from ipaddress import IPv6Address, ip_address
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from unicodedata import ucd_3_2_0
 
 from raftlog.errors import InvalidRequestError
 from raftlog.v1 import records_pb2, security_pb2
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.user_names import is_hidden, why_no_name
+
+MAX_USER_CHARACTERS: Final = 255
+RESERVED: Final = ("*", "ANONYMOUS")
+"""`User:*` stands for all users, `User:ANONYMOUS` for clients that have not logged in."""
+
+_FORBIDDEN: Final = (
+    stringprep.in_table_a1,  # not assigned
+    stringprep.in_table_b1,  # mapped to nothing
+    stringprep.in_table_c12,  # spaces other than ' '
+    stringprep.in_table_c21_c22,  # control characters
+    stringprep.in_table_c3,  # private use
+    stringprep.in_table_c4,  # no characters
+    stringprep.in_table_c5,  # surrogates
+    stringprep.in_table_c6,  # not for plain text
+    stringprep.in_table_c7,  # not for canonical representation
+    stringprep.in_table_c8,  # change how others are shown
+    stringprep.in_table_c9,  # tags
+)
+
+
+def why_no_name(name: str) -> str | None:
+    """Return why this cannot be the name of a principal, or None.
+
+    A name from a certificate may be one that could not log in with a password.
+    """
+    if not 1 <= len(name) <= MAX_USER_CHARACTERS:
+        return f"it has {len(name)} characters, it may have 1 to {MAX_USER_CHARACTERS}"
+    for character in name:
+        if is_hidden(character):
+            return f"it has the control character {character!a}"
+    return None
+
+
+def why_no_user(name: str) -> str | None:
+    """Return why this cannot be the name of a user with a password, or None."""
+    why = why_no_name(name)
+    if why is not None:
+        return why
+    if name in RESERVED:
+        return "that name is reserved"
+    if name != name.strip(" "):
+        return "it begins or ends with a space"
+    for character in name:
+        if any(forbidden(character) for forbidden in _FORBIDDEN):
+            return f"it has {character!a}, which SASLprep (RFC 4013) does not allow"
+    if ucd_3_2_0.normalize("NFKC", name) != name:
+        return "SASLprep (RFC 4013) makes another name of it; give it in Unicode's form NFKC"
+    if any(map(stringprep.in_table_d1, name)) and not (
+        stringprep.in_table_d1(name[0])
+        and stringprep.in_table_d1(name[-1])
+        and not any(map(stringprep.in_table_d2, name))
+    ):
+        return "it mixes scripts written from right to left with others, which SASLprep (RFC 4013) does not allow"
+    return None
+
+
+def is_hidden(character: str) -> bool:
+    """Whether a character is invisible in logs and terminals, or changes how others are shown."""
+    return stringprep.in_table_c21_c22(character) or stringprep.in_table_c8(character)
+
 
 Operation: TypeAlias = WireAcl.Operation.ValueType
 Permission: TypeAlias = WireAcl.Permission.ValueType
@@ -34,7 +107,7 @@ IMPLIED_BY: Final = {
     WireAcl.DESCRIBE: frozenset({WireAcl.READ, WireAcl.WRITE, WireAcl.DELETE, WireAcl.ALTER}),
     WireAcl.DESCRIBE_CONFIGS: frozenset({WireAcl.ALTER_CONFIGS}),
 }
-"""Allowing one of these allows the key, too."""
+"""Each of these operations, if allowed, also allows the key."""
 OPERATIONS: Final = {
     WireAcl.TOPIC: frozenset(
         {
@@ -64,14 +137,14 @@ OPERATIONS: Final = {
     ),
     WireAcl.TRANSACTIONAL_ID: frozenset({WireAcl.ALL, WireAcl.WRITE, WireAcl.DESCRIBE}),
 }
-"""What can be done with each type of resource, as Kafka's `AclEntry.supportedOperations` has it."""
+"""The operations on each type of resource, as in Kafka's `AclEntry.supportedOperations`."""
 MAX_RESOURCE_CHARACTERS: Final = 255
-"""Of the longest names that resources have: groups and transactional ids."""
+"""The length of the longest names of resources: groups and transactional ids."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Acl:
-    """One permission. `host`: an address or `*`; `principal`: `User:name`, or `User:*` for everybody."""
+    """One permission. `host`: an address or `*`; `principal`: `User:name`, or `User:*` for all users."""
 
     resource_type: ResourceType
     resource_name: str
@@ -82,7 +155,7 @@ class Acl:
     permission: Permission
 
     def __str__(self) -> str:
-        """Return it for people: `ALLOW User:alice READ TOPIC LITERAL 'orders' from *`."""
+        """Return the ACL as text for users: `ALLOW User:alice READ TOPIC LITERAL 'orders' from *`."""
         return (
             f"{_name(WireAcl.Permission, self.permission)} {self.principal} "
             f"{_name(WireAcl.Operation, self.operation)} {_name(WireAcl.ResourceType, self.resource_type)} "
@@ -90,13 +163,13 @@ class Acl:
         )
 
     def canonical(self) -> Acl:
-        """Return it with the host as `canonical_host` has it."""
+        """Return the ACL with its host in the form of `canonical_host`."""
         host = canonical_host(self.host)
         return self if host == self.host else replace(self, host=host)
 
     @classmethod
     def from_wire(cls, wire: security_pb2.Acl) -> Acl:
-        """Return what a message says, as it is; nothing is checked."""
+        """Return the ACL of a message, unchecked."""
         return cls(
             wire.resource_type,
             wire.resource_name,
@@ -108,7 +181,7 @@ class Acl:
         )
 
     def to_wire(self) -> security_pb2.Acl:
-        """Return it as it travels and rests."""
+        """Return the wire form."""
         return security_pb2.Acl(
             resource_type=self.resource_type,
             resource_name=self.resource_name,
@@ -120,18 +193,18 @@ class Acl:
         )
 
     def to_record(self) -> MetadataRecord:
-        """Return the record that adds it."""
+        """Return the record that adds the ACL."""
         return MetadataRecord(acl=records_pb2.AclRecord(acl=self.to_wire()))
 
     def to_removal(self) -> MetadataRecord:
-        """Return the record that takes it away."""
+        """Return the record that removes the ACL."""
         return MetadataRecord(remove_acl=records_pb2.RemoveAclRecord(acl=self.to_wire()))
 
 
 def canonical_host(host: str) -> str:
-    """Return an address in the one way in which it is written here; what is none, as it is.
+    """Return an address in canonical form: IPv6 shortened and without its zone, IPv4 within IPv6 as IPv4.
 
-    IPv6 in short and without its zone, IPv4 within IPv6 as IPv4.
+    A text that is not an address is returned unchanged.
     """
     try:
         address = ip_address(host.partition("%")[0])
@@ -142,10 +215,10 @@ def canonical_host(host: str) -> str:
 
 
 def check_acl(acl: Acl) -> None:
-    """Check that a canonical ACL says something that can hold.
+    """Check that a canonical ACL is valid.
 
     Raises:
-        InvalidRequestError: it does not; the message names the field, the value and what it may be.
+        InvalidRequestError: it is not; the message names the field, its value and the valid values.
     """
     operations = OPERATIONS.get(acl.resource_type)
     if operations is None:
@@ -191,7 +264,7 @@ def _check_name(acl: Acl) -> None:
 def _check_principal(principal: str) -> None:
     if not principal.startswith(USER_PREFIX):
         raise InvalidRequestError(
-            f"the principal of an ACL is {USER_PREFIX}NAME, or {EVERYBODY} for everybody, not {principal[:100]!r}"
+            f"the principal of an ACL is {USER_PREFIX}NAME, or {EVERYBODY} for all users, not {principal[:100]!r}"
         )
     why = why_no_name(principal.removeprefix(USER_PREFIX))
     if why is not None:
@@ -207,7 +280,7 @@ def _is_address(host: str) -> bool:
 
 
 def _name(enum: Any, number: int) -> str:
-    """Return what a value of one of the enums is called; its number if this version has no name for it."""
+    """Return the name of an enum's value, or its number if this version does not know it."""
     return str(enum.Name(number)) if number in enum.values() else str(number)
 
 
@@ -216,4 +289,336 @@ def _names(enum: Any, numbers: Iterable[int]) -> str:
 
 
 field_order = attrgetter(*Acl.__slots__)
-"""The key that sorts ACLs as comparing them does, in a tenth of the time."""
+"""A sort key for ACLs with the order of comparisons, in a tenth of the time."""
+
+
+def matching(acls: Set[Acl], pattern: Acl) -> list[Acl]:
+    """Return the ACLs that a filter selects, in the order of their fields.
+
+    Empty strings and ANY stand for all. A name goes with LITERAL and PREFIXED patterns of just that name, with ANY of
+    both, with MATCH for all ACLs about the resource of that name. Looks at every ACL, unless only one can match.
+
+    Raises:
+        InvalidRequestError: the filter leaves a field open.
+    """
+    pattern = pattern.canonical()
+    check_filter(pattern)
+    if _is_concrete(pattern):
+        return [pattern] if pattern in acls else []
+    return sorted((acl for acl in acls if _selects(pattern, acl)), key=field_order)
+
+
+def _is_concrete(pattern: Acl) -> bool:
+    """Whether a filter can select only the ACL with the same fields."""
+    return (
+        bool(pattern.resource_name and pattern.principal and pattern.host)
+        and pattern.resource_type != WireAcl.ANY_RESOURCE
+        and pattern.pattern_type in (WireAcl.LITERAL, WireAcl.PREFIXED)
+        and pattern.operation != WireAcl.ANY_OPERATION
+        and pattern.permission != WireAcl.ANY_PERMISSION
+    )
+
+
+def check_filter(pattern: Acl) -> None:
+    """Check that a filter sets each field, to a value or to ANY.
+
+    Raises:
+        InvalidRequestError: a field is not set, or has a value that this version does not know, for example from a
+            newer client.
+    """
+    for what, enum, number, unknown in (
+        ("resource type", WireAcl.ResourceType, pattern.resource_type, WireAcl.UNKNOWN_RESOURCE),
+        ("pattern", WireAcl.PatternType, pattern.pattern_type, WireAcl.UNKNOWN_PATTERN),
+        ("operation", WireAcl.Operation, pattern.operation, WireAcl.UNKNOWN_OPERATION),
+        ("permission", WireAcl.Permission, pattern.permission, WireAcl.UNKNOWN_PERMISSION),
+    ):
+        if number == unknown or number not in enum.values():
+            raise InvalidRequestError(f"the {what} of a filter is {number}, which is not known here; 1 stands for any")
+
+
+def _selects(pattern: Acl, acl: Acl) -> bool:
+    """Whether a filter selects an ACL."""
+    return (
+        pattern.resource_type in (WireAcl.ANY_RESOURCE, acl.resource_type)
+        and pattern.operation in (WireAcl.ANY_OPERATION, acl.operation)
+        and pattern.permission in (WireAcl.ANY_PERMISSION, acl.permission)
+        and pattern.principal in ("", acl.principal)
+        and pattern.host in ("", acl.host)
+        and pattern.pattern_type in (WireAcl.ANY_PATTERN, WireAcl.MATCH, acl.pattern_type)
+        and (not pattern.resource_name or _selects_name(pattern, acl))
+    )
+
+
+def _selects_name(pattern: Acl, acl: Acl) -> bool:
+    name = pattern.resource_name
+    if pattern.pattern_type != WireAcl.MATCH:
+        return name == acl.resource_name
+    if acl.pattern_type == WireAcl.PREFIXED:
+        return name.startswith(acl.resource_name)
+    return acl.resource_name in (name, WILDCARD)
+
+
+V = TypeVar("V")
+
+
+class Decision(NamedTuple):
+    """Whether an operation is allowed, and the ACL that decides; None: no ACL applies, so it is not allowed."""
+
+    allowed: bool
+    acl: Acl | None
+
+
+_NOTHING_SAID: Final = Decision(False, None)
+
+
+class _Operations(NamedTuple):
+    """Bit sets of operations that are allowed and denied: `1 << operation`, ALL included."""
+
+    allowed: int = 0
+    denied: int = 0
+
+
+_NONE: Final = _Operations()
+_NAMED: Final = [number for number in WireAcl.Operation.values() if number >= WireAcl.ALL]
+_ALLOWED_BY: Final = {
+    number: sum(1 << each for each in {number, WireAcl.ALL, *IMPLIED_BY.get(number, ())}) for number in _NAMED
+}
+"""The operations of which one must be allowed for an operation to be allowed."""
+_DENIED_BY: Final = {number: 1 << number | 1 << WireAcl.ALL for number in _NAMED}
+
+_Hosts = dict[str, _Operations]
+_Holder = tuple[str, ResourceType]
+
+
+class _Patterns(Generic[V]):
+    """Values by pattern of names, for one type of resource. Immutable once it belongs to an index.
+
+    Invariant: `lengths` are those of the keys of `prefixed`, rising.
+    """
+
+    __slots__ = ("lengths", "literal", "prefixed")
+
+    def __init__(self, base: _Patterns[V] | None = None) -> None:
+        self.literal: dict[str, V] = {} if base is None else dict(base.literal)
+        self.prefixed: dict[str, V] = {} if base is None else dict(base.prefixed)
+        self.lengths: tuple[int, ...] = () if base is None else base.lengths
+
+    def of(self, pattern_type: PatternType) -> dict[str, V]:
+        return self.literal if pattern_type == WireAcl.LITERAL else self.prefixed
+
+    def starts_of(self, name: str) -> list[str]:
+        """Return the prefixes with which a name begins, the shortest first."""
+        prefixed, longest = self.prefixed, len(name)
+        return [start for length in self.lengths if length <= longest and (start := name[:length]) in prefixed]
+
+    def matching(self, name: str) -> Iterator[tuple[PatternType, str, V]]:
+        """Yield (type of pattern, its name, its value) of the patterns that a name matches."""
+        for each in (name, WILDCARD):
+            found = self.literal.get(each)
+            if found is not None:
+                yield WireAcl.LITERAL, each, found
+        for start in self.starts_of(name):
+            yield WireAcl.PREFIXED, start, self.prefixed[start]
+
+
+class AclIndex:
+    """All ACLs, ready for decisions; immutable, so threads may share it.
+
+    Callers write hosts as `canonical_host` does, and name one operation and one type of resource.
+    """
+
+    __slots__ = ("_acls", "_held", "_resources")
+
+    def __init__(self, acls: Iterable[Acl] = ()) -> None:
+        self._acls = frozenset(acls)
+        edit = _Edit({}, {})
+        for acl in self._acls:
+            edit.add(acl)
+        self._held, self._resources = edit.done()
+
+    def changed_to(self, acls: frozenset[Acl]) -> AclIndex:
+        """Return the index of other ACLs; quick if most of them are in this one as well."""
+        if acls is self._acls:
+            return self
+        edit = _Edit(self._held, self._resources)
+        for acl in self._acls - acls:
+            edit.remove(acl)
+        for acl in acls - self._acls:
+            edit.add(acl)
+        index = AclIndex.__new__(AclIndex)
+        index._acls = acls
+        index._held, index._resources = edit.done()
+        return index
+
+    def decide(
+        self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> Decision:
+        """Decide whether a principal at an address may do this. A denial wins; without an ACL it is not allowed."""
+        allowing, denying = _ALLOWED_BY[operation], _DENIED_BY[operation]
+        allowed: Acl | None = None
+        for who in (principal, EVERYBODY):
+            patterns = self._held.get((who, resource_type))
+            if patterns is None:
+                continue
+            for pattern_type, pattern, hosts in patterns.matching(name):
+                for where in (host, WILDCARD):
+                    said = hosts.get(where)
+                    if said is None:
+                        continue
+                    if by := said.denied & denying:
+                        return Decision(
+                            False, Acl(resource_type, pattern, pattern_type, who, where, _lowest(by), WireAcl.DENY)
+                        )
+                    if allowed is None and (by := said.allowed & allowing):
+                        allowed = Acl(resource_type, pattern, pattern_type, who, where, _lowest(by), WireAcl.ALLOW)
+        return _NOTHING_SAID if allowed is None else Decision(True, allowed)
+
+    def has_acls(self, resource_type: ResourceType, name: str) -> bool:
+        """Whether any ACL, for any user, covers that resource."""
+        resources = self._resources.get(resource_type)
+        return resources is not None and next(resources.matching(name), None) is not None
+
+    def may_any(
+        self,
+        principal: str,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        *,
+        everyone_if_none: bool = False,
+    ) -> bool:
+        """Whether the principal may do this with at least one resource of the type (KIP-679).
+
+        Several denials do not outweigh a wider permission, because no number of them covers it. `everyone_if_none`:
+        resources without ACLs are open to all users.
+        """
+        if resource_type == WireAcl.CLUSTER:
+            if everyone_if_none and not self.has_acls(resource_type, CLUSTER_NAME):
+                return True
+            return self.decide(principal, host, operation, resource_type, CLUSTER_NAME).allowed
+        resources = self._resources.get(resource_type)
+        if everyone_if_none and (resources is None or WILDCARD not in resources.literal):
+            return True
+        allowing, denying = _ALLOWED_BY[operation], _DENIED_BY[operation]
+        held = [each for who in (principal, EVERYBODY) if (each := self._held.get((who, resource_type))) is not None]
+        if any(_at(each.literal.get(WILDCARD), host).denied & denying for each in held):
+            return False
+
+        def denied_below(name: str) -> bool:
+            return any(
+                _at(each.prefixed[start], host).denied & denying for each in held for start in each.starts_of(name)
+            )
+
+        def denied(name: str) -> bool:
+            return denied_below(name) or any(_at(each.literal.get(name), host).denied & denying for each in held)
+
+        return any(
+            _at(hosts, host).allowed & allowing and (name == WILDCARD or not denied(name))
+            for each in held
+            for name, hosts in each.literal.items()
+        ) or any(
+            _at(hosts, host).allowed & allowing and not denied_below(start)
+            for each in held
+            for start, hosts in each.prefixed.items()
+        )
+
+
+class _Edit:
+    """Builds a changed index; it copies each part before it writes to it."""
+
+    def __init__(self, held: dict[_Holder, _Patterns[_Hosts]], resources: dict[ResourceType, _Patterns[int]]) -> None:
+        self._held = dict(held)
+        self._resources = dict(resources)
+        self._own_held: dict[_Holder, set[tuple[PatternType, str]]] = {}
+        """The copied parts: holders, and the patterns of each."""
+        self._own_resources: set[ResourceType] = set()
+
+    def add(self, acl: Acl) -> None:
+        hosts = self._hosts(acl)
+        said = hosts.get(acl.host, _NONE)
+        bit = 1 << acl.operation
+        if acl.permission == WireAcl.ALLOW:
+            hosts[acl.host] = _Operations(said.allowed | bit, said.denied)
+        else:
+            hosts[acl.host] = _Operations(said.allowed, said.denied | bit)
+        counts = self._counts(acl)
+        counts[acl.resource_name] = counts.get(acl.resource_name, 0) + 1
+
+    def remove(self, acl: Acl) -> None:
+        hosts = self._hosts(acl)
+        said = hosts[acl.host]
+        bit = 1 << acl.operation
+        if acl.permission == WireAcl.ALLOW:
+            assert said.allowed & bit, acl
+            said = _Operations(said.allowed & ~bit, said.denied)
+        else:
+            assert said.denied & bit, acl
+            said = _Operations(said.allowed, said.denied & ~bit)
+        if said == _NONE:
+            del hosts[acl.host]
+        else:
+            hosts[acl.host] = said
+        counts = self._counts(acl)
+        counts[acl.resource_name] -= 1
+        if not counts[acl.resource_name]:
+            del counts[acl.resource_name]
+
+    def done(self) -> tuple[dict[_Holder, _Patterns[_Hosts]], dict[ResourceType, _Patterns[int]]]:
+        """Return the new index; the edit must not be used any more."""
+        for holder, written in self._own_held.items():
+            patterns = self._held[holder]
+            for pattern_type, name in written:
+                named = patterns.of(pattern_type)
+                if not named[name]:
+                    del named[name]
+            if patterns.literal or patterns.prefixed:
+                patterns.lengths = _lengths(patterns.prefixed)
+            else:
+                del self._held[holder]
+        for resource_type in self._own_resources:
+            resources = self._resources[resource_type]
+            resources.lengths = _lengths(resources.prefixed)
+        return self._held, self._resources
+
+    def _hosts(self, acl: Acl) -> _Hosts:
+        """Return the writable hosts of one principal and pattern."""
+        holder = acl.principal, acl.resource_type
+        written = self._own_held.get(holder)
+        if written is None:
+            written = self._own_held[holder] = set()
+            self._held[holder] = _Patterns(self._held.get(holder))
+        named = self._held[holder].of(acl.pattern_type)
+        place = acl.pattern_type, acl.resource_name
+        if place not in written:
+            written.add(place)
+            named[acl.resource_name] = dict(named.get(acl.resource_name, ()))
+        return named[acl.resource_name]
+
+    def _counts(self, acl: Acl) -> dict[str, int]:
+        """Return the writable numbers of ACLs by pattern."""
+        if acl.resource_type not in self._own_resources:
+            self._own_resources.add(acl.resource_type)
+            self._resources[acl.resource_type] = _Patterns(self._resources.get(acl.resource_type))
+        return self._resources[acl.resource_type].of(acl.pattern_type)
+
+
+def _lengths(names: Iterable[str]) -> tuple[int, ...]:
+    return tuple(sorted(set(map(len, names))))
+
+
+def _lowest(bits: int) -> Operation:
+    """Return the first operation of a set."""
+    return _OPERATION_OF[bits & -bits]
+
+
+_OPERATION_OF: Final = {1 << number: number for number in _NAMED}
+
+
+def _at(hosts: _Hosts | None, host: str) -> _Operations:
+    """Return the operations for an address."""
+    if hosts is None:
+        return _NONE
+    here, everywhere = hosts.get(host), hosts.get(WILDCARD, _NONE)
+    if here is None:
+        return everywhere
+    return _Operations(here.allowed | everywhere.allowed, here.denied | everywhere.denied)

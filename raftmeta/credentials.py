@@ -1,4 +1,4 @@
-"""What is kept of passwords (RFC 5802): enough to check one, not to log in with. Pure."""
+"""Stored credentials (RFC 5802): enough to check a password, not enough to log in. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, ScramMechanism
 Mechanism: TypeAlias = ScramMechanism.ValueType
 
 KEY_BYTES: Final = {SCRAM_SHA_256: 32, SCRAM_SHA_512: 64}
-"""Length of both keys, by mechanism; in the order of the mechanisms' numbers. Others are not known here."""
+"""Length of both keys, by known mechanism, in the order of the mechanisms' numbers."""
 MECHANISM_NAMES: Final = {SCRAM_SHA_256: "SCRAM-SHA-256", SCRAM_SHA_512: "SCRAM-SHA-512"}
 """As clients name them (RFC 7677)."""
 
@@ -28,7 +28,7 @@ class CredentialKey(NamedTuple):
 class Credential:
     """A user's credential. `version`: the metadata offset at which it was set, so another one has another version.
 
-    Who learns the keys can pretend to be the server and try passwords out, so they are never shown.
+    The keys are never shown: with them an attacker could impersonate the server and try passwords.
     """
 
     user: str
@@ -41,16 +41,16 @@ class Credential:
 
     @property
     def key(self) -> CredentialKey:
-        """Where it stands in `MetadataImage.credentials`."""
+        """The key in `MetadataImage.credentials`."""
         return CredentialKey(self.user, self.mechanism)
 
     @classmethod
     def from_wire(cls, wire: security_pb2.ScramCredential, version: int) -> Credential:
-        """Return what a message says, as it is; nothing is checked."""
+        """Return the credential of a message, unchecked."""
         return cls(wire.user, wire.mechanism, wire.iterations, version, wire.salt, wire.stored_key, wire.server_key)
 
     def to_wire(self) -> security_pb2.ScramCredential:
-        """Return it as it travels and rests, without its version."""
+        """Return the wire form, without the version."""
         return security_pb2.ScramCredential(
             user=self.user,
             mechanism=self.mechanism,
@@ -61,14 +61,14 @@ class Credential:
         )
 
     def to_record(self) -> MetadataRecord:
-        """Return the record that sets it, in place of another one of its key."""
+        """Return the record that sets it, and replaces another one with its key."""
         return MetadataRecord(
             scram_credential=records_pb2.ScramCredentialRecord(credential=self.to_wire(), version=self.version)
         )
 
 
 def remove_credential_record(key: CredentialKey) -> MetadataRecord:
-    """Return the record that takes a credential away."""
+    """Return the record that removes a credential."""
     return MetadataRecord(
         remove_scram_credential=records_pb2.RemoveScramCredentialRecord(user=key.user, mechanism=key.mechanism)
     )

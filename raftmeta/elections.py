@@ -1,36 +1,94 @@
-"""Who is in sync and who leads, given which brokers are up: one function, `settle`, that all elections come down to.
+"""Elections of partition leaders, and the ISR: `settle` returns a partition as it should be, given the live brokers.
 
     leader       state of its broker           what settle does
     L            up                            L stays; it is never replaced directly, since it may still serve
-    L            up, others should lead        leader := none, L is revoked and has to let go first
-    L            fenced or gone                leader := none; its lease is over, so another may be elected
-    none         the revoked one is still up   nothing, until the controller knows that it has let go (`handed_over`)
+    L            up, another should lead       leader := none, L is revoked and has to resign first
+    L            fenced or gone                leader := none; its lease has expired, so another may be elected
+    none         the revoked one is still up   nothing, until the controller knows that it has resigned (`handed_over`)
     none         otherwise                     the first replica that is up and in the ISR; else one that is up and
-                                               eligible (KIP-966); else, where that is allowed, any that is up (unclean)
+                                               eligible (KIP-966); else, if allowed, any that is up (unclean)
 
-A replica whose broker has said that it has no working log for it (`PartitionImage.offline_replicas`) is never elected,
-leaves the ISR where that leaves somebody, and is not eligible. A leader says so only when it has stopped serving, so
-it is replaced at once (`take_offline`).
+A replica that its broker has reported as having no working log (`PartitionImage.offline_replicas`) is never elected, is
+not eligible, and leaves the ISR unless the ISR would be empty. A leader reports this only after it has stopped serving,
+so it is replaced at once (`take_offline`).
 
-A replica whose broker has come back without the directories that its log was in (`PartitionImage.lost_replicas`) is
-treated likewise, but that an unclean election takes it where nobody else is up: then nothing is left to be had.
+A replica whose broker has returned without the directories of its log (`PartitionImage.lost_replicas`) is treated
+alike, except that an unclean election takes it if no other replica is up: then no records can be saved.
 
-A drained broker stays in sync, and "others should lead" what it leads as soon as somebody else in the ISR takes
-leaderships; it is elected where nobody else of the same standing is there. Partitions with nobody else are led on.
+A drained broker stays in sync. Another replica should lead its partitions as soon as one in the ISR is not drained; a
+drained one is elected only if no other of the same rank is available, and keeps the partitions that no other can lead.
+The same is true of a broker whose storage is full.
 
-Every change raises the partition epoch by one, and one of the leader the leader epoch. Settling twice changes nothing
-more. Only images and arguments count here: every controller comes to the same result.
+Every change raises the partition epoch by one, and a change of leader the leader epoch. Settling twice changes nothing
+more. The result depends only on the image and the arguments, so that all controllers come to the same one.
+
+Marks on single replicas of a partition, and how long they last:
+
+    offline   its broker runs and reports no working log for it      until that broker registers again
+    lost      its broker has returned without its log directories    until all of those are back
+
+Both end when the replica joins the ISR or stops being a replica. A lost replica that is elected uncleanly has a new
+log, which is the partition's from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import TypeAlias
 
+from raftlog._core.cluster import why_lost
 from raftlog.v1.records_pb2 import ElectLeadersCommand, PartitionRef
 from raftmeta.image import NO_LEADER, BrokerImage, MetadataImage, PartitionImage, TopicImage
-from raftmeta.replica_marks import has_log, lacks_mark, with_marks, without_marks
+
+
+def with_marks(image: MetadataImage, partition: PartitionImage) -> PartitionImage:
+    """Return the partition with the marks that the brokers ask for; the same object when it has them already."""
+    offline, lost = partition.offline_replicas, partition.lost_replicas
+    if offline:
+        offline = tuple(each for each in offline if image.is_offline(partition, each[0]))
+    replaced = {
+        broker.broker_id: broker.former_directory_ids
+        for broker in map(image.brokers.get, partition.replicas)
+        if broker is not None and broker.former_directory_ids
+    }
+    if lost or replaced:
+        # A mark that is void stays until its broker is unfenced: the log is not in `former_directory_ids`.
+        held = {each: ids for each, ids in lost if each in replaced or image.is_lost(partition, each)}
+        lost = tuple(sorted({**replaced, **held}.items()))
+    if offline == partition.offline_replicas and lost == partition.lost_replicas:
+        return partition
+    return replace(partition, offline_replicas=offline, lost_replicas=lost)
+
+
+def without_marks(partition: PartitionImage, broker_ids: Container[int]) -> PartitionImage:
+    """Return the partition without any mark of replicas on these brokers; the same object when there is none."""
+    offline = tuple(each for each in partition.offline_replicas if each[0] not in broker_ids)
+    lost = tuple(each for each in partition.lost_replicas if each[0] not in broker_ids)
+    if offline == partition.offline_replicas and lost == partition.lost_replicas:
+        return partition
+    return replace(partition, offline_replicas=offline, lost_replicas=lost)
+
+
+def lacks_mark(partition: PartitionImage, broker: BrokerImage) -> bool:
+    """Whether a replica on a broker that came back without its log directories is not marked as lost yet."""
+    return (
+        bool(broker.former_directory_ids)
+        and broker.broker_id in partition.replicas
+        and all(marked != broker.broker_id for marked, _ in partition.lost_replicas)
+    )
+
+
+def has_log(image: MetadataImage, partition: PartitionImage, broker_id: int) -> bool:
+    """Whether the replica is marked neither as offline nor as lost."""
+    return not image.is_offline(partition, broker_id) and not image.is_lost(partition, broker_id)
+
+
+def why_leaderless(image: MetadataImage, topic: str, partition: PartitionImage) -> str | None:
+    """Return cause and remedy if the partition has no leader because its log was lost with a disk; else None."""
+    lost = [each for each, _ in partition.lost_replicas if image.is_lost(partition, each)]
+    return why_lost(topic, partition.leader, partition.replicas, partition.isr, lost)
+
 
 SETTLE = ElectLeadersCommand.SETTLE
 PREFERRED = ElectLeadersCommand.PREFERRED
@@ -47,11 +105,11 @@ def settle(
     election: ElectionType = SETTLE,
     handed_over: bool = False,
 ) -> PartitionImage:
-    """Return the partition as it should be; the same object when it is so already.
+    """Return the partition as it should be; the same object if it needs no change.
 
-    `offset` is that of the command that asks, from which a revoked leader counts. `handed_over`: the controller knows
-    that a revoked leader has let go. PREFERRED also takes the leadership from a live leader for the preferred replica,
-    UNCLEAN allows what unclean.leader.election.enable does.
+    `offset`: the metadata offset of the command, at which a leader is revoked. `handed_over`: the controller knows that
+    a revoked leader has resigned. PREFERRED also revokes a live leader in favor of the preferred replica, UNCLEAN
+    allows an unclean election as unclean.leader.election.enable does.
     """
     marked = with_marks(image, partition)
     shrunk = _complete_reassignment(image, marked, offset)
@@ -64,11 +122,11 @@ def settle(
         revoked, revoked_at = None, 0
     eligible = eligible_replicas(image, topic, shrunk, shrunk.isr)
     shrunk = replace(shrunk, eligible_leader_replicas=eligible)
-    isr = _in_sync(image, shrunk, leader)
+    isr = _in_sync(image, topic, shrunk, leader)
     if leader == NO_LEADER and revoked is None:
         allow_unclean = election == UNCLEAN or image.unclean_election_enabled(topic)
         leader, isr = _elect(image, shrunk, isr, allow_unclean=allow_unclean)
-    # Where the leader may lack committed records, nobody is known to have them.
+    # If the leader may lack committed records, no replica is known to have them.
     eligible = () if is_unclean(image, marked, leader) else eligible_replicas(image, topic, shrunk, isr)
     if image.is_lost(shrunk, leader):
         shrunk = without_marks(shrunk, (leader,))  # what it has is the partition's log from now on
@@ -84,11 +142,11 @@ def settle(
 
 
 def revoke(image: MetadataImage, topic: TopicImage, partition: PartitionImage, *, offset: int) -> PartitionImage:
-    """Return the partition without its live leader, which has to let go; the same object when nobody can follow."""
+    """Return the partition with its live leader revoked; the same object if no other replica can lead."""
     leader = partition.leader
     if leader == NO_LEADER or not _up(image, leader) or not _successors(image, partition):
         return partition
-    isr = _in_sync(image, partition, NO_LEADER)
+    isr = _in_sync(image, topic, partition, NO_LEADER)
     revoked = replace(
         partition,
         isr=isr,
@@ -103,10 +161,10 @@ def revoke(image: MetadataImage, topic: TopicImage, partition: PartitionImage, *
 def take_offline(
     image: MetadataImage, topic: TopicImage, partition: PartitionImage, broker: BrokerImage, *, offset: int
 ) -> PartitionImage:
-    """Return the partition once `broker` has said that it has no working log for it; the same object when it knows.
+    """Return the partition after `broker` has reported no working log for it; the same object if that is known already.
 
-    A leader that says so has let go already: who follows is elected in the same step. The only member of the ISR stays
-    in it, and nobody else can be elected, unless uncleanly, before another process of that broker has the log again.
+    A leader that reports this has resigned already, so the same step elects the next one. The only member of the ISR
+    stays in it: until a new process of its broker has the log again, only an unclean election can elect another.
     """
     if broker.broker_id not in partition.replicas:
         return partition
@@ -123,7 +181,7 @@ def take_offline(
 
 
 def with_new_epochs(before: PartitionImage, after: PartitionImage) -> PartitionImage:
-    """Return `after` with the epochs that the change asks for; `before` itself when nothing changed."""
+    """Return `after` with raised epochs; `before` itself if nothing changed."""
     if after == before:
         return before
     return replace(
@@ -141,9 +199,9 @@ def is_unclean(image: MetadataImage, before: PartitionImage, leader: int) -> boo
 
 
 def still_holds(image: MetadataImage, partition: PartitionImage) -> bool:
-    """Whether the revoked leader may still act as leader, as far as the image tells.
+    """Whether the revoked leader may still act as leader, by the image.
 
-    Not when it is fenced, since its lease is over, nor when it has registered anew since: its process is another one.
+    It may not if it is fenced, since its lease has expired, or if it has registered again, as another process.
     """
     revoked = partition.revoked_leader
     broker = None if revoked is None else image.brokers.get(revoked)
@@ -153,25 +211,27 @@ def still_holds(image: MetadataImage, partition: PartitionImage) -> bool:
 def eligible_replicas(
     image: MetadataImage, topic: TopicImage, before: PartitionImage, isr: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return who is eligible besides the new `isr`: those that were, and those that leave an ISR that is now too small.
+    """Return the eligible replicas beside the new `isr`: earlier ones, and those that leave an ISR that is too small.
 
-    An ISR smaller than min.insync.replicas commits nothing, so who was in sync when it shrank stays as good as its
-    members (KIP-966). Brokers back from an unclean stop may lack what they acknowledged, and are not eligible
-    (KAFKA-15586), nor are those without a working log.
+    An ISR smaller than min.insync.replicas commits nothing, so replicas that were in sync when it shrank have all that
+    its members have (KIP-966). Brokers that return from an unclean stop may lack what they acknowledged, so they are
+    not eligible (KAFKA-15586), unless they had fsynced everything first; neither are replicas without a working log.
     """
     if len(isr) >= min(image.min_insync_replicas(topic), len(before.replicas)):
         return ()
     were = {*before.eligible_leader_replicas, *before.isr}.difference(isr)
-    return tuple(replica for replica in before.replicas if replica in were and not _lacking(image, before, replica))
+    return tuple(
+        replica for replica in before.replicas if replica in were and not _lacking(image, topic, before, replica)
+    )
 
 
 def with_replicas(
     image: MetadataImage, partition: PartitionImage, replicas: tuple[int, ...], offset: int
 ) -> PartitionImage | None:
-    """Return the partition with only these of its replicas and no move under way; None if nobody in sync remains.
+    """Return the partition with only these of its replicas and no move under way; None if none of them is in sync.
 
-    A live leader that is not among them has to let go first, like any other, so somebody who is up must remain then.
-    The epochs are still the old ones.
+    A live leader that is not among them has to resign first, so another live replica must remain. The epochs do not
+    change here.
     """
     isr = tuple(member for member in partition.isr if member in replicas)
     leader, revoked, revoked_at = partition.leader, partition.revoked_leader, partition.revoked_at_offset
@@ -199,7 +259,7 @@ def with_replicas(
 
 
 def _complete_reassignment(image: MetadataImage, partition: PartitionImage, offset: int) -> PartitionImage:
-    """End a move under way once all that were to be added are up and in sync (KIP-455)."""
+    """End a reassignment once all added replicas are up and in sync (KIP-455)."""
     if not partition.adding_replicas and not partition.removing_replicas:
         return partition
     if not all(replica in partition.isr and _up(image, replica) for replica in partition.adding_replicas):
@@ -211,7 +271,8 @@ def _complete_reassignment(image: MetadataImage, partition: PartitionImage, offs
 def unsettled(image: MetadataImage, topic_ids: Iterable[bytes] | None = None) -> Iterator[PartitionRef]:
     """Yield the partitions that `settle` would change, of these topics or of all, in the same order everywhere.
 
-    Lazy, and cheap for partitions all of whose brokers are up: about 20 ms for 100 000 of those.
+    `leaves_it_to` says which of them have to wait. Lazy, and cheap for partitions all of whose brokers are up: about
+    20 ms for 100 000 of those.
     """
     active = {broker_id for broker_id, broker in image.brokers.items() if broker.active}
     leading = {broker_id for broker_id, broker in image.brokers.items() if broker.takes_leaderships}
@@ -234,8 +295,23 @@ def unsettled(image: MetadataImage, topic_ids: Iterable[bytes] | None = None) ->
                 yield PartitionRef(topic_id=topic_id, partition=partition.partition)
 
 
+def leaves_it_to(image: MetadataImage, ref: PartitionRef, silent: Set[int]) -> bool:
+    """Whether `settle` would take members out of the ISR and leave only `silent` ones in it.
+
+    The image calls these brokers live, but their heartbeats are missing (`BrokerSessions.is_silent`). When all brokers
+    have died at once, those that return would leave the ISR in favor of one that does not, and the partition would have
+    no leader as long as that one is away. So the controller waits until it has heard or fenced the silent ones, which
+    takes at most a session.
+    """
+    topic, partition = image.topics.get(ref.topic_id), image.partition(ref.topic_id, ref.partition)
+    if topic is None or partition is None or not silent:
+        return False
+    isr = set(settle(image, topic, partition, offset=image.offset + 1).isr)
+    return isr < set(partition.isr) and isr <= silent
+
+
 def has_unsettled(image: MetadataImage, broker_id: int) -> bool:
-    """Whether a partition that counts a broker as in sync, or eligible, or as having a log, waits to be settled."""
+    """Whether a partition must still be settled that counts a broker as in sync, as eligible, or as having a log."""
     broker = image.brokers[broker_id]
     return any(
         lacks_mark(partition, broker)
@@ -249,7 +325,7 @@ def has_unsettled(image: MetadataImage, broker_id: int) -> bool:
 
 
 def not_preferred(image: MetadataImage) -> Iterator[PartitionRef]:
-    """Yield the partitions whose live leader should let go for the preferred replica, which is up and in sync."""
+    """Yield the partitions whose live leader should resign for the preferred replica, which is up and in sync."""
     for topic_id in sorted(image.topics):
         for partition in image.topics[topic_id].partitions:
             if partition.leader not in (NO_LEADER, partition.replicas[0]) and _prefers_another(image, partition):
@@ -274,18 +350,14 @@ def _takes_leaderships(image: MetadataImage, broker_id: int) -> bool:
     return broker is not None and broker.takes_leaderships
 
 
-def _unclean(image: MetadataImage, broker_id: int) -> bool:
-    broker = image.brokers.get(broker_id)
-    return broker is None or broker.unclean
-
-
 def _electable(image: MetadataImage, partition: PartitionImage, broker_id: int) -> bool:
     return _active(image, broker_id) and has_log(image, partition, broker_id)
 
 
-def _lacking(image: MetadataImage, partition: PartitionImage, broker_id: int) -> bool:
+def _lacking(image: MetadataImage, topic: TopicImage, partition: PartitionImage, broker_id: int) -> bool:
     """Whether a replica may lack what it acknowledged, or has no working log at all."""
-    return _unclean(image, broker_id) or not has_log(image, partition, broker_id)
+    broker = image.brokers.get(broker_id)
+    return broker is None or broker.may_lack_records(topic.topic_id) or not has_log(image, partition, broker_id)
 
 
 def _successors(image: MetadataImage, partition: PartitionImage) -> list[int]:
@@ -308,25 +380,24 @@ def _should_let_go(image: MetadataImage, partition: PartitionImage, election: El
     if _takes_leaderships(image, partition.leader):
         return False
     successors = _successors(image, partition)
-    if _active(image, partition.leader):  # and drained: it leads on where others would as well rather not
+    if _active(image, partition.leader):  # and drained or full: it leads on where others would as well rather not
         return any(_takes_leaderships(image, successor) for successor in successors)
     return bool(successors)
 
 
-def _in_sync(image: MetadataImage, partition: PartitionImage, leader: int) -> tuple[int, ...]:
-    """Return who stays in the ISR: never nobody.
+def _in_sync(image: MetadataImage, topic: TopicImage, partition: PartitionImage, leader: int) -> tuple[int, ...]:
+    """Return the members that stay in the ISR, at least one.
 
-    Fenced brokers leave, and those that are about to stop, so that no write waits for them. When that leaves nobody,
-    the ISR stays: nothing is committed without a leader, so its members go on holding all that was. Only those that
-    lost their tail in an unclean stop, or have no working log, or lost it with their disk, then leave, for others that
-    did not.
+    Fenced brokers leave, and brokers that are about to stop, so that no write waits for them. If that would empty the
+    ISR, its members stay: without a leader nothing is committed, so they still hold every committed record. Then only
+    members leave that may have lost their tail in an unclean stop, or that have no log, if a better one remains.
     """
     isr = partition.isr
     staying = tuple(member for member in isr if member == leader or _electable(image, partition, member))
     staying = staying or tuple(m for m in isr if _up(image, m) and has_log(image, partition, m))
-    staying = staying or tuple(member for member in isr if not _lacking(image, partition, member))
+    staying = staying or tuple(member for member in isr if not _lacking(image, topic, partition, member))
     if not staying:
-        eligible = [r for r in partition.eligible_leader_replicas if not _lacking(image, partition, r)]
+        eligible = [r for r in partition.eligible_leader_replicas if not _lacking(image, topic, partition, r)]
         staying = tuple(eligible[:1])
     staying = staying or tuple(member for member in isr if has_log(image, partition, member))
     return staying or tuple(member for member in isr if not image.is_lost(partition, member)) or isr
@@ -335,10 +406,9 @@ def _in_sync(image: MetadataImage, partition: PartitionImage, leader: int) -> tu
 def _elect(
     image: MetadataImage, partition: PartitionImage, isr: tuple[int, ...], *, allow_unclean: bool
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the leader to be and the ISR with it. Replicas stand in order of preference, drained ones come last.
+    """Return the elected leader and the ISR with it. Replicas are tried in order of preference, drained ones last.
 
-    If the election is unclean, one that is only being added comes after all that have been replicas, and one whose log
-    is lost after those.
+    In an unclean election, replicas that are being added come after the others, and replicas whose log is lost last.
     """
     candidates = [replica for replica in partition.replicas if _electable(image, partition, replica)]
     candidates.sort(key=lambda replica: not _takes_leaderships(image, replica))  # stable

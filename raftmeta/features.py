@@ -1,8 +1,8 @@
-"""What this version of the software can do, and how the cluster agrees on what it does (KIP-584).
+"""Features: what a version of the software supports, and the levels that the cluster has agreed on (KIP-584).
 
-A feature has levels. Each broker registers the range of levels that its software knows; the cluster finalizes one
-level that all of them know, and finalized levels only rise. What changes the meaning of committed commands has to wait
-for a level: all controllers must decide the same, whatever version they run.
+A feature has levels. Each broker registers the range of levels that it supports; the cluster finalizes one level that
+all of them support, and finalized levels only rise. A change of the meaning of committed commands needs a new level,
+because controllers of different versions must decide alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftmeta.image import FeatureSupport, MetadataImage
 
 METADATA_VERSION = "metadata.version"
 BASELINE: Mapping[str, int] = {METADATA_VERSION: 1}
-"""Levels that hold before anything is finalized; a broker that does not name such a feature knows just this level."""
+"""Levels before any is finalized; a broker that does not register such a feature supports just this level."""
 
 DRAINING: Final = "cordoning and draining of brokers"
 DRAIN_LEVEL: Final = 2
@@ -29,13 +29,25 @@ SECURITY_LEVEL: Final = 2
 """Of metadata.version: credentials and ACLs are kept (`AlterUsersCommand`, `AlterAclsCommand` and their records)."""
 OWN_TOPIC_ID_LEVEL: Final = 3
 """Of metadata.version: a topic's id depends on where it was created (`TopicRecord.requested_id`)."""
-SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, OWN_TOPIC_ID_LEVEL)}
-"""What this version knows. Deciding must not look at it: another controller may run another version."""
+SYNCED_LEVEL: Final = 4
+"""Of metadata.version: a broker that returns from an unclean stop keeps the replicas that had fsynced everything
+(`RegisterBrokerCommand.synced_broker_epoch`, `BrokerRecord.unsynced_topic_ids`)."""
+FULL_STORAGE: Final = "the report of a full disk"
+FULL_STORAGE_LEVEL: Final = 4
+"""Of metadata.version: a broker without space hands its leaderships over (`AlterBrokerCommand.storage_full`)."""
+KAFKA_LISTENER_LEVEL: Final = 4
+"""Of metadata.version: brokers register the address of their listener for Kafka clients (fields of
+`RegisterBrokerCommand` and `BrokerRecord`)."""
+PRODUCER_OWNERS_LEVEL: Final = 5
+"""Of metadata.version: producer ids are bound to their owners (`ProducerIdKeyRecord`), and leaders verify transactions
+with their coordinators (docs/adr/0026). Older brokers cannot verify; older clients do not name their transactions."""
+SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, PRODUCER_OWNERS_LEVEL)}
+"""The levels that this version supports. Decisions must not depend on it: controllers may differ in version."""
 assert all(SUPPORTED[name].min_level <= level <= SUPPORTED[name].max_level for name, level in BASELINE.items())
 
 
 def supported_ranges() -> list[FeatureRange]:
-    """Return what this version knows, as a broker registers it."""
+    """Return the levels that this version supports, as a broker registers them."""
     return [
         FeatureRange(name=name, min_level=known.min_level, max_level=known.max_level)
         for name, known in sorted(SUPPORTED.items())
@@ -43,7 +55,7 @@ def supported_ranges() -> list[FeatureRange]:
 
 
 def newest_levels() -> list[FeatureRecord]:
-    """Return the levels at which a cluster begins that this version founds: the highest ones."""
+    """Return the levels of a new cluster: the highest that this version supports."""
     return [FeatureRecord(name=name, level=known.max_level) for name, known in sorted(SUPPORTED.items())]
 
 
@@ -67,7 +79,7 @@ def check_metadata_version(image: MetadataImage, level: int, what: str) -> None:
 
 
 def supports(features: Iterable[FeatureSupport], name: str, level: int) -> bool:
-    """Whether software with these features can work in a cluster with that finalized level; 0: not in use."""
+    """Whether software that supports these levels can run in a cluster with this finalized level; 0: not in use."""
     for known in features:
         if known.name == name:
             return level == 0 or known.min_level <= level <= known.max_level
@@ -75,10 +87,10 @@ def supports(features: Iterable[FeatureSupport], name: str, level: int) -> bool:
 
 
 def check_supported(levels: Mapping[str, int], known: Mapping[str, FeatureSupport] = SUPPORTED) -> None:
-    """Check that this version can act on what the cluster has finalized.
+    """Check that this version supports the finalized levels.
 
     Raises:
-        UnsupportedVersion: it cannot; acting on it all the same would make the nodes disagree.
+        UnsupportedVersion: it does not; the nodes would disagree.
     """
     for name, level in sorted(levels.items()):
         if not supports(known.values(), name, level):

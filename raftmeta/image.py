@@ -1,24 +1,141 @@
 """The state of the cluster at one metadata offset, immutable.
 
-Whoever holds a `MetadataImage` may keep it and share it between threads: a change makes a new image
-(`raftmeta.replay`) that shares what did not change.
+A caller may keep a `MetadataImage` and share it between threads: a change makes a new image (`raftmeta.replay`) that
+shares the unchanged parts with the old one.
+
+Its tables are `PersistentMap`s. Setting a key makes a new map that shares nearly everything with the old one:
+
+    PersistentMap ─ 512 buckets, each a dict of the keys whose CRC-32 falls into it
+
+An image holds up to 100 000 topics, and every committed command makes a new image. Copying a dict of that size takes
+milliseconds; here a change copies the list of buckets and the dicts that it touches, a few microseconds in all. Keys
+are spread by CRC-32, not by `hash`, which differs between processes, so that the order of iteration is the same
+everywhere. It is no order that means anything: sort where order matters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from zlib import crc32
 
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
 from raftmeta.acls import Acl, field_order
 from raftmeta.credentials import KEY_BYTES, Credential, CredentialKey, Mechanism
-from raftmeta.persistent_map import PersistentMap
+from raftmeta.producer_ids import ProducerIdKey
 from raftmeta.topic_configs import BROKER_KEY_BY_TOPIC_KEY, TOPIC_KEY_BY_BROKER_KEY
+
+K = TypeVar("K", bound="str | bytes")
+V = TypeVar("V")
+
+BUCKETS = 512
+_EMPTY: dict[Any, Any] = {}
+
+
+class PersistentMap(Mapping[K, V], Generic[K, V]):
+    """An immutable mapping from str or bytes; equal to any mapping with the same items.
+
+    Invariants: every key is in the bucket of its CRC-32; the length is the sum of the buckets' lengths. No bucket is
+    written to once it belongs to a map.
+    """
+
+    __slots__ = ("_buckets", "_length")
+
+    def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
+        pairs = items.items() if isinstance(items, Mapping) else items
+        self._buckets: list[dict[K, V]] = [_EMPTY] * BUCKETS
+        self._length = 0
+        builder = MapBuilder(self)
+        for key, value in pairs:
+            builder[key] = value
+        built = builder.build()
+        self._buckets, self._length = built._buckets, built._length
+
+    @staticmethod
+    def of(items: Mapping[K, V]) -> PersistentMap[K, V]:
+        """Return `items` itself if it is such a map, else a map of the same items."""
+        return items if isinstance(items, PersistentMap) else PersistentMap(items)
+
+    def __getitem__(self, key: K) -> V:
+        return self._buckets[_bucket(key)][key]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, (str, bytes)) and key in self._buckets[_bucket(key)]
+
+    def __iter__(self) -> Iterator[K]:
+        for bucket in self._buckets:
+            yield from bucket
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"PersistentMap({dict(self)!r})"
+
+
+class MapBuilder(Generic[K, V]):
+    """Builds a changed map; a bucket is copied when it is first written to."""
+
+    __slots__ = ("_base", "_buckets", "_length", "_owned")
+
+    def __init__(self, base: PersistentMap[K, V]) -> None:
+        self._base = base
+        self._buckets = list(base._buckets)
+        self._length = base._length
+        self._owned: set[int] = set()
+
+    def get(self, key: K) -> V | None:
+        """Return the present value."""
+        return self._buckets[_bucket(key)].get(key)
+
+    def __getitem__(self, key: K) -> V:
+        return self._buckets[_bucket(key)][key]
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._buckets[_bucket(key)]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        bucket = self._own(_bucket(key))
+        self._length -= len(bucket)
+        bucket[key] = value
+        self._length += len(bucket)
+
+    def pop(self, key: K) -> V:
+        """Remove a key and return its value.
+
+        Raises:
+            KeyError: it is not there.
+        """
+        value = self._own(_bucket(key)).pop(key)
+        self._length -= 1
+        return value
+
+    def build(self) -> PersistentMap[K, V]:
+        """Return the changed map, or the base if nothing changed; the builder must not be used any more."""
+        if not self._owned:
+            return self._base
+        built: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
+        built._buckets = self._buckets
+        built._length = self._length
+        self._owned.clear()
+        return built
+
+    def _own(self, index: int) -> dict[K, V]:
+        if index not in self._owned:
+            self._owned.add(index)
+            self._buckets[index] = dict(self._buckets[index])
+        return self._buckets[index]
+
+
+def _bucket(key: str | bytes) -> int:
+    return crc32(key if isinstance(key, bytes) else key.encode()) % BUCKETS
+
 
 NO_LEADER = -1
 INTERNAL_PREFIX = "__"
-"""Begins the names of the topics that raftlog keeps for itself; users cannot create such."""
+"""Prefix of the names of internal topics; users cannot create such topics."""
 CLUSTER_DEFAULT = ""
 """Name of the broker resource whose configs hold for all brokers."""
 
@@ -38,12 +155,18 @@ class BrokerImage:
 
     `unclean`: it registered after a stop that was not clean, and may lack what it had acknowledged. Until it is
     unfenced it has to leave every ISR that others are in (`raftmeta.elections`). Invariant: unclean implies fenced.
+    `unsynced_topic_ids`, sorted: the same, for the partitions of these topics only, because it had fsynced everything
+    else before it acknowledged it. Invariant: they imply fenced and not unclean.
     `directory_id`: of its first log directory; empty when it does not say. `lock_identity`: of the lock that its
     process holds; another process that names the same one has taken the lock over, so this one is dead.
 
     `other_directory_ids`: of its other log directories that work, from metadata.version 2 on. `former_directory_ids`:
     those that it had, when it registered with none of them: its logs are gone, which its partitions have to show before
-    it is unfenced (`raftmeta.replica_marks`). Both sorted. Invariant: former_directory_ids implies unclean.
+    it is unfenced (`raftmeta.elections`). Both sorted. Invariant: former_directory_ids implies unclean.
+
+    `storage_full`: a log directory of this process refuses writes for want of space, says the broker.
+
+    `kafka_host` and `kafka_port`: of its listener for Kafka clients, from metadata.version 4 on; empty without one.
 
     `cordoned` and `drained` are what an operator wants, and outlive processes; `drained_until_restart` says that
     `drained` does not. Invariant: drained_until_restart implies drained. Ask `takes_replicas` and `takes_leaderships`.
@@ -68,11 +191,19 @@ class BrokerImage:
     drained_until_restart: bool = False
     other_directory_ids: tuple[bytes, ...] = ()
     former_directory_ids: tuple[bytes, ...] = ()
+    unsynced_topic_ids: tuple[bytes, ...] = ()
+    storage_full: bool = False
+    kafka_host: str = ""
+    kafka_port: int = 0
 
     @property
     def directory_ids(self) -> tuple[bytes, ...]:
-        """All that is known of its log directories, sorted; empty when it does not say."""
+        """The ids of its log directories, sorted; empty if it did not register them."""
         return tuple(sorted({*self.other_directory_ids, *((self.directory_id,) if self.directory_id else ())}))
+
+    def may_lack_records(self, topic_id: bytes) -> bool:
+        """Whether its replicas of this topic may lack records that its last process acknowledged."""
+        return self.unclean or topic_id in self.unsynced_topic_ids
 
     @property
     def active(self) -> bool:
@@ -81,35 +212,35 @@ class BrokerImage:
 
     @property
     def takes_replicas(self) -> bool:
-        """Whether it may be given replicas that it has not held: active, neither cordoned nor drained."""
+        """Whether it may get new replicas: active, neither cordoned nor drained."""
         return self.active and not self.cordoned and not self.drained
 
     @property
     def takes_leaderships(self) -> bool:
-        """Whether it should lead where others could as well: active and not drained."""
-        return self.active and not self.drained
+        """Whether it should be preferred as a leader: active, not drained, and able to append."""
+        return self.active and not self.drained and not self.storage_full
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionImage:
-    """One partition. `leader` is NO_LEADER when nobody leads; `replicas` stand in order of preference.
+    """One partition. `leader` is NO_LEADER without a leader; `replicas` stand in order of preference.
 
-    While a reassignment is under way `replicas` are the wanted ones, in their order, and then `removing_replicas`
-    (KIP-455). `eligible_leader_replicas` left the ISR when it was smaller than min.insync.replicas, so nothing has
-    been committed since and they hold every committed record (KIP-966). `revoked_leader` was told to let go at
-    `revoked_at_offset`; until it has, nobody leads.
+    During a reassignment, `replicas` are the wanted ones in their order, then `removing_replicas` (KIP-455).
+    `eligible_leader_replicas` left the ISR when it was smaller than min.insync.replicas. Nothing has been committed
+    since, so they hold every committed record (KIP-966). `revoked_leader` was asked to resign at `revoked_at_offset`;
+    until it has resigned, the partition has no leader.
 
-    `offline_replicas`: (broker id, broker epoch) of replicas whose broker has said that it has no working log for them.
-    It holds for that epoch only: ask `MetadataImage.is_offline`.
+    `offline_replicas`: (broker id, broker epoch) of replicas that their broker has reported as having no working log.
+    An entry is valid for that broker epoch only: ask `MetadataImage.is_offline`.
 
-    `lost_replicas`: (broker id, ids of log directories) of replicas whose broker has come back without the directories
-    that their logs were in: they are empty, whatever else is known of them. It holds until all of the directories are
-    back: ask `MetadataImage.is_lost`.
+    `lost_replicas`: (broker id, ids of log directories) of replicas whose broker has returned without the directories
+    that held their logs, so they are empty. An entry is valid until all of the directories are back: ask
+    `MetadataImage.is_lost`.
 
-    Invariants: isr is a subset of replicas, not empty; leader is in isr or NO_LEADER; eligible_leader_replicas are
-    replicas outside the isr; revoked_leader is None while somebody leads; offline_replicas are replicas, each once,
-    in the order of their ids; while they hold, none of them leads or is eligible, nor is any in the isr beside one
-    that works. The same is true of lost_replicas; one that is elected uncleanly is no longer among them.
+    Invariants: isr is a non-empty subset of replicas; leader is in isr or NO_LEADER; eligible_leader_replicas are
+    replicas outside the isr; revoked_leader is None while there is a leader; offline_replicas are replicas, each once,
+    in order of their ids; a valid entry's replica neither leads nor is eligible, nor is it in the isr beside a working
+    one. The same is true of lost_replicas; a replica that is elected uncleanly is removed from them.
     """
 
     partition: int
@@ -162,7 +293,7 @@ NO_LOAD = BrokerLoad()
 
 @dataclass(frozen=True, slots=True, order=True)
 class ResourceKey:
-    """What a config belongs to: type is `ConfigResource.TOPIC` or `.BROKER`."""
+    """The resource of a config: type is `ConfigResource.TOPIC` or `.BROKER`."""
 
     type: ConfigResource.Type.ValueType
     name: str
@@ -188,10 +319,13 @@ class MetadataImage:
     topics: Mapping[bytes, TopicImage] = field(default_factory=PersistentMap)
     topic_id_by_name: Mapping[str, bytes] = field(default_factory=PersistentMap)
     configs: Mapping[ResourceKey, Mapping[str, str]] = field(default_factory=dict)
-    """Of brokers; a topic's stand in its `TopicImage`."""
+    """Configs of brokers; those of a topic are in its `TopicImage`."""
     features: Mapping[str, int] = field(default_factory=dict)
     """The finalized level of each feature that is in use."""
     next_producer_id: int = 0
+    """The first number that no block of producer ids holds."""
+    producer_id_key: ProducerIdKey | None = None
+    """What producer ids are bound to their owners with; None: none was bound yet."""
     load: Mapping[int, BrokerLoad] = field(default_factory=dict)
     dotted_names: Mapping[str, str] = field(default_factory=PersistentMap)
     credentials: Mapping[CredentialKey, Credential] = field(default_factory=dict)
@@ -210,7 +344,7 @@ class MetadataImage:
         return topic.partitions[partition]
 
     def is_offline(self, partition: PartitionImage, broker_id: int) -> bool:
-        """Whether the present process of that broker has said that it has no working log for the partition."""
+        """Whether the present process of that broker has reported no working log for the partition."""
         if not partition.offline_replicas:
             return False
         broker = self.brokers.get(broker_id)
@@ -225,7 +359,7 @@ class MetadataImage:
         return False
 
     def credential(self, user: str, mechanism: Mechanism) -> Credential | None:
-        """Return what is kept of a user's password for one mechanism."""
+        """Return a user's credential for one mechanism."""
         return self.credentials.get(CredentialKey(user, mechanism))
 
     def credentials_of(self, user: str) -> tuple[Credential, ...]:
@@ -234,7 +368,7 @@ class MetadataImage:
         return tuple(credential for credential in found if credential is not None)
 
     def resource_configs(self, resource_type: ConfigResource.Type.ValueType, name: str) -> Mapping[str, str]:
-        """Return what is set on one resource, in canonical spelling; empty when nothing is."""
+        """Return the configs set on one resource, in canonical spelling."""
         if resource_type == ConfigResource.TOPIC:
             topic = self.topic(name)
             return {} if topic is None else topic.configs
@@ -296,6 +430,8 @@ class MetadataImage:
             )
         for name, level in sorted(self.features.items()):
             yield feature_record(name, level)
+        if self.producer_id_key is not None:
+            yield producer_id_key_record(self.producer_id_key)
         if self.next_producer_id:
             yield producer_ids_record(self.next_producer_id)
         for broker_id in sorted(self.brokers):
@@ -334,8 +470,15 @@ def topic_record(topic: TopicImage) -> MetadataRecord:
 
 
 def producer_ids_record(next_producer_id: int) -> MetadataRecord:
-    """Return the record that moves the first producer id which no block holds."""
+    """Return the record that moves the first number which no block holds."""
     return MetadataRecord(producer_ids=records_pb2.ProducerIdsRecord(next_producer_id=next_producer_id))
+
+
+def producer_id_key_record(key: ProducerIdKey) -> MetadataRecord:
+    """Return the record from which on producer ids are bound to their owners."""
+    return MetadataRecord(
+        producer_id_key=records_pb2.ProducerIdKeyRecord(secret=key.secret, first_number=key.first_number)
+    )
 
 
 def broker_record(broker: BrokerImage) -> MetadataRecord:
@@ -360,6 +503,10 @@ def broker_record(broker: BrokerImage) -> MetadataRecord:
             drained_until_restart=broker.drained_until_restart,
             other_directory_ids=broker.other_directory_ids,
             former_directory_ids=broker.former_directory_ids,
+            unsynced_topic_ids=broker.unsynced_topic_ids,
+            storage_full=broker.storage_full,
+            kafka_host=broker.kafka_host,
+            kafka_port=broker.kafka_port,
             features=(
                 records_pb2.FeatureRange(name=known.name, min_level=known.min_level, max_level=known.max_level)
                 for known in broker.features

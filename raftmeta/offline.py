@@ -1,7 +1,7 @@
 """Procedures on the metadata directory of a controller that is stopped: `python -P -m raftmeta.offline COMMAND`.
 
     format      write meta.properties before the first start
-    describe    print what is there
+    describe    print the contents
     set-voters  change the list of voters; from a single one with copies of its directory for the new ones
 
 Each takes the directory's lock, so none works beside a running controller. docs/quorum.md says when to use which.
@@ -21,9 +21,7 @@ from typing import Any, Final
 
 from raftlog.errors import InconsistentVoters, InvalidConfig, InvalidRequestError, RaftlogError, StorageError
 from raftlog.v1.raft_pb2 import JOINING, VOTER, VoterState
-from raftmeta.disk import MetadataDisk
-from raftmeta.os_disk import OsDisk
-from raftmeta.raft.recovery import unused_log
+from raftmeta.disk import MetadataDisk, OsDisk
 from raftmeta.raft.snapshots import SnapshotStore
 from raftmeta.raft.voters import (
     BEFORE_NAME,
@@ -33,7 +31,7 @@ from raftmeta.raft.voters import (
     read_properties,
     write_properties,
 )
-from raftmeta.raft.wal import WriteAheadLog
+from raftmeta.raft.wal import WriteAheadLog, unused_log
 
 ALLOWED_VOTERS: Final = (1, 3, 5)
 """How many voters a server takes: with an even number one failure more would stop the quorum, not one fewer."""
@@ -76,7 +74,7 @@ def unsafe_change(present: Iterable[int], wanted: Iterable[int]) -> RaftlogError
     if len(old) > 1 and len(old & new) < majority(len(new)):
         return InconsistentVoters(
             f"voters {_list(old & new)} are no majority of {_list(new)}, and new ones have no vote before they have "
-            f"caught up: nobody could be elected. Add fewer at a time. {LOST_MAJORITY}"
+            f"caught up: no leader could be elected. Add fewer at a time. {LOST_MAJORITY}"
         )
     return None
 
@@ -132,7 +130,7 @@ def format_directory(
 
 
 def describe_directory(path: str) -> dict[str, Any]:
-    """Return what a directory holds, as it would be found by a start.
+    """Return what a directory holds, as a start would find it.
 
     Raises:
         RaftlogError: it is in use, or cannot be read.
@@ -165,17 +163,15 @@ def set_voters(
 ) -> tuple[MetaProperties, MetaProperties]:
     """Replace the list of voters; returns the properties before and after.
 
-    A single voter that gets company would wait for votes that nobody has yet, and it alone knows what is committed. So
-    its directory is copied to `copies`/node-ID for each new voter, before its own list changes.
+    New voters have no vote yet, so a single voter that gets others would wait for them in vain, and it alone knows what
+    is committed. So its directory is copied to `copies`/node-ID for each new voter, before its own list changes.
 
-    As long as the node has not started since, a change may be made once more, or taken back: what counts is the list
-    before the first one.
+    Until the node starts, the change may be corrected or undone: each change is compared with the original list.
 
     Raises:
-        InvalidConfig: the directory is not formatted, or the node would not be a voter any more; copies are needed, or
-            are not, or there is something in their place.
-        InconsistentVoters: the change may lose what was committed, or leave nobody to elect; `force` does it all the
-            same.
+        InvalidConfig: the directory is not formatted, or the node would no longer be a voter; copies are needed, or
+            not needed, or their place is taken.
+        InconsistentVoters: the change may lose committed changes, or leave no electable voter; `force` allows it.
     """
     wanted = tuple(sorted(voters))
     with _locked(path) as disk:

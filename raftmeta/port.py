@@ -73,7 +73,7 @@ class MetadataPort(Protocol):
     async def propose(self, command: MetadataCommand) -> CommandResult:
         """Commit a command and return its result once `image` shows it; the controller stamps clock and epoch.
 
-        Asks again by itself, and counts once, whatever happens to controllers and connections on the way.
+        This retries by itself over changes of the controller and broken connections; the command takes effect once.
 
         Raises:
             RaftlogError: refused, and nothing changed; or RequestTimedOut, StorageError, ShuttingDown, after which it
@@ -98,7 +98,7 @@ class MetadataPort(Protocol):
         ...
 
     async def describe_quorum(self) -> QuorumInfo:
-        """Return the quorum as its leader sees it; on a voter, when nobody leads, as that voter does.
+        """Return the leader's view of the quorum; on a voter, while there is no leader, that voter's own.
 
         Raises:
             RaftlogError: no controller could be asked.
@@ -109,7 +109,7 @@ class MetadataPort(Protocol):
         """Open a stream of heartbeats to where the active controller is believed to be.
 
         Raises:
-            RaftlogError: retriable: nobody could be reached.
+            RaftlogError: retriable: no controller could be reached.
         """
         ...
 
@@ -118,7 +118,7 @@ class MetadataPort(Protocol):
         ...
 
     def waiting_for(self) -> str:
-        """Say who or what keeps this node from being ready, in words for a log line; "" when nothing does."""
+        """Return what keeps this node from being ready, as text for a log line; "" if it is ready."""
         ...
 
     async def start(self) -> None:

@@ -20,13 +20,15 @@ from raftmeta.image import (
     BrokerImage,
     BrokerLoad,
     FeatureSupport,
+    MapBuilder,
     MetadataImage,
     PartitionImage,
+    PersistentMap,
     ResourceKey,
     TopicImage,
     metric_name,
 )
-from raftmeta.persistent_map import MapBuilder, PersistentMap
+from raftmeta.producer_ids import ProducerIdKey
 
 
 def replay(image: MetadataImage, record: MetadataRecord, offset: int) -> MetadataImage:
@@ -71,6 +73,7 @@ class _Change:
         self._controller_id = base.controller_id
         self._controller_epoch = base.controller_epoch
         self._next_producer_id = base.next_producer_id
+        self._producer_id_key = base.producer_id_key
         self._brokers: dict[int, BrokerImage] | None = None
         self._features: dict[str, int] | None = None
         self._configs: dict[ResourceKey, Mapping[str, str]] | None = None
@@ -100,6 +103,10 @@ class _Change:
                 self._remove_broker(record.remove_broker.broker_id)
             case "producer_ids":
                 self._next_producer_id = record.producer_ids.next_producer_id
+            case "producer_id_key":
+                self._producer_id_key = ProducerIdKey(
+                    record.producer_id_key.secret, record.producer_id_key.first_number
+                )
             case "feature":
                 self._put_feature(record.feature)
             case "cluster":
@@ -145,6 +152,7 @@ class _Change:
             configs=base.configs if self._configs is None else self._configs,
             features=base.features if self._features is None else self._features,
             next_producer_id=self._next_producer_id,
+            producer_id_key=self._producer_id_key,
             load=self._new_load() if self._load else base.load,
             dotted_names=base.dotted_names if self._dotted_names is None else self._dotted_names.build(),
             credentials=base.credentials if self._credentials is None else self._credentials,
@@ -310,6 +318,10 @@ def broker_from_record(record: records_pb2.BrokerRecord) -> BrokerImage:
         drained_until_restart=record.drained_until_restart,
         other_directory_ids=tuple(record.other_directory_ids),
         former_directory_ids=tuple(record.former_directory_ids),
+        unsynced_topic_ids=tuple(record.unsynced_topic_ids),
+        storage_full=record.storage_full,
+        kafka_host=record.kafka_host,
+        kafka_port=record.kafka_port,
     )
 
 

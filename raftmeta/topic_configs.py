@@ -46,7 +46,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             default=DAY_MS,
             minimum=0,
             doc="With compaction: how long a tombstone (a record without value) can still be read after the cleaning "
-            "that first came past it. Who reads from the begin has to be through within this time.",
+            "that first came past it. A consumer that reads from the beginning must finish within this time.",
         ),
         "log.cleaner.delete.retention.ms",
     ),
@@ -98,7 +98,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="ms",
             default=MAX_INT64,
             minimum=1,
-            doc="With compaction: age of a record at which the log is cleaned whatever the ratio, and rolled.",
+            doc="With compaction: age of a record at which the log is rolled and cleaned, at any ratio.",
         ),
         "log.cleaner.max.compaction.lag.ms",
     ),
@@ -153,7 +153,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="ms",
             default=0,
             minimum=0,
-            doc="With compaction: a record stays at least this long, whatever follows it.",
+            doc="With compaction: a record stays at least this long, even if later records have its key.",
         ),
         "log.cleaner.min.compaction.lag.ms",
     ),
@@ -251,15 +251,15 @@ def _throttled_replicas(name: str, whose: str, rate: str) -> ConfigKey:
         name=name,
         kind="list",
         default=(),
-        doc=f"Replicas whose catching up {whose} holds back to {rate}, as partition:broker,...; *: all. "
-        "Replicas that are in sync are never held back.",
+        doc=f"Replicas {whose} at most at {rate} during catch-up, as partition:broker,...; *: all. "
+        "Followers in sync are never throttled.",
         check=_check_throttled_replicas,
     )
 
 
 _TOPIC_ONLY_KEYS: tuple[ConfigKey, ...] = (
-    _throttled_replicas(THROTTLED_REPLICAS_OF_FOLLOWER, "the broker that receives", FOLLOWER_THROTTLE_RATE),
-    _throttled_replicas(THROTTLED_REPLICAS_OF_LEADER, "the broker that sends", LEADER_THROTTLE_RATE),
+    _throttled_replicas(THROTTLED_REPLICAS_OF_FOLLOWER, "that receive records", FOLLOWER_THROTTLE_RATE),
+    _throttled_replicas(THROTTLED_REPLICAS_OF_LEADER, "that send records to a follower", LEADER_THROTTLE_RATE),
 )
 
 BROKER_KEY_BY_TOPIC_KEY: dict[str, str] = {key.name: name or key.name for key, name in _TOPIC_KEYS}
@@ -288,8 +288,8 @@ REPLICATION_THROTTLE_KEYS: tuple[ConfigKey, ...] = tuple(
         default=MAX_INT64,
         minimum=1,
         dynamic=True,
-        doc=f"Bytes a second that this broker {does} altogether for the throttled replicas that are catching up; which "
-        f"these are says the topic config {replicas}.",
+        doc=f"Bytes a second that this broker {does} altogether for throttled replicas that catch up. The topic config "
+        f"{replicas} names them.",
     )
     for name, does, replicas in (
         (LEADER_THROTTLE_RATE, "sends", THROTTLED_REPLICAS_OF_LEADER),

@@ -1,4 +1,4 @@
-"""The ISR as its leader sees it: what the controller has committed, and one change that it has been asked for."""
+"""The ISR as its leader sees it: the members that the controller has committed, and one proposed change."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from replication.ports import Replica
 
 @dataclass(frozen=True, slots=True)
 class IsrChange:
-    """What a leader asks the controller for: this ISR, if the partition is still as the leader knows it.
+    """A leader's proposal to the controller: this ISR, if the partition is still as the leader knows it.
 
-    `members` in order of preference, the leader among them, each with the broker epoch that the leader has heard from
-    it (KIP-903). Becomes an AlterPartition command.
+    `members`: in order of preference, the leader among them, each with the broker epoch that it has told the leader
+    (KIP-903). Becomes an AlterPartition command.
     """
 
     leader_epoch: int
@@ -29,13 +29,13 @@ class IsrChange:
 
 
 class Pending(enum.Enum):
-    """What is known of the change that was asked for last."""
+    """What the leader knows of its last proposal."""
 
-    NONE = "nothing is asked for, or what was has come with newer metadata"
+    NONE = "no change is proposed, or newer metadata has settled the proposal"
     ASKED = "the controller has not answered"
-    AWAITED = "it was granted, or the partition has changed otherwise: newer metadata is on its way"
-    DOUBTFUL = "nobody knows whether it was granted: it is to be asked for again"
-    REFUSED = "it was refused, and is dropped; something may be asked for after a while"
+    AWAITED = "granted, or the partition has changed otherwise: newer metadata is on its way"
+    DOUBTFUL = "it is unknown whether it was granted: the leader proposes it again"
+    REFUSED = "refused and dropped; the leader may propose a change after a pause"
 
 
 class IsrState:
@@ -49,14 +49,14 @@ class IsrState:
         ASKED                another refusal: nothing was changed                REFUSED
         ASKED                any other error: unknown outcome                    DOUBTFUL
         any                  newer metadata                                      NONE
-        NONE, AWAITED, ...   an answer to something else than the pending change unchanged
+        any                  an answer to another change than the pending one    unchanged
 
-    A change is asked for with the partition epoch as compare-and-set, so once newer metadata is here it was either
-    part of that or will never come. Asked for again and then refused, it will never come either: a broker's commands
-    are settled in order (`raftmeta.client_sessions`), so the refusal speaks for the earlier attempts too.
+    A proposal carries the partition epoch as compare-and-set, so newer metadata either includes the change or rules it
+    out. A refusal of a repeated proposal rules it out too: the controller settles a broker's commands in order
+    (`raftmeta.state`), so the refusal covers the earlier attempts.
 
-    Invariant: `maximal` = committed members and those that the pending change adds; only REFUSED and NONE add nobody.
-    So whatever the controller has committed without the leader knowing is a subset of `maximal`.
+    Invariant: `maximal` = the committed members and those that the pending change adds; REFUSED and NONE add none. So
+    any ISR that the controller has committed, even before the leader knows, is a subset of `maximal`.
     """
 
     __slots__ = ("change", "maximal", "members", "partition_epoch", "pending")
@@ -69,15 +69,15 @@ class IsrState:
         self.change: IsrChange | None = None
         """The pending change; None when there is none."""
         self.maximal = members
-        """Who has to hold a record before it is committed."""
+        """The brokers that have to hold a record before it is committed."""
 
     @property
     def may_propose(self) -> bool:
-        """Whether something may be asked for: one change at a time."""
+        """Whether a change may be proposed; one at a time."""
         return self.pending not in (Pending.ASKED, Pending.AWAITED)
 
     def committed(self, members: frozenset[int], partition_epoch: int) -> bool:
-        """Take over what newer metadata says; return False when it is not newer."""
+        """Adopt newer metadata; return False when it is not newer."""
         if partition_epoch <= self.partition_epoch:
             return False
         self.members, self.partition_epoch = members, partition_epoch
@@ -85,13 +85,13 @@ class IsrState:
         return True
 
     def propose(self, change: IsrChange) -> None:
-        """Count on it that `change` may be granted from now on."""
+        """Note that `change` may be granted from now on, so that its members count."""
         assert self.may_propose, f"one change at a time, {self.change} is {self.pending.name}"
         assert change.partition_epoch == self.partition_epoch, f"{change} was made before {self.partition_epoch}"
         if self.pending is Pending.DOUBTFUL:
-            assert self.change is not None, "there is one"
+            assert self.change is not None, "a doubtful change is kept"
             same = _broker_ids(change) == _broker_ids(self.change)
-            assert same, "what is doubtful is asked for again"
+            assert same, "a doubtful change is proposed again before any other"
         self.pending, self.change = Pending.ASKED, change
         self.maximal = self.members.union(_broker_ids(change))
         self._check_invariants()
@@ -118,7 +118,7 @@ class IsrState:
     def _check_invariants(self) -> None:
         assert self.members <= self.maximal, f"{set(self.members)} are in sync, {set(self.maximal)} are counted"
         assert (self.change is None) == (self.pending in (Pending.NONE, Pending.REFUSED)), f"{self.pending}"
-        assert self.change is not None or self.maximal == self.members, "nobody is added"
+        assert self.change is not None or self.maximal == self.members, "without a change no member is added"
 
 
 def _broker_ids(change: IsrChange) -> list[int]:

@@ -1,6 +1,7 @@
-"""What a leader decides from what its log and its followers hold: the high watermark, and who is in sync.
+"""What a leader decides from the progress of its log and its followers: the high watermark and the ISR. Pure.
 
-The data itself is elsewhere (the log, the streams); this sees offsets, times and epochs only.
+`LeaderState` is one term of a leader. `ReplicaProgress` is what it knows of one follower: its life, how much it holds,
+and when it last held everything. Both see only offsets, times and epochs; the records are in the log and the streams.
 """
 
 from __future__ import annotations
@@ -9,23 +10,160 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from raftlog.errors import InvalidRequestError
+from raftlog.errors import InvalidRequestError, StaleBrokerEpoch
 from replication.high_watermark import high_watermark
 from replication.isr import IsrChange, IsrState, Pending
 from replication.ports import Replica
-from replication.replica_progress import NEVER_MS, ReplicaProgress
+
+NEVER_MS = float("-inf")
+"""A time before all others."""
+
+
+class ReplicaProgress:
+    """One follower, in one term of its leader.
+
+    States, and what moves between them:
+
+        unheard     -> open    `open`: its log is a prefix of the leader's
+        open, shut  -> open    `open` again: sets what it holds, lower too (its log was lost)
+        open        -> open    `ack` raises what it holds
+        open        -> shut    `close`: its stream is gone
+        open, shut  -> unheard `forget`: what it held may be gone; earlier lives are still refused
+
+    What it holds counts from the first `open` on, in `shut` too, because it is on its disk. Times are the leader's, in
+    monotonic milliseconds.
+
+    "Caught up at time t": it holds everything that the leader's log had at t. A *mark* measures that: the leader's log
+    end at some time. Once the follower holds everything up to the mark, it was caught up at the mark's time, and the
+    next mark is set. So a follower that is always some records behind a busy leader counts as caught up a moment ago,
+    while one that makes no progress does not, however few records it lacks.
+
+    Invariants: durable_end_offset is None in `unheard` only; the times never go back; when a mark is set it lies at or
+    above what the follower holds.
+    """
+
+    __slots__ = (
+        "_mark_end_offset",
+        "_mark_ms",
+        "broker_epoch",
+        "broker_id",
+        "durable_end_offset",
+        "is_open",
+        "last_caught_up_ms",
+    )
+
+    def __init__(self, broker_id: int) -> None:
+        self.broker_id = broker_id
+        self.broker_epoch = -1
+        """The broker epoch of its latest life; -1 before the first `open`."""
+        self.durable_end_offset: int | None = None
+        """Exclusive: what it holds durably."""
+        self.is_open = False
+        """Whether a stream serves it."""
+        self.last_caught_up_ms = NEVER_MS
+        self._mark_end_offset = 0
+        self._mark_ms = NEVER_MS
+
+    @property
+    def replica(self) -> Replica | None:
+        """Its latest life; None in `unheard`."""
+        return None if self.durable_end_offset is None else Replica(self.broker_id, self.broker_epoch)
+
+    def give_time(self, now_ms: float) -> None:
+        """Count it as caught up now, although it has not spoken: it is in the ISR, and the leader is new."""
+        self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
+
+    def open(self, replica: Replica, durable_end_offset: int, leader_end_offset: int, now_ms: float) -> None:
+        """Begin to track it, from what it holds.
+
+        Raises:
+            StaleBrokerEpoch: a later life of it has opened before (KIP-903).
+            InvalidRequestError: it claims to hold more than the leader's log has.
+        """
+        self._check_life(replica)
+        self._check_end(durable_end_offset, leader_end_offset)
+        self.broker_epoch = replica.broker_epoch
+        self.is_open = True
+        self.durable_end_offset = durable_end_offset
+        self._mark_end_offset, self._mark_ms = leader_end_offset, now_ms
+        if durable_end_offset == leader_end_offset:
+            self.last_caught_up_ms = now_ms
+
+    def ack(self, replica: Replica, durable_end_offset: int, leader_end_offset: int, now_ms: float) -> bool:
+        """Count what it holds; return whether that is more than before.
+
+        Raises:
+            StaleBrokerEpoch: a later life of it has opened before (KIP-903).
+            InvalidRequestError: it is not open, or claims to hold more than the leader's log has, or less than before.
+        """
+        if replica.broker_epoch != self.broker_epoch or not self.is_open:
+            self._check_life(replica)
+            raise InvalidRequestError(
+                f"broker {replica.broker_id} with epoch {replica.broker_epoch} acknowledges what it holds, "
+                "but has not opened the partition"
+            )
+        before = self.durable_end_offset
+        assert before is not None, "an open follower has said what it holds"
+        if not before <= durable_end_offset <= leader_end_offset:
+            self._check_end(durable_end_offset, leader_end_offset)
+            raise InvalidRequestError(
+                f"broker {self.broker_id} acknowledges up to {durable_end_offset} after {before}: a durable end "
+                "never moves back"
+            )
+        self.durable_end_offset = durable_end_offset
+        if durable_end_offset == leader_end_offset:
+            self.last_caught_up_ms = now_ms
+        elif durable_end_offset >= self._mark_end_offset:
+            self.last_caught_up_ms = self._mark_ms
+            self._mark_end_offset, self._mark_ms = leader_end_offset, now_ms
+        return durable_end_offset > before
+
+    def leader_appended(self, end_offset_before: int, end_offset: int, now_ms: float) -> None:
+        """Note that the leader's log has grown: if the follower held all of it, it was caught up until now."""
+        if self.durable_end_offset == end_offset_before:
+            self.last_caught_up_ms = now_ms
+            self._mark_end_offset, self._mark_ms = end_offset, now_ms
+
+    def close(self, replica: Replica) -> None:
+        """Note that the stream of this life is gone; other lives are ignored."""
+        if replica.broker_epoch == self.broker_epoch:
+            self.is_open = False
+
+    def forget(self) -> None:
+        """Count nothing of it until it opens again: its disk is gone, or is being replaced."""
+        self.is_open = False
+        self.durable_end_offset = None
+
+    def lags(self, leader_end_offset: int, now_ms: float, lag_time_max_ms: float) -> bool:
+        """Whether it lacks records, and was last caught up more than `lag_time_max_ms` ago."""
+        return self.durable_end_offset != leader_end_offset and now_ms - self.last_caught_up_ms > lag_time_max_ms
+
+    def _check_life(self, replica: Replica) -> None:
+        if replica.broker_epoch < self.broker_epoch:
+            raise StaleBrokerEpoch(
+                f"broker {replica.broker_id} has opened the partition with broker epoch {self.broker_epoch}; "
+                f"{replica.broker_epoch} is an earlier life of it"
+            )
+
+    def _check_end(self, durable_end_offset: int, leader_end_offset: int) -> None:
+        if not 0 <= durable_end_offset <= leader_end_offset:
+            raise InvalidRequestError(
+                f"broker {self.broker_id} says that it holds everything up to {durable_end_offset}, "
+                f"the leader's log has 0 to {leader_end_offset}"
+            )
+
 
 NO_LIFE = -1
-"""The epoch of no broker: a change with it is refused, unless the partition has changed since."""
+"""A broker epoch that no broker has: the controller refuses a change with it, if the partition is unchanged."""
 RETRY_MS = 200.0
-"""Least time between a change of the ISR that was not granted and the next one."""
+"""Least time between a proposal that was not granted and the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What the metadata says of a partition, as far as its leader needs it.
+    """What a partition's leader needs of the metadata.
 
-    `min_insync_replicas` is the larger of what the metadata and this broker's own config say (KAFKA-16540).
+    `min_insync_replicas` is the larger of the metadata's value and that of this broker's own config (KAFKA-16540).
     """
 
     replicas: tuple[int, ...]
@@ -35,32 +173,32 @@ class Membership:
 
 
 class ReplicaView(NamedTuple):
-    """One replica as its leader sees it; -1 stands for what has not been heard in this term."""
+    """One replica as its leader sees it; -1: not known in this term."""
 
     broker_id: int
-    held_end_offset: int
+    durable_end_offset: int
     lag: int
     last_caught_up_ms: int
     in_sync: bool
 
 
 class LeaderState:
-    """One term of a partition's leader: made when this broker is told that it leads, dropped when it no longer does.
+    """One term of a partition's leader, from the metadata that makes this broker the leader to the end of the term.
 
-        event                          what it changes
-        appended, held                 the leader's own log
-        opened, acked, closed, forget  one follower's progress (`replication.replica_progress`)
-        update_membership              replicas, committed ISR, min.insync.replicas; ends the pending change
-        wanted_isr, proposed, answered the pending change of the ISR (`replication.isr`)
+        event                            what it changes
+        appended, flushed                the leader's own log
+        opened, acked, closed, forget    one follower's progress (`ReplicaProgress`)
+        update_membership                replicas, committed ISR, min.insync.replicas; ends the pending change
+        wanted_isr, proposed, answered   the pending change of the ISR (`replication.isr`)
 
-    After each the high watermark is what `replication.high_watermark` says; the caller compares `high_watermark` with
-    what it was.
+    After each event `high_watermark` follows the rule of `replication.high_watermark`; the caller compares it with its
+    former value.
 
     Invariants:
         high_watermark never goes back, and high_watermark <= log_end_offset
-        held_end_offset <= log_end_offset, and no follower holds more than the leader's log has
-        the leader is in the committed ISR, the ISR is part of the replicas
-        where the high watermark has moved to in this term is held by the whole maximal ISR, at that time
+        durable_end_offset <= log_end_offset, and no follower holds more than the leader's log has
+        the leader is in the committed ISR, the ISR is a subset of the replicas
+        whenever the high watermark moves, every member of the maximal ISR holds everything below it
     """
 
     __slots__ = (
@@ -73,8 +211,8 @@ class LeaderState:
         "_not_before_ms",
         "_now_ms",
         "_retry_ms",
+        "durable_end_offset",
         "epoch_start_offset",
-        "held_end_offset",
         "leader_epoch",
         "leader_id",
         "log_end_offset",
@@ -88,20 +226,20 @@ class LeaderState:
         leader_epoch: int,
         epoch_start_offset: int,
         log_end_offset: int,
-        held_end_offset: int,
+        durable_end_offset: int,
         high_watermark: int,
         membership: Membership,
         now_ms: float,
         lag_time_max_ms: float,
         retry_ms: float = RETRY_MS,
     ) -> None:
-        """Begin a term. `high_watermark` is what this broker has heard as a follower, or had checkpointed."""
+        """Begin a term. `high_watermark` is the value that this broker heard as a follower, or had checkpointed."""
         self.leader_id = leader_id
         self.leader_epoch = leader_epoch
         self.epoch_start_offset = epoch_start_offset
         """The log end when the term began: everything below was appended by earlier leaders."""
         self.log_end_offset = log_end_offset
-        self.held_end_offset = held_end_offset
+        self.durable_end_offset = durable_end_offset
         """Exclusive: what the leader itself holds durably."""
         self.membership = membership
         self._lag_time_max_ms = lag_time_max_ms
@@ -120,23 +258,25 @@ class LeaderState:
 
     @property
     def high_watermark(self) -> int:
-        """Exclusive: what lies below is committed."""
+        """Exclusive: records below it are committed."""
         return self._high_watermark
 
     @property
     def has_confirmed(self) -> bool:
-        """Whether the high watermark has reached this epoch's start, so that it is no longer behind an earlier
-        leader's: before that nobody is told where the committed records end (KIP-207)."""
+        """Whether the high watermark has reached this epoch's start, so that it is not behind an earlier leader's.
+
+        Before that the leader tells no client where the committed records end (KIP-207).
+        """
         return self._high_watermark >= self.epoch_start_offset
 
     @property
     def has_heard_all_in_sync(self) -> bool:
-        """Whether everyone who may lead next has shown in this term that its log is a prefix of this one.
+        """Whether every member of the maximal ISR has shown in this term that its log is a prefix of this one.
 
-        Only then what is not in this log is in none of theirs: until it has opened, a member of the ISR may have more
-        from an earlier leader, whatever the high watermark.
+        Only then a record that is missing here is missing in all of their logs too. A member that has not opened may
+        have more records of an earlier leader, whatever the high watermark.
         """
-        return all(follower.held_end_offset is not None for follower in self._counted)
+        return all(follower.durable_end_offset is not None for follower in self._counted)
 
     @property
     def has_enough_in_sync(self) -> bool:
@@ -144,41 +284,40 @@ class LeaderState:
         return len(self._isr.members) >= self.membership.min_insync_replicas
 
     @property
-    def held_by_all(self) -> int:
-        """Exclusive: what every assigned replica holds durably, in sync or not; 0 until all were heard in this term."""
-        lowest = self.held_end_offset
+    def durable_on_all(self) -> int:
+        """Exclusive: what every assigned replica holds durably, in sync or not; 0 until all have opened."""
+        lowest = self.durable_end_offset
         for follower in self._followers.values():
-            if follower.held_end_offset is None:
+            if follower.durable_end_offset is None:
                 return 0
-            lowest = min(lowest, follower.held_end_offset)
+            lowest = min(lowest, follower.durable_end_offset)
         return lowest
 
-    # Who is in sync
+    # The ISR
 
     @property
     def isr(self) -> frozenset[int]:
-        """The committed ISR."""
         return self._isr.members
 
     @property
     def maximal_isr(self) -> frozenset[int]:
-        """The committed ISR and pending additions: who has to hold a record before it is committed."""
+        """The committed ISR and pending additions: the brokers that have to hold a record before it is committed."""
         return self._isr.maximal
 
     @property
     def isr_is_whole(self) -> bool:
-        """Whether every replica is in the committed ISR, so that no acknowledgement can make one join."""
+        """Whether every replica is in the committed ISR, so that none can join."""
         return len(self._isr.members) == len(self.membership.replicas)
 
     @property
     def pending(self) -> Pending:
-        """What is known of the change of the ISR that was asked for last."""
+        """What is known of the last proposed change of the ISR."""
         return self._isr.pending
 
     def update_membership(self, membership: Membership, now_ms: float) -> None:
-        """Take over newer metadata of the same leader epoch; what has an older partition epoch is passed over.
+        """Adopt newer metadata of the same leader epoch; an older partition epoch is ignored.
 
-        With the same partition epoch only min.insync.replicas can be another one.
+        With the same partition epoch only min.insync.replicas can differ.
         """
         if membership.partition_epoch < self.membership.partition_epoch:
             return
@@ -188,7 +327,6 @@ class LeaderState:
     # The leader's own log
 
     def appended(self, log_end_offset: int, now_ms: float) -> None:
-        """Note that the leader's log ends here now."""
         before = self.log_end_offset
         assert log_end_offset >= before, f"a leader's log does not shrink: {log_end_offset} after {before}"
         self._now_ms = now_ms
@@ -197,100 +335,106 @@ class LeaderState:
         self.log_end_offset = log_end_offset
         self._check_invariants()
 
-    def held(self, held_end_offset: int, now_ms: float) -> None:
-        """Note that the leader holds everything below this durably; less than before is passed over."""
+    def flushed(self, durable_end_offset: int, now_ms: float) -> None:
+        """Note that the leader holds everything below this offset durably; less than before is ignored."""
         self._now_ms = now_ms
-        if held_end_offset > self.held_end_offset:
-            self.held_end_offset = held_end_offset
+        if durable_end_offset > self.durable_end_offset:
+            self.durable_end_offset = durable_end_offset
             self._advance()
 
     # Followers
 
-    def opened(self, replica: Replica, held_end_offset: int, now_ms: float) -> None:
+    def opened(self, replica: Replica, durable_end_offset: int, now_ms: float) -> None:
         """Begin to count a follower whose log was found to be a prefix of this one.
 
-        With less than it had before in the same life its log has been lost: the high watermark stays, and if the
+        A follower that holds less than before in the same life has lost its log: the high watermark stays, and if the
         follower lacks committed records now, the next `wanted_isr` is without it.
 
         Raises:
-            StaleBrokerEpoch: a later life of this broker has been heard of.
-            InvalidRequestError: it is no follower of the partition, or claims to hold what the leader does not have.
+            StaleBrokerEpoch: a later life of this broker has opened before.
+            InvalidRequestError: it is no follower of the partition, or claims to hold more than the leader's log has.
         """
         self._now_ms = now_ms
-        self._follower(replica).open(replica, held_end_offset, self.log_end_offset, now_ms)
+        self._follower(replica).open(replica, durable_end_offset, self.log_end_offset, now_ms)
         self._advance()
 
-    def acked(self, replica: Replica, held_end_offset: int, now_ms: float) -> None:
+    def acked(self, replica: Replica, durable_end_offset: int, now_ms: float) -> None:
         """Count what a follower holds durably.
 
         Raises:
-            StaleBrokerEpoch: a later life of this broker has been heard of.
-            InvalidRequestError: it is no follower, has not opened, holds less than before or more than the leader has.
+            StaleBrokerEpoch: a later life of this broker has opened before.
+            InvalidRequestError: it is no follower, is not open, holds less than before or more than the leader has.
         """
         self._now_ms = now_ms
         follower = self._followers.get(replica.broker_id) or self._follower(replica)
-        if follower.ack(replica, held_end_offset, self.log_end_offset, now_ms):
+        if follower.ack(replica, durable_end_offset, self.log_end_offset, now_ms):
             self._advance()
 
     def closed(self, replica: Replica) -> None:
-        """Note that a follower's stream is gone; what it holds is remembered, what is not known here passed over."""
+        """Note that a follower's stream is gone, but remember what it holds; other brokers are ignored."""
         follower = self._followers.get(replica.broker_id)
         if follower is not None:
             follower.close(replica)
 
     def forget(self, broker_id: int) -> None:
-        """Count nothing of a follower until it opens anew, in the same life too: the metadata shows its replica as
-        offline, so what it held may be gone. As a member of the ISR it holds the high watermark up meanwhile."""
+        """Count nothing of a follower until it opens again: by the metadata its replica is offline, and may be lost.
+
+        While it is a member of the ISR the high watermark does not move.
+        """
         follower = self._followers.get(broker_id)
         if follower is not None:
             follower.forget()
             self._check_invariants()
 
     def progress(self, now_ms: float | None = None) -> tuple[ReplicaView, ...]:
-        """Return how far every replica is, the leader first; whoever lacks nothing is caught up now."""
+        """Return how far every replica is, the leader first; a replica that lacks nothing is caught up now."""
         now_ms = self._now_ms if now_ms is None else now_ms
         end = self.log_end_offset
-        views = [ReplicaView(self.leader_id, self.held_end_offset, 0, int(now_ms), True)]
+        views = [ReplicaView(self.leader_id, self.durable_end_offset, 0, int(now_ms), True)]
         for follower in self._followers.values():
-            held, in_sync = follower.held_end_offset, follower.broker_id in self._isr.members
-            if held is None:
+            durable, in_sync = follower.durable_end_offset, follower.broker_id in self._isr.members
+            if durable is None:
                 views.append(ReplicaView(follower.broker_id, -1, -1, -1, in_sync))
                 continue
-            caught_up_ms = now_ms if held == end else follower.last_caught_up_ms
+            caught_up_ms = now_ms if durable == end else follower.last_caught_up_ms
             views.append(
                 ReplicaView(
-                    follower.broker_id, held, end - held, -1 if caught_up_ms == NEVER_MS else int(caught_up_ms), in_sync
+                    follower.broker_id,
+                    durable,
+                    end - durable,
+                    -1 if caught_up_ms == NEVER_MS else int(caught_up_ms),
+                    in_sync,
                 )
             )
         return tuple(views)
 
     def follower_lags(self) -> list[tuple[int, int]]:
-        """Return (broker id, records it lacks) of each follower that has spoken in this term. For any thread."""
+        """Return (broker id, records it lacks) of each follower that has opened in this term. For any thread."""
         end = self.log_end_offset
         found = []
         for follower in list(self._followers.values()):
-            held = follower.held_end_offset
-            if held is not None:
-                found.append((follower.broker_id, max(0, end - held)))
+            durable = follower.durable_end_offset
+            if durable is not None:
+                found.append((follower.broker_id, max(0, end - durable)))
         return found
 
     # Changes of the ISR
 
     def wanted_isr(self, active: Mapping[int, int], now_ms: float) -> IsrChange | None:
-        """Return the change of the ISR that the controller should be asked for now; None: there is none.
+        """Return the change of the ISR to propose to the controller now, or None.
 
-        `active`: broker epochs by broker id, of the brokers that are neither fenced nor shutting down. Without the
-        leader among them nothing is wanted: its leadership is about to be taken from it.
+        `active`: broker epochs by broker id, of the brokers that are neither fenced nor shutting down. If the leader is
+        not among them it wants no change, because it is about to lose its leadership.
 
-        - Who lags for longer than replica.lag.time.max.ms leaves, and who lacks committed records.
-        - If nobody has to leave, whoever is open in its present life, not lagging, and holds everything up to the
-          high watermark and up to this epoch's start joins.
-        - Members that are not active are the controller's to drop. They are no reason for a change, but left out of
-          one, since the controller refuses to be asked for them.
+        - A member leaves if it lags for longer than replica.lag.time.max.ms, or lacks committed records.
+        - If no member has to leave, each follower joins that is open in its present life, does not lag, and holds
+          everything up to the high watermark and up to this epoch's start.
+        - The controller drops members that are not active. They are no reason for a change, but are left out of one,
+          since the controller refuses a change that names them.
 
-        What became of a change that was asked for before is not known: the same one again. If a member has lost
-        its log since, that waits while it is catching up; if it is not, its place is taken by NO_LIFE of it: that
-        cannot be granted, and the refusal speaks for the earlier attempts too.
+        If the outcome of the last change is unknown, the result is that change again. If one of its members has lost
+        its log since and is catching up, the proposal waits; if the member is not catching up, its broker epoch is
+        replaced by NO_LIFE. The controller cannot grant that, and its refusal covers the earlier attempts too.
         """
         self._now_ms = now_ms
         state = self._isr
@@ -316,10 +460,10 @@ class LeaderState:
         return IsrChange(self.leader_epoch, state.partition_epoch, members)
 
     def proposed(self, change: IsrChange) -> None:
-        """Note that the controller is about to be asked for `change`, so that whom it adds counts from now on.
+        """Note that `change` is about to be proposed, so that the members that it adds count from now on.
 
-        In the same step as `wanted_isr`, and before anything is sent. A change made on older metadata is passed over,
-        as the controller will do too.
+        Called in the same step as `wanted_isr`, before anything is sent. A change made on older metadata is ignored, as
+        the controller will ignore it.
         """
         if change.partition_epoch != self._isr.partition_epoch:
             return
@@ -331,15 +475,15 @@ class LeaderState:
         self._check_invariants()
 
     def answered(self, change: IsrChange, error: BaseException | None) -> None:
-        """Take the controller's answer; None: granted. An answer to what is not pending any more is passed over.
+        """Take the controller's answer; None: granted. An answer to a change that is not pending is ignored.
 
-        Only a refusal ends the change here; otherwise whom it adds counts until newer metadata has come.
+        Only a refusal ends the change here. Otherwise the members that it adds count until newer metadata comes.
         """
         self._isr.answered(change, error)
         self._count_members()
         self._advance()
 
-    # How
+    # Internals
 
     def _follower(self, replica: Replica) -> ReplicaProgress:
         follower = self._followers.get(replica.broker_id)
@@ -372,26 +516,26 @@ class LeaderState:
         self._count_members()
 
     def _count_members(self) -> None:
-        """Take over who has to hold a record, and whether there are enough in sync to commit any."""
+        """Adopt the followers that have to hold a record, and whether enough are in sync to commit any."""
         maximal = self._isr.maximal
         self._counted = tuple(f for f in self._followers.values() if f.broker_id in maximal)
         enough = min(self.membership.min_insync_replicas, len(self.membership.replicas))
         self._may_commit = len(self._isr.members) >= enough
 
     def _advance(self) -> None:
-        held = [follower.held_end_offset for follower in self._counted]
-        held.append(self.held_end_offset)
-        self._high_watermark = high_watermark(self._high_watermark, held, may_commit=self._may_commit)
+        durable = [follower.durable_end_offset for follower in self._counted]
+        durable.append(self.durable_end_offset)
+        self._high_watermark = high_watermark(self._high_watermark, durable, may_commit=self._may_commit)
         self._check_invariants()
 
     def _holds_committed(self, broker_id: int) -> bool:
-        """Whether a member does not lack committed records, as far as it has been heard of."""
+        """Whether a member is not known to lack committed records."""
         follower = self._followers.get(broker_id)
-        held = None if follower is None else follower.held_end_offset
-        return held is None or held >= self._high_watermark
+        durable = None if follower is None else follower.durable_end_offset
+        return durable is None or durable >= self._high_watermark
 
     def _asked_again(self, change: IsrChange, active: Mapping[int, int]) -> IsrChange | None:
-        """Return what to ask for to settle a change in doubt, None: nothing now."""
+        """Return the proposal that settles a doubtful change, or None to wait."""
         members = []
         for member in change.members:
             follower = self._followers.get(member.broker_id)
@@ -408,10 +552,10 @@ class LeaderState:
         return replace(change, members=tuple(members))
 
     def _may_be_asked_for(self, member: Replica) -> bool:
-        """Whether a member of a change in doubt may be in sync still."""
+        """Whether a member of a doubtful change may still be in sync."""
         follower = self._followers.get(member.broker_id)
-        if follower is not None and follower.held_end_offset is None and member.broker_id not in self._isr.members:
-            return False  # it was open when it was to join, and has been forgotten since
+        if follower is not None and follower.durable_end_offset is None and member.broker_id not in self._isr.members:
+            return False  # it was open when the change added it, and `forget` was called since
         return member.broker_epoch != NO_LIFE and self._holds_committed(member.broker_id)
 
     def _has_to_leave(self, follower: ReplicaProgress) -> bool:
@@ -420,23 +564,23 @@ class LeaderState:
         )
 
     def _may_join(self, follower: ReplicaProgress, active: Mapping[int, int]) -> bool:
-        """Whether a follower out of sync may join.
+        """Whether a follower outside of the ISR may join.
 
-        One that lags would have to leave again at once: while the ISR is too small to commit anything, a replica that
-        stands still does not fall behind the high watermark.
+        A lagging one may not, as it would have to leave again at once. The high watermark alone does not show the lag:
+        while the ISR is too small to commit anything, a replica without progress does not fall behind it.
         """
-        held = follower.held_end_offset
+        durable = follower.durable_end_offset
         return (
             follower.is_open
-            and held is not None
-            and held >= self._high_watermark
-            and held >= self.epoch_start_offset
+            and durable is not None
+            and durable >= self._high_watermark
+            and durable >= self.epoch_start_offset
             and active.get(follower.broker_id) == follower.broker_epoch
             and not follower.lags(self.log_end_offset, self._now_ms, self._lag_time_max_ms)
         )
 
     def _members(self, wanted: Set[int], active: Mapping[int, int]) -> Iterator[Replica]:
-        """Yield those of `wanted` that the controller accepts, with the epoch that was heard of them."""
+        """Yield the members of `wanted` that the controller accepts, each with the broker epoch that it has told."""
         for broker_id in self.membership.replicas:
             broker_epoch = active.get(broker_id)
             if broker_id not in wanted or broker_epoch is None:
@@ -450,4 +594,4 @@ class LeaderState:
 
     def _check_invariants(self) -> None:
         assert self._high_watermark <= self.log_end_offset, f"{self._high_watermark} is beyond the log's end"
-        assert self.held_end_offset <= self.log_end_offset, f"{self.held_end_offset} is beyond the log's end"
+        assert self.durable_end_offset <= self.log_end_offset, f"{self.durable_end_offset} is beyond the log's end"

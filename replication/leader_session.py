@@ -1,44 +1,477 @@
 """The leader's end of one `Replicate` stream: a follower opens partitions and grants credit, this end pushes. Pure.
 
-What becomes of a subscription; `replication.push_queue` has what happens between its opening and its end:
+`LeaderSession` takes the requests, `PushQueue` decides what the stream sends next, `Subscription` is one partition that
+the follower has open. Errors of a partition are values in frames. Only a broken protocol, or a follower that is not the
+expected broker, ends the stream.
 
-    (none)  --open accepted-->                           open      its first frame has the marks
-    (none)  --open refused, diverging, out of range-->   (none)    one frame that says so
-    open    --close-->                                   (none)
-    open    --an error of the partition-->               (none)    told in a frame
+Between its opening and its end a subscription is:
 
-Errors of a partition are values in frames; only a broken protocol, or a follower that is not who it should be, ends
-the stream.
+    (none)    --open accepted-->                           idle      its first frame has the marks
+    (none)    --open refused, diverging, out of range-->   (none)    the answer is one frame
+    idle      --the log end is above its position-->       queued    live, or catching up while out of the ISR
+    queued    --its turn, credit, bytes in memory-->       idle      a frame; queued again if more records follow
+    queued    --its turn, bytes not in memory-->           reading   `read_later`; the others continue meanwhile
+    reading   --read-->                                    idle      a frame; queued again if more records follow
+    any       --close, or an error of the partition-->     ended     a frame tells the follower of an error
+
+Live partitions come first. A message carries frames of live partitions, or one piece of a partition that catches up.
+While both kinds wait they take turns, so a live record waits for at most one piece, and a partition far behind never
+starves. Each kind has its own credit. Partitions that the follower throttles are a third kind, so that they delay no
+others that catch up. The session never scans partitions that have not changed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from enum import Enum
+from typing import Final, Protocol
 
-from raftlog.errors import BrokerOverloaded, InconsistentClusterId, InvalidRequestError, RaftlogError, to_wire
+from raftlog.errors import (
+    BrokerOverloaded,
+    InconsistentClusterId,
+    InternalError,
+    InvalidRequestError,
+    RaftlogError,
+    to_wire,
+)
+from raftlog.format.wire import MAX_PARTS, ReplicaFrame
 from raftlog.v1 import replication_pb2
-from raftlog.wire import ReplicaFrame
-from replication.limits import MAX_ACKS, MAX_CLOSES, MAX_OPENS
-from replication.ports import Accepted, Diverging, LedPartition, Replica, Wake
-from replication.push_queue import PushQueue, ReadLater
-from replication.subscription import Kind, Subscription, set_marks
+from replication.ports import MAX_ACKS, MAX_CLOSES, MAX_OPENS, Accepted, Diverging, LedPartition, Read, Replica, Wake
 from replication.token_bucket import TokenBucket
 
+
+class Kind(Enum):
+    """The credit of the follower that records count against."""
+
+    LIVE = "live"
+    CATCH_UP = "catch up"
+    THROTTLED = "throttled"
+
+
+class Subscription:
+    """One partition that the follower has open.
+
+    Invariants: `position` only grows; `queued_live` is None while `reading`.
+    """
+
+    __slots__ = (
+        "catch_up_kind",
+        "changed",
+        "cold",
+        "ended",
+        "id",
+        "on_change",
+        "partition",
+        "position",
+        "queued_live",
+        "reading",
+        "told",
+    )
+
+    def __init__(
+        self,
+        opening: replication_pb2.OpenReplica,
+        partition: LedPartition,
+        note_change: Callable[[Subscription], None],
+    ) -> None:
+        self.id = opening.subscription_id
+        self.partition = partition
+        self.position = opening.fetch_offset
+        self.catch_up_kind = Kind.THROTTLED if opening.throttled else Kind.CATCH_UP
+        """The kind of its records while the follower is not in the ISR."""
+        self.changed = False  # it is in the queue's list of changed subscriptions
+        self.queued_live: bool | None = None  # which queue it waits in, if any; an entry in the other one is stale
+        self.reading = False  # also while the records that were read wait for their turn
+        self.cold = False  # since it was last at the log end, a read had to wait for the disk
+        self.ended = False
+        self.told = (-1, -1)  # (high watermark, log start offset) that the follower was sent last
+        self.on_change: Wake = lambda: note_change(self)
+
+    def tells_all(self) -> bool:
+        """Whether the follower was sent the present marks."""
+        return self.told == (self.partition.high_watermark, self.partition.log_start_offset)
+
+    def marks(self) -> replication_pb2.ReplicaFrame:
+        """Return a frame with the present marks, and note that the follower was sent them."""
+        head = replication_pb2.ReplicaFrame(subscription_id=self.id)
+        set_marks(head, self.partition)
+        self.told = (head.high_watermark, head.log_start_offset)
+        return head
+
+
+def set_marks(head: replication_pb2.ReplicaFrame, partition: LedPartition) -> None:
+    head.high_watermark = partition.high_watermark
+    head.log_start_offset = partition.log_start_offset
+    head.log_end_offset = partition.log_end_offset
+
+
+MARKS_DELAY_MS: Final = 5.0
+"""How long new marks wait for records, to be sent in one frame with them."""
+MAX_FRAMES: Final = 4_000
+"""Frames in one message. A few more may follow; `raftlog.format.wire.MAX_PARTS` is what a follower accepts."""
+LIVE_MS: Final = 1_000.0
+PIECE_BESIDE_LIVE_BYTES: Final = 256 << 10
+"""Largest catch-up piece within LIVE_MS of the last live record, since the next live record may wait for it."""
+
+assert MAX_FRAMES * 2 < MAX_PARTS
+
+ReadDone = Callable[[Read | RaftlogError], None]
+
+
+class ReadLater(Protocol):
+    """Runs `read_for_replica(on_change, offset, max_bytes, blocking=True)` elsewhere, then `done` on this thread."""
+
+    def __call__(
+        self, partition: LedPartition, on_change: Wake, offset: int, max_bytes: int, done: ReadDone
+    ) -> None: ...
+
+
+class PushQueue:
+    """The subscriptions of one stream, and what they have to send.
+
+    `wake` is called when `take_frames` may have frames, any number of times. All streams of a broker share `throttle`
+    (`leader.replication.throttled.rate`).
+
+    Bounded: records are read only while their kind's credit is above zero, one message at a time. A read on another
+    thread uses credit from its start.
+    """
+
+    def __init__(
+        self, replica: Replica, *, wake: Wake, read_later: ReadLater, max_frame_bytes: int, throttle: TokenBucket
+    ) -> None:
+        self._replica = replica
+        self._wake = wake
+        self._read_later = read_later
+        self._max_frame_bytes = max_frame_bytes
+        self._throttle = throttle
+        self._closed = False
+        self.subscriptions: dict[int, Subscription] = {}
+        self.credit = dict.fromkeys(Kind, 0)
+        """Bytes that the follower accepts, by kind."""
+        self._changed: deque[Subscription] = deque()
+        self._control: deque[ReplicaFrame] = deque()
+        self._ready: deque[tuple[Subscription, Read]] = deque()
+        self._piece: tuple[Subscription, Read] | None = None
+        """Records read for a partition that catches up, until it is their turn."""
+        self._live: deque[Subscription] = deque()
+        self._catch_up: dict[Kind, deque[Subscription]] = {Kind.THROTTLED: deque(), Kind.CATCH_UP: deque()}
+        """THROTTLED comes first: the follower grants it little credit, so that it delays no others."""
+        self._throttled: list[Subscription] = []
+        """Subscriptions that wait for this leader's throttle."""
+        self._reads_catch_up = False
+        """Whether a piece is being read; at most one is read or waits in `_piece`."""
+        self._live_was_last = False
+        self._live_sent_ms = float("-inf")
+        self._stale_marks: dict[Subscription, None] = {}
+        self._marks_due_ms: float | None = None
+
+    def add(self, subscription: Subscription) -> None:
+        """Add an accepted subscription; its first frame, with the marks, is sent at once."""
+        self.subscriptions[subscription.id] = subscription
+        self.say(subscription.marks())
+        self.note_change(subscription)
+
+    # Changes
+
+    def note_change(self, subscription: Subscription) -> None:
+        """Note that a partition changed; partitions call this amid their own changes."""
+        if not subscription.changed and not subscription.ended:
+            subscription.changed = True
+            self._changed.append(subscription)
+            self._wake()
+
+    def _sort_changed(self, now_ms: float) -> None:
+        """Queue each changed subscription that has records, or marks, to send."""
+        changed, self._changed = self._changed, deque()
+        for subscription in changed:
+            subscription.changed = False
+            if subscription.ended or not self._check_open(subscription):
+                continue
+            if subscription.position < subscription.partition.log_end_offset:
+                self._queue(subscription)
+            if not subscription.tells_all():
+                self._stale_marks[subscription] = None
+                if self._marks_due_ms is None:
+                    self._marks_due_ms = now_ms + MARKS_DELAY_MS
+
+    def _check_open(self, subscription: Subscription) -> bool:
+        """Return whether the partition still serves this subscription in the same term; if not, end it.
+
+        Called before anything read from the partition is sent: records and marks of a later term may contradict those
+        of the term in which the follower opened.
+        """
+        try:
+            subscription.partition.check_open(subscription.on_change)
+        except RaftlogError as error:
+            self.fail(subscription, error)
+            return False
+        return True
+
+    def _queue(self, subscription: Subscription) -> None:
+        if subscription.reading:
+            return
+        live = self._is_live(subscription)
+        if subscription.queued_live is not live:
+            subscription.queued_live = live
+            (self._live if live else self._catch_up[subscription.catch_up_kind]).append(subscription)
+        self._check_invariants(subscription)
+
+    def _is_live(self, subscription: Subscription) -> bool:
+        return subscription.partition.is_live(self._replica.broker_id)
+
+    # Frames
+
+    def take_frames(self, now_ms: float) -> Sequence[ReplicaFrame]:
+        """Return the frames of the next message, or none. Call again once that message is sent."""
+        if self._closed:
+            return []
+        self._sort_changed(now_ms)
+        frames: list[ReplicaFrame] = []
+        self._add_control(frames)
+        turn_of_catch_up = self._live_was_last
+        self._live_was_last = False
+        if not (turn_of_catch_up and self._add_catch_up(frames, now_ms)):
+            self._add_live(frames)
+            if self._live_was_last:
+                self._live_sent_ms = now_ms
+            else:
+                self._add_catch_up(frames, now_ms)
+        self._sort_changed(now_ms)  # subscriptions that ended meanwhile are in this message
+        self._add_control(frames)
+        if not self._stale_marks:
+            self._marks_due_ms = None
+        elif frames or (self._marks_due_ms is not None and now_ms >= self._marks_due_ms):
+            self._add_marks(frames)
+            self._add_control(frames)  # subscriptions that `_add_marks` has ended
+        return frames
+
+    def next_deadline_ms(self, now_ms: float) -> float | None:
+        """Return when to call `take_frames` at the latest, even without `wake`; None: only after `wake`."""
+        due_ms = self._marks_due_ms if self._stale_marks else None
+        if self._throttled and not self._reads_catch_up:
+            ready_ms = self._throttle.look_again_at_ms(now_ms)
+            due_ms = ready_ms if due_ms is None else min(due_ms, ready_ms)
+        return due_ms
+
+    def _add_late(self, frames: list[ReplicaFrame], subscription: Subscription, read: Read, kind: Kind) -> int:
+        """Add records that `read_later` has read, unless the subscription has ended; return their size."""
+        subscription.reading = False
+        # The partition may have lost its leadership, and these records, since they were read.
+        if subscription.ended or not self._check_open(subscription):
+            self.credit[kind] += len(read.records)  # the follower never gets them, so it cannot return the credit
+            return 0
+        frames.append(self._frame(subscription, read, kind))
+        return len(read.records)
+
+    def _add_control(self, frames: list[ReplicaFrame]) -> None:
+        while self._control and len(frames) < MAX_FRAMES:
+            frames.append(self._control.popleft())
+
+    def _add_live(self, frames: list[ReplicaFrame]) -> None:
+        """Add the records of live partitions, in turn, until the message is full."""
+        room, used = self._max_frame_bytes, 0
+        while self._ready and used < room and len(frames) < MAX_FRAMES:
+            used += self._add_late(frames, *self._ready.popleft(), Kind.LIVE)
+        while used < room and self.credit[Kind.LIVE] > 0 and self._live and len(frames) < MAX_FRAMES:
+            subscription = self._live.popleft()
+            if subscription.ended or subscription.queued_live is not True:
+                continue
+            subscription.queued_live = None
+            if not self._is_live(subscription):
+                self._queue(subscription)
+                continue
+            used += self._add_read(frames, subscription, room - used, Kind.LIVE)
+        self._live_was_last = used > 0
+
+    def _add_catch_up(self, frames: list[ReplicaFrame], now_ms: float) -> bool:
+        """Add the next piece of a partition that catches up, if one may be sent; return whether."""
+        size, max_bytes = 0, self._max_frame_bytes
+        if now_ms - self._live_sent_ms < LIVE_MS:
+            max_bytes = min(max_bytes, PIECE_BESIDE_LIVE_BYTES)
+        if self._piece is not None:
+            subscription, read = self._piece
+            self._piece = None
+            size = self._add_late(frames, subscription, read, subscription.catch_up_kind)
+            self._throttled_bytes(subscription, size, now_ms)
+        while not self._reads_catch_up and (following := self._next_catch_up(now_ms)) is not None:
+            kind = following.catch_up_kind
+            if following.cold:  # read ahead while the previous piece travels
+                self._start_reading(following, self._piece_bytes(following, max_bytes), kind)
+            elif size:
+                following.queued_live = False
+                self._catch_up[kind].appendleft(following)
+                break
+            else:
+                size = self._add_read(frames, following, self._piece_bytes(following, max_bytes), kind)
+                self._throttled_bytes(following, size, now_ms)
+        return size > 0
+
+    def _next_catch_up(self, now_ms: float) -> Subscription | None:
+        """Take the next subscription that may be read out of its queue."""
+        if self._throttled and self._throttle.ready_at_ms(now_ms) <= now_ms:
+            for subscription in self._throttled:
+                self._catch_up[subscription.catch_up_kind].append(subscription)
+            self._throttled.clear()
+        for kind, waiting in self._catch_up.items():
+            while self.credit[kind] > 0 and waiting:
+                subscription = waiting.popleft()
+                if subscription.ended or subscription.queued_live is not False:
+                    continue
+                if self._is_live(subscription):
+                    subscription.queued_live = None
+                    self._queue(subscription)
+                elif subscription.partition.is_throttled and self._throttle.ready_at_ms(now_ms) > now_ms:
+                    self._throttled.append(subscription)
+                else:
+                    subscription.queued_live = None
+                    return subscription
+        return None
+
+    def _piece_bytes(self, subscription: Subscription, max_bytes: int) -> int:
+        """Return how much to read at once: records that either end throttles travel in small pieces."""
+        if subscription.catch_up_kind is Kind.THROTTLED:
+            max_bytes = min(max_bytes, self.credit[Kind.THROTTLED])
+        piece_bytes = self._throttle.piece_bytes
+        if piece_bytes is not None and subscription.partition.is_throttled:
+            max_bytes = min(max_bytes, piece_bytes)
+        return max_bytes
+
+    def _throttled_bytes(self, subscription: Subscription, size: int, now_ms: float) -> None:
+        if size and subscription.partition.is_throttled:
+            self._throttle.take(size, now_ms)
+
+    def _add_read(self, frames: list[ReplicaFrame], subscription: Subscription, room: int, kind: Kind) -> int:
+        """Read for a subscription: add a frame now, or call `read_later`; return the size of the frame."""
+        partition, position = subscription.partition, subscription.position
+        if position >= partition.log_end_offset:  # an earlier read has reached the end
+            return 0
+        try:
+            read = partition.read_for_replica(subscription.on_change, position, room, blocking=False)
+        except RaftlogError as error:
+            self.fail(subscription, error)
+            return 0
+        if read is None:
+            self._start_reading(subscription, room, kind)
+            return 0
+        size = len(read.records)
+        self.credit[kind] -= size
+        frames.append(self._frame(subscription, read, kind))
+        return size
+
+    def _start_reading(self, subscription: Subscription, max_bytes: int, kind: Kind) -> None:
+        subscription.reading = subscription.cold = True
+        live = kind is Kind.LIVE
+        self.credit[kind] -= max_bytes
+        if not live:
+            assert not self._reads_catch_up, "one piece at a time"
+            assert self._piece is None, "one piece at a time"
+            self._reads_catch_up = True
+
+        def done(read: Read | RaftlogError) -> None:
+            if not live:
+                self._reads_catch_up = False
+            self.credit[kind] += max_bytes
+            if self._closed or subscription.ended:
+                pass
+            elif isinstance(read, RaftlogError):
+                self.fail(subscription, read)
+            else:
+                self.credit[kind] -= len(read.records)
+                if live:
+                    self._ready.append((subscription, read))
+                else:
+                    self._piece = (subscription, read)
+            self._wake()
+
+        self._read_later(subscription.partition, subscription.on_change, subscription.position, max_bytes, done)
+
+    def _frame(self, subscription: Subscription, read: Read, kind: Kind) -> ReplicaFrame:
+        """Return the frame of these records, and queue the subscription if more follow."""
+        begin, traces = subscription.position, subscription.partition.traces
+        goes_on = read.next_offset > begin
+        subscription.position = max(begin, read.next_offset)
+        head = subscription.marks()
+        if traces is not None:
+            head.traceparents.extend(traces.between(begin, read.next_offset))
+        head.catch_up = kind is not Kind.LIVE
+        head.throttled = kind is Kind.THROTTLED
+        self._stale_marks.pop(subscription, None)
+        if subscription.position < head.log_end_offset:
+            if goes_on:
+                self._queue(subscription)
+            else:  # a bug, which must not repeat for ever
+                self.fail(subscription, InternalError(f"the log returns no records at offset {subscription.position}"))
+        else:
+            subscription.cold = False
+        self._check_invariants(subscription)
+        return ReplicaFrame(head, read.records)
+
+    def _add_marks(self, frames: list[ReplicaFrame]) -> None:
+        while self._stale_marks and len(frames) < MAX_FRAMES:
+            subscription = next(iter(self._stale_marks))
+            del self._stale_marks[subscription]
+            if self._check_open(subscription) and not subscription.tells_all():
+                frames.append(ReplicaFrame(subscription.marks(), b""))
+        if not self._stale_marks:
+            self._marks_due_ms = None
+
+    @property
+    def unread(self) -> int:
+        """How many frames without records wait to be sent."""
+        return len(self._control)
+
+    def say(self, head: replication_pb2.ReplicaFrame) -> None:
+        """Send a frame without records with the next message."""
+        self._control.append(ReplicaFrame(head, b""))
+
+    def _check_invariants(self, subscription: Subscription) -> None:
+        assert not (subscription.reading and subscription.queued_live is not None), "one read of a partition at a time"
+        assert subscription.ended or self.subscriptions.get(subscription.id) is subscription
+        assert not (self._reads_catch_up and self._piece is not None), "one catch-up piece of a stream at a time"
+
+    # Ends
+
+    def fail(self, subscription: Subscription, error: RaftlogError) -> None:
+        """End a subscription, and tell the follower why."""
+        self.end(subscription)
+        self.say(replication_pb2.ReplicaFrame(subscription_id=subscription.id, error=to_wire(error)))
+        self._wake()
+
+    def end(self, subscription: Subscription) -> None:
+        """End a subscription; one that has ended already is ignored."""
+        if subscription.ended:
+            return
+        subscription.ended = True
+        self._stale_marks.pop(subscription, None)
+        del self.subscriptions[subscription.id]
+        subscription.partition.close_replica(self._replica, subscription.on_change)
+
+    def close(self) -> None:
+        """End all subscriptions; reads under way are discarded. May be called again."""
+        if self._closed:
+            return
+        for subscription in list(self.subscriptions.values()):
+            self.end(subscription)
+        self._closed = True
+
+
 SMALLEST_FRAME_BYTES: Final = 4096
-"""Even a follower that asks for less gets frames of this size: a frame holds at least one batch anyway."""
+"""The least frame size that a follower can ask for; a frame holds at least one batch anyway."""
 MAX_CREDIT_BYTES: Final = 1 << 40
 MAX_UNREAD: Final = 100_000
-"""Answers to opens that a follower may leave unread; more than there are partitions on a broker."""
+"""Answers to opens that a follower may leave unread; more than a broker has partitions."""
 MAX_SHOWN: Final = 80
 
 
 class LeaderSession:
     """State of one stream.
 
-    `find` returns a partition of this broker (raises what the registry raises); `check_replica` refuses a follower
-    that is not the broker it says; `wake` is told that `take_frames` may have something, any number of times; `me` is
-    this broker; `throttle` is shared by the sessions of a broker (`leader.replication.throttled.rate`).
+    find            returns a partition of this broker, or raises as `ReplicaManager.find`
+    me              the id of this broker
+    check_replica   refuses a follower that is not the broker it claims to be
+    wake            called when `take_frames` may have frames, any number of times
+    throttle        shared by the sessions of a broker (`leader.replication.throttled.rate`)
     """
 
     def __init__(
@@ -65,7 +498,7 @@ class LeaderSession:
         self._queue: PushQueue | None = None
         self._closed = False
         self.replica: Replica | None = None
-        """Who is at the other end; None before its hello."""
+        """The follower at the other end; None before its hello."""
 
     def __len__(self) -> int:
         return len(self._queue.subscriptions) if self._queue is not None else 0
@@ -73,13 +506,13 @@ class LeaderSession:
     # Requests
 
     def handle(self, request: replication_pb2.ReplicateRequest, now_ms: float) -> None:
-        """Take what the follower sent.
+        """Take a request of the follower.
 
         Raises:
-            RaftlogError: the stream ends: the protocol is broken (InvalidRequestError), the other end is not who it
-                should be (InconsistentClusterId, StaleBrokerEpoch), or this broker does not know it yet (retriable).
+            RaftlogError: the stream has to end: the protocol is broken (InvalidRequestError), the follower is not the
+                expected broker (InconsistentClusterId, StaleBrokerEpoch), or not known here yet (retriable).
         """
-        assert not self._closed, "a session that is closed takes no request"
+        assert not self._closed, "a closed session takes no request"
         if request.HasField("hello"):
             self._take_hello(request.hello)
         replica, queue = self.replica, self._queue
@@ -138,7 +571,7 @@ class LeaderSession:
         self.replica = replica
 
     def _check_known(self, subscription_id: int) -> None:
-        """Refuse an id that was never opened; one that is over already may still be named."""
+        """Refuse an id that was never opened; an ended subscription may still be named."""
         if not 0 < subscription_id <= self._highest_id:
             raise InvalidRequestError(
                 f"subscription_id {subscription_id} was never opened on this stream, the last one is {self._highest_id}"
@@ -150,7 +583,7 @@ class LeaderSession:
                 f"subscription_id {opening.subscription_id} is not above {self._highest_id}: ids of a stream only grow"
             )
         if queue.unread >= MAX_UNREAD:
-            raise BrokerOverloaded("the follower opens partitions and does not read what becomes of them")
+            raise BrokerOverloaded("the follower opens partitions and does not read the answers")
         self._highest_id = opening.subscription_id
         head = replication_pb2.ReplicaFrame(subscription_id=opening.subscription_id)
         subscription: Subscription | None = None
@@ -162,7 +595,7 @@ class LeaderSession:
                 leader_epoch=opening.leader_epoch,
                 fetch_offset=opening.fetch_offset,
                 last_fetched_epoch=opening.last_fetched_epoch,
-                held_end_offset=opening.held_end_offset,
+                durable_end_offset=opening.durable_end_offset,
                 on_change=subscription.on_change,
             )
             if opening.HasField("damaged_offset"):
@@ -192,22 +625,22 @@ class LeaderSession:
         if subscription is None:
             return
         try:
-            subscription.partition.replica_held(replica, subscription.on_change, ack.held_end_offset)
+            subscription.partition.replica_acked(replica, subscription.on_change, ack.durable_end_offset)
         except RaftlogError as error:
             queue.fail(subscription, error)
 
     # Frames
 
     def take_frames(self, now_ms: float) -> Sequence[ReplicaFrame]:
-        """Return what goes into the next message; nothing when there is none. Call again once it is on its way."""
+        """Return the frames of the next message, or none. Call again once that message is sent."""
         return self._queue.take_frames(now_ms) if self._queue is not None and not self._closed else ()
 
     def next_deadline_ms(self, now_ms: float) -> float | None:
-        """Return when `take_frames` has something at the latest; None: not before something happens."""
+        """Return when to call `take_frames` at the latest, even without `wake`; None: only after `wake`."""
         return self._queue.next_deadline_ms(now_ms) if self._queue is not None and not self._closed else None
 
     def close(self) -> None:
-        """The stream is over: partitions forget it, reads under way come to nothing. May be called again."""
+        """End all subscriptions with the stream; reads under way are discarded. May be called again."""
         self._closed = True
         if self._queue is not None:
             self._queue.close()
@@ -216,6 +649,6 @@ class LeaderSession:
 def _check_credit(credit: int, size_bytes: int) -> None:
     if size_bytes < 0 or credit + size_bytes > MAX_CREDIT_BYTES:
         raise InvalidRequestError(
-            f"a credit of {size_bytes} bytes on top of {credit}: what is added is not negative, and the sum at "
-            f"most {MAX_CREDIT_BYTES}"
+            f"a credit of {size_bytes} bytes on top of {credit} is refused: grant at least 0 bytes, in all at most "
+            f"{MAX_CREDIT_BYTES}"
         )

@@ -3,34 +3,39 @@
     LeaderSession    --LedPartition-->       the broker's partition, while it leads
     FollowerSession  --FollowedPartition-->  the broker's partition, while it follows
 
-Everything is called on one thread (the event loop's, or the simulation's); what has to wait for the disk calls back.
+All calls happen on one thread (the event loop's, or the simulation's). Operations that wait for the disk call back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from raftlog.errors import RaftlogError
 
+MAX_OPENS: Final = 500
+"""Partitions that one request opens: some 40 KiB, and a first frame for each. The limits keep requests short work."""
+MAX_CLOSES: Final = 2_000
+MAX_ACKS: Final = 2_000
+
 Wake = Callable[[], None]
 Done = Callable[[RaftlogError | None], None]
-"""Called once: None, or why it was not done."""
+"""Called once: with None on success, else with the error."""
 
 
 class Replica(NamedTuple):
-    """One life of a follower. A larger `broker_epoch` is a later life (KIP-903)."""
+    """One life (registration) of a follower's broker. A larger `broker_epoch` is a later life (KIP-903)."""
 
     broker_id: int
     broker_epoch: int
 
 
 class FetchState(NamedTuple):
-    """Where a follower's log ends. `last_epoch` is that of its last record, -1 without one."""
+    """Where a follower's log ends. `last_epoch` is the leader epoch of its last record, -1 without records."""
 
     log_end_offset: int
     last_epoch: int
-    held_end_offset: int
+    durable_end_offset: int
 
 
 class Accepted(NamedTuple):
@@ -38,14 +43,14 @@ class Accepted(NamedTuple):
 
 
 class Diverging(NamedTuple):
-    """It is not: its log parts from the leader's at or below this (`proto/raftlog/v1/replication.proto`)."""
+    """The logs diverge at or below the end of this epoch (`proto/raftlog/v1/replication.proto`)."""
 
     leader_epoch: int
     end_offset: int
 
 
 class OutOfRange(NamedTuple):
-    """It ends below the leader's log start, at which it is to start over."""
+    """The follower's log ends outside of the leader's; the follower starts over at the leader's log start."""
 
     log_start_offset: int
 
@@ -54,7 +59,7 @@ Opening = Accepted | Diverging | OutOfRange
 
 
 class Read(Protocol):
-    """Whole batches as they are in the log, and where to go on."""
+    """Whole batches as they are in the log, and the offset after them."""
 
     @property
     def records(self) -> bytes: ...
@@ -64,7 +69,7 @@ class Read(Protocol):
 
 
 class Traces(Protocol):
-    """Of which sampled traces the records of a partition are."""
+    """The sampled traces that a partition's records belong to."""
 
     def between(self, begin: int, end: int) -> Sequence[str]:
         """Return the spans that records from `begin` to `end` (exclusive) belong to, as W3C traceparents."""
@@ -72,7 +77,7 @@ class Traces(Protocol):
 
 
 class LedPartition(Protocol):
-    """A partition that this broker leads, as the leader's end of a stream sees it."""
+    """A partition that this broker leads, as a `LeaderSession` sees it."""
 
     @property
     def log_start_offset(self) -> int: ...
@@ -95,41 +100,41 @@ class LedPartition(Protocol):
         leader_epoch: int,
         fetch_offset: int,
         last_fetched_epoch: int,
-        held_end_offset: int,
+        durable_end_offset: int,
         on_change: Wake,
     ) -> Opening:
-        """Take a follower on, if its log is a prefix of this one; what it holds counts from then on.
+        """Begin to serve a follower if its log is a prefix of this one; what it holds counts from then on.
 
-        `on_change` is called after the log end, a mark, the follower's place in the ISR or the leadership changed,
-        until `close_replica`, any number of times; it must only note that there is something to look at. A follower
-        that is open already is taken over from its former stream, whose `on_change` is called once more.
+        `on_change` is called after the log end, a mark, the follower's ISR membership or the leadership changed, until
+        `close_replica`, any number of times. It must only note the change. If another stream serves the follower, this
+        stream replaces it, and the other one's `on_change` is called once more.
 
         Raises:
-            NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch: another epoch than the follower believes in.
-            StaleBrokerEpoch: a later life of this broker has been heard of.
-            InvalidRequestError: it is no replica of the partition, or its offsets make no sense.
+            NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch: the follower's leader epoch is not this partition's.
+            StaleBrokerEpoch: a later life of the follower has been here.
+            InvalidRequestError: the broker has no replica of the partition, or its offsets are impossible.
         """
         ...
 
     def close_replica(self, replica: Replica, on_change: Wake) -> None:
-        """Forget the stream of `on_change`; what the follower holds is remembered."""
+        """Forget the stream of `on_change`, but not what the follower holds."""
         ...
 
     def check_open(self, on_change: Wake) -> None:
-        """Check that the stream of `on_change` is still the one that its follower is served on in this epoch.
+        """Check that the stream of `on_change` still serves its follower in this leader epoch.
 
-        Only then does anything that is read off this partition, marks as well, belong on that stream.
+        Only then may records and marks of this partition be sent on that stream.
 
         Raises:
-            NotLeader, FencedLeaderEpoch: it is not, or not any more.
+            NotLeader, FencedLeaderEpoch: it does not, or no longer.
         """
         ...
 
-    def replica_held(self, replica: Replica, on_change: Wake, held_end_offset: int) -> None:
+    def replica_acked(self, replica: Replica, on_change: Wake, durable_end_offset: int) -> None:
         """Count what a follower holds durably.
 
         Raises:
-            NotLeader, FencedLeaderEpoch: `on_change` is not (any more) the one it was opened with in this epoch.
+            NotLeader, FencedLeaderEpoch: the stream of `on_change` does not serve the follower in this epoch.
             InvalidRequestError: beyond the log end.
         """
         ...
@@ -138,27 +143,28 @@ class LedPartition(Protocol):
         """Return whole batches from `offset` up to the log end; None when that would wait for the disk.
 
         Raises:
-            NotLeader, FencedLeaderEpoch: as `replica_held`.
-            OffsetOutOfRange: retention has been quicker; the follower has to open anew.
+            NotLeader, FencedLeaderEpoch: as `replica_acked`.
+            OffsetOutOfRange: retention has deleted the offset; the follower has to open the partition again.
             RaftlogError: the log cannot be read.
         """
         ...
 
     def suspect(self, offset: int) -> None:
-        """Have the log checked at an offset: a follower says that the batch there does not check. Returns at once."""
+        """Have the log checked at an offset where the follower got an invalid batch. Returns at once."""
         ...
 
     def is_live(self, broker_id: int) -> bool:
-        """Whether a follower is in the ISR, so that its records go by the live credit; else it is catching up."""
+        """Whether a follower is in the ISR, so that its records use the live credit; else it is catching up."""
         ...
 
-    def is_throttled(self, broker_id: int) -> bool:
-        """Whether `leader.replication.throttled.replicas` names it."""
+    @property
+    def is_throttled(self) -> bool:
+        """Whether `leader.replication.throttled.replicas` names this broker, the sending one (KIP-73)."""
         ...
 
 
 class FollowedPartition(Protocol):
-    """A partition that this broker follows, in one leader epoch, as the follower's end of a stream sees it."""
+    """A partition that this broker follows, in one leader epoch, as a `FollowerSession` sees it."""
 
     @property
     def topic_id(self) -> bytes: ...
@@ -168,7 +174,7 @@ class FollowedPartition(Protocol):
 
     @property
     def name(self) -> str:
-        """Topic and number, for people."""
+        """Topic and partition number, for logs and messages."""
         ...
 
     @property
@@ -185,37 +191,37 @@ class FollowedPartition(Protocol):
         """Return where the log ends now."""
         ...
 
-    def call_when_held(self, on_held: Callable[[int], None]) -> None:
-        """Have `on_held` called as `append_replicated` does, for what the log has now and is not held yet."""
+    def call_when_durable(self, on_durable: Callable[[int], None]) -> None:
+        """Call `on_durable` as `append_replicated` does, for the records that the log has now."""
         ...
 
     def append_replicated(
         self,
         records: bytes | memoryview,
         leader_epoch: int,
-        on_held: Callable[[int], None],
+        on_durable: Callable[[int], None],
         traceparents: Sequence[str] = (),
     ) -> None:
-        """Check and append batches as the leader stamped them; call `on_held(held_end_offset)` when they are held.
+        """Check and append batches as the leader stamped them; call `on_durable(durable_end_offset)` after the flush.
 
-        `on_held` may be called at once, and is called only while this broker follows in `leader_epoch`; equal
-        callbacks that wait for the same flush are called once. `traceparents`: the leader's spans of these records.
+        `on_durable` may be called at once, and only while this broker follows in `leader_epoch`. Equal callbacks that
+        wait for the same flush are called once. `traceparents`: the leader's spans of these records.
 
         Raises:
-            FencedLeaderEpoch, NotLeader: this broker does not follow in that epoch (any more).
-            CorruptRecordError: what came does not check, or does not continue the log.
-            StorageFull, StorageError: it cannot be written now.
+            FencedLeaderEpoch, NotLeader: this broker does not follow, or no longer follows, in that epoch.
+            CorruptRecordError: a batch is invalid, or does not continue the log.
+            StorageFull, StorageError: the log cannot be written now.
         """
         ...
 
     def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> None:
-        """Raise the high watermark, as far as the log goes, and the log start; older epochs are passed over."""
+        """Raise the high watermark, up to the log's durable end, and the log start; other epochs are ignored."""
         ...
 
     def truncate(self, diverging: Diverging, leader_epoch: int, done: Done) -> None:
-        """Drop what the leader does not have (`replication.divergence.truncation_offset`), then call `done`."""
+        """Truncate what the leader does not have (`replication.leader_epochs.truncation_offset`), then call `done`."""
         ...
 
     def start_over(self, log_start_offset: int, leader_epoch: int, done: Done) -> None:
-        """Drop everything, and begin at the leader's log start, then call `done`."""
+        """Drop everything and begin at the leader's log start, then call `done`."""
         ...

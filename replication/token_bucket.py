@@ -1,19 +1,22 @@
-"""How much replication traffic may flow: bytes a second with a small burst; pure, time is passed in."""
+"""A limit on replication traffic: bytes a second with a small burst. Pure; the caller passes the time."""
 
 from __future__ import annotations
 
 from typing import Final
 
 BURST_MS: Final = 200.0
-"""What may flow at once after a pause: this much of the rate."""
+"""The burst after a pause: the bytes of this time at the full rate."""
 PIECE_MS: Final = 100.0
-"""What is sent or asked for in one piece, so that it flows smoothly: this much of the rate."""
+"""The size of one piece, so that traffic flows smoothly: the bytes of this time at the full rate."""
+
+LOOK_AGAIN_MS: Final = 500.0
+"""Longest wait before a caller asks the bucket again."""
 
 
 class TokenBucket:
-    """Bytes that may be sent or asked for. Whoever takes more than there is goes into debt, and the next one waits.
+    """Bytes that may be sent, or requested. Taking more than are left makes a debt, and later traffic waits for it.
 
-    So a batch larger than the burst still passes, and the rate holds on average. `rate` None: no limit.
+    So a batch larger than the burst still passes, and the rate holds on average. A rate of None sets no limit.
 
     Invariant: tokens <= rate * BURST_MS.
     """
@@ -25,21 +28,21 @@ class TokenBucket:
         self._tokens = 0.0 if rate_bytes_per_s is None else self._burst(rate_bytes_per_s)
         self._filled_ms: float | None = None
         self.throttled_ms = 0.0
-        """For how long there has been a debt, so that nothing might flow."""
+        """For how long, in all, a debt has stopped the traffic."""
 
     @property
     def rate_bytes_per_s(self) -> int | None:
-        """The limit; None: there is none."""
+        """The limit; None: no limit."""
         return self._rate
 
     @property
     def piece_bytes(self) -> int | None:
-        """How much to let pass in one piece, but for a larger batch; None: there is no limit."""
+        """The most to send in one piece, unless a single batch is larger; None: no limit."""
         return None if self._rate is None else max(1, int(self._rate * PIECE_MS / 1000))
 
     def set_rate(self, rate_bytes_per_s: int | None, now_ms: float) -> None:
-        """Change the limit from now on. A debt is kept, so that a change does not forgive it; None does."""
-        assert rate_bytes_per_s is None or rate_bytes_per_s > 0, "a rate of nothing would never let anything pass"
+        """Change the limit from now on. A debt remains, unless the new limit, or the former one, is None."""
+        assert rate_bytes_per_s is None or rate_bytes_per_s > 0, "at a rate of 0 nothing would ever pass"
         self._fill(now_ms)
         was_limited, self._rate = self._rate is not None, rate_bytes_per_s
         if rate_bytes_per_s is not None:
@@ -47,19 +50,23 @@ class TokenBucket:
             self._tokens = min(self._tokens, burst) if was_limited else burst
 
     def take(self, size_bytes: int, now_ms: float) -> None:
-        """Count what flows."""
+        """Count bytes that are sent or requested."""
         if self._rate is not None:
             self._fill(now_ms)
             self._tokens -= size_bytes
 
     def ready_at_ms(self, now_ms: float) -> float:
-        """Return when something may flow again: `now_ms`, or later while there is a debt."""
+        """Return when traffic may flow again: `now_ms`, or later during a debt."""
         if self._rate is None:
             return now_ms
         self._fill(now_ms)
         if self._tokens > 0:
             return now_ms
         return now_ms + (1 - self._tokens) / self._rate * 1000
+
+    def look_again_at_ms(self, now_ms: float) -> float:
+        """Return when to ask `ready_at_ms` again: then, or a little earlier, since the rate may change meanwhile."""
+        return min(self.ready_at_ms(now_ms), now_ms + LOOK_AGAIN_MS)
 
     def _fill(self, now_ms: float) -> None:
         last_ms, self._filled_ms = self._filled_ms, now_ms

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,14 +14,58 @@ from hypothesis import settings
 
 from tests.support.spark_session import make_session
 
+# A shell starts background jobs with Ctrl-C ignored, and every process below inherits that; tests send it all the same.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # PySpark forks to start the JVM, after gRPC has been used: gRPC's own handling of forks crashes there. It is looked at
 # when gRPC is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# No test is about how long it takes: the machine may be busy with something else. A change is judged by the same
-# examples every time; everybody else's runs look for new ones.
-settings.register_profile("raftlog", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("raftlog")
+# No test is about how long it takes: the machine may be busy with something else. Every run looks for new examples; a
+# failing one is printed with what repeats it.
+settings.register_profile("default", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("long", deadline=None, print_blob=True, max_examples=1_000)  # ./dev test --long
+settings.load_profile("ci" if "CI" in os.environ else "default")
+
+SLOW_FIRST = (
+    "test_demo.py",
+    "test_spark_examples.py",
+    "test_spark_chaos.py",
+    "test_chaos.py",
+    "test_cli_groups.py",
+    "test_spark_source.py",
+    "test_spark_sink.py",
+    "test_replication_chaos.py",
+    "test_quorum_cluster.py",
+    "test_delay_queue.py",
+    "test_cli.py",
+    "test_schedules.py",
+    "test_mutations.py",
+    "test_shrink.py",
+    "test_chart_auth.py",
+    "test_recovery.py",
+    "test_lives.py",
+    "test_cleaner_crashes.py",
+)
+"""Files that take minutes begin first, so that no worker is left alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put slow files first; the order within a file stays."""
+    places = {name: place for place, name in enumerate(SLOW_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,1 @@
-"""What `./dev` is made of. `commands`, `environment` and `java` need only the standard library."""
+"""The parts of `./dev`. `commands`, `environment` and `java` need only the standard library."""

@@ -1,7 +1,4 @@
-"""What must hold of the checkout besides the tests: `./dev check [NAME...]`.
-
-Runs inside the project's environment.
-"""
+"""Checks of the checkout besides the tests: `./dev check [NAME...]`."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import proto
+from tools import aio, proto
 
 ROOT = Path(__file__).resolve().parent.parent
 Problems = list[str]
@@ -49,43 +46,57 @@ def types() -> Problems:
 
 
 def generated() -> Problems:
-    """raftlog/v1 is what proto/ yields"""
+    """raftlog/v1 is up to date with proto/, raftlog/aio with the synchronous clients"""
     with tempfile.TemporaryDirectory() as directory:
         proto.generate(Path(directory))
         stale = proto.differences(Path(directory))
-    return [f"{', '.join(stale)}: not what proto/ yields; run ./dev proto"] if stale else []
+    problems = [f"{', '.join(stale)}: out of date with proto/; run ./dev proto"] if stale else []
+    if stale := aio.stale():
+        problems.append(f"raftlog/aio/{', '.join(stale)}: out of date with the synchronous clients; run ./dev aio")
+    return problems
 
 
 def reference() -> Problems:
-    """docs/configuration.md and docs/metrics.md are what the code yields"""
-    from tools import metrics_reference, reference  # the server's packages; the other checks do without them
+    """docs/configuration.md, docs/metrics.md and the typed keywords are up to date with the code"""
+    from tools.reference import stale  # it imports the server's packages; the other checks do not need them
 
-    pages = (reference, metrics_reference)
-    return [f"{each.PAGE.relative_to(ROOT)} is stale; run ./dev docs" for each in pages if each.is_stale()]
+    return [f"{page.relative_to(ROOT)} is stale; run ./dev docs" for page in stale()]
 
 
 def lock() -> Problems:
     """the lock files cover pyproject.toml, with hashes and without addresses"""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    server = list(project["project"]["dependencies"])
-    everything = [*server, *(line for extra in project["project"]["optional-dependencies"].values() for line in extra)]
+    core: list[str] = project["project"]["dependencies"]
+    extras: dict[str, list[str]] = project["project"]["optional-dependencies"]
+    everything = [*core, *requirements_of(extras, extras)]
+    in_image = [*core, *requirements_of(extras, ("server", "cli", "otel"))]
     groups = project["dependency-groups"]
     return [
         problem
         for name, requirements in (
             ("requirements.lock", everything),
             ("requirements-jre.lock", groups["jre"]),
-            ("deploy/docker/requirements.lock", server),
+            ("deploy/docker/requirements.lock", in_image),
             ("deploy/docker/requirements-build.lock", groups["image"]),
         )
         for problem in lock_problems(name, (ROOT / name).read_text(), requirements)
     ]
 
 
+def requirements_of(extras: Mapping[str, list[str]], names: Iterable[str]) -> list[str]:
+    """Return the requirements of these extras; `raftlog[OTHER]` stands for those of another extra."""
+    found: list[str] = []
+    for name in names:
+        for line in extras[name]:
+            wanted = Requirement(line)
+            found += requirements_of(extras, sorted(wanted.extras)) if wanted.name == "raftlog" else [line]
+    return found
+
+
 def lock_problems(name: str, text: str, requirements: list[str]) -> Problems:
-    """Return what is wrong with a lock file: an address, no hash, a requirement that nothing satisfies."""
+    """Return the problems of a lock file: an address, a missing hash, an unsatisfied requirement."""
     if re.search(r"://|^--", text, re.MULTILINE):
-        return [f"{name}: holds an address or an option; a lock holds names, versions and hashes only"]
+        return [f"{name}: it has an address or an option; a lock has only names, versions and hashes"]
     problems = []
     pins: dict[str, list[tuple[str, Marker | None]]] = {}
     for block in re.split(r"\n(?=\S)", text):
@@ -109,7 +120,7 @@ def lock_problems(name: str, text: str, requirements: list[str]) -> Problems:
 
 
 def text() -> Problems:
-    """no machine's paths in the project's text, no unfinished marks, no blanks at line ends"""
+    """no paths of one machine, no unfinished marks, no blanks at line ends"""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -138,7 +149,7 @@ _UNWANTED = {
 
 
 def text_problems(content: str) -> Problems:
-    """Return `line: what` for everything in a file that the project's text does not have."""
+    """Return `line: what` for each unwanted text in a file."""
     problems = []
     for pattern, what in _UNWANTED.items():
         problems += [
@@ -156,10 +167,10 @@ _CHECKS: dict[str, Callable[[], Problems]] = {
 
 
 def main(names: list[str]) -> int:
-    """Run the checks of these names, or all; print what each found; return 1 if any found something."""
+    """Run the named checks, or all, and print their problems; return 1 if there are any."""
     unknown = [name for name in names if name not in _CHECKS]
     if unknown:
-        print(f"error: no check {', '.join(unknown)}; there are {', '.join(_CHECKS)}", file=sys.stderr)
+        print(f"error: no check {', '.join(unknown)}; the checks are {', '.join(_CHECKS)}", file=sys.stderr)
         return 2
     failed = []
     for name in names or _CHECKS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,15 +17,18 @@ Command = Callable[[list[str]], int]
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; what it prints and its exit code are the command's own."""
+    """Run a command and return its exit code."""
     commands = _commands()
     name, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
     if name in ("help", "-h", "--help"):
         _print_help(commands)
         return 0
     if name not in commands:
-        print(f"error: there is no command {name!r}; ./dev help lists them", file=sys.stderr)
+        print(f"error: no command {name!r}; ./dev help lists them", file=sys.stderr)
         return 2
+    if rest and name in _WITHOUT_ARGUMENTS:
+        print(f"error: {name} takes no arguments, got {' '.join(rest)}", file=sys.stderr)
+        return 1
     try:
         return commands[name](rest)
     except StepFailed as error:
@@ -34,29 +38,69 @@ def main(arguments: list[str]) -> int:
         return 130
 
 
+_MODULES = {
+    "demo": ("raftlog_demo", "stream real records through Spark into raftlog, read them back, compare"),
+    "check": ("tools.check", "lint, format, types, generated code and pages, lock files, text: ./dev check [NAME...]"),
+    "sim": (
+        "tools.sim",
+        "simulate quorums, brokers, groups, transactions: ./dev sim SEED [--trace], --count N, --mutations, --help",
+    ),
+    "fuzz": (
+        "tools.fuzz",
+        "feed hostile bytes to decoders, handlers and recovery: ./dev fuzz [TARGET] [--seconds N], --list, --help",
+    ),
+    "bench": ("bench", "measure: ./dev bench --help"),
+    "image": (
+        "tools.docker",
+        "build the container image, and its base if no registry is reachable: ./dev image --help",
+    ),
+    "chart": ("tools.helm", "render the chart's examples into deploy/k8s/manifests, with helm"),
+    "k8s": ("tools.k8s", "a real Kubernetes of three nodes on this machine: ./dev k8s up|down|status|load|test"),
+    "proto": ("tools.proto", "generate raftlog/v1 from proto/"),
+    "aio": ("tools.aio", "generate the awaitable clients in raftlog/aio from the synchronous ones"),
+    "docs": ("tools.reference", "write docs/configuration.md, docs/metrics.md and the typed keywords from the code"),
+}
+"""Commands that are modules, with their help."""
+_WITHOUT_ARGUMENTS = ("setup", "chart", "proto", "aio", "docs")
+_ORDER = (
+    "setup",
+    "demo",
+    "test",
+    "check",
+    "sim",
+    "fuzz",
+    "bench",
+    "image",
+    "chart",
+    "k8s",
+    "proto",
+    "aio",
+    "docs",
+    "lock",
+    "exec",
+)
+
+
 def _commands() -> dict[str, Command]:
-    return {
-        "setup": _setup,
-        "demo": _demo,
-        "test": _test,
-        "check": _check,
-        "sim": _sim,
-        "fuzz": _fuzz,
-        "bench": _bench,
-        "image": _image,
-        "chart": _chart,
-        "proto": _proto,
-        "docs": _docs,
-        "lock": _lock,
-        "exec": _exec,
-    }
+    functions = {"setup": _setup, "test": _test, "lock": _lock, "exec": _exec}
+    return {name: functions.get(name) or _module_command(name) for name in _ORDER}
+
+
+def _module_command(name: str) -> Command:
+    module, about = _MODULES[name]
+
+    def run(arguments: list[str]) -> int:
+        return _in_environment(PYTHON, *(["-P"] if name == "demo" else []), "-m", module, *arguments)
+
+    run.__doc__ = about
+    return run
 
 
 def _print_help(commands: dict[str, Command]) -> None:
     print("usage: ./dev COMMAND [ARGUMENT...]\n")
     for name, command in commands.items():
         print(f"  {name:<8}{(command.__doc__ or '').splitlines()[0]}")
-    print("\nEvery command sets up .venv first when that is missing or out of date.")
+    print("\nEvery command first sets up .venv if it is missing or out of date.")
 
 
 def _in_environment(*command: str | Path) -> int:
@@ -67,76 +111,39 @@ def _in_environment(*command: str | Path) -> int:
 
 
 def _setup(arguments: list[str]) -> int:
-    """install everything the project needs into .venv (and Java, where there is none)"""
-    _no_arguments("setup", arguments)
+    """install everything that the project needs into .venv, and Java if there is none"""
     environment.ensure()
     print(f"ready: {PYTHON.relative_to(ROOT)}; try ./dev demo")
     return 0
 
 
-def _demo(arguments: list[str]) -> int:
-    """stream real records through Spark into raftlog, read them back, compare"""
-    return _in_environment(PYTHON, "-P", "-m", "raftlog_demo", *arguments)
-
-
 def _test(arguments: list[str]) -> int:
     """run the tests: ./dev test [--long] [PYTEST-ARGUMENT...]"""
     long = "--long" in arguments
-    selection = [] if long else ["-m", "not long"]
+    selection = ["-rfEs"]  # also reports skipped tests, with reasons
+    selection += ["--hypothesis-profile=long"] if long else ["-m", "not long"]
     rest = [argument for argument in arguments if argument != "--long"]
     if rest:
         return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
-    # Files stay whole because their tests share servers; one worker more than cores because many tests wait for those.
-    workers = (os.cpu_count() or 1) + 1
-    reasons = "-rfEs"  # also of what was skipped: containers need what not every machine has
-    return _in_environment(PYTHON, "-m", "pytest", *selection, reasons, "-n", str(workers), "--dist", "loadfile")
-
-
-def _check(arguments: list[str]) -> int:
-    """lint, format, types, generated code and pages, lock files, text: ./dev check [NAME...]"""
-    return _in_environment(PYTHON, "-m", "tools.check", *arguments)
-
-
-def _sim(arguments: list[str]) -> int:
-    """simulate quorums, brokers, groups, transactions: ./dev sim SEED [--trace], --count N, --mutations, --help"""
-    return _in_environment(PYTHON, "-m", "tools.sim", *arguments)
-
-
-def _fuzz(arguments: list[str]) -> int:
-    """feed hostile bytes to decoders, handlers and recovery: ./dev fuzz [TARGET] [--seconds N], --list, --help"""
-    return _in_environment(PYTHON, "-m", "tools.fuzz", *arguments)
-
-
-def _bench(arguments: list[str]) -> int:
-    """measure: ./dev bench --help"""
-    return _in_environment(PYTHON, "-m", "bench", *arguments)
-
-
-def _image(arguments: list[str]) -> int:
-    """build the container image, and its base where no registry is reached: ./dev image --help"""
-    return _in_environment(PYTHON, "-m", "tools.docker", *arguments)
-
-
-def _chart(arguments: list[str]) -> int:
-    """render the chart's examples into deploy/k8s/manifests, with helm"""
-    _no_arguments("chart", arguments)
-    return _in_environment(PYTHON, "-m", "tools.helm")
-
-
-def _proto(arguments: list[str]) -> int:
-    """generate raftlog/v1 from proto/"""
-    _no_arguments("proto", arguments)
-    return _in_environment(PYTHON, "-m", "tools.proto")
-
-
-def _docs(arguments: list[str]) -> int:
-    """write docs/configuration.md and docs/metrics.md from the code"""
-    _no_arguments("docs", arguments)
-    return _in_environment(PYTHON, "-m", "tools.reference")
+    cores = os.cpu_count() or 1
+    # Tests that only compute come first and use all cores; tests in real time never run beside them. The tests of a
+    # file stay together, as they share servers; these mostly wait, so there is one more worker.
+    phases = (
+        (cores, ("tests/unit", "tests/conformance", "tests/simulation", "tests/fuzz")),
+        (cores + 1, ("tests/integration", "tests/chaos")),
+    )
+    seed = os.environ.setdefault("SIMULATION_SEED", str(random.SystemRandom().randrange(10**6, 10**9)))
+    print(f"fresh schedules: SIMULATION_SEED={seed}", flush=True)
+    common = [*selection, "--dist", "loadfile", "--no-loadscope-reorder"]
+    codes = [
+        _in_environment(PYTHON, "-m", "pytest", *common, "-n", str(workers), *directories)
+        for workers, directories in phases
+    ]
+    return max(codes)
 
 
 def _lock(arguments: list[str]) -> int:
-    """resolve pyproject.toml into the lock files anew: ./dev lock [--upgrade]"""
+    """update the lock files from pyproject.toml: ./dev lock [--upgrade]"""
     if arguments not in ([], ["--upgrade"]):
         raise StepFailed(f"lock takes --upgrade or nothing, not {' '.join(arguments)}")
     uv = environment.VENV / "bin" / "uv"
@@ -151,12 +158,13 @@ def _lock(arguments: list[str]) -> int:
         ),
         *arguments,
     ]
-    extras = [part for extra in ("dev", "spark", "bench", "otel", "testing") for part in ("--extra", extra)]
-    image: list[str | Path] = [*compile_lock, "--constraint", environment.LOCK.name]  # the versions that were tested
+    extras = [part for extra in ("all", "bench", "dev") for part in ("--extra", extra)]
+    in_image = [part for extra in ("server", "cli", "console", "otel") for part in ("--extra", extra)]
+    image: list[str | Path] = [*compile_lock, "--constraint", environment.LOCK.name]  # the tested versions
     steps = (
         [*compile_lock, "pyproject.toml", *extras, "--output-file", environment.LOCK.name],
         [*compile_lock, "--group", "jre", "--output-file", environment.JRE_LOCK.name],
-        [*image, "pyproject.toml", "--extra", "otel", "--output-file", "deploy/docker/requirements.lock"],
+        [*image, "pyproject.toml", *in_image, "--output-file", "deploy/docker/requirements.lock"],
         [*image, "--group", "image", "--output-file", "deploy/docker/requirements-build.lock"],
     )
     return next(filter(None, (_in_environment(*step) for step in steps)), 0)
@@ -172,8 +180,3 @@ def _exec(arguments: list[str]) -> int:
         os.execvpe(arguments[0], arguments, variables)
     except FileNotFoundError:
         raise StepFailed(f"{arguments[0]}: no such command") from None
-
-
-def _no_arguments(name: str, arguments: list[str]) -> None:
-    if arguments:
-        raise StepFailed(f"{name} takes no arguments, got {' '.join(arguments)}")

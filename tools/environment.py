@@ -1,11 +1,11 @@
 """The project's virtual environment: made from the hashed lock file, and remade when that changes.
 
-Four steps, each with a stamp: the SHA-256 of everything that decides its outcome. A step whose stamp
-matches is skipped, so that a call that finds all of them matching costs a few milliseconds.
+Four steps, each with a stamp: the SHA-256 of all its inputs. A step whose stamp matches is skipped, so a call with
+nothing to do takes a few milliseconds.
 
-    venv        the place of the checkout: a venv does not survive being moved
+    venv        the path of the checkout, as a venv cannot be moved
     packages    requirements.lock
-    java        JAVA_HOME and where Java was found; or, where there is none, requirements-jre.lock
+    java        JAVA_HOME and the path of Java; without a Java, requirements-jre.lock
     project     pyproject.toml
 """
 
@@ -38,7 +38,7 @@ _STAMPS = VENV / "raftlog-setup.json"
 _LOG = VENV / "raftlog-setup.log"
 _STEPS = ("venv", "packages", "java", "project")
 _BUILD_BACKENDS = ("setuptools",)
-"""Installed before the rest: some packages exist only as source; what builds them is locked as well."""
+"""Installed before the rest, as some packages exist only as source; their builders are locked too."""
 
 
 def _digest(*parts: str | bytes | Path) -> str:
@@ -73,7 +73,7 @@ def _write_stamps(stamps: dict[str, str]) -> None:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Hold a lock on the checkout, so that two calls do not build one environment at once."""
+    """Hold a lock on the checkout, so that two calls do not build its environment at once."""
     descriptor = os.open(ROOT, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
@@ -97,7 +97,7 @@ def _outdated(stamps: dict[str, str]) -> list[str]:
 
 
 def ensure() -> None:
-    """Bring the environment up to date; return at once when it is.
+    """Bring the environment up to date.
 
     Raises:
         StepFailed: something could not be installed; the message says what to do.

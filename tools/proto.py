@@ -1,4 +1,4 @@
-"""Generates `raftlog/v1` from `proto/`. Runs inside the project's environment: `./dev proto`."""
+"""Generates `raftlog/v1` from `proto/`: `./dev proto`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def generate(target: Path) -> None:
     A file without services gets no `_pb2_grpc` module: it would be empty.
 
     Raises:
-        subprocess.CalledProcessError: protoc refused a file; it has said why on stderr.
+        subprocess.CalledProcessError: protoc refused a file, with the reason on stderr.
     """
     sources = sorted((ROOT / "proto" / _PACKAGE).glob("*.proto"))
     with_services = {source for source in sources if "\nservice " in source.read_text()}
@@ -41,14 +41,14 @@ def generate(target: Path) -> None:
 
 
 def differences(target: Path) -> list[str]:
-    """Return the names of files in the checkout that are not as they are under `target`."""
+    """Return the names of files in the checkout that differ from those under `target`."""
     fresh = {path.name: path.read_bytes() for path in (target / _PACKAGE).iterdir() if path.is_file()}
     held = {path.name: path.read_bytes() for path in (ROOT / _PACKAGE).iterdir() if path.is_file()}
     return sorted(name for name in fresh.keys() | held.keys() if fresh.get(name) != held.get(name))
 
 
 def main() -> None:
-    """Generate anew and put the outcome in place of what the checkout has."""
+    """Generate the package, and replace the changed files of the checkout."""
     package = ROOT / _PACKAGE
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory)

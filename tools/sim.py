@@ -1,31 +1,77 @@
-"""`./dev sim`: runs simulated schedules and scenarios: one, many, or for hours; and shows that bugs are caught."""
+"""`./dev sim`: runs simulated schedules: one, many, or for hours; shows that planted bugs are found."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
 from tests.simulation import workloads
-from tests.simulation.hours import Summary, simulate, turns
+from tests.simulation.hours import HEADINGS, Show, Summary, simulate, turns
 from tests.simulation.mutation_table import PAGE, after, markdown, planted_bugs
 from tests.simulation.mutations import Caught, all_mutations, hunt
 from tests.simulation.runner import KINDS, Job, Outcome, new_pool, read_spans, run_job
 from tests.simulation.shrink import shrink
 from tests.simulation.workloads import ScenarioError
-from tools.sim_view import shown
+
+LINE_S = 10.0
+LOG_COLUMNS = 120
+
+
+@contextlib.contextmanager
+def shown(summary: Summary, console: Console | None = None) -> Iterator[Show]:
+    """Yield a function that shows the summary: in place on a terminal, otherwise as a line from time to time."""
+    console = console or Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
+    console.print(f"seeds from {summary.seed} on")
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=2) as live:
+            yield lambda summary: live.update(view(summary))
+        return
+    last_s = time.monotonic()
+
+    def line(summary: Summary) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= LINE_S:
+            last_s = time.monotonic()
+            console.print(summary.line(), highlight=False, soft_wrap=True)
+
+    yield line
+    console.print(_table(summary))
+
+
+def view(summary: Summary) -> Group:
+    """Return the results so far."""
+    failed = [Text(f"{each}\n  {each.job.command()}", style="red") for each in summary.failed]
+    return Group(Text(summary.line()), _table(summary), Text(f"faults: {summary.faults()}", style="dim"), *failed)
+
+
+def _table(summary: Summary) -> Table:
+    table = Table()
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for row in summary.rows():
+        table.add_row(*row)
+    return table
+
 
 HASH_SEED = "0"
 SHRUNK = 3
-"""So many failures of many schedules are shrunk."""
+"""How many failures of a long run are shrunk."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the arguments ask for; 1 if a schedule failed, or a planted bug was not caught."""
+    """Run the command; return 1 if a schedule failed, or a planted bug was not caught."""
     chosen = _parser().parse_args(arguments)
     if chosen.scenarios:
         return _print_scenarios()
@@ -49,15 +95,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("seed", type=int, nargs="?", default=0, help="the schedule, or the first one with --count")
     parser.add_argument("--count", type=int, metavar="N", help="run N schedules on all cores")
     parser.add_argument("--hours", type=float, metavar="H", help="simulate H hours of all kinds and scenarios in turn")
-    parser.add_argument("--seed", dest="first", type=int, metavar="N", help="the first one of --hours; else any")
-    parser.add_argument("--kind", choices=sorted(KINDS), help="this kind only; else all, one after the other")
+    parser.add_argument(
+        "--seed", dest="first", type=int, metavar="N", help="the first schedule of --hours; by default a random one"
+    )
+    parser.add_argument("--kind", choices=sorted(KINDS), help="only this kind; by default all, one after the other")
     parser.add_argument("--scenario", metavar="NAME", help="a workload and its faults, by name")
     parser.add_argument("--scenarios", action="store_true", help="list the scenarios")
     parser.add_argument("--voters", type=int, choices=workloads.VOTERS, help="by default the seed decides")
     parser.add_argument("--seconds", type=float, metavar="S", help="virtual seconds with faults")
     parser.add_argument("--without", type=read_spans, metavar="3,5-9", help="leave out the faults with these numbers")
-    parser.add_argument("--no-shrink", dest="shrink", action="store_false", help="leave a failure as it is")
-    parser.add_argument("--trace", action="store_true", help="print what happens")
+    parser.add_argument("--no-shrink", dest="shrink", action="store_false", help="do not shrink failures")
+    parser.add_argument("--trace", action="store_true", help="print all events")
     mutations = sorted(all_mutations())
     names = ", ".join(f'"{name}"' for name in mutations)
     parser.add_argument("--mutation", choices=mutations, metavar="NAME", help=f"plant this bug: {names}")
@@ -67,10 +115,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _jobs(chosen: argparse.Namespace) -> list[Job]:
-    """Return what is asked for: one job a kind.
+    """Return a job for each kind.
 
     Raises:
-        ScenarioError: there is no such scenario, or not of that kind.
+        ScenarioError: the scenario is unknown, or not for that kind.
     """
     kinds = [chosen.kind] if chosen.kind else list(KINDS)
     if chosen.mutation:
@@ -116,7 +164,7 @@ def _print_shrunk(failed: Iterable[Outcome], pool: ProcessPoolExecutor) -> None:
 
 
 def _many(chosen: argparse.Namespace, jobs: list[Job]) -> int:
-    """Run many schedules on all cores; Ctrl-C ends with what came of them so far."""
+    """Run many schedules on all cores; after Ctrl-C, print the results so far."""
     first = chosen.first if chosen.first is not None else random.randrange(10**9)
     if chosen.count is not None:
         turn: Iterator[Job] = (replace(job, seed=job.seed + number) for number in range(chosen.count) for job in jobs)

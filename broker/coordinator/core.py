@@ -1,48 +1,52 @@
-"""What a coordinator's core looks like to the frame that runs it (`shard.py`). Pure: time and metadata are passed in.
+"""The interface of a coordinator's core to the frame that runs it (`shard.py`), and its records as batches. Pure.
 
     decide(command, now) -> Decision(records, effects)     nothing is applied
-    replay(key, value)                                     the only way state changes that has to last
+    replay(key, value)                                     the only way hard state changes
 
-The frame replays what a decision wrote before it asks for the next one, and sends the effects once the records are
-committed, in the order of the decisions. So what anybody has heard of is what the next coordinator finds in the log.
+The frame replays a decision's records before it asks for the next decision, and sends the effects once the records are
+committed, in the order of the decisions. So the next coordinator finds in the log everything that was ever answered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+import pyarrow as pa
 from google.protobuf.message import Message
 
-from raftlog.errors import RaftlogError
+from raftlog.errors import CorruptRecordError, RaftlogError
+from raftlog.format import BatchHeader, Buffer, Columns, decode_batch, encode_batch, iter_headers, parse_header
+from raftlog.format.small_batch import FEW, encode_few
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 TopicsT_contra = TypeVar("TopicsT_contra", contravariant=True)
 
 Record = tuple[bytes, bytes | None]
-"""Key and value; None: what the key stands for is over."""
+"""Key and value; a None value removes the key (a tombstone)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The time: `monotonic_ms` for whatever is waited for, `wall_ms` for what is stored."""
+    """The time: `monotonic_ms` for deadlines, `wall_ms` for stored times."""
 
     monotonic_ms: float
     wall_ms: int
 
 
 class Notice:
-    """What a coordinator tells another part of its own broker; it never travels."""
+    """A message to another part of the same broker; it never crosses the wire."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give `message` to whoever waits at `to`, a token of the frame: one for each stream or unary call.
+    """Deliver `message` to the recipient `to`, a token of the frame for one stream or unary call.
 
-    A RaftlogError to a stream is its last word. None, to a stream only: it ends without one. A Notice goes to a token
-    that lives as long as the coordinator, and takes nothing else.
+    A RaftlogError ends a stream; None, for a stream only, ends it without an error. A Notice goes to the token that
+    lives as long as the coordinator; that token takes nothing else.
     """
 
     to: object
@@ -51,10 +55,10 @@ class Send:
 
 @dataclass(slots=True)
 class Decision:
-    """Records to be appended and replayed, in order, and what is sent once they are committed, in order.
+    """Records to append and replay, in order, and the effects to send once they are committed, in order.
 
-    `rest`: the command was too much for one go, and this one is decided next in its place, before all others that wait
-    for their turn. The loop is free in between.
+    `rest`: a long command is decided in pieces. The frame decides `rest` next, before all waiting commands, after other
+    tasks had a turn on the event loop.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -63,67 +67,103 @@ class Decision:
 
 
 class Core(Protocol[CommandT_contra, TopicsT_contra]):
-    """One coordinator's state: that of the groups, or transactions, of one partition.
+    """One coordinator's state: the groups, or the transactions, of one partition.
 
-    `TopicsT_contra`: how it sees the topics of the cluster.
+    `TopicsT_contra`: its view of the cluster's topics.
     """
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply one record.
 
         Raises:
-            CorruptRecordError: it is none of this coordinator's.
+            CorruptRecordError: the record is not valid for this coordinator.
         """
         ...
 
     def loaded(self, now: Now) -> None:
-        """Begin: the log was replayed to its end, and from now on time runs."""
+        """Begin: the log has been replayed to its end, and deadlines count from now on."""
         ...
 
     def decide(self, command: CommandT_contra, now: Now) -> Decision:
-        """Return what a command leads to, or a piece of it. A refusal is an effect, too."""
+        """Return the decision on a command, or on a piece of it. A refusal is an effect, too."""
         ...
 
     def at_once(self, command: CommandT_contra, now: Now) -> Message | None:
-        """Return the answer of a command that may be answered before what is under way is committed; None: no.
+        """Return the answer to a command that need not wait for uncommitted records; None: it must wait.
 
-        It has to write nothing, and its answer to say nothing but what who asks has said itself, so that nobody acts
-        on what may vanish. The frame calls it only while nobody else can coordinate: under a valid lease.
+        Such a command writes nothing, and its answer repeats only what the caller has said, so that no caller acts on
+        state that may be lost. The frame calls this only under a valid lease, when no other broker can coordinate.
         """
         ...
 
     def next_deadline_ms(self) -> float | None:
-        """Return when `on_time` has to be called next, in monotonic ms; None: never."""
+        """Return when `on_time` must be called next, in monotonic ms; None: never."""
         ...
 
     def on_time(self, now: Now) -> Decision:
-        """Return what is due by now, or some of it: a few milliseconds' work.
+        """Return the decision on deadlines that have passed, or on some of them: a few milliseconds of work.
 
-        `now` may lie a little back: time has come only as far as all commands have been decided that came in by then.
+        `now` may be a little in the past: it is the latest time by which all commands received until then are decided.
         """
         ...
 
     def on_topics(self, topics: TopicsT_contra, now: Now) -> Decision:
-        """Return what a change of the cluster's topics leads to."""
+        """Return the decision on a change of the cluster's topics."""
         ...
 
 
 class Recipient(Protocol):
-    """Who is answered: a call, or a stream. `deliver` does not wait, and passes over what comes after the end."""
+    """The receiver of an answer: a call, or a stream. `deliver` does not wait, and ignores messages after the end."""
 
     @property
     def is_stream(self) -> bool:
-        """Whether it lives on after an answer, and has time when appending has to wait."""
+        """Whether it stays open after an answer, and may wait while nothing can be appended."""
         ...
 
     def deliver(self, message: Message | RaftlogError | None) -> None:
-        """Take a message, or the error that takes its place; None ends a stream without a word."""
+        """Deliver a message, or an error in its place; None ends a stream without an error."""
         ...
 
 
 class Listener(Protocol):
-    """Who takes a coordinator's notices: another part of the same broker, with the coordinator's own life."""
+    """The receiver of a coordinator's notices: another part of the same broker, which lives as long."""
 
     def notify(self, notice: Notice) -> None:
-        """Take a notice; returns at once."""
+        """Deliver a notice; returns at once."""
         ...
+
+
+def encode(records: Sequence[Record], wall_ms: int) -> tuple[bytes, BatchHeader]:
+    """Return the records as one batch, and its header; there is at least one."""
+    keys = [key for key, _ in records]
+    written = [value for _, value in records if value is not None]
+    if len(keys) == len(written) <= FEW:
+        batch = encode_few(keys, written, wall_ms)
+    else:
+        values = pa.array([value for _, value in records], pa.binary())
+        batch = encode_batch(Columns(value=values, key=pa.array(keys, pa.binary())), wall_ms)
+    return batch, parse_header(batch)
+
+
+def decode(data: Buffer) -> Iterator[tuple[int, bytes, bytes | None]]:
+    """Yield (offset, key, value) of every record in whole batches, in order; control batches hold none.
+
+    Raises:
+        CorruptRecordError: a batch does not check, or a record has no key; the message names the offset.
+    """
+    for position, header in iter_headers(data):
+        if header.is_control or not header.record_count:
+            continue
+        try:
+            columns = decode_batch(data, position).columns
+        except CorruptRecordError as error:
+            raise CorruptRecordError(f"the batch at offset {header.base_offset}: {error}") from None
+        names = columns.schema.names
+        deltas = columns.column("offset_delta").to_pylist() if "offset_delta" in names else range(header.record_count)
+        keys = columns.column("key").to_pylist() if "key" in names else [None] * header.record_count
+        values = columns.column("value").to_pylist()
+        for delta, key, value in zip(deltas, keys, values, strict=True):
+            offset = header.base_offset + delta
+            if key is None:
+                raise CorruptRecordError(f"the record at offset {offset} has no key")
+            yield offset, key, value

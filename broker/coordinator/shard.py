@@ -2,9 +2,11 @@
 
     submit -> queue -> turn: decide and replay each, append what they wrote as one batch -> committed: effects
 
-A turn is one round of the event loop: all commands that came in meanwhile share one append, and one fsync and one
-round to the followers with it. While `MAX_UNCOMMITTED` appends are under way there is no turn; only what reveals
-nothing (`Core.at_once`: the answer of a mere heartbeat) does not wait for that.
+A turn is one round of the event loop: all commands received meanwhile share one append, one fsync and one round to the
+followers. While `MAX_UNCOMMITTED` appends are under way there is no turn; only answers that depend on no uncommitted
+record (`Core.at_once`: a plain heartbeat) are sent meanwhile.
+
+`load` replays the log of a coordinator's partition into a core, in pieces that are read and decoded off the event loop.
 """
 
 from __future__ import annotations
@@ -15,17 +17,16 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from enum import Enum
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, Generic, Protocol, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from broker.bugs import report
 from broker.clock import Clock
-from broker.coordinator.core import Core, Decision, Listener, Notice, Now, Recipient, Record, Send
-from broker.coordinator.loading import load
-from broker.coordinator.records import encode
-from broker.lease import Lease
-from broker.partition import Partition
+from broker.coordinator.core import Core, Decision, Listener, Notice, Now, Recipient, Record, Send, decode, encode
+from broker.log.partition_log import ReadResult
+from broker.observability.event_loop import report
+from broker.partition.partition import Partition
+from broker.server.lease import Lease
 from raftlog.errors import (
     BrokerOverloaded,
     CoordinatorLoadInProgress,
@@ -34,8 +35,71 @@ from raftlog.errors import (
     InternalError,
     NotCoordinator,
     NotEnoughReplicas,
+    OffsetOutOfRange,
     RaftlogError,
 )
+
+PIECE_BYTES: Final = 1 << 20
+REPLAY_SLICE_RECORDS: Final = 500
+REPLAY_SLICE_S: Final = 0.004
+"""After this many replayed records, or this time, other tasks get a turn on the event loop."""
+
+
+class ReadableLog(Protocol):
+    """The part of a partition's log that loading needs."""
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that can be read."""
+        ...
+
+    def read(self, offset: int, max_bytes: int, end_offset: int, *, blocking: bool) -> ReadResult | None:
+        """Return whole batches from `offset` on, none at or above `end_offset`."""
+        ...
+
+
+async def load(
+    log: ReadableLog, end_offset: int, replay: Callable[[bytes, bytes | None], None], executor: Executor
+) -> int:
+    """Replay every record from the log's start up to `end_offset` (exclusive); return how many there were.
+
+    Raises:
+        CorruptRecordError: bytes that do not check, or a record that `replay` refuses; names the offset.
+        StorageError: the log directory is offline.
+    """
+    loop = asyncio.get_running_loop()
+    position, count = log.log_start_offset, 0
+    while position < end_offset:
+        try:
+            records, next_offset = await loop.run_in_executor(executor, _read, log, position, end_offset)
+        except OffsetOutOfRange:
+            if log.log_start_offset <= position:
+                raise
+            position = log.log_start_offset  # it has moved meanwhile
+            continue
+        number, until_s = 0, loop.time() + REPLAY_SLICE_S
+        for offset, key, value in records:
+            try:
+                replay(key, value)
+            except CorruptRecordError as error:
+                raise CorruptRecordError(f"the record at offset {offset}: {error}") from error
+            number += 1
+            if number == REPLAY_SLICE_RECORDS or loop.time() > until_s:
+                await asyncio.sleep(0)
+                number, until_s = 0, loop.time() + REPLAY_SLICE_S
+        count += len(records)
+        if next_offset <= position:
+            raise CorruptRecordError(f"nothing can be read at offset {position}, the log ends at {end_offset}")
+        position = next_offset
+    return count
+
+
+def _read(log: ReadableLog, position: int, end_offset: int) -> tuple[list[tuple[int, bytes, bytes | None]], int]:
+    result = log.read(position, PIECE_BYTES, end_offset, blocking=True)
+    assert result is not None, "a blocking read waits"
+    # The first batch may begin below the position: the log's start can lie within one.
+    return [record for record in decode(result.records) if record[0] >= position], result.next_offset
+
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +111,15 @@ MAX_QUEUED: Final = 20_000
 TURN_COMMANDS: Final = 500
 TURN_BYTES: Final = 256 << 10
 MAX_UNCOMMITTED: Final = 1
-"""Appends under way at a time: what comes meanwhile shares the next one: the more there is the less each costs."""
+"""The most appends under way at a time; commands received meanwhile share the next append."""
 TURN_S: Final = 0.004
-"""After so many commands, bytes of records or seconds the rest waits for the next turn: others use the loop too. Of
-what is due by time, a piece is done in every turn all the same."""
+"""After this many commands, bytes of records or seconds, the rest waits for the next turn, because other tasks use
+the loop too. A piece of the work on passed deadlines is done in every turn."""
 RETRY_LOAD_S: Final = 30.0
 RELOAD_S: Final = 1.0
-"""After an append was refused: the log is as it was, so it can be loaded as soon as the disk is well again."""
+"""The pause before a reload after a refused append, which leaves the log unchanged."""
 BLOCKED_LOOK_S: Final = 0.1
-"""Between looks whether enough replicas are in sync again."""
+"""Interval of the check whether enough replicas are in sync again."""
 
 
 class State(Enum):
@@ -84,14 +148,14 @@ class Shard(Generic[CommandT, TopicsT]):
         (made)  -> loading   `begin`
         loading -> active    replayed up to the log's end, and everything there is committed
         loading -> failed    a record cannot be read, or the disk fails
-        active  -> failed    an append was refused although nothing spoke against it, or the core has a bug: what was
-                             replayed is not in the log, so the state is dropped
+        active  -> failed    an append was refused unexpectedly, or the core has a bug: the replayed records are not
+                             in the log, so the state is dropped
         failed  -> loading   after a pause
-        any     -> gone      the partition is led by somebody else, or by nobody; final
+        any     -> gone      another broker leads the partition, or none; final
 
-    Commands are refused in every state but active. Who waits for an answer, and every stream, hears when that ends.
-    While this broker has no lease, or too few replicas are in sync, nothing is decided: streams' commands wait then,
-    calls are refused (too few in sync), or wait (no lease, which ends soon, one way or the other).
+    Commands are refused in every state but active; when that state ends, waiting callers and streams get an error.
+    While this broker has no lease, or too few replicas are in sync, nothing is decided: commands of streams wait, calls
+    are refused (too few in sync) or wait (no lease: it is soon renewed, or lost).
 
     Invariants: the core's state is the replay of the log; `_uncommitted` ends at the log's end, in order.
     """
@@ -123,30 +187,30 @@ class Shard(Generic[CommandT, TopicsT]):
         self._uncommitted: deque[_Uncommitted] = deque()
         self._loading: asyncio.Task[None] | None = None
         self._loaded_to = -1
-        """Where the log ended that was replayed; -1 while it is not."""
+        """The end of the replayed log; -1 before it is replayed."""
         self._scheduled = False
         self._missed_turn = False
-        """Whether there was something to do while enough appends were under way."""
+        """Whether a turn was skipped because enough appends were under way."""
         self._topics_changed = False
         self._due_by: Now | None = None
-        """What is due by then is done next, as soon as `_heard_first` more commands are decided: those that had come in
-        by then. So a member whose heartbeat waits is not taken for silent, however long the queue stays full."""
+        """The time of the next `on_time`, which runs once the `_heard_first` commands received before it are decided.
+        So a member whose heartbeat waits in the queue does not count as silent, even if the queue stays full."""
         self._heard_first = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
-        """When it goes off; it may be too early, and is set again then: deadlines move on with nearly every turn."""
+        """The time of the timer; if it fires too early, because deadlines have moved, it is set again."""
 
     def __repr__(self) -> str:
         return f"<shard {self.partition.topic_partition} epoch {self.leader_epoch} {self.state.value}>"
 
     @property
     def core(self) -> Core[CommandT, TopicsT] | None:
-        """The coordinator's state, to be looked at only; None in every state but active."""
+        """The coordinator's state, read-only; None in every state but active."""
         return self._core if self.state is State.ACTIVE else None
 
     @property
     def queued(self) -> int:
-        """How many commands wait for their turn."""
+        """The number of waiting commands."""
         return len(self._queue)
 
     # Life
@@ -202,7 +266,7 @@ class Shard(Generic[CommandT, TopicsT]):
         return not self.partition.leads or self.partition.leader_epoch != self.leader_epoch
 
     def end(self) -> None:
-        """Drop the state: somebody else leads, or nobody. Everyone who waits hears who, as far as that is known."""
+        """Drop the state: another broker leads, or none. Waiting callers are told the new leader, if it is known."""
         if self.state is State.GONE:
             return
         self.state = State.GONE
@@ -237,7 +301,7 @@ class Shard(Generic[CommandT, TopicsT]):
         self._fail(f"is loaded again after an internal error: {type(error).__name__}: {error}", RELOAD_S)
 
     def _drop(self, reason: RaftlogError) -> None:
-        """Forget everything that is under way, and tell everyone attached."""
+        """Drop all commands under way, and fail their recipients."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -253,7 +317,7 @@ class Shard(Generic[CommandT, TopicsT]):
 
     @property
     def refusal(self) -> RaftlogError | None:
-        """Why no command is taken now; None when they are."""
+        """Why commands are refused now; None if they are accepted."""
         if self.state is State.ACTIVE:
             return None
         if self.state is State.LOADING:
@@ -261,9 +325,9 @@ class Shard(Generic[CommandT, TopicsT]):
         return self.failure
 
     def submit(self, command: CommandT, recipient: Recipient | None = None) -> None:
-        """Have a command decided; its effects go to their recipients.
+        """Queue a command for a decision; its effects go to their recipients.
 
-        `recipient` hears if that cannot be; None: nobody needs to know. A stream stays attached until `detach`.
+        `recipient` gets an error if the command is refused; None: no recipient. A stream stays attached until `detach`.
         """
         refusal = self.refusal
         if refusal is None and len(self._queue) >= MAX_QUEUED:
@@ -283,9 +347,9 @@ class Shard(Generic[CommandT, TopicsT]):
         self._schedule()
 
     def tell(self, command: CommandT) -> None:
-        """Have a command of this broker's own decided: it waits for no room, and nobody is answered.
+        """Queue a command of this broker itself: it needs no room in the queue and has no recipient.
 
-        Passed over in every state but active: what it says has to be found out again by who loads the log.
+        It is ignored in every state but active: a coordinator that loads the log must find out again what it says.
         """
         if self.state is State.ACTIVE:
             self._queue.append((command, None))
@@ -299,7 +363,7 @@ class Shard(Generic[CommandT, TopicsT]):
         return self._core.at_once(command, self._now())
 
     def detach(self, recipient: Recipient) -> None:
-        """Forget a recipient that has ended."""
+        """Drop a recipient that has ended."""
         self._attached.pop(recipient, None)
 
     def topics_changed(self) -> None:
@@ -326,11 +390,11 @@ class Shard(Generic[CommandT, TopicsT]):
                 self._missed_turn = True  # the next commit makes one
             else:
                 self._turn()
-        except Exception as error:  # whatever it is, state and log may differ now
+        except Exception as error:  # after any error, state and log may differ
             self._bug(error)
 
     def _may_append(self) -> bool:
-        """Whether nothing speaks against an append; else see to it that there is another turn when that changes."""
+        """Whether records may be appended; if not, schedule another turn for when they may."""
         if self._is_over():
             self.end()
             return False
@@ -395,7 +459,7 @@ class Shard(Generic[CommandT, TopicsT]):
             self._go_on(deadline_ms)
 
     def _note_due(self, now: Now) -> float | None:
-        """Have what is due done once the commands are decided that are queued now; they may be heartbeats.
+        """Schedule `on_time` for after the commands that are queued now, which may be heartbeats.
 
         Return the core's next deadline.
         """
@@ -405,7 +469,7 @@ class Shard(Generic[CommandT, TopicsT]):
         return deadline_ms
 
     def _is_due(self) -> bool:
-        """Whether the core has something to do by time, and may; else time goes on."""
+        """Whether a deadline of the core has passed and may be handled now."""
         if self._due_by is None or self._heard_first:
             return False
         deadline_ms = self._core.next_deadline_ms()
@@ -423,7 +487,7 @@ class Shard(Generic[CommandT, TopicsT]):
         return size
 
     def _append(self, records: list[Record], effects: list[Send], now: Now) -> bool:
-        """Append what was decided; False when that failed, and the state with it."""
+        """Append the decided records; False if that failed, which drops the state."""
         if records:
             batch, header = encode(records, now.wall_ms)
             try:
@@ -467,7 +531,7 @@ class Shard(Generic[CommandT, TopicsT]):
     # What is committed
 
     def _look(self) -> None:
-        """Look how far the high watermark is; called again whenever it has moved, or a role has ended."""
+        """Send the effects up to the high watermark; called again when it moves, or when a role ends."""
         if self.state is State.GONE:
             return
         if self._is_over():

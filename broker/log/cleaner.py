@@ -1,58 +1,65 @@
-"""Compacting a log: whether it is worth it, how far, and piece by piece; the rules are in `compaction.py`.
+"""Compacting logs in the background: which log, how far, and piece by piece; `compaction.py` has the rules for batches.
 
     clean  (first_dirty_offset)  dirty                      (bound) active segment, or not committed
     |-- no key twice ------------|-- written since then ----|-------------------------------------->
 
-Only whole sealed segments below the bound are rewritten. The keys of the dirty section are read first, as far as the
-memory for them goes; then everything from the begin up to there is rewritten, segment by segment, each put in place
-before the next (`log_swap.py`). Neighbours that have shrunk become one segment; one of which nothing goes is left
-alone.
-What was reached is noted last, so that a crash costs a repetition and no more.
+Only whole sealed segments below the bound are rewritten. A cleaning first reads the keys of the dirty section, as far
+as they fit into memory. Then it rewrites everything from the start up to there, segment by segment, and puts each one
+in place before the next (`PartitionLog.swap`). Neighbours that have shrunk are merged into one segment; a segment that
+loses nothing is left alone. The progress is noted last, so that a crash only costs a repetition.
 
-The bound lies at the last stable offset at most, so it is known of every transaction below how it ended. Its markers
-are there for those who read the log from its begin while its batches are still transactional, and for what recovery
-makes of the log. So a control batch goes
+The bound is at most the last stable offset, so the end of every transaction below it is known. Readers from the log
+start need its marker while its batches are still transactional, and so does recovery. So a control batch goes only if
 
-    when it lies below a point up to which the log was clean `delete.retention.ms` ago: then all batches that it decides
-        on have been cleaned, and nobody is on the way between them and it (as with tombstones),
-    when no producer snapshot is left from before it, which may know one of its transactions as open,
-    when the last that is known of none of its producers comes from it: else one that is fenced would be no more,
-    when every assigned replica holds it durably, as their leader has heard in its present term (`Plan.markers_below`).
-        So only the leader of a partition lets markers go; a follower keeps its own until it leads.
+    it lies below a point up to which the log was clean `delete.retention.ms` ago: then all batches that it decides on
+        have been cleaned, and no reader is between them and the marker (as with tombstones);
+    no producer snapshot from before it is left, which may know one of its transactions as open;
+    it is not the last thing known of any of its producers: else a fenced producer would be fenced no more;
+    every assigned replica holds it durably, as their leader has learned in its present term (`Plan.markers_below`).
+        So only the leader of a partition drops markers; a follower keeps its own until it leads.
 
-The last is for a follower that was away. It may have batches of a transaction as they were produced, and not the
-marker: then it goes on in a log that was cleaned, and needs the marker, the one thing there that still tells how those
-end. With the marker it is safe, whatever else was cleaned meanwhile:
+The last condition is for a follower that was away. It may have batches of a transaction as they were produced, but not
+the marker. It continues in a log that was cleaned, where only the marker still says how the transaction ended. With
+the marker it is safe, whatever else was cleaned meanwhile:
 
-    the rest of the transaction comes as batches that are transactional no more: they lie behind its first one, so the
-        transaction stays open there until the marker, which says where it began
-    rows of an aborted transaction are gone: the marker says abort, of those that the follower has, too
-    records that others have replaced are gone, and so is what replaced them: as without transactions
+    The other batches of the transaction are transactional no more. They follow its first batch, so the transaction
+        stays open there until the marker, which says where it began.
+    Rows of an aborted transaction are gone. The marker aborts those that the follower has, too.
+    Replaced records are gone, and so are the records that replaced them: as without transactions.
 
-So neither clearing the attribute nor dropping rows has to wait for the follower. A replica that begins anew gets no
-batch that is transactional and lies below a marker that went: all of those were cleaned before. One that has lost its
-disk and copies from a leader whose log was not cleaned, then from one whose was, can still miss a marker; so can one
-that was taken from the replicas, and given back with its old log, or that lost what `flush.messages` had left
-unflushed. Whoever misses one notices at the producer's next marker (`OpenTransactions.check_followed`), and is copied
-anew.
+So neither clearing the attribute nor dropping rows has to wait for the follower. A new replica gets no transactional
+batch below a marker that went: all of those were cleaned before. A replica can still miss a marker if it lost its disk
+and copies first from a leader whose log was not cleaned and then from one whose log was; if it was removed from the
+replicas and came back with its old log; or if it lost records that `flush.messages` had left unflushed. It notices at
+the producer's next marker (`OpenTransactions.check_followed`), and is then copied as a whole.
+
+The background work handles one log at a time, the one with the largest dirty share first:
+
+    idle  -- log.cleaner.backoff.ms have passed (`tick`) -->  choosing, in a thread
+          -- a log is due -->  a piece, in a thread  -->  pausing  --> ... -->  choosing again
+          -- none is due -->  idle
+
+The pauses keep to `log.cleaner.io.max.bytes.per.second`. A log whose cleaning failed is skipped for a while, so that it
+does not hold up the others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from typing import Final, NamedTuple
 
-from broker.log.cleaned import Cleaned
+from broker.clock import Clock
 from broker.log.compaction import CleanedBatch, Compactor, LastOffsets, SourceBatch, read_batch
-from broker.log.log_state import SegmentRemoved
-from broker.log.log_swap import SealedSegments
-from broker.log.offset_index import MAX_RELATIVE_OFFSET
-from broker.log.partition_log import PartitionLog
-from broker.log.segment import OpenSegment, Segment
-from broker.log.segment_index import BEFORE_ALL_TIME_MS, SegmentIndex
+from broker.log.index import MAX_RELATIVE_OFFSET, TxnIndex
+from broker.log.integrity import OnDamaged
+from broker.log.manager import LogManager
+from broker.log.partition_log import PartitionLog, SealedSegments, SegmentRemoved
+from broker.log.recovery import Cleaned
+from broker.log.segment import BEFORE_ALL_TIME_MS, OpenSegment, Segment, SegmentIndex
 from broker.log.storage import File
-from broker.log.txn_index import TxnIndex
 from raftlog.errors import CorruptRecordError, RaftlogError
 from raftlog.format import HEADER_BYTES, BatchHeader, Buffer, parse_header
 from raftlog.format.aborted import AbortedRanges
@@ -61,16 +68,16 @@ from raftlog.format.control import placed_markers
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 16 << 20
-"""Read and rewritten in one go, at least; more when there are many keys, to look them up less often."""
+"""The least that is read and rewritten in one go; more when there are many keys, to look them up less often."""
 MAX_PIECE_BYTES: Final = 64 << 20
 SYNC_BYTES: Final = 64 << 20
-"""Written between two fsyncs: a larger heap of dirty pages would hold up those of the producers."""
+"""Written between two fsyncs: more dirty pages would delay the fsyncs of producers."""
 
 WallClock = Callable[[], int]
 
 
 class Plan(NamedTuple):
-    """What a cleaning would do. `is_due`: whether it should be done now."""
+    """What a cleaning would do. `is_due`: whether it should run now."""
 
     log: PartitionLog
     sealed: SealedSegments
@@ -79,18 +86,18 @@ class Plan(NamedTuple):
     dirty_ratio: float
     is_due: bool
     markers_below: int = 0
-    """Markers at or above it stay: what lies below is on the disk of every replica."""
+    """Markers at or above it stay; every replica holds those below it durably."""
 
 
 class CleaningAbandoned(Exception):
-    """The log was cut, trimmed or closed meanwhile; nothing is lost but the work."""
+    """The log was cut, trimmed or closed meanwhile; only the work is lost."""
 
 
 def plan_cleaning(log: PartitionLog, bound: int, now_ms: int) -> Plan | None:
-    """Look at a compacted log; None when nothing in it is both dirty and sealed below `bound`. Blocking.
+    """Plan the cleaning of a compacted log; None when it has no dirty sealed segment below `bound`. Blocking.
 
-    Due when more than `min.cleanable.dirty.ratio` of what is below the bound is dirty, or the first dirty record is
-    older than `max.compaction.lag.ms`.
+    It is due when more than `min.cleanable.dirty.ratio` of the bytes below the bound are dirty, or the first dirty
+    record is older than `max.compaction.lag.ms`.
 
     Raises:
         StorageError: the log is closed, or the disk.
@@ -120,18 +127,23 @@ def _is_too_old(log: PartitionLog, segments: Sequence[Segment], first_dirty: int
         return False
     for segment in segments:
         if segment.next_offset > first_dirty:
-            first = parse_header(log.read_source(log.open_source(segment), HEADER_BYTES, 0))
+            first = parse_header(_read(log, log.open_segment(segment).file, HEADER_BYTES, 0))
             return now_ms - first.max_timestamp_ms > limit_ms
     return False
 
 
+def _read(log: PartitionLog, file: File, size: int, position: int) -> bytes:
+    with log.judging("compacting"):
+        return file.read(size, position)
+
+
 def clean(plan: Plan, *, dedupe_bytes: int, clock: WallClock) -> Iterator[int]:
-    """Do it, yielding after each piece how many bytes were read and written. Blocking.
+    """Carry out a plan; yield after each piece how many bytes were read and written. Blocking.
 
     Raises:
         CleaningAbandoned: the log has changed; plan anew.
         CorruptRecordError: a batch is damaged; names file and position.
-        StorageFull, StorageError: refused. What is in place already stays; the rest comes with the next cleaning.
+        StorageFull, StorageError: refused. Segments in place stay; the next cleaning does the rest.
     """
     return _Cleaning(plan, dedupe_bytes, clock).run()
 
@@ -146,9 +158,9 @@ class _Cleaning:
         self._last_offsets = LastOffsets()
         self._output: _Output | None = None
         self._markers_below = 0
-        """Control batches below may go."""
+        """Control batches below it may go."""
         self._spent: set[int] = set()
-        """Offsets of markers that go."""
+        """Offsets of the markers that go."""
 
     def run(self) -> Iterator[int]:
         end_offset = self._plan.sealed.segments[-1].next_offset
@@ -200,7 +212,7 @@ class _Cleaning:
         if self._log.closed or segment not in self._log.segments:
             raise CleaningAbandoned(f"{segment.log_path} is no part of {self._log!r} any more")
         try:
-            return self._log.open_source(segment)
+            return self._log.open_segment(segment).file
         except SegmentRemoved as error:
             raise CleaningAbandoned(str(error)) from error
         except CorruptRecordError as error:
@@ -208,19 +220,17 @@ class _Cleaning:
             raise
 
     def _check_unchanged(self, segment: Segment, error: RaftlogError) -> None:
-        """What looks damaged may be a file that was just cut. Raises CleaningAbandoned."""
+        """Abandon the cleaning if `error` may come from a cut of the file. Raises CleaningAbandoned."""
         if not self._log.is_unchanged(segment, self._plan.sealed.truncations):
             raise CleaningAbandoned(f"{self._log!r} was cut or trimmed: {error}") from error
 
     def _pieces(self, segment: Segment, file: File, from_offset: int = 0) -> Iterator[tuple[list[SourceBatch], int]]:
-        """Yield the batches of a segment that end above `from_offset`, some at a time, with the bytes read for them."""
+        """Yield the batches of a segment that end above `from_offset`, in pieces, with the bytes read for each."""
         position, expected, size = 0, segment.base_offset, segment.size
         aborted = AbortedRanges(self._log.aborted_transactions(segment.base_offset, segment.next_offset))
         wanted = 0
         while position < size:
-            data = memoryview(
-                self._log.read_source(file, max(wanted, min(self._piece_bytes, size - position)), position)
-            )
+            data = memoryview(_read(self._log, file, max(wanted, min(self._piece_bytes, size - position)), position))
             batches: list[SourceBatch] = []
             at = inflated = 0
             try:
@@ -234,13 +244,16 @@ class _Cleaning:
                     expected = header.next_offset
                     if expected > from_offset:
                         batch = data[at : at + wanted]
-                        batches.append(read_batch(batch, header, self._log.remembers, aborted, self._are_spent))
+                        remembers = self._log.producers.remembers
+                        batches.append(read_batch(batch, header, remembers, aborted, self._are_spent))
                         inflated += batches[-1].columns.nbytes if batches[-1].columns is not None else 0
                     at += wanted
                     wanted = 0
                 if not at and len(data) < max(wanted, HEADER_BYTES):
                     if len(data) < min(self._piece_bytes, size - position) or size - position < HEADER_BYTES:
-                        raise CorruptRecordError(f"{len(data)} bytes are there, {size - position} should be")
+                        raise CorruptRecordError(
+                            f"{len(data)} bytes follow where {size - position} should, and hold no whole batch"
+                        )
                     continue
             except RaftlogError as error:  # another magic is a flipped bit: this broker has written the file
                 self._check_unchanged(segment, error)
@@ -255,7 +268,8 @@ class _Cleaning:
         if header.next_offset > self._markers_below:
             return False
         markers = placed_markers(data, check_checksum=False)
-        if any(self._log.needs_epoch(placed.marker.producer_id, placed.marker.producer_epoch) for placed in markers):
+        producers = self._log.producers
+        if any(producers.needs_epoch(marker.producer_id, marker.producer_epoch) for _, marker in markers):
             return False
         self._spent.update(placed.offset for placed in markers)
         return True
@@ -296,7 +310,7 @@ class _Cleaning:
 
 
 class _Output:
-    """What becomes of some segments. Nothing is written as long as the first one stays as it is."""
+    """The segment that replaces some others. It writes no file as long as the first segment stays as it is."""
 
     def __init__(self, log: PartitionLog, first: Segment, source: File) -> None:
         self._log = log
@@ -310,33 +324,33 @@ class _Output:
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything differs from the first segment."""
+        """Whether the result differs from the first segment."""
         return self._file is not None
 
     def has_room_for(self, segment: Segment, pending_bytes: int) -> bool:
-        """Whether another one fits, should nothing of it go, behind `pending_bytes` that are still to be written."""
+        """Whether another segment would fit in full, after `pending_bytes` that are still to be written."""
         span = segment.next_offset - self.segments[0].base_offset
         size = self._size + pending_bytes + segment.size
         return size <= self._log.config.segment_bytes and span <= MAX_RELATIVE_OFFSET
 
     def join(self, segment: Segment) -> int:
-        """Take another segment in; return the bytes read and written."""
+        """Add another segment; return the bytes read and written."""
         moved = self._write_first()
         self.segments.append(segment)
         return moved
 
     def _write_first(self) -> int:
-        """Copy what was as it is so far; return the bytes read and written."""
+        """Copy the batches that were unchanged so far; return the bytes read and written."""
         if self._file is not None:
             return 0
         self._file = self._log.create_aside(self.segments[0].base_offset)
         for position in range(0, self._size, PIECE_BYTES):
-            data = self._log.read_source(self._source, min(PIECE_BYTES, self._size - position), position)
-            self._log.write_aside(self._file, (data,), position)
+            data = _read(self._log, self._source, min(PIECE_BYTES, self._size - position), position)
+            self._write(self._file, (data,), position)
         return 2 * self._size
 
     def add(self, batches: Iterable[CleanedBatch]) -> int:
-        """Put batches at the end; return the bytes that this has moved."""
+        """Append batches; return the bytes read and written."""
         interval = self._log.config.index_interval_bytes
         start, moved = self._size, 0
         waiting: list[Buffer] = []
@@ -351,12 +365,17 @@ class _Output:
             if self._file is not None:
                 waiting.append(batch.data)
         if self._file is not None and waiting:
-            self._log.write_aside(self._file, waiting, start)
+            self._write(self._file, waiting, start)
             moved += self._size - start
             if self._size - self._synced_size >= SYNC_BYTES:
-                self._log.sync_aside(self._file)
+                with self._log.judging("fsync of what was compacted"):
+                    self._file.datasync()
                 self._synced_size = self._size
         return moved
+
+    def _write(self, file: File, data: Sequence[Buffer], position: int) -> None:
+        with self._log.judging("compacting", sum(map(len, data))):
+            file.write(data, position)
 
     def finish(self, spent: Container[int]) -> Segment:
         """Return the new segment, opened; without the markers at the offsets `spent`."""
@@ -370,11 +389,11 @@ class _Output:
         return segment
 
     def _txn_index(self, spent: Container[int]) -> TxnIndex | None:
-        """What the old ones said, as long as its markers are there: who read them a moment ago may ask for it."""
+        """Return the entries of the old indexes whose markers stay: a reader of the old batches may still need them."""
         made = TxnIndex(self.segments[0].base_offset)
         for segment in self.segments:
             made.end_stable_offset = segment.next_offset
-            index = self._log.txn_index_of(segment)
+            index = self._log.open_segment(segment).txn_index
             if index is not None:
                 made.end_stable_offset = index.end_stable_offset
                 for entry in index.entries:
@@ -383,14 +402,154 @@ class _Output:
         return made if len(made) or made.end_stable_offset < self.segments[-1].next_offset else None
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the file, if any was written."""
         if self._file is not None:
             try:
-                self._log.forget_aside(self.segments[0].base_offset)
-            except RaftlogError as error:  # the next start does
-                logger.warning("what was compacted in vain stays for now: %s", error)
+                self._log.remove_aside(self.segments[0].base_offset)
+            except RaftlogError as error:  # the next start removes it
+                logger.warning("the file of an abandoned compaction stays for now: %s", error)
 
 
-def dirtiest(plans: Sequence[Plan]) -> Plan | None:
-    """Return the plan that is due and has the largest share to clean."""
-    return max((plan for plan in plans if plan.is_due), key=lambda plan: plan.dirty_ratio, default=None)
+FAILED_PAUSE_MS: Final = 60_000.0
+"""Time until a log is tried again whose cleaning failed or was abandoned."""
+
+
+def committed_end(log: PartitionLog) -> int:
+    """Return the offset from which on nothing is compacted, as records may still be cut or aborted there."""
+    return log.last_stable_offset
+
+
+class Cleaner:
+    """Compacts the logs of compacted topics. On the loop; `on_damaged` is called there."""
+
+    def __init__(
+        self,
+        logs: LogManager,
+        disk: Executor,
+        clock: Clock,
+        on_damaged: OnDamaged,
+        *,
+        bytes_per_second: int,
+        backoff_ms: float,
+        dedupe_bytes: int,
+        bound_of: Callable[[PartitionLog], int] = committed_end,
+        markers_below_of: Callable[[PartitionLog], int] = lambda log: 0,
+    ) -> None:
+        """`markers_below_of`: the offset below which all replicas of a log have every marker; called on the loop."""
+        self._logs = logs
+        self._disk = disk
+        self._clock = clock
+        self._on_damaged = on_damaged
+        self._bytes_per_second = bytes_per_second
+        self._backoff_ms = backoff_ms
+        self._dedupe_bytes = dedupe_bytes
+        self._bound_of = bound_of
+        self._markers_below_of = markers_below_of
+        self._loop = asyncio.get_running_loop()
+        self._next_look_ms = clock.monotonic_ms() + backoff_ms
+        self._busy = False
+        self._let_alone: dict[PartitionLog, float] = {}
+        """Logs that are skipped, and until when by the monotonic clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a log is being chosen or compacted."""
+        return self._busy
+
+    def tick(self) -> None:
+        """Look for a log to compact, if it is time; returns at once."""
+        if not self._closed and not self._busy and self._clock.monotonic_ms() >= self._next_look_ms:
+            self._choose()
+
+    def _choose(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._let_alone = {log: until for log, until in self._let_alone.items() if until > now_ms and not log.closed}
+        let_alone = frozenset(self._let_alone)
+
+        def choose() -> None:
+            plan = None
+            try:
+                plan = self._dirtiest(let_alone)
+            except Exception:
+                logger.exception("choosing a log to compact failed")
+            self._loop.call_soon_threadsafe(self._chosen, plan)
+
+        self._submit(choose)
+
+    def _dirtiest(self, let_alone: frozenset[PartitionLog]) -> Plan | None:
+        """Return the plan with the largest dirty share among those that are due."""
+        due = []
+        for log in self._logs.logs():
+            if log.config.compacts and log not in let_alone:
+                try:
+                    plan = plan_cleaning(log, self._bound_of(log), self._clock.now_ms())
+                except RaftlogError as error:  # closed meanwhile, or a failing disk, which is reported elsewhere
+                    logger.debug("%r cannot be compacted: %s", log, error)
+                    continue
+                if plan is not None and plan.is_due:
+                    due.append(plan)
+        return max(due, key=lambda plan: plan.dirty_ratio, default=None)
+
+    def _chosen(self, plan: Plan | None) -> None:
+        self._busy = False
+        if self._closed:
+            return
+        if plan is None:
+            self._next_look_ms = self._clock.monotonic_ms() + self._backoff_ms
+            return
+        plan = plan._replace(markers_below=self._markers_below_of(plan.log))
+        self._go_on(plan.log, clean(plan, dedupe_bytes=self._dedupe_bytes, clock=self._clock.now_ms))
+
+    def _go_on(self, log: PartitionLog, pieces: Iterator[int]) -> None:
+        self._timer = None
+        if self._closed:
+            return
+
+        def work() -> None:
+            result: int | Exception | None
+            try:
+                result = next(pieces, None)
+            except Exception as error:  # judged on the loop
+                result = error
+            self._loop.call_soon_threadsafe(self._worked, log, pieces, result)
+
+        self._submit(work)
+
+    def _worked(self, log: PartitionLog, pieces: Iterator[int], result: int | Exception | None) -> None:
+        self._busy = False
+        if self._closed:
+            return
+        if isinstance(result, int):
+            self._busy = True
+            self._timer = self._loop.call_later(result / self._bytes_per_second, self._go_on, log, pieces)
+            return
+        if result is not None:
+            self._failed(log, result)
+        self._choose()
+
+    def _failed(self, log: PartitionLog, error: Exception) -> None:
+        self._let_alone[log] = self._clock.monotonic_ms() + FAILED_PAUSE_MS
+        if isinstance(error, CleaningAbandoned) or log.closed:
+            logger.info("compaction was abandoned: %s", error)
+        elif isinstance(error, CorruptRecordError):
+            self._on_damaged(log, error)
+        elif isinstance(error, RaftlogError):
+            logger.warning("%r is not compacted: %s", log, error)
+        else:
+            logger.error("compacting %r failed", log, exc_info=error)
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        self._busy = True
+        try:
+            self._disk.submit(work)
+        except RuntimeError:  # shut down
+            self.close()
+
+    def close(self) -> None:
+        """Stop. A cleaning under way is dropped; the next start removes its file."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,12 +1,27 @@
-"""Opening a log: what is on the disk becomes segments again, whatever instant the last process ended at.
+"""Opening a log: the files in its directory become segments again, at whatever instant the last process ended.
 
-Below the recovery point everything was fsynced, below the high watermark everything was committed. Whatever is missing
-or does not check there is damage: `CorruptRecordError`, nothing is touched. Above both, the first bytes that are no
-batch which could follow are what a crash left half-written: they are cut off, with the segments behind them.
+Below the recovery point everything was fsynced, below the high watermark everything was committed. Bytes that are
+missing or do not check there are damage: `CorruptRecordError`, and no file is changed. Above both, the first bytes that
+are no batch that may follow are what a crash left half-written: they are cut off, with all later segments.
 
     sealed, below the recovery point   not read; the closing entry of its index must say how the file ends and where
-                                       the next begins, else the segment is checked as a whole and its index rebuilt
+                                       the next begins, else the whole segment is checked and its index rebuilt
     the others                         every batch is checked, from the last index entry below the recovery point on
+
+Compacted logs. `cleaner-checkpoint` of a partition holds `FIRST_DIRTY_OFFSET`, then lines `OFFSET WALL_MS`
+(form: `log_dir.py`). A line says: since then no record below OFFSET is followed by another one of its key below OFFSET.
+So a tombstone below it hides nothing any more, and may go once readers from the log start have had
+`delete.retention.ms` to come past it (docs/adr/0013). Without the file, or if it is damaged, nothing is known to be
+clean, which only costs work.
+
+A compaction under way, which a start finishes or forgets:
+
+    00000000000000000042.cleaned                        being written; meaningless after a restart
+    00000000000000000042-00000000000000000099.swap      takes the place of every segment in [42, 99)
+
+The renaming from the first to the second is the decision. The other steps can be repeated until they are done: the
+files of the replaced segments are renamed away; that is made durable; then the new file gets the name of a segment. Its
+index is written in between, or rebuilt.
 """
 
 from __future__ import annotations
@@ -15,44 +30,152 @@ import contextlib
 import logging
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from broker.log.batch_scan import InvalidBatch, scan_batches, walk_headers
-from broker.log.checkpoints import Marks, load_leader_epochs
-from broker.log.faults import is_refusal
-from broker.log.offset_index import OFFSET_ENTRY_BYTES, decode_offset_entries
-from broker.log.producer_snapshots import rebuild_producers, snapshot_name, snapshot_offsets
-from broker.log.producer_state import ProducerLimits, ProducerStates
-from broker.log.segment import DELETED_SUFFIX, SUFFIXES, OpenSegment, Segment, segment_stem
-from broker.log.segment_cache import rebuild_index
-from broker.log.segment_index import SegmentIndex
-from broker.log.storage import TEMPORARY_SUFFIX, Storage
-from broker.log.swap_files import finish_swaps
-from broker.log.time_index import TIME_ENTRY_BYTES, decode_time_entries
-from broker.log.txn_index import TXN_SUFFIX, UNKNOWN_OFFSET, TxnIndex, drop_txn_file
-from broker.log.txn_scan import TxnScan
-from raftlog.errors import CorruptRecordError
+from broker.log.index import (
+    OFFSET_ENTRY_BYTES,
+    TIME_ENTRY_BYTES,
+    TXN_SUFFIX,
+    UNKNOWN_OFFSET,
+    InvalidBatch,
+    TxnIndex,
+    TxnScan,
+    decode_offset_entries,
+    decode_time_entries,
+    drop_txn_file,
+    scan_batches,
+    walk_headers,
+)
+from broker.log.log_dir import Marks, decode_lines, encode_lines, is_refusal, load_leader_epochs
+from broker.log.producer_state import ProducerLimits, ProducerStates, rebuild_producers, snapshot_name, snapshot_offsets
+from broker.log.segment import DELETED_SUFFIX, SUFFIXES, OpenSegment, Segment, SegmentIndex, rebuild_index, segment_stem
+from broker.log.storage import TEMPORARY_SUFFIX, Storage, read_file, replace_file
+from raftlog.errors import CorruptRecordError, UnsupportedVersion
 from replication.leader_epochs import EpochEntry, LeaderEpochCache
 
 logger = logging.getLogger(__name__)
 
+CLEANER_CHECKPOINT: Final = "cleaner-checkpoint"
+_KIND: Final = "cleaner"
+_STEPS: Final = 32
+"""Times are kept `delete.retention.ms / _STEPS` apart: tombstones may stay longer by so much, never shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """How far a log is clean: below `first_dirty_offset`. `times`: (offset, wall clock in ms), ascending in both."""
+
+    first_dirty_offset: int = 0
+    times: tuple[tuple[int, int], ...] = ()
+
+    def tombstones_below(self, now_ms: int, delete_retention_ms: int) -> int:
+        """Return the offset below which tombstones have been clean for `delete_retention_ms`."""
+        return max((offset for offset, at_ms in self.times if now_ms - at_ms >= delete_retention_ms), default=0)
+
+    def reached(self, offset: int, now_ms: int, delete_retention_ms: int) -> Cleaned:
+        """Return the state after a cleaning up to `offset`.
+
+        The number of times stays bounded: of times that are due, only the last one is kept, and of times close together
+        the first one. The newest always stays.
+        """
+        due = self.tombstones_below(now_ms, delete_retention_ms)
+        times = [(below, at_ms) for below, at_ms in self.times if due <= below < offset and at_ms <= now_ms]
+        if self.times and self.times[-1][0] == offset:  # clean since then, as no record was added
+            times.append(self.times[-1])
+        else:
+            times.append((offset, now_ms))
+        kept = times[:1]
+        for time in times[1:-1]:
+            if time[1] - kept[-1][1] >= max(1, delete_retention_ms // _STEPS):
+                kept.append(time)
+        return Cleaned(offset, (*kept, *times[1:][-1:]))
+
+    def cut(self, offset: int) -> Cleaned:
+        """Return the state after other records may have taken the place of those from `offset` on."""
+        times = [(min(below, offset), at_ms) for below, at_ms in self.times]
+        kept = {below: at_ms for below, at_ms in reversed(times) if below > 0}  # of several, the earliest time
+        return Cleaned(min(self.first_dirty_offset, offset), tuple(sorted(kept.items())))
+
+
+def load_cleaned(storage: Storage, directory: str) -> Cleaned:
+    """Return how far a log is clean; `Cleaned()` without a good checkpoint."""
+    path = f"{directory}/{CLEANER_CHECKPOINT}"
+    data = read_file(storage, path)
+    if data is None:
+        return Cleaned()
+    try:
+        first, *times = decode_lines(path, _KIND, data)
+        pairs = tuple((int(below), int(at_ms)) for below, at_ms in map(str.split, times))
+        return Cleaned(int(first), pairs)
+    except (CorruptRecordError, UnsupportedVersion, ValueError) as error:
+        logger.warning("a log is compacted from its start again: %s", error)
+        return Cleaned()
+
+
+def store_cleaned(storage: Storage, directory: str, cleaned: Cleaned) -> None:
+    """Replace the checkpoint of a partition, durably."""
+    lines = [str(cleaned.first_dirty_offset), *(f"{below} {at_ms}" for below, at_ms in cleaned.times)]
+    replace_file(storage, directory, CLEANER_CHECKPOINT, encode_lines(_KIND, lines))
+
+
+CLEANED_SUFFIX: Final = ".cleaned"
 _SEGMENT_FILE: Final = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex)")
+_SWAP: Final = re.compile(r"(\d{20})-(\d{20})\.swap")
+
+
+class Swap(NamedTuple):
+    """A new file in place of the segments that begin in [base_offset, next_offset)."""
+
+    base_offset: int
+    next_offset: int
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f"{self.base_offset:020d}-{self.next_offset:020d}.swap"
+
+
+def cleaned_path(directory: str, base_offset: int) -> str:
+    """Return the path of a compacted segment that is being written."""
+    return segment_stem(directory, base_offset) + CLEANED_SUFFIX
+
+
+def finish_swaps(storage: Storage, directory: str, sizes: dict[str, int]) -> dict[str, int]:
+    """Finish decided swaps and remove unfinished files; return the sizes of the files that remain, by name.
+
+    `sizes`: the result of `list_sizes` for the directory. Raises OSError.
+    """
+    swaps = [Swap(int(found[1]), int(found[2])) for found in map(_SWAP.fullmatch, sizes) if found]
+    halves = [name for name in sizes if name.endswith(CLEANED_SUFFIX)]
+    if not swaps and not halves:
+        return sizes
+    for name in halves:
+        storage.remove(f"{directory}/{name}")
+    for swap in sorted(swaps):
+        for name in sorted(storage.list_sizes(directory)):
+            found = _SEGMENT_FILE.fullmatch(name)
+            if found and swap.base_offset <= int(found[1]) < swap.next_offset:
+                storage.rename(f"{directory}/{name}", f"{directory}/{name}{DELETED_SUFFIX}")
+        storage.sync_dir(directory)
+        storage.rename(f"{directory}/{swap.name}", segment_stem(directory, swap.base_offset) + ".log")
+        storage.sync_dir(directory)
+    return storage.list_sizes(directory)
 
 
 @dataclass(slots=True)
 class RecoveredLog:
-    """What a log consists of; the last segment is the active one, opened. All of it is durable."""
+    """The parts of an opened log, all durable; the last segment is the active one, opened."""
 
     detached: list[Segment]
-    """Wholly below the log start, in order; what they say of producers may be written nowhere else yet."""
+    """Segments wholly below the log start, in order; they may hold the only copy of what is known of producers."""
     segments: list[Segment]
     log_start_offset: int
     high_watermark: int
     leader_epochs: LeaderEpochCache
     epochs_stored: bool
-    """Whether the checkpoint of the epochs is up to date."""
+    """Whether the checkpoint of the leader epochs is up to date."""
     leftover_paths: list[str] = field(default_factory=list)
-    """Renamed files that may be removed after a while."""
+    """Renamed files that may be removed after `file.delete.delay.ms`."""
     producers: ProducerStates = field(default_factory=ProducerStates)
     snapshots: list[int] = field(default_factory=list)
     """Offsets of the producer snapshots, in order."""
@@ -66,7 +189,7 @@ def recover_log(
     limits: ProducerLimits,
     now_ms: int,
 ) -> RecoveredLog:
-    """Open the log in `directory`; `marks` is None for a log that no checkpoint knows yet. `now_ms`: wall clock.
+    """Open the log in `directory`; `marks` is None for a log without checkpoint. `now_ms`: wall clock.
 
     Raises:
         CorruptRecordError: damage below the recovery point or the high watermark; names file and position.
@@ -85,12 +208,12 @@ class _Recovery:
         self.index_interval_bytes = index_interval_bytes
         self.recovery_point = marks.recovery_point if marks else 0
         self.safe_end = max(marks) if marks else 0
-        """Below this nothing may be missing."""
+        """Below it no record may be missing."""
         self.sizes: dict[str, int] = {}
         self.epochs = LeaderEpochCache()
         self.leftovers: list[str] = []
         self.previous: Segment | None = None
-        """The sealed segment before the one that is looked at."""
+        """The sealed segment before the present one."""
 
     def run(self) -> RecoveredLog:
         self.sizes = finish_swaps(self.storage, self.directory, self.storage.list_sizes(self.directory))
@@ -101,7 +224,7 @@ class _Recovery:
 
         segments = [Segment(self.directory, base) for base in bases]
         first_scanned = len(segments) - 1
-        # one that ends exactly at the recovery point may have unsynced bytes behind its last batch
+        # a segment that ends exactly at the recovery point may have unsynced bytes after its last batch
         while first_scanned > 0 and bases[first_scanned] >= self.recovery_point:
             first_scanned -= 1
         for segment, following in zip(segments[:first_scanned], bases[1:], strict=False):
@@ -132,9 +255,9 @@ class _Recovery:
         )
 
     def read_producers(self, recovered: RecoveredLog, limits: ProducerLimits, now_ms: int) -> None:
-        """Find out which producers have written: from a snapshot, and the headers of the batches behind it.
+        """Restore what is known of producers, from a snapshot and the headers of the batches after it.
 
-        Detached segments that cannot be read are dropped here, as nobody needs their records.
+        Detached segments that cannot be read are dropped, as their records are deleted anyway.
         """
         segments = recovered.segments
         log_end_offset = segments[-1].next_offset
@@ -159,7 +282,9 @@ class _Recovery:
                         f"{self.directory}: position {error.position} of a segment: {error.reason}; it lies below the "
                         "recovery point, so this is damage and nothing is cut off: restore the replica from another one"
                     ) from None
-                logger.warning("%s: what lies below the log start is dropped, reading it: %s", self.directory, error)
+                logger.warning(
+                    "%s: the segments below the log start are unreadable and dropped: %s", self.directory, error
+                )
                 self._rename_away([segment.base_offset for segment in recovered.detached])
                 recovered.detached.clear()
         if len(txn_index):
@@ -169,7 +294,7 @@ class _Recovery:
     # Files
 
     def _segment_bases(self) -> list[int]:
-        """Return the base offsets of the segments in order, and clear away what no log needs."""
+        """Return the base offsets of the segments in order, and remove files of no use."""
         bases = []
         for name in self.sizes:
             matched = _SEGMENT_FILE.fullmatch(name)
@@ -193,8 +318,8 @@ class _Recovery:
     def _detach_below(self, bases: list[int], log_start_offset: int) -> tuple[list[Segment], list[int]]:
         """Return the segments wholly below the log start, and the bases of the others.
 
-        Their renaming did not survive, or the last process did not come to it. They go as all detached segments do
-        (`log_trim.py`): once a snapshot has what they say of producers, which the marks did not wait for.
+        The last process had not renamed them, or the renaming was not durable. They are removed like all detached
+        segments (`partition_log.py`): once a snapshot has what they say of producers.
         """
         keep, detached = 0, []
         while keep + 1 < len(bases) and bases[keep + 1] <= log_start_offset:
@@ -223,10 +348,10 @@ class _Recovery:
     def _stored_epochs(self, log_start_offset: int) -> tuple[EpochEntry, ...] | None:
         try:
             entries = load_leader_epochs(self.storage, self.directory)
-        except CorruptRecordError as error:  # the log itself says the same, it only takes longer to read
+        except CorruptRecordError as error:  # the log says the same, but takes longer to read
             logger.warning("leader epochs are read from the log instead: %s", error)
             return None
-        if not entries or entries[0].start_offset > log_start_offset:  # the log start went back with the crash
+        if not entries or entries[0].start_offset > log_start_offset:  # the crash has set the log start back
             return None
         self.epochs = LeaderEpochCache(entries)
         return tuple(entries)
@@ -263,7 +388,7 @@ class _Recovery:
         return self.storage.open(path).read(count, size - count)
 
     def _carried(self) -> int | None:
-        """Return the first offset of the oldest transaction that is open where `previous` ends; see `TxnScan`."""
+        """Return the first offset of the oldest transaction that is open at the end of `previous`; see `TxnScan`."""
         before = self.previous
         if before is None or not before.has_txn_index:
             return None
@@ -276,7 +401,7 @@ class _Recovery:
         txn_index, index = scan.finish(segment.next_offset), opened.index
         segment.has_txn_index = txn_index is not None
         try:
-            if txn_index is not None:  # first: the closing entries of the others vouch for it
+            if txn_index is not None:  # first: the closing entries of the others rely on it
                 txn_index.store(self.storage, segment.stem, segment.next_offset)
             else:
                 drop_txn_file(self.storage, segment.stem)
@@ -290,7 +415,7 @@ class _Recovery:
     # From the recovery point on
 
     def _scan_all(self, segments: list[Segment], *, epochs_known: bool) -> list[Segment]:
-        """Check `segments`; return those that stay, the last one active."""
+        """Check `segments`; return those that remain, the last one active."""
         for number, segment in enumerate(segments):
             if number == 0:
                 index = self._usable_index(segment)
@@ -325,12 +450,12 @@ class _Recovery:
                 self._rename_away([dropped.base_offset for dropped in reversed(rest)])
             index.cut_files(self.storage, segment.stem)
             if number > 0 or segment.size == 0 or segment.next_offset > self.recovery_point:
-                self.storage.sync_dir(self.directory)  # the last process may not have come to it
+                self.storage.sync_dir(self.directory)  # the last process may have ended before it
             return [*segments[:number], segment]
         raise AssertionError("the last segment has no rest")
 
     def _usable_index(self, segment: Segment) -> SegmentIndex:
-        """Return the index up to the recovery point, empty unless a batch begins where its last entry says."""
+        """Return the index up to the recovery point; empty if no batch begins where its last entry says."""
         size = self.sizes[f"{segment.base_offset:020d}.log"]
         index = SegmentIndex.load(self.storage, segment.stem, segment.base_offset)
         index.truncate(self.recovery_point)
@@ -345,7 +470,7 @@ class _Recovery:
         return SegmentIndex(segment.base_offset)
 
     def _begun_scan(self, segment: Segment, end_position: int) -> TxnScan:
-        """Return a scan that was shown what is known to be good."""
+        """Return a scan of the batches that are known to be good, up to `end_position`."""
         scan, file = TxnScan(segment.base_offset, self._carried()), self.storage.open(segment.log_path)
         try:
             for position, header in walk_headers(file, 0, end_position):
@@ -355,7 +480,7 @@ class _Recovery:
         return scan
 
     def _scan(self, segment: Segment, index: SegmentIndex, scan: TxnScan | None) -> None:
-        """Check every batch behind the last entry of `index`, and cut off an invalid tail; show `scan` the others."""
+        """Check every batch after the last entry of `index`, give it to `scan`, and cut off an invalid tail."""
         file = self.storage.open(segment.log_path)
         size = self.sizes[f"{segment.base_offset:020d}.log"]
         expected, position = index.last
@@ -380,7 +505,7 @@ class _Recovery:
             if expected < self.safe_end:
                 raise self._corrupt(segment, error) from None
             logger.warning(
-                "%s: %d bytes after position %d are no whole batch (%s) and are cut off; the log ends at offset %d",
+                "%s: %d bytes from position %d on are no whole batch (%s) and are cut off; the log ends at offset %d",
                 segment.log_path,
                 size - position,
                 position,
@@ -388,7 +513,7 @@ class _Recovery:
                 expected,
             )
             file.truncate(position)
-        file.datasync()  # what was read, and where the file ends, may be in the page cache only
+        file.datasync()  # its bytes and its length may be in the page cache only
         segment.end = (expected, position)
         segment.max_timestamp_ms = max_timestamp_ms
         segment.opened = OpenSegment(file, index)

@@ -1,24 +1,24 @@
-"""Which transactions are not over yet in a log, and up to where what it holds is decided. Pure.
+"""The open transactions of a log, and up to which offset all of them are decided. Pure.
 
 A transaction of a producer begins in a partition with its first transactional batch there, and ends with a marker:
 
-    known of the producer id     what comes                                what becomes of it
-    no transaction open          transactional batch that may be appended  one is open from its offset on
-    one of epoch e is open       transactional batch of epoch e            goes on
-    one of epoch e is open       transactional batch of a lower epoch      InvalidProducerEpoch
-    one of epoch e is open       transactional batch of a higher epoch     InvalidTxnState: a marker is missing
-    one of epoch e is open       batch that is not transactional           InvalidTxnState
-    nothing, or a lower epoch    marker of epoch m                         appended: none open, epoch m from now on
-    epoch m                      marker of epoch m                         a repeat: taken for done
-    a higher epoch               marker of epoch m                         InvalidProducerEpoch: done long ago
+    state of the producer id     appended                                  outcome
+    no transaction open          transactional batch that may be appended  a transaction is open from its offset on
+    epoch e is open              transactional batch of epoch e            the transaction goes on
+    epoch e is open              transactional batch of a lower epoch      InvalidProducerEpoch
+    epoch e is open              transactional batch of a higher epoch     InvalidTxnState: a marker is missing
+    epoch e is open              batch that is not transactional           InvalidTxnState
+    unknown, or a lower epoch    marker of epoch m                         appended: none open, the epoch is m now
+    epoch m                      marker of epoch m                         a repeat: counts as written
+    a higher epoch               marker of epoch m                         InvalidProducerEpoch: ended long ago
 
 The marker of a transaction of epoch e has the epoch e + 1, that of the producer's next transaction (KIP-890): neither a
-late marker nor a late batch of one transaction can touch the next one.
+late marker nor a late batch of one transaction can affect the next one.
 
     last stable offset = min(high watermark, first offset of the oldest transaction that is open here, or
                              whose marker is not below the high watermark yet)
 
-What lies below it is decided, and no failover takes that back (KIP-98). Followers know it from what they append.
+Every transaction below it is decided, and no failover undoes that (KIP-98). Followers compute it from what they append.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from raftlog.errors import CorruptRecordError
 from raftlog.format.control import MAX_PRODUCER_EPOCH, PlacedMarker
 
 NO_COORDINATOR: Final = -1
-"""Coordinator epoch of a marker that no coordinator has asked for: an administrator has, or the leader."""
+"""Coordinator epoch of a marker that an administrator or the leader wrote, not a coordinator."""
 
 
 class MarkerFate(enum.Enum):
@@ -43,19 +43,20 @@ class MarkerFate(enum.Enum):
 
 
 class MarkerMissing(CorruptRecordError):
-    """A follower's log lacks a marker that its leader's had once: it cannot be mended, only copied anew."""
+    """A follower's log lacks a marker that its leader once had: it must be dropped and copied again."""
 
 
 def decision_epoch(epoch: int) -> int:
     """Return the epoch of the marker that ends a transaction of `epoch`.
 
-    The next one; but a transaction of the last one, which is refused now, can be ended by an administrator only.
+    It is the next epoch. A transaction of the highest epoch, which is refused today, keeps its epoch: only an
+    administrator can end it.
     """
     return min(epoch + 1, MAX_PRODUCER_EPOCH)
 
 
 class OpenTransaction(NamedTuple):
-    """One that has records in the log and no marker yet."""
+    """A transaction that has records in the log and no marker yet."""
 
     epoch: int
     first_offset: int
@@ -64,30 +65,30 @@ class OpenTransaction(NamedTuple):
 
 
 class AbortedTransaction(NamedTuple):
-    """One that was aborted, as readers of committed records hear of it; offsets inclusive."""
+    """An aborted transaction, as readers of committed records learn of it; offsets inclusive."""
 
     producer_id: int
     first_offset: int
     last_offset: int
-    """Of its marker."""
+    """Offset of its marker."""
     last_stable_offset: int
-    """First offset of the oldest transaction open after the marker, or what follows it; -1: not known."""
+    """First offset of the oldest transaction open after the marker, or the next offset; -1: unknown."""
 
 
 class Undecided(NamedTuple):
-    """A transaction whose marker is in the log, and was not below the high watermark yet when that was looked at."""
+    """A transaction whose marker is in the log, and was not below the high watermark at the last look."""
 
     marker_offset: int
     first_offset: int
 
 
 class OpenTransactions:
-    """The transactions of one log that are open, oldest first, and those that are decided by too new a marker.
+    """The open transactions of one log, oldest first, and those whose marker is not below the high watermark yet.
 
     The owner calls `begin`, `end` and `advance` in the order of the log.
 
-    Invariants: first offsets ascend among the open ones, as the log does; among the undecided ones both offsets
-    ascend, as one that began later than another, and is decided earlier, holds nothing back.
+    Invariants: first offsets ascend among the open transactions. Among the undecided ones both offsets ascend; one that
+    began after another and whose marker comes first is dropped, as it never determines the last stable offset.
     """
 
     __slots__ = ("_open", "_undecided")
@@ -106,21 +107,21 @@ class OpenTransactions:
 
     @property
     def holds_back(self) -> bool:
-        """Whether there is anything that the last stable offset may wait for."""
+        """Whether the last stable offset may lie below the high watermark."""
         return bool(self._open or self._undecided)
 
     @property
     def first_open(self) -> int | None:
-        """First offset of the oldest transaction that is open."""
+        """First offset of the oldest open transaction; None: none is open."""
         return next(iter(self._open.values())).first_offset if self._open else None
 
     @property
     def undecided(self) -> tuple[Undecided, ...]:
-        """Those that hold the last stable offset back without being open, by the offset of their markers."""
+        """Transactions with a marker that still hold the last stable offset back, by the offset of their markers."""
         return tuple(self._undecided)
 
     def get(self, producer_id: int) -> OpenTransaction | None:
-        """Return a producer's transaction, if one is open."""
+        """Return a producer's open transaction, or None."""
         return self._open.get(producer_id)
 
     def items(self) -> Iterable[tuple[int, OpenTransaction]]:
@@ -133,7 +134,7 @@ class OpenTransactions:
         self._open[producer_id] = transaction
 
     def end(self, producer_id: int, marker_offset: int) -> OpenTransaction | None:
-        """Note a marker; return the transaction that it ends, None when it had no record here."""
+        """Note a marker; return the transaction that it ends, or None if that has no record here."""
         ended = self._open.pop(producer_id, None)
         if ended is not None:
             undecided = self._undecided
@@ -143,13 +144,13 @@ class OpenTransactions:
         return ended
 
     def check_followed(self, markers: Iterable[PlacedMarker], log_start_offset: int) -> None:
-        """Check that markers which a leader has written decide on the transactions that are open here.
+        """Check that the markers of a leader end the transactions that are open here.
 
-        A decision of epoch e has the epoch e + 1, and names where its transaction begins: never later than here, as
-        no batch of a transaction is cleaned before it has ended. Only below the log start a leader may know less.
+        A marker names where its transaction begins. That is never later than here, as compaction keeps every batch of a
+        transaction until it has ended; only below the log start may the leader know less.
 
         Raises:
-            MarkerMissing: the log here lacks a marker, so it is not known how a transaction ended.
+            MarkerMissing: this log lacks a marker, so it is unknown how a transaction ended.
         """
         seen = set[int]()
         for offset, marker in markers:
@@ -163,19 +164,19 @@ class OpenTransactions:
             ):
                 raise MarkerMissing(
                     f"the marker at offset {offset} of producer id {marker.producer_id} has epoch "
-                    f"{marker.producer_epoch} and ends what began at offset {marker.first_offset}, but here a "
+                    f"{marker.producer_epoch} and ends a transaction from offset {marker.first_offset} on, but here a "
                     f"transaction of epoch {found.epoch} is open from offset {found.first_offset} on: this log lacks "
                     "the marker that ended it"
                 )
 
     def advance(self, high_watermark: int) -> None:
-        """Forget whose markers lie below the high watermark: they are decided for good."""
+        """Forget transactions whose markers lie below the high watermark: they are decided for good."""
         undecided = self._undecided
         while undecided and undecided[0].marker_offset < high_watermark:
             undecided.popleft()
 
     def first_unstable(self, high_watermark: int) -> int | None:
-        """Return the first offset of the oldest transaction that is not decided for good; None: all are."""
+        """Return the first offset of the oldest transaction that is not decided for good; None: all are decided."""
         if self._undecided:
             self.advance(high_watermark)
         first_open = self.first_open

@@ -1,14 +1,13 @@
-"""What a node tells of itself: counters that the data plane keeps, health, and the HTTP endpoint for both.
+"""A node's counters, health, metrics, events and traces.
 
-counters.py     what is counted where it happens; no I/O, no clock
-health.py       alive, started, ready, and why not
-broker_families.py, load_families.py, quorum_families.py, group_families.py
-                figures that are derived when somebody asks; catalogue.py: all of them, without values
-group_lag.py    how far groups are behind: gathered now and then, from leaders (leader_offsets.py)
-watermark_history.py    when a high watermark was where: lag in seconds
-election_counter.py     leader changes, on the node that decides on them
-events.py       names of the transitions that are logged
-http.py         `/metrics`, `/livez`, `/readyz`, `/startupz`
-timing.py       how long calls take, for every method that is one request and one response
-tracing.py      spans of calls and of metadata changes, where they go; partition_traces.py: those of records
+node.py              the parts of one node, and its HTTP endpoint: `/metrics`, `/livez`, `/readyz`, `/startupz`
+counters.py          counters and histograms of the data plane; no I/O, no clock
+metrics.py           the metric families, derived from counters and state at each scrape; the catalogue of all
+health.py            alive, started, ready, and the reason if not
+event_loop.py        how late the event loop is; reports of bugs
+group_lag.py         the lag of groups in records and seconds, sampled from the leaders
+leader_offsets.py    where partitions begin and end, asked of their leaders
+events.py            the names of logged state transitions
+tracing.py           spans of calls and of metadata changes, and their exporter
+partition_traces.py  spans of records
 """

@@ -1,7 +1,7 @@
-"""What is counted where it happens. Everything else that is shown is derived from the state when somebody asks.
+"""Counters and histograms of the data plane. All other metrics derive from the state at each scrape.
 
-Counters only rise, and histograms hold one count for each bucket; `/metrics` makes Prometheus' cumulative form of them.
-Written on the event loop, read from other threads: integers are replaced whole, so a reader sees one or the next.
+Counters only rise. Histograms hold one count for each bucket; `/metrics` converts them to Prometheus's cumulative form.
+The event loop writes and other threads read: integers are replaced whole, so a reader sees the old or the new value.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ LATENCY_BUCKETS_S: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0),
 )
-"""Upper ends, inclusive, in seconds; one more bucket holds what is above."""
+"""Inclusive upper bounds in seconds; one more bucket holds larger values."""
 STAGES: Final = ("queue", "local", "remote", "response", "total")
-"""Of a request, in Kafka's words: waiting to be looked at, work here, waiting for disks and replicas, sending back."""
+"""Of a request, in Kafka's words: waiting in the queue, work on this broker, waiting for disks and replicas, sending
+the response, and all of them."""
 
 
 class Histogram:
@@ -35,7 +36,7 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return (upper end, values up to it) for each bucket, the last one "+Inf"."""
+        """Return (upper bound, number of values up to it) for each bucket; the last bound is "+Inf"."""
         seen = 0
         rows = []
         for end, count in zip((*map(repr, self.buckets), "+Inf"), list(self.counts), strict=True):
@@ -45,7 +46,7 @@ class Histogram:
 
 
 class TopicCounters:
-    """What clients wrote to a topic and read from it, on this broker."""
+    """What clients produced to a topic and fetched from it on this broker."""
 
     __slots__ = ("bytes_in", "bytes_out", "failed_produces", "records_in")
 
@@ -57,24 +58,24 @@ class TopicCounters:
 
 
 class RequestCounters:
-    """Requests of one kind: how many by outcome, and how long each stage took."""
+    """Requests of one kind: their number by outcome, and the seconds of each stage."""
 
     __slots__ = ("outcomes", "stages")
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
-        """By the name of the error; "NONE": it worked."""
+        """By the name of the error; "NONE" for success."""
         self.stages = {stage: Histogram() for stage in STAGES}
 
 
 class Counters:
-    """Everything that one node counts."""
+    """All counters of one node."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicCounters] = {}
         self.requests: dict[str, RequestCounters] = {}
         self.flushes: dict[str, Histogram] = {}
-        """Seconds that fsyncs of logs took, by log directory."""
+        """Seconds of the logs' fsyncs, by log directory."""
         self.isr_shrinks = 0
         self.isr_expands = 0
         self.replication_bytes_in = 0
@@ -82,39 +83,39 @@ class Counters:
         self.streams: Counter[str] = Counter()
         """Open streams by kind."""
         self.produces_unanswered = 0
-        """Produce requests that were read, and whose answers have not left."""
+        """Produce requests whose responses have not left."""
         self.reads_from_cache = self.reads_from_disk = 0
-        """Reads for consumers that the page cache answered, and that had to wait for the disk."""
+        """Reads for consumers from the page cache, and from the disk."""
         self.leader_elections = self.unclean_leader_elections = 0
-        """Partitions that got another leader while this node was the active controller."""
+        """Leader changes of partitions while this node was the active controller."""
         self.authentications: Counter[tuple[str, str]] = Counter()
         """Exchanges by mechanism, and "success" or "failure"."""
         self.unauthenticated_calls = 0
-        """Calls that were refused because nobody knew who called."""
+        """Calls refused for a missing or expired authentication."""
         self.authorization_refusals: Counter[str] = Counter()
-        """What somebody may not do, by operation."""
+        """Refused operations, by operation."""
         self.commit_seconds = Histogram()
-        """How long the active controller waited for a majority, by command."""
+        """Seconds from a command's proposal until it was applied, on the active controller."""
 
     def replicated(self, bytes_in: int, bytes_out: int) -> None:
-        """Count bytes of record batches that came from a leader, and that were read for a follower."""
+        """Count the bytes of record batches received from leaders, and of those sent to followers."""
         self.replication_bytes_in += bytes_in
         self.replication_bytes_out += bytes_out
 
     def topic(self, name: str) -> TopicCounters:
-        """Return the counters of a topic, new ones the first time."""
+        """Return the counters of a topic; creates them at the first call."""
         found = self.topics.get(name)
         if found is None:
             found = self.topics[name] = TopicCounters()
         return found
 
     def keep_topics(self, names: frozenset[str]) -> None:
-        """Forget the topics that are gone. For any thread, several at a time: what comes meanwhile stays."""
+        """Drop the counters of deleted topics. Safe on any thread, beside concurrent calls of `topic`."""
         for name in self.topics.copy().keys() - names:
             self.topics.pop(name, None)
 
     def request(self, name: str) -> RequestCounters:
-        """Return the counters of a kind of request, new ones the first time."""
+        """Return the counters of a kind of request; creates them at the first call."""
         found = self.requests.get(name)
         if found is None:
             found = self.requests[name] = RequestCounters()

@@ -1,49 +1,130 @@
-"""How far groups are behind, on the broker that coordinates them: in records, and in seconds.
+"""The lag of groups, in records and in seconds, on the broker that coordinates them.
 
-Every few seconds the committed offsets of the groups here are gathered, and the leaders of their partitions asked where
-those begin and end. Seconds: how long ago the high watermark passed the committed offset, by what was seen of it
-(`watermark_history.py`); for what was passed before anybody looked, the timestamp of the first unread record counts.
+Every few seconds the sampler gathers the committed offsets of its groups and asks the leaders of their partitions where
+these begin and end. The lag in seconds is the time since the high watermark passed the committed offset, by the
+samples in `WatermarkHistory`; if that was before the first sample, since the timestamp of the first unread record.
 
-A scrape shows the last round as it was, on another thread; `GroupFigures` never change.
+A scrape, on another thread, shows the last round: a `GroupSample` never changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from broker.clock import Clock
-from broker.groups.describe import state_of
-from broker.groups.group import Group
-from broker.groups.topics import TopicPartition
-from broker.observability.watermark_history import WatermarkHistory
+from broker.coordinator.groups.describe import state_of
+from broker.coordinator.groups.group import Group
+from broker.coordinator.groups.topics import TopicPartition
 from raftlog.v1 import group_pb2
+
+MAX_MARKS: Final = 64
+"""Marks of one partition; beyond it, every second mark of the older half is dropped."""
+
+
+class Mark(NamedTuple):
+    """The first and the last sample, in monotonic ms, at which the high watermark was `offset`."""
+
+    offset: int
+    first_ms: float
+    last_ms: float
+
+
+class WatermarkHistory:
+    """Samples of one partition's high watermark: when it passed an offset. Pure.
+
+    Between two samples the high watermark is assumed to rise evenly, so a lag in seconds is wrong by at most the time
+    between two samples. Offsets below the first sample are unknown, unless `began` adds the time of their record.
+
+    Invariant: marks ascend by offset and by time, and are at most MAX_MARKS.
+    """
+
+    __slots__ = ("_marks",)
+
+    def __init__(self) -> None:
+        self._marks: list[Mark] = []
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    @property
+    def known_from(self) -> int | None:
+        """The least committed offset with a known lag in seconds; None without any sample."""
+        return self._marks[0].offset if self._marks else None
+
+    def seen(self, high_watermark: int, now_ms: float) -> None:
+        """Add a sample. A high watermark that went back (records were lost) drops the marks above it."""
+        marks = self._marks
+        while marks and marks[-1].offset > high_watermark:
+            marks.pop()
+        if marks and marks[-1].offset == high_watermark:
+            marks[-1] = marks[-1]._replace(last_ms=now_ms)
+            return
+        marks.append(Mark(high_watermark, now_ms, now_ms))
+        self._thin()
+
+    def began(self, offset: int, at_ms: float) -> None:
+        """Note when the record at `offset`, below all samples, was written."""
+        if self._marks and offset < self._marks[0].offset:
+            at_ms = min(at_ms, self._marks[0].first_ms)
+            self._marks.insert(0, Mark(offset, at_ms, at_ms))
+            self._thin()
+
+    def forget_below(self, offset: int) -> None:
+        """Drop the marks that only committed offsets below `offset` need."""
+        keep_from = bisect_right(self._marks, offset, key=_offset) - 1
+        if keep_from > 0:
+            del self._marks[:keep_from]
+
+    def lag_s(self, committed: int, now_ms: float) -> float | None:
+        """Return the seconds since the high watermark passed a committed offset; 0 if it has not, None if unknown."""
+        marks = self._marks
+        if not marks or committed < marks[0].offset:
+            return None
+        after = bisect_right(marks, committed, key=_offset)
+        if after == len(marks):
+            return 0.0
+        low, high = marks[after - 1], marks[after]
+        share = (committed - low.offset) / (high.offset - low.offset)
+        overtaken_ms = low.last_ms + (high.first_ms - low.last_ms) * share
+        return max(0.0, now_ms - overtaken_ms) / 1_000
+
+    def _thin(self) -> None:
+        if len(self._marks) > MAX_MARKS:
+            half = len(self._marks) // 2
+            self._marks = [*self._marks[:half:2], *self._marks[half:]]
+
+
+def _offset(mark: Mark) -> int:
+    return mark.offset
+
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MAX_SERIES: Final = 10_000
-"""Partitions of groups, and groups, that one broker shows: the largest lags, and the groups with most members."""
+"""Partitions of groups, and groups, that one broker shows: the largest lags, and the groups with the most members."""
 MAX_LOOK_UPS: Final = 200
-"""Records whose timestamps are looked up in one round: each may cost a leader a read from its disk."""
+"""Timestamps looked up in one round; each may cost the leader a read from its disk."""
 SLICE: Final = 1_000
-"""Offsets that are gone through until others may use the loop."""
+"""Offsets between two turns of the event loop."""
 
 
 class Ends(NamedTuple):
-    """Where a partition begins, and its high watermark."""
+    """A partition's log start offset and its high watermark."""
 
     start: int
     end: int
 
 
 class Leaders(Protocol):
-    """Who knows where partitions end; what they do not say is left out."""
+    """Answers for the leaders of partitions; leaves out the partitions whose leaders do not answer."""
 
     async def ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Ends]:
         """Return where partitions begin and end."""
@@ -55,7 +136,7 @@ class Leaders(Protocol):
 
 
 class GroupLag(NamedTuple):
-    """One partition that a group has committed an offset of. `seconds` is None while it is not known."""
+    """The lag of a group in a partition with a committed offset. `seconds` is None while unknown."""
 
     group: str
     topic: str
@@ -73,8 +154,8 @@ class GroupSize(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFigures:
-    """What the last round found; `left_out`: partitions and groups beyond MAX_SERIES."""
+class GroupSample:
+    """The result of the last round; `left_out` counts partitions and groups beyond MAX_SERIES."""
 
     lags: Sequence[GroupLag] = ()
     sizes: Sequence[GroupSize] = ()
@@ -89,7 +170,7 @@ class _Offset(NamedTuple):
 
 
 class GroupLagSampler:
-    """`start`, then `figures`; `close` ends it. On the event loop. `groups` returns those that are coordinated here."""
+    """Samples in a task on the event loop: `start`, read `latest`, `close`. `groups` returns this broker's groups."""
 
     def __init__(self, groups: Callable[[], Iterable[Group]], leaders: Leaders, clock: Clock, interval_ms: int) -> None:
         self._groups = groups
@@ -98,14 +179,14 @@ class GroupLagSampler:
         self._interval_ms = interval_ms
         self._histories: dict[TopicPartition, WatermarkHistory] = {}
         self._task: asyncio.Task[None] | None = None
-        self.figures = GroupFigures()
+        self.latest = GroupSample()
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start sampling."""
         self._task = asyncio.create_task(self._run(), name="group-lag")
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -114,12 +195,12 @@ class GroupLagSampler:
         while True:
             try:
                 await self.look()
-            except Exception:  # figures only: whatever it is, the next round may do better
+            except Exception:  # it costs metrics only, and the next round may succeed
                 logger.exception("the lag of groups could not be measured")
             await asyncio.sleep(self._interval_ms / 1_000)
 
     async def look(self) -> None:
-        """Do one round."""
+        """Run one round."""
         offsets, sizes = await self._gather()
         partitions = list(dict.fromkeys(offset.at for offset in offsets))
         for gone in self._histories.keys() - set(partitions):
@@ -137,10 +218,10 @@ class GroupLagSampler:
                 await asyncio.sleep(0)
         shown = _most(lags, lambda lag: lag.records)
         groups = _most(sizes, lambda size: size.members)
-        self.figures = GroupFigures(shown, groups, len(lags) - len(shown) + len(sizes) - len(groups))
+        self.latest = GroupSample(shown, groups, len(lags) - len(shown) + len(sizes) - len(groups))
 
     async def _gather(self) -> tuple[list[_Offset], list[GroupSize]]:
-        """Return what groups have committed, and how large they are."""
+        """Return the groups' committed offsets and their sizes."""
         offsets: list[_Offset] = []
         sizes: list[GroupSize] = []
         seen = 0
@@ -158,7 +239,7 @@ class GroupLagSampler:
         return offsets, sizes
 
     async def _look_back(self, offsets: Sequence[_Offset], ends: Mapping[TopicPartition, Ends]) -> None:
-        """Find out since when there is more than the least committed offset of partitions where nobody saw it pass."""
+        """Look up when the first unread record was written, where it was before the first sample."""
         least: dict[TopicPartition, int] = {}
         for offset in offsets:
             if offset.at in ends:
@@ -185,7 +266,7 @@ class GroupLagSampler:
 
 
 def _most(found: list[T], key: Callable[[T], int]) -> list[T]:
-    """Return MAX_SERIES of them: those with the most."""
+    """Return the MAX_SERIES entries with the largest `key`."""
     return found if len(found) <= MAX_SERIES else nlargest(MAX_SERIES, found, key=key)
 
 

@@ -1,9 +1,9 @@
-"""Alive, started, ready: what an orchestrator asks of a node, and what it does with the answer.
+"""The answers to an orchestrator's probes: alive, started, ready.
 
-/livez      the event loop turns; anything else is no reason to kill a process, which would only make it worse
-/startupz   the node has been ready once; until then the answer says how far recovery is
-/readyz     it serves now: registered, recovered, unfenced, with a lease. Never the ISR: a broker that is taken out
-            of service because its followers lag makes an outage of a delay
+/livez      the event loop turns; no other problem is solved by killing the process
+/startupz   the node has been ready once; until then the answer shows the progress of the recovery
+/readyz     the node serves now: registered, recovered, unfenced, with a lease. Independent of the ISR: taking a broker
+            out of service because its followers lag would turn a delay into an outage
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Answer = tuple[int, dict[str, Any]]
 
 
 class Health:
-    """What a node says when it is asked. Written on the event loop, read from other threads.
+    """A node's state for probes. Written on the event loop, read from other threads.
 
-    Phases: starting -> recovering -> joining -> serving -> stopping; only forward. `beat` is called by a timer on the
-    loop. `why_not` says why a serving node does not serve at the moment; "" when it does.
+    Phases: starting -> recovering -> joining -> serving -> stopping; only forward. A timer on the loop calls `beat`.
+    `why_not` returns why a node in the phase serving does not serve at the moment, "" if it does.
     """
 
     def __init__(self, clock: Clock, liveness_timeout_ms: int) -> None:
@@ -38,23 +38,23 @@ class Health:
         self.why_not: Callable[[], str] = lambda: ""
 
     def beat(self) -> None:
-        """The event loop has turned."""
+        """Note that the event loop has turned."""
         self._beat_ms = self._clock.monotonic_ms()
 
     def recovering(self, recovered: int, of: int) -> None:
-        """So many logs of all are recovered."""
+        """Note that `recovered` of `of` logs are recovered."""
         self._phase, self._recovered, self._of = "recovering", recovered, of
 
     def joining(self) -> None:
-        """What is on the disk is read; the cluster is next."""
+        """Note that the logs are recovered and the node joins the cluster."""
         self._phase = "joining"
 
     def serving(self) -> None:
-        """The start is over."""
+        """Note that the start is complete."""
         self._phase, self._started = "serving", True
 
     def stopping(self) -> None:
-        """The stop has begun."""
+        """Note that the stop has begun."""
         self._phase = "stopping"
 
     def live(self) -> Answer:

@@ -1,6 +1,6 @@
-"""Asks the leaders of partitions where those begin and end: this broker, or others on their inter-node listeners.
+"""Asks the leaders of partitions where these begin and end: this broker, or others on their inter-node listeners.
 
-Who does not answer, or does not lead any more, is passed over: the next round asks whoever leads by then.
+A broker that does not answer, or no longer leads, is skipped; the next round asks the present leader.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from grpc import aio
 
-from broker.groups.topics import TopicPartition
+from broker.coordinator.groups.topics import TopicPartition
+from broker.net.services.calls import LIST_OFFSETS, SERVICE, ListOffsets
+from broker.net.services.log import EARLIEST, LATEST
 from broker.observability.group_lag import Ends
-from broker.services.log import EARLIEST, LATEST
-from broker.services.look_ups import LIST_OFFSETS, SERVICE, ListOffsets
 from raftlog._client.connections import Connections
-from raftlog._client.tls import ChannelTls
+from raftlog._client.security import ChannelTls
 from raftlog.v1 import log_pb2
 from raftmeta.image import NO_LEADER, MetadataImage
 
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 CALL_S: Final = 2.0
 AT_A_TIME: Final = 200
-"""Questions in a request: the leader's event loop is free again between two of them."""
+"""Partitions in one request, so that the leader's event loop turns between two requests."""
 
 Asked = Sequence[log_pb2.ListOffsetsPartition]
 
 
 class LeaderOffsets:
-    """Implements `group_lag.Leaders`. `address_of`: where a broker listens for other nodes; None: not known."""
+    """Implements `group_lag.Leaders`. `address_of`: returns where a broker listens for other nodes, None if unknown."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class LeaderOffsets:
         await self._connections.close()
 
     async def _ask(self, asked: Asked) -> dict[tuple[bytes, int, int], log_pb2.ListOffsetsResult]:
-        """Return the answers by topic, partition and timestamp asked for; those that are errors are left out."""
+        """Return the results by topic, partition and requested timestamp, without errors."""
         by_leader = self._by_leader(asked)
         answers = await asyncio.gather(*(self._ask_leader(*each) for each in by_leader.items()))
         return {
@@ -101,13 +101,13 @@ class LeaderOffsets:
         return found
 
     async def _ask_leader(self, leader: int, asked: Asked) -> list[log_pb2.ListOffsetsResult]:
-        """Return a leader's answers, as far as it gave any."""
+        """Return a leader's results, as many as arrived."""
         results: list[log_pb2.ListOffsetsResult] = []
         try:
             for request in _requests(asked):
                 results += (await self._call(leader, request)).results
         except (aio.AioRpcError, asyncio.InvalidStateError, OSError) as error:
-            logger.debug("broker %d does not say where partitions end: %s", leader, error)
+            logger.debug("broker %d does not answer ListOffsets: %s", leader, error)
         return results
 
     async def _call(self, leader: int, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
@@ -117,7 +117,7 @@ class LeaderOffsets:
             return response
         address = self._address_of(leader)
         if address is None:
-            raise OSError(f"it is not known where broker {leader} listens for other nodes")
+            raise OSError(f"the inter-node address of broker {leader} is unknown")
         call: Any = self._connections.channel(address).unary_unary(
             f"/{SERVICE}/{LIST_OFFSETS}",
             request_serializer=log_pb2.ListOffsetsRequest.SerializeToString,

@@ -1,25 +1,158 @@
-"""What one node keeps to tell of itself, and the endpoint that tells it."""
+"""One node's counters, health and tracing, and the HTTP endpoint for probes and Prometheus.
+
+The endpoint takes GET only and has a thread of its own, so that `/livez` is answered while the event loop hangs. A node
+without tracing does not import OpenTelemetry; with tracing, every proposed metadata command is a span.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, exposition
 
 from broker.clock import Clock
-from broker.config import BrokerConfig
-from broker.loop_lag import LoopLagMonitor
+from broker.config.config import BrokerConfig
+from broker.net.listeners import why_not
 from broker.observability.counters import Counters
-from broker.observability.health import Health
-from broker.observability.http import ObservabilityServer
-from broker.observability.tracing_choice import tracing_of
+from broker.observability.event_loop import LoopLagMonitor
+from broker.observability.health import Answer, Health
+from raftlog.errors import BrokerUnavailable, InvalidConfig
+from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.decide import CommandResult
+
+if TYPE_CHECKING:
+    from broker.observability.tracing import NodeTracing
+    from broker.server.quorum_role import NodeMetadata
+
+
+logger = logging.getLogger(__name__)
+
+SOCKET_TIMEOUT_S: Final = 5.0
+MAX_REQUESTS: Final = 16
+"""Concurrent requests; further connections are closed."""
+JSON: Final = "application/json; charset=utf-8"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = MAX_REQUESTS
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._room = threading.BoundedSemaphore(MAX_REQUESTS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("a probe or scrape from %s broke off", client_address, exc_info=True)
+
+
+class ObservabilityServer:
+    """`start`, then `port`; `close` ends it."""
+
+    def __init__(self, host: str, port: int, health: Health, registry: CollectorRegistry) -> None:
+        pages: Mapping[str, Callable[[], Answer]] = {
+            "/livez": health.live,
+            "/readyz": health.ready,
+            "/startupz": health.startup,
+        }
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = SOCKET_TIMEOUT_S
+            protocol_version = "HTTP/1.1"
+            server_version = "raftlog"
+            sys_version = ""
+
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                page = pages.get(path)
+                if page is not None:
+                    status, document = page()
+                    self._answer(status, JSON, json.dumps(document).encode())
+                elif path == "/metrics":
+                    encode, content_type = exposition.choose_encoder(self.headers.get("Accept", ""))
+                    self._answer(200, content_type, encode(registry))
+                else:
+                    known = ", ".join((*pages, "/metrics"))
+                    self._answer(404, JSON, json.dumps({"error": f"no such page; the pages are {known}"}).encode())
+
+            do_HEAD = do_GET
+
+            def _answer(self, status: int, content_type: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                logger.debug(format, *arguments)
+
+        try:
+            self._server = _Server((host, port), Handler)
+        except OSError as error:
+            raise BrokerUnavailable(
+                f"cannot serve metrics on {host}:{port}: {why_not(host, port) or error}; change `metrics.listener`, "
+                "or use port 0 for a free one"
+            ) from error
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="observability", daemon=True)
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(SOCKET_TIMEOUT_S)
+        self._server.server_close()
+
+
+def tracing_of(config: BrokerConfig) -> NodeTracing | None:
+    """Return the node's tracing; None with `tracing.exporter=none`.
+
+    Raises:
+        InvalidConfig: OpenTelemetry is not installed.
+    """
+    if config.tracing_exporter == "none":
+        return None
+    try:
+        from broker.observability.tracing import NodeTracing
+
+        return NodeTracing(config)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        raise InvalidConfig(
+            f"tracing.exporter={config.tracing_exporter}: OpenTelemetry is not installed ({error}); install it with "
+            "pip install 'raftlog[otel]', or remove tracing.exporter from the configuration"
+        ) from None
 
 
 class Observability:
-    """Counters and health for the parts of a node to write to; `open`, then `address`, and `close`.
+    """Counters, health and tracing of one node; `open`, then `address`, and `close`.
 
-    The endpoint is there before anything else is, so that a probe hears how far the recovery is.
+    The endpoint opens before all other parts, so that a probe shows the progress of the recovery.
     """
 
     def __init__(self, config: BrokerConfig, clock: Clock) -> None:
@@ -30,15 +163,15 @@ class Observability:
         self.loop_lag = LoopLagMonitor(clock, self.health.beat)
         self.registry = CollectorRegistry()
         self.tracing = tracing_of(config)
-        """What makes this node's spans; None: it makes none."""
+        """None without tracing."""
         self.address = ""
-        """host:port of the endpoint; "" while there is none."""
+        """host:port of the endpoint; "" without one."""
 
     def open(self) -> None:
-        """Measure the loop from now on, and answer at `metrics.listener`, if that is set.
+        """Start measuring the event loop, and serve `metrics.listener` if it is set.
 
         Raises:
-            BrokerUnavailable: the port cannot be had.
+            BrokerUnavailable: the port cannot be bound.
         """
         self.loop_lag.start()
         if self._config.metrics_listener is None:
@@ -51,9 +184,26 @@ class Observability:
         self.address = f"{host}:{self._server.port}"
 
     async def close(self, *, report: bool) -> None:
-        """End it; with `report` the log says how late the event loop was."""
+        """Stop all of it; with `report`, log how late the event loop was."""
         await self.loop_lag.stop(report=report)
         if self._server is not None:
             self._server.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+
+def traced_metadata(metadata: NodeMetadata, tracing: NodeTracing) -> NodeMetadata:
+    """Return `metadata` with a span `quorum commit` around every proposal."""
+    return cast("NodeMetadata", _TracedMetadata(metadata, tracing))
+
+
+class _TracedMetadata:
+    def __init__(self, metadata: NodeMetadata, tracing: NodeTracing) -> None:
+        self._metadata = metadata
+        self._tracing = tracing
+
+    async def propose(self, command: MetadataCommand) -> CommandResult:
+        return await self._tracing.propose(self._metadata.propose, command)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._metadata, name)

@@ -1,14 +1,14 @@
-"""The spans of one partition's records on this broker, for those traces that are sampled.
+"""The spans of one partition's records on this broker, for sampled traces.
 
-What a producer says of a batch begins it, what the leader says of a frame goes on with it:
+The producer sends its trace with a batch, and the leader passes it on with a frame:
 
     send          the producer's (raftlog/_tracing.py)
-      append      here, on the leader: until the producer is answered
-        commit    from the append until it is held as asked
-      replicate   here, on a follower: until the records are held
-      fetch       here, on whoever is read from: from the read until the frame is written
+      append      on the leader: until the producer is answered
+        commit    from the append until as many replicas as requested have the records
+      replicate   on a follower: until the records are durable
+      fetch       on the broker that serves a consumer: from the read until the frame is written
 
-All of it is asked for only where records belong to a sampled trace; who is not, costs a look at an empty list.
+Records outside of any sampled trace cost a check of an empty list.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Tracer, set_sp
 from opentelemetry.util.types import AttributeValue
 
 from raftlog._core.traceparent import MAX_TRACES, Traceparent, sampled_traces
-from raftlog._spans import SYSTEM, fail, remote_context, traceparent_of
+from raftlog._tracing import SYSTEM, fail, remote_context, traceparent_of
 from raftlog.format import BatchHeader, Buffer
-from replication.pending_acks import Answer
+from replication.high_watermark import Answer
 
 MAX_RANGES: Final = 256
-"""Batches of which a partition remembers the traces, for the followers and readers that are to come."""
+"""Batches whose traces a partition remembers, for later followers and consumers."""
 
 
 class Appended(Protocol):
-    """The part of `broker.partition.Partition` that a batch is appended to."""
+    """`broker.partition.partition.Partition` as far as an append needs it."""
 
     @property
     def log_end_offset(self) -> int: ...
@@ -51,15 +51,12 @@ class Appended(Protocol):
 
 
 def remote_parent(parent: Traceparent) -> Context:
-    """Return the context whose spans are children of a span elsewhere."""
+    """Return a context for children of a span on another process."""
     return set_span_in_context(NonRecordingSpan(remote_context(parent)))
 
 
 class PartitionTraces:
-    """Of one partition. Used on the event loop's thread.
-
-    Bounded: the traces of the last `MAX_RANGES` batches are remembered, of those that belong to one.
-    """
+    """The traces of one partition, for the event loop only. Remembers those of the last MAX_RANGES traced batches."""
 
     def __init__(self, tracer: Tracer, topic: str, partition: int) -> None:
         self._tracer = tracer
@@ -70,19 +67,19 @@ class PartitionTraces:
             "messaging.destination.partition.id": str(partition),
         }
         self._ranges: deque[tuple[int, int, tuple[str, ...]]] = deque(maxlen=MAX_RANGES)
-        """Begin, end (exclusive) and spans of batches, by offset."""
+        """Begin, end (exclusive) and spans of each batch, by offset."""
 
     def __len__(self) -> int:
         return len(self._ranges)
 
     def note(self, begin: int, end: int, traceparents: Sequence[str]) -> None:
-        """Remember of which spans the records from `begin` to `end` (exclusive) are; what was there before is cut."""
+        """Remember the spans of the records from `begin` to `end` (exclusive); drop older ones that reach beyond it."""
         while self._ranges and self._ranges[-1][1] > begin:
             self._ranges.pop()
         self._ranges.append((begin, end, tuple(traceparents[:MAX_TRACES])))
 
     def between(self, begin: int, end: int) -> list[str]:
-        """Return the spans of records from `begin` to `end` (exclusive), `MAX_TRACES` of the newest at most."""
+        """Return the spans of records from `begin` to `end` (exclusive), at most the newest `MAX_TRACES`."""
         found: list[str] = []
         for first, behind, traceparents in reversed(self._ranges):
             if behind <= begin or len(found) >= MAX_TRACES:
@@ -94,7 +91,7 @@ class PartitionTraces:
     def start(
         self, name: str, parent: Traceparent, kind: SpanKind, operation: str = "", start_ns: int | None = None
     ) -> Span:
-        """Begin a span of this partition. `operation`: what the messaging conventions call it, if they do."""
+        """Begin a span of this partition. `operation`: its name in OpenTelemetry's messaging conventions, if any."""
         span = self._tracer.start_span(
             f"{name} {self._topic}", remote_parent(parent), kind, self._attributes, start_time=start_ns
         )
@@ -114,7 +111,7 @@ class PartitionTraces:
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
     ) -> tuple[int, int]:
-        """Append a batch with spans around it; as `partition.append` does, which may raise."""
+        """Append a batch with spans around it; returns and raises as `partition.append` does."""
         parents = sampled_traces(traceparents)
         spans = _Appending(self, parents, len(batch), all_replicas=all_replicas)
         begin = partition.log_end_offset
@@ -130,19 +127,19 @@ class PartitionTraces:
             spans.end(error)
             raise
         end = partition.log_end_offset
-        if parents and end > begin:  # else it was appended before
+        if parents and end > begin:  # else the batch is a duplicate
             self.note(begin, end, spans.traceparents())
         spans.appended(base_offset, end - begin, leader_epoch, answered=answer is None)
         return base_offset, timestamp_ms
 
     def replicate(self, traceparents: Sequence[str]) -> ReplicatedSpans:
-        """Begin the spans of records that have come from the leader."""
+        """Begin the spans of records that have arrived from the leader."""
         return ReplicatedSpans(
             [self.start("replicate", parent, SpanKind.SERVER) for parent in sampled_traces(traceparents)]
         )
 
     def fetched(self, begin: int, end: int, size_bytes: int, begun_s: float, *, from_follower: bool) -> None:
-        """Make the spans of records that were read from `begun_s` on, as `time.monotonic` says, and have left now."""
+        """Make the spans of records whose read began at `begun_s` (`time.monotonic`) and whose frame has now left."""
         start_ns = time.time_ns() - int((time.monotonic() - begun_s) * 1e9)
         for parent in sampled_traces(self.between(begin, end)):
             span = self.start("fetch", parent, SpanKind.SERVER, start_ns=start_ns)
@@ -154,9 +151,9 @@ class PartitionTraces:
 
 
 class _Appending:
-    """The spans of one batch: one `append` for each trace, and in it the wait for the commit.
+    """The spans of one batch: an `append` for each trace, with the wait for the commit inside.
 
-    Ended by the answer, or by the append where nobody is answered; the two come in any order.
+    The answer ends them, or the append if it needs no answer; the two come in any order.
     """
 
     def __init__(
@@ -171,7 +168,7 @@ class _Appending:
             span.set_attribute("raftlog.batch.bytes", size_bytes)
 
     def answering(self, answer: Answer) -> Answer:
-        """Return `answer` with the end of the spans before it."""
+        """Return `answer`, which first ends the spans."""
 
         def answered(error: BaseException | None) -> None:
             self._answered = True
@@ -181,7 +178,7 @@ class _Appending:
         return answered
 
     def appended(self, base_offset: int, records: int, leader_epoch: int, *, answered: bool) -> None:
-        """The batch is in the log; no records: it was before. `answered`: nobody waits for more."""
+        """Note that the batch is in the log; 0 `records` mean a duplicate. `answered`: no answer is pending."""
         for span in self._spans:
             if span.is_recording():
                 span.set_attribute("raftlog.base_offset", base_offset)
@@ -189,14 +186,14 @@ class _Appending:
                 span.set_attribute("raftlog.leader_epoch", leader_epoch)
         if answered:
             self.end(None)
-        elif not self._answered:  # an answer that came at once has ended the spans
+        elif not self._answered:  # an immediate answer has already ended the spans
             self._commits = [
                 self._traces.start("commit", traceparent_of(span.get_span_context()), SpanKind.INTERNAL)
                 for span in self._spans
             ]
 
     def end(self, error: BaseException | None) -> None:
-        """End all of them; those that have ended are fine."""
+        """End the spans that have not ended."""
         for span in (*self._commits, *self._spans):
             if span.is_recording():
                 if error is not None:
@@ -204,7 +201,7 @@ class _Appending:
                 span.end()
 
     def traceparents(self) -> list[str]:
-        """Return the spans for others to refer to."""
+        """Return the spans' traceparents, for children on other nodes."""
         return [str(traceparent_of(span.get_span_context())) for span in self._spans]
 
 
@@ -217,14 +214,14 @@ class ReplicatedSpans:
         """Exclusive: where the records end."""
 
     def appended(self, begin: int, end: int) -> None:
-        """The records are in the log, and not held yet."""
+        """Note that the records are in the log, and not durable yet."""
         self.end_offset = end
         for span in self._spans:
             span.set_attribute("raftlog.base_offset", begin)
             span.set_attribute("messaging.batch.message_count", end - begin)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The records are held, or never will be."""
+        """End the spans: the records are durable, or never will be."""
         for span in self._spans:
             if error is not None:
                 fail(span, error)

@@ -1,7 +1,7 @@
-"""The traces of one node: where its spans go, and what begins them besides records.
+"""The tracing of one node: its exporter, and the spans of calls and of metadata changes.
 
-Imported only where `tracing.exporter` asks for it, since it needs OpenTelemetry (the extra `raftlog[otel]`). The
-node has a tracer provider of its own; the process' global one stays as it is.
+Imported only if `tracing.exporter` is set, since it needs OpenTelemetry (the extra `raftlog[otel]`). The node has its
+own tracer provider and leaves the process's global one alone.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, use_span
 
-from broker.config import BrokerConfig
+from broker.config.config import BrokerConfig
+from broker.net.interceptors import RewrittenHandlers
 from broker.observability.partition_traces import PartitionTraces, remote_parent
-from broker.services.rewritten import RewrittenHandlers
 from raftlog import __version__
 from raftlog._core.traceparent import TRACEPARENT, parse_traceparent
-from raftlog._spans import fail
+from raftlog._tracing import fail
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
 
 logger = logging.getLogger(__name__)
 
 EXPORT_TIMEOUT_S: Final = 5.0
-"""How long one attempt may take; a node that stops makes one more, with what is left."""
+"""Time-out of one export; a node that stops makes one more, with the remaining spans."""
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class NodeTracing:
-    """Makes the spans of one node; `close` sends what is left.
+    """Makes the spans of one node; `close` exports the remaining ones.
 
-    Spans of records, and of calls, belong to traces that others have begun and sampled. Those of metadata changes that
-    nobody traces are sampled by `tracing.sampling.ratio`.
+    Spans of records and calls belong to traces that a client began and sampled. A metadata change outside of any trace
+    is sampled by `tracing.sampling.ratio`.
     """
 
     def __init__(self, config: BrokerConfig, exporter: SpanExporter | None = None) -> None:
-        """`exporter`: instead of the one that the configuration names, told of each span at once; for tests."""
+        """`exporter`: for tests; replaces the configured one, and receives each span at once."""
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(config.tracing_sampling_ratio)),
             resource=Resource.create(
@@ -62,7 +62,7 @@ class NodeTracing:
         self._tracer = self._provider.get_tracer("raftlog.server", __version__)
 
     def partition(self, topic: str, partition: int) -> PartitionTraces:
-        """Return what makes the spans of a partition."""
+        """Return the tracing of one partition."""
         return PartitionTraces(self._tracer, topic, partition)
 
     def calls(self) -> CallTracer:
@@ -70,7 +70,7 @@ class NodeTracing:
         return CallTracer(self)
 
     async def call(self, method: str, handler: Handler, request: Any, context: Any) -> Any:
-        """Answer a call within a span, if its caller traces; `method` is /package.Service/Method."""
+        """Answer a call, within a span if the caller sends a sampled trace; `method` is /package.Service/Method."""
         parent = _caller(context)
         if parent is None or not parent.sampled:
             return await handler(request, context)
@@ -96,12 +96,12 @@ class NodeTracing:
             return result
 
     def close(self) -> None:
-        """Send what is left, as far as the collector takes it, and make no more spans."""
+        """Export the remaining spans, as far as the collector takes them, and make no more."""
         self._provider.shutdown()
 
 
 class CallTracer(RewrittenHandlers):
-    """Makes a span of each call of one request and one response whose caller sends a sampled `traceparent`."""
+    """Makes a span of each unary call whose caller sends a sampled `traceparent`."""
 
     def __init__(self, tracing: NodeTracing) -> None:
         super().__init__()

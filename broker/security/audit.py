@@ -1,10 +1,9 @@
-"""The audit log: who was refused what, who could not authenticate, who changed users and ACLs. Logger `raftlog.audit`.
+"""The audit log: refusals, failed logins, changes of users and ACLs. Logger `raftlog.audit`.
 
-What is refused stands there at level info, what is allowed at debug. Each user and ACL that is changed has a line at
-info, whoever does it and however many they are. A client that is refused the same again and again
-gets a line a minute, and so does a network whose logins fail, with whatever names. Refusals and failed logins each have
-LINES_PER_S, beyond which there are none, and the next one says how many there would have been. Where somebody is
-refused so much that nothing is left of that, others have lines of their own, OWN_LINES_PER_S each.
+Refusals and failed logins are logged at level info, allowed requests at debug. Every changed user or ACL has its own
+line at info. The same refusal is logged once a minute, and so are the failed logins of one network, whatever names they
+use. Refusals and failed logins each have LINES_PER_S; the next line after a gap counts the lines left out. A
+principal that uses up the shared lines does not silence others: each principal also has OWN_LINES_PER_S of its own.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ LINES_PER_S: Final = 5
 BURST_LINES: Final = 100
 OWN_LINES_PER_S: Final = 0.1
 OWN_BURST_LINES: Final = 10
-"""Lines about one principal that no other can take away."""
+"""Lines reserved for one principal."""
 RESERVED_LINES_PER_S: Final = 20.0
 RESERVED_BURST_LINES: Final = 500
-"""All those of all principals."""
+"""Bound on the reserved lines of all principals together."""
 MAX_REMEMBERED: Final = 10_000
 MAX_PRINCIPALS: Final = 1_000
 MAX_SHOWN: Final = 255
-"""Characters of a name; there are none longer, but clients may ask for some."""
+"""Characters shown of a name. No valid name is longer, but a client may send one."""
 MAX_CHANGE: Final = 1_000
-"""Characters of what was changed."""
+"""Characters shown of a changed user or ACL."""
 assert OWN_BURST_LINES < BURST_LINES < RESERVED_BURST_LINES
 
 Fact = tuple[str, ...]
 
 
 def network_of(host: str) -> str:
-    """Return what counts as one address where somebody might have many: of IPv6 the /64, else the address itself."""
+    """Return an IPv6 address's /64, of which one client may use any address; any other address as it is."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -55,29 +54,29 @@ class Audit:
 
     @property
     def shows_allowed(self) -> bool:
-        """Whether somebody reads what is allowed."""
+        """Whether allowed requests are logged."""
         return logger.isEnabledFor(logging.DEBUG)
 
     def allowed(self, principal: str, host: str, operation: str, resource_type: str, resource: str) -> None:
-        """Note what somebody may do."""
+        """Log an allowed request."""
         fact = (principal, host, operation, resource_type, resource[:MAX_SHOWN])
         _write(logging.DEBUG, "allowed", fact, allowed=True)
 
     def refused(self, principal: str, host: str, operation: str, resource_type: str, resource: str) -> None:
-        """Note what somebody may not do."""
+        """Log a refused request."""
         fact = (principal, host, operation, resource_type, resource[:MAX_SHOWN])
         self._refusals.write(fact, fact, principal)
 
     def not_authenticated(self, user: str, host: str, mechanism: str) -> None:
-        """Note that somebody gave a wrong name or password; names cost nothing, so each does not get its line."""
+        """Log a wrong name or password; limited by network, since a client may use any number of names."""
         fact = (f"User:{user[:MAX_SHOWN]}", host, "AUTHENTICATE", "USER", mechanism)
         self._failed_logins.write(fact, (network_of(host), mechanism))
 
 
 def note_change(fact: Fact, *, is_certain: bool) -> None:
-    """Note a change of a user or an ACL, as (principal, host, operation, resource type, resource).
+    """Log a change of a user or an ACL: (principal, host, operation, resource type, resource).
 
-    Not `is_certain`: it was asked for, and nobody here heard whether it was done.
+    Not `is_certain`: the change was proposed, and this broker does not know whether it was committed.
     """
     principal, host, operation, resource_type, resource = fact
     fact = (principal, host, operation, resource_type, resource[:MAX_CHANGE])
@@ -85,7 +84,7 @@ def note_change(fact: Fact, *, is_certain: bool) -> None:
 
 
 class _Budget:
-    """Lines that may be written, so many at once and so many a second."""
+    """A token bucket of log lines: `burst` at once, `per_s` a second."""
 
     __slots__ = ("_burst", "_left", "_per_s", "_refilled_ms")
 
@@ -96,7 +95,7 @@ class _Budget:
         self._refilled_ms = now_ms
 
     def take(self, now_ms: float) -> bool:
-        """Take a line; False: there is none."""
+        """Take a line; return False if none is left."""
         self._left = min(self._burst, self._left + (now_ms - self._refilled_ms) / 1_000 * self._per_s)
         self._refilled_ms = now_ms
         if self._left < 1:
@@ -106,7 +105,7 @@ class _Budget:
 
 
 class _Lines:
-    """Lines of one kind: none twice a minute, and not too many."""
+    """Lines of one kind, each at most once a minute, and bounded in number."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -116,17 +115,17 @@ class _Lines:
         self._shared = _Budget(LINES_PER_S, BURST_LINES, now_ms)
         self._reserved = _Budget(RESERVED_LINES_PER_S, RESERVED_BURST_LINES, now_ms)
         self._own: dict[str, _Budget] = {}
-        """Who has had a line last stands last."""
+        """Budgets of principals; the one that wrote last comes last."""
         self._left_out = 0
 
-    def write(self, fact: Fact, key: Fact, whom: str | None = None) -> None:
-        """Write a line, unless there was one with that key, or there are too many; `whom` has lines of his own."""
+    def write(self, fact: Fact, key: Fact, principal: str | None = None) -> None:
+        """Write a line, unless one with this key was written lately or no line is left to `principal`."""
         now_ms = self._clock.monotonic_ms()
         written_ms = self._written_ms.get(key)
         if written_ms is not None and now_ms - written_ms < REPEAT_MS:
             self._repeated[key] = self._repeated.get(key, 0) + 1
             return
-        if not self._take(whom, now_ms):
+        if not self._take(principal, now_ms):
             self._left_out += 1
             return
         if len(self._written_ms) >= MAX_REMEMBERED:
@@ -137,14 +136,14 @@ class _Lines:
         self._left_out = 0
         _write(logging.INFO, "refused", fact, allowed=False, **{name: count for name, count in more.items() if count})
 
-    def _take(self, whom: str | None, now_ms: float) -> bool:
-        """Take a line of all, which is one of his own as well; where there is none, one of his own that is left."""
-        if whom is None:
+    def _take(self, principal: str | None, now_ms: float) -> bool:
+        """Take a shared line, or else a reserved one; either counts as one of the principal's own."""
+        if principal is None:
             return self._shared.take(now_ms)
-        own = self._own.pop(whom, None) or _Budget(OWN_LINES_PER_S, OWN_BURST_LINES, now_ms)
+        own = self._own.pop(principal, None) or _Budget(OWN_LINES_PER_S, OWN_BURST_LINES, now_ms)
         if len(self._own) >= MAX_PRINCIPALS:
             del self._own[next(iter(self._own))]
-        self._own[whom] = own
+        self._own[principal] = own
         is_own = own.take(now_ms)
         return self._shared.take(now_ms) or (is_own and self._reserved.take(now_ms))
 

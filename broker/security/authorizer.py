@@ -1,4 +1,4 @@
-"""Decides by the ACLs in the metadata (KIP-11, KIP-290), and says what is missing."""
+"""Decides by the ACLs in the metadata (KIP-11, KIP-290); a refusal names the missing permission."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from raftlog.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from raftlog.v1.security_pb2 import Acl as Wire
-from raftmeta.acl_index import AclIndex
-from raftmeta.acls import WILDCARD, Acl
+from raftmeta.acls import WILDCARD, Acl, AclIndex
 from raftmeta.image import INTERNAL_PREFIX, MetadataImage
 
 NODE_PREFIX: Final = "Node:"
-"""Of who has shown a node's certificate; no user's principal begins like that."""
+"""Prefix of the principal of a caller with a node's certificate; no user's principal has it."""
 MAX_DECISIONS: Final = 10_000
-"""Decisions that are kept, until an ACL changes."""
+"""Decisions that are cached until an ACL changes."""
 _OF_CLUSTER_ITSELF: Final = frozenset({Wire.READ, Wire.WRITE, Wire.CREATE, Wire.DELETE, Wire.ALTER, Wire.ALTER_CONFIGS})
-"""With internal topics nobody but super users may do this."""
+"""Operations on internal topics that only super users may do."""
 _ERRORS: Final[dict[int, type[AuthorizationError]]] = {
     Wire.TOPIC: TopicAuthorizationFailed,
     Wire.GROUP: GroupAuthorizationFailed,
@@ -62,14 +61,14 @@ class AclAuthorizer:
 
     @property
     def version(self) -> int:
-        """Rises when an ACL changes."""
+        """A number that rises when an ACL changes."""
         self._follow()
         return self._version
 
     def may(
         self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str, *, log: bool = True
     ) -> bool:
-        """Whether they may; a refusal goes into the audit log and is counted, unless `log` is False."""
+        """Whether the principal may; a refusal is logged in the audit log and counted, unless `log` is False."""
         self._follow()
         question = (principal, host, operation, resource, name)
         allowed = self._decided.get(question)
@@ -93,28 +92,27 @@ class AclAuthorizer:
             self._audit.refused(principal, host, operation_name, type_name, name)
 
     def may_any(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
-        """Whether there is any resource of that type with which they may (KIP-679)."""
+        """Whether the principal may with at least one resource of that type (KIP-679)."""
         self._follow()
         return self.is_super(principal) or self._index.may_any(
             principal, host, operation, resource, everyone_if_none=self._everyone_if_none
         )
 
     def is_super(self, principal: str) -> bool:
-        """Whether they may do everything."""
+        """Whether the principal may do everything."""
         return principal in self._super_users or principal.startswith(NODE_PREFIX)
 
     def refusal(
         self, principal: str, operation: Operation, resource: ResourceType, name: str, host: str = ""
     ) -> AuthorizationError:
-        """Return the error that says what is missing, and the command that would allow it.
+        """Return the error that names the missing permission and the command that grants it.
 
-        Where an ACL denies it, no other one helps: it says which to remove. `host`: from where they asked.
+        If an ACL denies the permission, the error names that ACL, since no other ACL can help. `host`: the caller's.
         """
         if resource == Wire.CLUSTER:
             what = "the cluster"
         else:
-            shown = name[:MAX_SHOWN] if name.isprintable() else ascii(name[:MAX_SHOWN])
-            what = f"{'to ' if operation == Wire.WRITE else ''}{_WORDS.get(resource, 'resource')} {shown!r}"
+            what = f"{'to ' if operation == Wire.WRITE else ''}{_WORDS.get(resource, 'resource')} {name[:MAX_SHOWN]!r}"
         text = f"{principal} may not {Wire.Operation.Name(operation)} {what}; "
         return _ERRORS.get(resource, AuthorizationError)(
             text + self._remedy(principal, operation, resource, name, host)
@@ -122,13 +120,13 @@ class AclAuthorizer:
 
     def _remedy(self, principal: str, operation: Operation, resource: ResourceType, name: str, host: str) -> str:
         if self._is_own(operation, resource, name):
-            return "it is the cluster's own, which super users alone may; see super.users"
-        if operation == Wire.IDEMPOTENT_WRITE:  # asked for by producers, who get it with any topic (KIP-679)
+            return "the topic is internal, and only super users may; see super.users"
+        if operation == Wire.IDEMPOTENT_WRITE:  # a producer has it with Write on any topic (KIP-679)
             denial = self._index.decide(principal, host, Wire.WRITE, Wire.TOPIC, WILDCARD).acl
             if denial is not None and denial.permission == Wire.DENY:
-                return f"an ACL denies Write of all topics: {_listing(Wire.TOPIC, WILDCARD)}; {_removal(denial)}"
+                return f"an ACL denies Write on all topics: {_listing(Wire.TOPIC, WILDCARD)}; {_removal(denial)}"
             return (
-                "a producer needs Write of a topic: "
+                "a producer needs Write on a topic: "
                 f"raftlog acl add --allow-principal {quote(principal)} --operation Write --topic TOPIC"
             )
         denial = self._index.decide(principal, host, operation, resource, name).acl
@@ -139,7 +137,7 @@ class AclAuthorizer:
             f"{_option(resource, name)}"
         )
         if resource == Wire.TOPIC and name.startswith(INTERNAL_PREFIX):
-            return f"it is the cluster's own, which super users alone may read or change; to see it: {allow}"
+            return f"the topic is internal, and only super users may read or change it; to describe it: {allow}"
         return allow
 
     def _decide(self, question: _Question) -> bool:
@@ -166,20 +164,26 @@ class AclAuthorizer:
 
 
 def _spelled(operation: Operation) -> str:
-    """Return an operation as options have it: DescribeConfigs."""
+    """Return an operation as command-line options spell it: DescribeConfigs."""
     return Wire.Operation.Name(operation).replace("_", " ").title().replace(" ", "")
 
 
 def _option(resource: ResourceType, name: str) -> str:
-    """Return the option that names a resource."""
+    """Return the command-line option that names a resource."""
     if resource == Wire.CLUSTER:
         return "--cluster"
-    shown = name[:MAX_SHOWN] if name.isprintable() else ascii(name[:MAX_SHOWN])
-    return f"--{_WORDS.get(resource, 'resource').replace(' ', '-')} {quote(shown)}"
+    return f"--{_WORDS.get(resource, 'resource').replace(' ', '-')} {_for_shell(name[:MAX_SHOWN])}"
+
+
+def _for_shell(name: str) -> str:
+    """Return a name as a shell reads it, quoted once; a control character as an escape in $'...'."""
+    if name.isprintable():
+        return quote(name)
+    return "$'" + name.encode("unicode_escape").decode("ascii").replace("'", "\\'") + "'"
 
 
 def _listing(resource: ResourceType, name: str) -> str:
-    """Return the command that shows all ACLs about a resource."""
+    """Return the command that lists all ACLs on a resource."""
     matching = "" if resource == Wire.CLUSTER else " --resource-pattern-type match"
     return f"raftlog acl list {_option(resource, name)}{matching}"
 

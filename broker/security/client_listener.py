@@ -1,4 +1,4 @@
-"""Security of the listener for clients, put together: users, tokens, the authorizer, and who ends streams."""
+"""The security of the listener for clients, put together: users, tokens, the authorizer, the interceptor."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker.clock import Clock
-from broker.config import BrokerConfig
+from broker.config.checks import ACL, PLAINTEXT, SASL_SSL, super_users
+from broker.config.config import BrokerConfig
 from broker.observability.counters import Counters
 from broker.security.audit import Audit
 from broker.security.authorizer import AclAuthorizer
-from broker.security.identify import MAX_STRANGERS, Identify
+from broker.security.identify import LIFETIME_MS, MAX_STRANGERS, Identify, Tokens
 from broker.security.scram import ScramExchanges
-from broker.security.tokens import LIFETIME_MS, Tokens
-from broker.security.users import Users
-from broker.security.users_file import UsersFile
-from broker.security_keys import ACL, PLAINTEXT, SASL_SSL, super_users
-from raftlog._core.bootstrap import is_loopback
+from broker.security.users import Users, UsersFile
+from raftlog._core.cluster import is_loopback
 from raftlog.errors import SecurityDisabled
 from raftlog.v1.security_pb2 import AuthenticateResponse
 from raftmeta.credentials import Credential, CredentialKey
@@ -27,21 +25,21 @@ from raftmeta.image import MetadataImage
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
-"""How often it is seen whether the file with users has changed."""
+"""How often the file with users is checked for changes."""
 UNKNOWN_HOST: Final = "unknown"
-"""Stands for all addresses where none is seen. No ACL can name it, as it is none: only those for `*` count."""
+"""The host of a client whose address is hidden. No ACL can name this host, so only ACLs for the host `*` match."""
 
 
 class _BehindProxy(Identify):
-    """Sees all connections come from the same process, which passes them on: it knows nobody's address."""
+    """Identifies callers behind `EitherFront`, which hides the clients' addresses."""
 
     def host_of(self, peer: str) -> str:
-        """Return what stands for every address: 127.0.0.1 would be one that ACLs can name."""
+        """Return UNKNOWN_HOST; the visible address, 127.0.0.1, could match ACLs."""
         return UNKNOWN_HOST
 
 
 class ClientSecurity:
-    """What one broker has of it. `interceptor` is None where nothing is secured, and nothing is looked at then.
+    """The security of one broker. `interceptor` is None if nothing is secured.
 
     `on_metadata` is called with every image, `watch` runs as a task.
     """
@@ -49,7 +47,7 @@ class ClientSecurity:
     def __init__(
         self, config: BrokerConfig, image: Callable[[], MetadataImage], clock: Clock, counters: Counters
     ) -> None:
-        """Read the file with users, if there is one, which takes a while. Raises InvalidConfig: it is no good."""
+        """Read the file with users, if configured, which takes a while. Raises InvalidConfig if it is not valid."""
         self._clock = clock
         self._protocol = config.listener_security_protocol
         self._audit = Audit(clock)
@@ -85,7 +83,7 @@ class ClientSecurity:
         has_users = bool(self._credentials) or bool(self._users.file)
         if self._protocol == SASL_SSL and not has_users and not config.asks_for_certificates:
             logger.warning(
-                "there are no users yet, so nobody can log in: set sasl.users.location, and keep the first ones there"
+                "there are no users yet, so no client can log in: set sasl.users.location to a file with the first ones"
             )
         _warn(config)
 
@@ -96,7 +94,7 @@ class ClientSecurity:
             self._end_streams()
 
     async def watch(self) -> None:
-        """See whether the file with users has changed, for ever."""
+        """Watch the file with users, if configured, for ever."""
         file = self._users.file
         while file is not None:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -107,7 +105,7 @@ class ClientSecurity:
         ended = 0 if self.interceptor is None else self.interceptor.check()
         if ended:
             logger.info(
-                "streams ended, their users' passwords are not those any more",
+                "streams ended: their users' passwords have changed, or the users were deleted",
                 extra={"event": "streams_ended", "streams": ended},
             )
 
@@ -117,7 +115,7 @@ class ClientSecurity:
         """Answer a first message.
 
         Raises:
-            SecurityDisabled: passwords are for connections with TLS only.
+            SecurityDisabled: the connection has no TLS.
             RaftlogError: as `ScramExchanges.begin`.
         """
         self._check_tls(context)
@@ -129,8 +127,8 @@ class ClientSecurity:
         """Answer a final message, with a token.
 
         Raises:
-            SecurityDisabled: as `begin`.
-            AuthenticationFailed: as `ScramExchanges.finish`.
+            SecurityDisabled: the connection has no TLS.
+            RaftlogError: as `ScramExchanges.finish`.
         """
         self._check_tls(context)
         credential, answer = self._exchanges.finish(exchange_id, message)
@@ -138,35 +136,40 @@ class ClientSecurity:
         return AuthenticateResponse(message=answer, token=token, lifetime_ms=LIFETIME_MS)
 
     def _check_tls(self, context: Any) -> None:
-        """Refuse to give a token to who sends it back in plaintext."""
+        """Refuse a plaintext connection, on which the token would be sent in plaintext as well.
+
+        Raises:
+            SecurityDisabled: the connection has no TLS.
+        """
         if not self._takes_tls:
             raise SecurityDisabled(
-                "this broker takes no passwords: listener.security.protocol = plaintext, which sasl_ssl would change"
+                "this broker takes no passwords: listener.security.protocol = plaintext; set it to sasl_ssl"
             )
         if b"ssl" not in context.auth_context().get("transport_security_type", ()):
-            raise SecurityDisabled("passwords are for connections with TLS: set security.protocol = sasl_ssl")
+            raise SecurityDisabled("passwords need a connection with TLS: set security.protocol = sasl_ssl")
 
 
 def _warn(config: BrokerConfig) -> None:
-    """Say what is allowed, and is hardly meant."""
+    """Log settings that allow more or less than an administrator is likely to want."""
     if config.authorizer != ACL:
         return
     shows_certificates = config.listener_security_protocol != PLAINTEXT and config.asks_for_certificates
     if not super_users(config.super_users) and not shows_certificates:
         logger.warning(
-            "authorizer=acl without super.users: nobody can give permissions, unless there are some for that already; "
+            "authorizer=acl without super.users: unless ACLs allow it already, no user can grant permissions; "
             "set super.users = User:NAME"
         )
     between_nodes = config.inter_node_listener
     takes_plaintext = config.security_inter_broker_protocol == PLAINTEXT or config.listener_security_migration
     if between_nodes is not None and not is_loopback(between_nodes[0]) and takes_plaintext:
         logger.warning(
-            "authorizer=acl, and nodes take plaintext of each other: whoever reaches inter.node.listener may do "
-            "everything; set security.inter.broker.protocol = ssl and listener.security.migration = false"
+            "authorizer=acl, but nodes accept plaintext from each other: any client that reaches inter.node.listener "
+            "may do everything; set security.inter.broker.protocol = ssl and listener.security.migration = false"
         )
     authenticates = config.listener_security_protocol == SASL_SSL or shows_certificates
     if not is_loopback(config.listener[0]) and (not authenticates or config.listener_security_migration):
         logger.warning(
-            "authorizer=acl, and not all clients have to say who they are: the others are User:ANONYMOUS, and may do "
-            "what that or User:* may; set listener.security.protocol = sasl_ssl and listener.security.migration = false"
+            "authorizer=acl, but clients need not authenticate: one that does not is User:ANONYMOUS, with the "
+            "permissions of that user and of User:*; set listener.security.protocol = sasl_ssl and "
+            "listener.security.migration = false"
         )

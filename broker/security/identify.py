@@ -1,56 +1,114 @@
-"""Who calls on the listener for clients: an interceptor that finds it out, before anything of a request is read.
+"""Identifies callers on the listener for clients: an interceptor that runs before any byte of a request is read.
 
     token, `authorization: Bearer TOKEN`    User:NAME
     certificate that names nodes            Node:ID, a super user
     certificate                             User:COMMON NAME
-    neither                                 User:ANONYMOUS, or refused where everybody has to have a token
+    neither                                 User:ANONYMOUS, or refused if the listener requires a token
 
-What is served finds it in the context variable `caller`. A stream that came with a token ends, with UNAUTHENTICATED, as
-soon as the credential changes or goes that its client had authenticated with; streams do not end with their token's
-time, calls do.
+Handlers read the caller from the context variable `caller`. A stream that was opened with a token ends with
+UNAUTHENTICATED as soon as the credential behind the token changes or is deleted. An expired token ends no open stream,
+but no call is admitted with it.
 
-Where everybody has to have a token, `Authenticate` alone is served to strangers. Few of its calls are under way at a
-time, and none waits for long for its request, so that whoever begins calls and does not go on with them takes no room
-from those who have a token. Where callers may be anonymous he still can, with other calls, as he can wherever nobody
-authenticates: there it is up to the network who gets near.
+If the listener requires a token, unauthenticated clients can call `Authenticate` only. Its concurrent calls are few and
+each waits for its request for a short time, so a client that begins calls and never finishes them takes no room from
+authenticated clients. If callers may be anonymous, other calls are open to such an attack; then the network has to
+decide which clients reach the broker.
+
+Only the process that issued a token accepts it: each process makes its own key.
+
+    token     body "." mac, both base64url without padding
+    body      JSON: [user, mechanism, version of the credential, expiry in ms of the process's monotonic clock]
+    mac       HMAC-SHA256 of the body
 """
 
 from __future__ import annotations
 
 import asyncio
+import binascii
+import hashlib
+import hmac
 import inspect
+import json
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Final
-from urllib.parse import unquote
+from typing import Any, Final, NamedTuple
 
 import grpc
 
 from broker.clock import Clock
+from broker.net.interceptors import RewrittenHandlers, host_of
 from broker.observability.counters import Counters
 from broker.security.audit import network_of
 from broker.security.authorizer import NODE_PREFIX
 from broker.security.caller import Authorizer, Caller, caller
-from broker.security.tokens import Login, Tokens
 from broker.security.users import Users
-from broker.services.rewritten import RewrittenHandlers
 from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM
-from raftmeta.acls import ANONYMOUS, USER_PREFIX, canonical_host
+from raftmeta.acls import ANONYMOUS, RESERVED, USER_PREFIX, why_no_name
+from raftmeta.credentials import Credential, Mechanism
 from raftmeta.quorum.peer_identity import node_ids_of
-from raftmeta.user_names import RESERVED, why_no_name
+
+LIFETIME_MS: Final = 3_600_000
+MAX_TOKEN_CHARS: Final = 4_096
+KEY_BYTES: Final = 32
+_MAC_CHARS: Final = 43
+
+
+class Login(NamedTuple):
+    """The content of a token: the credential that the client authenticated with, and its expiry in `monotonic_ms`."""
+
+    user: str
+    mechanism: Mechanism
+    version: int
+    expires_ms: int
+
+
+class Tokens:
+    """Issues tokens, and verifies that it issued a token."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = secrets.token_bytes(KEY_BYTES) if key is None else key
+
+    def issue(self, credential: Credential, now_ms: float) -> str:
+        """Return a token for a client that has just proved that it knows the password; `now_ms` is monotonic."""
+        login = Login(credential.user, credential.mechanism, credential.version, int(now_ms) + LIFETIME_MS)
+        body = _encode(json.dumps(login, separators=(",", ":"), ensure_ascii=False).encode())
+        return f"{body}.{self._mac(body)}"
+
+    def read(self, token: str) -> Login | None:
+        """Return a token's content, None if this process did not issue it. Does not check the expiry."""
+        body, _, mac = token.rpartition(".")
+        if len(token) > MAX_TOKEN_CHARS or len(mac) != _MAC_CHARS or not token.isascii():
+            return None
+        if not hmac.compare_digest(mac, self._mac(body)):
+            return None
+        try:
+            return Login(*json.loads(urlsafe_b64decode(body + "=" * (-len(body) % 4))))
+        except (ValueError, TypeError, binascii.Error):  # cannot happen with a valid mac
+            return None
+
+    def _mac(self, body: str) -> str:
+        return _encode(hmac.digest(self._key, body.encode(), hashlib.sha256))
+
+
+def _encode(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode()
+
 
 AUTHENTICATE: Final = "/raftlog.v1.Security/Authenticate"
-"""The only call that nobody has to authenticate for."""
+"""The only call that needs no authentication."""
 MAX_KNOWN: Final = 10_000
-"""Tokens, and addresses, that are remembered."""
+"""Cached tokens, and cached addresses."""
 MAX_STRANGERS: Final = 500
-"""Calls of `Authenticate` that are under way at a time."""
+"""Concurrent calls of `Authenticate`."""
 MAX_STRANGERS_OF_NETWORK: Final = 50
-"""Those of one network; who knows the password is a few ms in each."""
+"""Those of one network; a well-behaved client needs a few ms for each."""
 REQUEST_S: Final = 10.0
-"""Until the request has come whose call has begun."""
+"""How long a call of `Authenticate` waits for its request."""
 assert MAX_STRANGERS_OF_NETWORK < MAX_STRANGERS
+
 _SCHEME: Final = "Bearer "
 _MAX_SHOWN_NODES: Final = 10
 
@@ -60,25 +118,25 @@ NO_TOKEN: Final = (
     f"{FAILED}: this listener asks for a user and a password; set security.protocol = sasl_ssl, sasl.username and "
     "sasl.password"
 )
-_NOT_OURS: Final = f"{EXPIRED}: this broker has not issued the token since it started; authenticate anew"
-_OLD: Final = f"{EXPIRED}: the token's time is over; authenticate anew"
+_NOT_OURS: Final = f"{EXPIRED}: this broker has not issued the token since it started; authenticate again"
+_OLD: Final = f"{EXPIRED}: the token has expired; authenticate again"
 _CROWDED: Final = "too many clients are authenticating; try again"
-_CHANGED: Final = f"{EXPIRED}: the user's password has changed, or the user is gone; authenticate anew"
+_CHANGED: Final = f"{EXPIRED}: the user's password has changed, or the user was deleted; authenticate again"
 
 
 class _Refused(Exception):
-    """What a caller is told."""
+    """A refusal; its text goes to the caller."""
 
 
-_NOBODY: Final = Login("", UNKNOWN_MECHANISM, 0, 0)
-"""Who shows no token."""
+_NO_LOGIN: Final = Login("", UNKNOWN_MECHANISM, 0, 0)
+"""A call without a token."""
 _login: ContextVar[Login | None] = ContextVar("login", default=None)
-"""Of the call that has just arrived; None: nobody has looked."""
+"""The login of the call that has just arrived; None if the interceptor has not run."""
 _why: ContextVar[str] = ContextVar("why", default="")
 
 
 class _Stream:
-    """A standing stream, and whether it was ended here."""
+    """An open stream; `ended`: this interceptor ended it."""
 
     __slots__ = ("ended", "login", "task")
 
@@ -89,7 +147,7 @@ class _Stream:
 
 
 class _Strangers:
-    """The calls of `Authenticate` that are under way, by network."""
+    """The concurrent calls of `Authenticate`, by network."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -97,10 +155,10 @@ class _Strangers:
         self._of_network: Counter[str] = Counter()
 
     def enter(self, host: str) -> bool:
-        """Count the call that this task serves, until the task is over; False: there are too many.
+        """Count the call of the current task until the task ends; return False if there are too many calls.
 
-        The task outlives its handler: it ends when the client has taken the answer, for which a client may leave no
-        room in its window (RFC 9113, section 6.9). gRPC has no deadline for that, so such calls stay counted.
+        The task outlives its handler: it ends when the client has taken the response. A client may leave no room for
+        the response in its window (RFC 9113, section 6.9), and gRPC sets no deadline for that; such calls stay counted.
         """
         network = network_of(host)
         if self._total >= self._most or self._of_network[network] >= MAX_STRANGERS_OF_NETWORK:
@@ -121,10 +179,10 @@ class _Strangers:
 
 
 class Identify(RewrittenHandlers):
-    """The interceptor; has to be the outermost one. `check` is called when credentials may have changed.
+    """The interceptor; it has to be the outermost one. Call `check` when credentials may have changed.
 
-    `required`: who shows neither a token nor a node's certificate is refused. `certificates`: all are asked for one.
-    `max_strangers`: calls of `Authenticate` at a time; fewer than those that the server takes in all.
+    `required`: refuse callers without a token or a node's certificate. `certificates`: the listener asks for
+    certificates. `max_strangers`: concurrent calls of `Authenticate`; fewer than the server's concurrent calls.
     """
 
     def __init__(
@@ -148,17 +206,17 @@ class Identify(RewrittenHandlers):
         self._required = required
         self._certificates = certificates
         self._known: dict[str, Login] = {}
-        """What was shown, and found to be of this process."""
+        """Cached `authorization` values with a token of this process."""
         self._hosts: dict[str, str] = {}
         self._streams: set[_Stream] = set()
         self._strangers = _Strangers(max_strangers)
 
     def count_streams(self) -> int:
-        """How many streams stand that came with a token."""
+        """Return the number of open streams with a token."""
         return len(self._streams)
 
     def check(self) -> int:
-        """End the streams whose credentials are not what counts any more; return how many."""
+        """End the streams whose credential has changed or is gone; return their number."""
         ended = [stream for stream in self._streams if not self._is_current(stream.login)]
         for stream in ended:
             stream.ended = True
@@ -170,7 +228,7 @@ class Identify(RewrittenHandlers):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the method's handler, or one that refuses, and reads nothing."""
+        """Return the method's handler, or a handler that refuses without reading the request."""
         try:
             login = self._login_of(handler_call_details)
         except _Refused as refused:
@@ -181,8 +239,8 @@ class Identify(RewrittenHandlers):
         return await super().intercept_service(continuation, handler_call_details)
 
     def rewrite(self, method: str, handler: Any) -> Any:
-        """Return the handler with a caller."""
-        if method == AUTHENTICATE:  # a stream of one request is the same on the wire, and can be waited for here
+        """Return the handler with `caller` set."""
+        if method == AUTHENTICATE:  # as a stream, equal on the wire, its request can be awaited with a time-out
             authenticate = self._authenticate(handler.unary_unary)
             return handler._replace(request_streaming=True, unary_unary=None, stream_unary=authenticate)
         if handler.unary_unary is not None:
@@ -193,7 +251,7 @@ class Identify(RewrittenHandlers):
                 return handler._replace(**{kind: self._stream(behavior)})
         raise AssertionError("a handler serves one kind of call")
 
-    # Who it is
+    # Identification
 
     def _login_of(self, details: grpc.HandlerCallDetails) -> Login:
         for name, value in details.invocation_metadata or ():
@@ -201,10 +259,10 @@ class Identify(RewrittenHandlers):
                 return self._verified(value)
         if self._required and not self._certificates and details.method != AUTHENTICATE:
             raise _Refused(NO_TOKEN)
-        return _NOBODY
+        return _NO_LOGIN
 
     def _verified(self, shown: str | bytes) -> Login:
-        known = self._known.get(shown)  # type: ignore[arg-type] # bytes are in it never
+        known = self._known.get(shown)  # type: ignore[arg-type] # no key is bytes
         if known is None:
             known = self._read(shown)
         if known.expires_ms <= self._clock.monotonic_ms():
@@ -231,10 +289,10 @@ class Identify(RewrittenHandlers):
             raise _Refused(_CHANGED)
 
     def _caller(self, login: Login | None, context: Any, open_to_all: bool) -> Caller:
-        if login is None:  # fails closed: then calls come another way than they do now
+        if login is None:  # cannot happen while gRPC runs the interceptor first; refused to be safe
             raise _Refused(NO_TOKEN)
-        if login is not _NOBODY:
-            self._check_current(login)  # the request itself may have come much later
+        if login is not _NO_LOGIN:
+            self._check_current(login)  # again: the request may have arrived much later than its call
             principal = USER_PREFIX + login.user
         else:
             principal = principal_of(context.auth_context()) if self._certificates else ANONYMOUS
@@ -243,7 +301,7 @@ class Identify(RewrittenHandlers):
         return Caller(principal, self.host_of(context.peer()), self._authorizer)
 
     def host_of(self, peer: str) -> str:
-        """Return the address of what gRPC calls a peer, `ipv4:127.0.0.1:4321`, as ACLs have it."""
+        """Return the address of a gRPC peer, `ipv4:127.0.0.1:4321`, as ACLs spell it."""
         host = self._hosts.get(peer)
         if host is None:
             if len(self._hosts) >= MAX_KNOWN:
@@ -251,11 +309,11 @@ class Identify(RewrittenHandlers):
             host = self._hosts[peer] = host_of(peer)
         return host
 
-    # What is served
+    # Handlers
 
     def _authenticate(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def identified(requests: Any, context: Any) -> Any:
-            found = self._caller(_NOBODY, context, open_to_all=True)
+            found = self._caller(_NO_LOGIN, context, open_to_all=True)
             if not self._strangers.enter(found.host):
                 self._counters.unauthenticated_calls += 1
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _CROWDED)
@@ -272,14 +330,20 @@ class Identify(RewrittenHandlers):
 
         return identified
 
+    async def _set_caller(self, context: Any) -> Login | None:
+        """Set `caller` and return the login, or abort the call."""
+        login = _login.get()
+        try:
+            found = self._caller(login, context, open_to_all=False)
+        except _Refused as refused:
+            self._counters.unauthenticated_calls += 1
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(refused))
+        caller.set(found)
+        return login
+
     def _call(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def identified(request: Any, context: Any) -> Any:
-            try:
-                found = self._caller(_login.get(), context, open_to_all=False)
-            except _Refused as refused:
-                self._counters.unauthenticated_calls += 1
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(refused))
-            caller.set(found)
+            await self._set_caller(context)
             return await call(request, context)
 
         return identified
@@ -288,15 +352,13 @@ class Identify(RewrittenHandlers):
         serve = _written(behavior) if inspect.isasyncgenfunction(behavior) else behavior
 
         async def identified(request: Any, context: Any) -> Any:
-            login = _login.get()
-            try:
-                found = self._caller(login, context, open_to_all=False)
-            except _Refused as refused:
-                self._counters.unauthenticated_calls += 1
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(refused))
-            caller.set(found)
-            if login is None or login is _NOBODY:
+            login = await self._set_caller(context)
+            if login is None or login is _NO_LOGIN:
                 return await serve(request, context)
+            # The headers go first, by themselves: gRPC notes that they were sent when the write that carries them is
+            # over. If `check` cancelled that write, gRPC would send them again with the status, which fails, and the
+            # call would never end.
+            await context.send_initial_metadata(())
             task = asyncio.ensure_future(serve(request, context))
             stream = _Stream(login, task)
             self._streams.add(stream)
@@ -312,7 +374,7 @@ class Identify(RewrittenHandlers):
 
 
 async def _settled(task: asyncio.Task[Any]) -> None:
-    """Return once a task is over, however; whoever cancels this cancels that, and it is over then as well."""
+    """Return when a task has ended in any way; a cancellation cancels the task and waits for its end."""
     try:
         await asyncio.wait((task,))
     except asyncio.CancelledError:
@@ -322,7 +384,7 @@ async def _settled(task: asyncio.Task[Any]) -> None:
 
 
 def _written(behavior: Any) -> Any:
-    """Return a generator's behavior as a coroutine that writes what it yields."""
+    """Return an async generator as a coroutine that writes the yielded responses."""
 
     async def writing(request: Any, context: Any) -> None:
         async for response in behavior(request, context):
@@ -336,11 +398,11 @@ async def _refuse(requests: Any, context: Any) -> None:
 
 
 _REFUSING: Final[Any] = grpc.stream_stream_rpc_method_handler(_refuse)
-"""For calls of every kind: it reads no request, and writes no response."""
+"""Serves calls of every kind: it reads no request and writes no response."""
 
 
 def principal_of(auth_context: Mapping[str, Sequence[bytes]]) -> str:
-    """Return who has shown the certificate of a connection; `User:ANONYMOUS` without one, or where it names nobody."""
+    """Return the principal of a connection's certificate; `User:ANONYMOUS` without a certificate or a valid name."""
     nodes = node_ids_of(auth_context)
     if nodes:
         return NODE_PREFIX + ",".join(map(str, sorted(nodes)[:_MAX_SHOWN_NODES]))
@@ -348,9 +410,3 @@ def principal_of(auth_context: Mapping[str, Sequence[bytes]]) -> str:
     if len(names) != 1 or names[0] in RESERVED or why_no_name(names[0]) is not None:
         return ANONYMOUS
     return USER_PREFIX + names[0]
-
-
-def host_of(peer: str) -> str:
-    """Return the address of what gRPC calls a peer: `ipv4:127.0.0.1:4321`, `ipv6:%5B::1%5D:4321`."""
-    _, _, address = unquote(peer).partition(":")
-    return canonical_host(address.rpartition(":")[0].strip("[]") or address)

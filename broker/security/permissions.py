@@ -1,33 +1,228 @@
-"""The interceptor that refuses calls for which permissions are missing; streams look themselves (`rules.inside`).
+"""The permissions that each call on the clients' listener needs, and the interceptor that checks them.
 
-It stands behind the one that says who calls. Without an authorizer a call costs one look at who it is.
+One table maps a method's full name to its rule. A rule yields the needs of a request; of each `Either` one need has to
+be met. The rules are Kafka's ("Operations in Kafka", KIP-11, KIP-277, KIP-290, KIP-679), with these decisions:
+
+- A missing permission refuses the whole call. Services that answer each partition separately also refuse each
+  separately; their rule is `inside`, which leaves the check to the service. So does the rule of every stream.
+- A sink of staged batches needs the permissions of a transactional id.
+- This broker's metadata translates topic ids into names. An unknown id needs no permission: the handler uses the same
+  metadata and answers UnknownTopicId to every caller.
+- Configs of brokers and loggers belong to the cluster.
+
+With an authorizer, a method that is not in the table is refused. The interceptor runs after the one that identifies the
+caller; without an authorizer it costs one look-up of the caller.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import grpc
 
-from broker.security.caller import Caller, caller
-from broker.security.decisions import MAX_NAME
-from broker.security.rules import RULES, Either, Need, Rule, anybody, inside
-from broker.services.rewritten import RewrittenHandlers
+from broker.net.interceptors import RewrittenHandlers, preceded
+from broker.security.caller import MAX_NAME, Caller, Operation, ResourceType, caller
 from raftlog.errors import AuthorizationError, ClusterAuthorizationFailed
+from raftlog.v1.records_pb2 import ConfigResource
+from raftlog.v1.security_pb2 import Acl
+from raftmeta.acls import CLUSTER_NAME
 from raftmeta.image import MetadataImage
 
+
+class Need(NamedTuple):
+    """One permission. `name` None: on at least one resource of that type (KIP-679)."""
+
+    operation: Operation
+    resource: ResourceType
+    name: str | None
+    topic_id: bytes = b""
+    """What the request names the topic by; empty: by its name."""
+
+
+Either = tuple[Need, ...]
+"""Alternatives; a refusal names the first."""
+NameOf = Callable[[bytes], str | None]
+"""Returns the name of the topic with that id, None if this broker's metadata lacks it."""
+Rule = Callable[[Any, NameOf], Iterable[Either]]
+
+
+def anybody(request: Any, name_of: NameOf) -> Iterable[Either]:
+    """Need no permission."""
+    return ()
+
+
+def inside(request: Any, name_of: NameOf) -> Iterable[Either]:
+    """Leave the check to the service, which checks each part of a stream, or filters its answer."""
+    return ()
+
+
+# Building blocks of rules
+
+
+def _cluster(operation: Operation) -> Rule:
+    needed = ((Need(operation, Acl.CLUSTER, CLUSTER_NAME),),)
+    return lambda request, name_of: needed
+
+
+def _field(operation: Operation, resource: ResourceType, field: str) -> Rule:
+    """Return the rule of a request that names one resource."""
+    return lambda request, name_of: ((Need(operation, resource, getattr(request, field)),),)
+
+
+def _fields(operation: Operation, resource: ResourceType, field: str) -> Rule:
+    """Return the rule of a request that names several resources."""
+    return lambda request, name_of: (
+        (Need(operation, resource, name),) for name in dict.fromkeys(getattr(request, field))
+    )
+
+
+def _partitions(operation: Operation, field: str = "partitions") -> Rule:
+    """Return the rule of a request whose parts name topics, by id or by name."""
+    return lambda request, name_of: (
+        (Need(operation, Acl.TOPIC, name, topic_id),)
+        for name, topic_id in topic_names(getattr(request, field), name_of).items()
+    )
+
+
+def _all(*rules: Rule) -> Rule:
+    """Return the rule that combines several."""
+    return lambda request, name_of: (either for rule in rules for either in rule(request, name_of))
+
+
+def topic_names(parts: Iterable[Any], name_of: NameOf) -> Mapping[str, bytes]:
+    """Return the topics in the parts of a request: by name, the id that a part names it by, or b""."""
+    names: dict[str, bytes] = {}
+    for part in parts:
+        name = name_of(part.topic_id) if part.topic_id else getattr(part, "topic", "")
+        if name and (name not in names or not part.topic_id):
+            names[name] = part.topic_id
+    return names
+
+
+# Rules of single methods
+
+
+def _create_topic(request: Any, name_of: NameOf) -> Iterator[Either]:
+    yield Need(Acl.CREATE, Acl.TOPIC, request.name), Need(Acl.CREATE, Acl.CLUSTER, CLUSTER_NAME)
+
+
+def _configs(operation: Operation) -> Rule:
+    def rule(request: Any, name_of: NameOf) -> Iterator[Either]:
+        if request.resource.type == ConfigResource.TOPIC:
+            yield (Need(operation, Acl.TOPIC, request.resource.name),)
+        else:
+            yield (Need(operation, Acl.CLUSTER, CLUSTER_NAME),)
+
+    return rule
+
+
+def _init_producer_id(request: Any, name_of: NameOf) -> Iterator[Either]:
+    """Without a transactional id, for an idempotent producer, WRITE on any topic is enough (KIP-679)."""
+    if request.transactional_id:
+        yield (Need(Acl.WRITE, Acl.TRANSACTIONAL_ID, request.transactional_id),)
+    else:
+        yield Need(Acl.IDEMPOTENT_WRITE, Acl.CLUSTER, CLUSTER_NAME), Need(Acl.WRITE, Acl.TOPIC, None)
+
+
+_TRANSACTION: Final = _field(Acl.WRITE, Acl.TRANSACTIONAL_ID, "transactional_id")
+_SINK: Final = _field(Acl.WRITE, Acl.TRANSACTIONAL_ID, "sink_id")
+
+_LOG: Final[dict[str, Rule]] = {
+    "Produce": inside,  # WRITE topic, for each part; broker/partition/produce_session.py
+    "Fetch": inside,  # READ topic, for each subscription as long as it lasts; broker/partition/fetch_session.py
+    "ListOffsets": inside,  # DESCRIBE topic, for each partition; broker/net/services/log.py
+    "OffsetForLeaderEpoch": inside,  # DESCRIBE topic, likewise
+    "DeleteRecords": inside,  # DELETE topic, likewise
+}
+_METADATA: Final[dict[str, Rule]] = {
+    "Get": inside,  # DESCRIBE topic: others are left out, or answered with an error if they are named
+    "Watch": _cluster(Acl.DESCRIBE),  # and never credentials; broker/net/services/metadata.py
+}
+_ADMIN: Final[dict[str, Rule]] = {
+    "CreateTopic": _create_topic,
+    "DeleteTopic": _field(Acl.DELETE, Acl.TOPIC, "name"),
+    "CreatePartitions": _field(Acl.ALTER, Acl.TOPIC, "topic"),
+    "DescribeConfigs": _configs(Acl.DESCRIBE_CONFIGS),
+    "AlterConfigs": _configs(Acl.ALTER_CONFIGS),
+    "DescribeLogDirs": _cluster(Acl.DESCRIBE),
+    "DescribeCluster": anybody,
+    "DescribeQuorum": _cluster(Acl.DESCRIBE),
+    "ElectLeaders": _cluster(Acl.ALTER),
+    "UnregisterBroker": _cluster(Acl.ALTER),
+    "AlterBroker": _cluster(Acl.ALTER),
+    "UpdateFeature": _cluster(Acl.ALTER),
+    "DescribeReplicas": _cluster(Acl.DESCRIBE),
+    "AlterReassignments": _cluster(Acl.ALTER),
+}
+_GROUP: Final[dict[str, Rule]] = {
+    "FindCoordinator": _field(Acl.DESCRIBE, Acl.GROUP, "group_id"),
+    "Session": inside,  # READ group; READ topics of commits, DESCRIBE subscribed ones; broker/net/services/groups.py
+    "CommitOffsets": _field(Acl.READ, Acl.GROUP, "group_id"),  # and READ topic, inside, for each partition
+    "CommitTransactionOffsets": _all(
+        _TRANSACTION, _field(Acl.READ, Acl.GROUP, "group_id"), _partitions(Acl.READ, "offsets")
+    ),
+    # And DESCRIBE topic, inside, for each named partition; with `all` the others are left out.
+    "FetchOffsets": _field(Acl.DESCRIBE, Acl.GROUP, "group_id"),
+    "DeleteOffsets": _all(_field(Acl.DELETE, Acl.GROUP, "group_id"), _partitions(Acl.READ)),
+    "ListGroups": inside,  # DESCRIBE cluster shows all groups, DESCRIBE group that group
+    "DescribeGroups": _fields(Acl.DESCRIBE, Acl.GROUP, "group_ids"),  # and DESCRIBE on all topics in the answer
+    "DeleteGroups": _fields(Acl.DELETE, Acl.GROUP, "group_ids"),
+}
+_TRANSACTIONS: Final[dict[str, Rule]] = {
+    "InitProducerId": _init_producer_id,
+    "FindCoordinator": _field(Acl.DESCRIBE, Acl.TRANSACTIONAL_ID, "id"),
+    "AddToTransaction": _all(_TRANSACTION, _partitions(Acl.WRITE), _fields(Acl.READ, Acl.GROUP, "group_ids")),
+    "EndTransaction": _TRANSACTION,
+    "InitStage": _all(_SINK, _partitions(Acl.WRITE)),
+    "AddToStage": _all(_SINK, _partitions(Acl.WRITE)),
+    "AbortStages": _SINK,
+    "CommitBatch": _SINK,
+    "LastBatch": _SINK,
+    "ListTransactions": inside,  # shows those with DESCRIBE
+    "DescribeTransactions": _fields(Acl.DESCRIBE, Acl.TRANSACTIONAL_ID, "transactional_ids"),  # shows topics likewise
+    "AbortTransaction": _TRANSACTION,
+    "DescribeProducers": _partitions(Acl.READ),
+    "AbortHanging": _cluster(Acl.ALTER),
+}
+_NODE: Final[dict[str, Rule]] = {
+    "DescribeNode": _cluster(Acl.DESCRIBE),  # with its configs only if the caller has DESCRIBE_CONFIGS
+}
+_SECURITY: Final[dict[str, Rule]] = {
+    "Authenticate": anybody,
+    "DescribeUsers": _cluster(Acl.DESCRIBE),
+    "AlterUsers": _cluster(Acl.ALTER),
+    "DescribeAcls": _cluster(Acl.DESCRIBE),
+    "CreateAcls": _cluster(Acl.ALTER),
+    "DeleteAcls": _cluster(Acl.ALTER),
+}
+
+RULES: Final[Mapping[str, Rule]] = {
+    f"/raftlog.v1.{service}/{method}": rule
+    for service, rules in (
+        ("Log", _LOG),
+        ("Metadata", _METADATA),
+        ("Admin", _ADMIN),
+        ("Group", _GROUP),
+        ("Transaction", _TRANSACTIONS),
+        ("Node", _NODE),
+        ("Security", _SECURITY),
+    )
+    for method, rule in rules.items()
+}
+
+
 MAX_DETAILS: Final = 2_000
-"""Characters of a refusal: it travels in a header."""
+"""Characters of a refusal, which travels in a header."""
 
 AT_A_TIME: Final = 500
-"""Needs of a request between which the event loop is free."""
+"""Needs between two turns of the event loop."""
 
 
 class Permissions(RewrittenHandlers):
-    """Aborts with PERMISSION_DENIED, `ClassOfError: what is missing`, before the handler sees the request."""
+    """Aborts with PERMISSION_DENIED and `ErrorClass: text` before the handler sees the request."""
 
     def __init__(self, image: Callable[[], MetadataImage], rules: Mapping[str, Rule] = RULES) -> None:
         super().__init__()
@@ -35,7 +230,7 @@ class Permissions(RewrittenHandlers):
         self._rules = rules
 
     def rewrite(self, method: str, handler: Any) -> Any:
-        """Return the handler with a look at what the request needs before it."""
+        """Return the handler with a check of the request's needs before it."""
         rule = self._rules.get(method)
         if rule in (anybody, inside):
             return handler
@@ -45,7 +240,12 @@ class Permissions(RewrittenHandlers):
             return handler._replace(unary_unary=self._before(rule, handler.unary_unary))
         if handler.unary_stream is not None and not inspect.isasyncgenfunction(handler.unary_stream):
             return handler._replace(unary_stream=self._before(rule, handler.unary_stream))
-        return _refused(method, handler)
+
+        async def refuse(context: Any) -> None:
+            if caller.get().authorizer is not None:
+                await _abort(context, _no_rule_error(method))
+
+        return preceded(handler, refuse)  # a stream whose requests no rule can check
 
     def _before(self, rule: Rule, behavior: Any) -> Any:
         async def permitted(request: Any, context: Any) -> Any:
@@ -75,13 +275,13 @@ def check(who: Caller, either: Either) -> None:
     """Check that one of these needs is met.
 
     Raises:
-        AuthorizationError: none is; about the first.
+        AuthorizationError: none is met; the error names the first.
     """
     if len(either) > 1 and any(_may(who, need) for need in either):
         return
     first = either[0]
-    assert first.name is not None, "a refusal names what it is about"
-    who.check(first.operation, first.resource, first.name[:MAX_NAME])
+    assert first.name is not None, "a refusal names a resource"
+    who.check(first.operation, first.resource, first.name[:MAX_NAME], first.topic_id)
 
 
 def _may(who: Caller, need: Need) -> bool:
@@ -92,32 +292,13 @@ def _may(who: Caller, need: Need) -> bool:
 
 def _no_rule(method: str) -> Rule:
     def rule(request: Any, name_of: Any) -> Any:
-        raise _forgotten(method)
+        raise _no_rule_error(method)
 
     return rule
 
 
-def _forgotten(method: str) -> AuthorizationError:
-    return ClusterAuthorizationFailed(f"nothing says who may call {method}, so nobody may: this is a bug of the broker")
-
-
-def _refused(method: str, handler: Any) -> Any:
-    """Return the handler of a stream that nothing looks at: it is refused, as a method without a rule is."""
-    kind = next(kind for kind in ("unary_stream", "stream_unary", "stream_stream") if getattr(handler, kind))
-    behavior = getattr(handler, kind)
-
-    async def coroutine(request: Any, context: Any) -> Any:
-        if caller.get().authorizer is not None:
-            await _abort(context, _forgotten(method))
-        return await behavior(request, context)
-
-    async def generator(request: Any, context: Any) -> AsyncIterator[Any]:
-        if caller.get().authorizer is not None:
-            await _abort(context, _forgotten(method))
-        async for response in behavior(request, context):
-            yield response
-
-    return handler._replace(**{kind: generator if inspect.isasyncgenfunction(behavior) else coroutine})
+def _no_rule_error(method: str) -> AuthorizationError:
+    return ClusterAuthorizationFailed(f"{method} has no permission rule, so it is refused: this is a bug of the broker")
 
 
 async def _abort(context: Any, refusal: AuthorizationError) -> None:

@@ -1,8 +1,8 @@
-"""SCRAM (RFC 5802, RFC 7677): exchanges that are under way, and what they end with. `scramp` does the protocol.
+"""SCRAM exchanges (RFC 5802, RFC 7677). `scramp` implements the protocol.
 
-An exchange is two messages of the client; the second has to come within EXCHANGE_MS, and once. There are MAX_EXCHANGES
-at most, and MAX_EXCHANGES_OF_NETWORK from one address; whoever begins more ends the oldest, so that nobody keeps others
-from authenticating by beginning many. Of a user that there is or not, a network has MAX_FAILURES guesses a minute.
+An exchange is two messages of the client; the second has to come within EXCHANGE_MS. There are at most MAX_EXCHANGES,
+and MAX_EXCHANGES_OF_NETWORK from one network; a further one ends the oldest, so that a client that begins many does not
+keep others from authenticating. A network has MAX_FAILURES guesses a minute for each user name, existing or not.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from broker.observability.counters import Counters
 from broker.security.audit import Audit, network_of
 from broker.security.users import Users
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded
+from raftmeta.acls import MAX_USER_CHARACTERS
 from raftmeta.credentials import MECHANISM_NAMES, Credential
-from raftmeta.user_names import MAX_USER_CHARACTERS
 
 EXCHANGE_MS: Final = 10_000
 MAX_EXCHANGES: Final = 1_000
@@ -29,13 +29,13 @@ MAX_FAILURES: Final = 20
 """Wrong passwords of one user from one network, within FAILURES_MS of the first."""
 FAILURES_MS: Final = 60_000
 MAX_COUNTED: Final = 10_000
-"""Users and networks whose failures are counted; who would push one out has to fail that often meanwhile."""
+"""Pairs of user and network whose failures are counted; as many others have to fail to evict one."""
 MAX_MESSAGE_BYTES: Final = 4_096
 EXCHANGE_ID_BYTES: Final = 16
 _SHOWN: Final = 100
 _BY_NAME: Final = {name: mechanism for mechanism, name in MECHANISM_NAMES.items()}
 _Guesser = tuple[str, str]
-"""A user's name, and a network."""
+"""A user's name and a network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Exchange:
 
     @property
     def guesser(self) -> _Guesser:
-        """Whose failures count together."""
+        """The key under which failures are counted."""
         return self.credential.user, network_of(self.host)
 
 
@@ -59,15 +59,15 @@ class _Failed:
 
 
 class _Failures:
-    """How often somebody has failed to log in as a user from a network, for a minute from the first time on."""
+    """Failed logins by user and network, for a minute from the first one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._failed: dict[_Guesser, _Failed] = {}
-        """In the order of their first times."""
+        """In the order of their first failures."""
 
     def check(self, guesser: _Guesser) -> None:
-        """Check that another guess may be made.
+        """Check that another guess is allowed.
 
         Raises:
             BrokerOverloaded: there were MAX_FAILURES.
@@ -91,7 +91,7 @@ class _Failures:
         failed.times += 1
 
     def clear(self, guesser: _Guesser) -> None:
-        """Forget failures: the password is known."""
+        """Forget failures, after the right password."""
         self._failed.pop(guesser, None)
 
     def _expire(self) -> None:
@@ -104,7 +104,7 @@ class _Failures:
 
 
 class ScramExchanges:
-    """The exchanges of one broker, each a `begin` and a `finish`. `mechanisms`: the names of those that are taken."""
+    """The exchanges of one broker, each a `begin` and a `finish`. `mechanisms`: names of the enabled ones."""
 
     def __init__(
         self, users: Users, mechanisms: tuple[str, ...], clock: Clock, counters: Counters, audit: Audit
@@ -115,24 +115,24 @@ class ScramExchanges:
         self._counters = counters
         self._audit = audit
         self._exchanges: dict[bytes, _Exchange] = {}
-        """In the order in which they began, and will expire."""
+        """In the order in which they began and will expire."""
         self._of_network: dict[str, dict[bytes, None]] = {}
-        """The same, by where they come from."""
+        """The same exchanges by network, oldest first."""
         self._dropped: dict[bytes, None] = {}
-        """Those that had to make room lately: their clients have done nothing wrong, and are to try again."""
+        """Exchanges lately dropped to make room; their clients are told to try again."""
         self._failures = _Failures(clock)
 
     def __len__(self) -> int:
-        """How many are under way."""
+        """Return the number of open exchanges."""
         self._expire()
         return len(self._exchanges)
 
     def begin(self, mechanism: str, message: bytes, host: str) -> tuple[bytes, bytes]:
-        """Take a client's first message; return the exchange's id and the server's answer. All users get one.
+        """Take a client's first message; return the exchange's id and the server's answer, also for an unknown user.
 
         Raises:
             AuthenticationFailed: the message is not SCRAM's, or the mechanism is not enabled.
-            BrokerOverloaded: too many wrong passwords were given for that user lately.
+            BrokerOverloaded: there were too many wrong passwords for that user lately.
         """
         if mechanism not in self._mechanisms:
             self._counters.authentications["other", "failure"] += 1
@@ -154,7 +154,7 @@ class ScramExchanges:
             answer = server.get_server_first().encode()
         except ScramException as error:
             self._counters.authentications[mechanism, "failure"] += 1
-            raise AuthenticationFailed(f"this is no first message of {mechanism}: {_words(error)}") from None
+            raise AuthenticationFailed(f"the message is not a first message of {mechanism}: {_words(error)}") from None
         exchange_id = secrets.token_bytes(EXCHANGE_ID_BYTES)
         ((credential, is_user),) = chosen
         exchange = _Exchange(server, credential, is_user, host, self._clock.monotonic_ms() + EXCHANGE_MS)
@@ -166,11 +166,11 @@ class ScramExchanges:
         return exchange_id, answer
 
     def finish(self, exchange_id: bytes, message: bytes) -> tuple[Credential, bytes]:
-        """Take the final message; return the credential whose password the client knows, and the server's last answer.
+        """Take the final message; return the credential whose password the client proved, and the server's answer.
 
         Raises:
-            AuthenticationFailed: it does not know it, there is no such user, or no such exchange (any more).
-            BrokerOverloaded: as `begin`, then it is not looked at; or the exchange has made room for another one.
+            AuthenticationFailed: the password is wrong, the user is unknown, or the exchange is unknown or expired.
+            BrokerOverloaded: as `begin`, before the password is checked; or the exchange was dropped to make room.
         """
         self._expire()
         exchange = self._take(exchange_id)
@@ -178,23 +178,23 @@ class ScramExchanges:
             if exchange_id in self._dropped:
                 raise BrokerOverloaded("too many clients are authenticating; try again")
             raise AuthenticationFailed(
-                f"there is no such exchange, or it began more than {EXCHANGE_MS // 1_000} s ago; begin another"
+                f"the exchange is unknown, or it began more than {EXCHANGE_MS // 1_000} s ago; begin another"
             )
         credential, guesser = exchange.credential, exchange.guesser
-        self._failures.check(guesser)  # of exchanges that have begun already there may be any number
+        self._failures.check(guesser)  # again: many exchanges may have begun before the first failure
         mechanism = MECHANISM_NAMES[credential.mechanism]
         try:
             exchange.server.set_client_final(_text(message))
             answer: bytes = exchange.server.get_server_final().encode()
             current = self._users.is_current(credential.user, credential.mechanism, credential.version)
-            if not exchange.is_user or not current:  # an imitation, or changed meanwhile
-                raise ScramException("this credential does not count")
+            if not exchange.is_user or not current:  # an imitation, or changed since `begin`
+                raise ScramException("the credential is not valid")
         except ScramException:
             self._counters.authentications[mechanism, "failure"] += 1
             self._failures.add(guesser)
             self._audit.not_authenticated(credential.user, exchange.host, mechanism)
             shown = credential.user[:_SHOWN]
-            raise AuthenticationFailed(f"there is no user {shown!r}, or the password is another one") from None
+            raise AuthenticationFailed(f"there is no user {shown!r}, or the password is wrong") from None
         self._failures.clear(guesser)
         self._counters.authentications[mechanism, "success"] += 1
         return credential, answer
@@ -209,7 +209,7 @@ class ScramExchanges:
         return exchange
 
     def _make_room(self, network: str) -> None:
-        """Drop the oldest exchange where another one would be one too many: of the network itself, or else of all."""
+        """If the network or the broker is at its limit, drop the oldest exchange of the network or of all."""
         own = self._of_network.get(network, {})
         if len(own) >= MAX_EXCHANGES_OF_NETWORK:
             oldest = next(iter(own))
@@ -241,9 +241,13 @@ def _text(message: bytes) -> str:
 
 
 def _first(message: bytes) -> str:
-    """Return a first message whose name may be a user's: SASLprep takes its time, and nobody has authenticated yet.
+    """Return a first message as text, if its name is short and normalized as users' names are (`raftmeta.acls`).
 
-    Names that NFKC makes others of are no users' (`raftmeta.user_names`), and SASLprep makes 18 characters of some.
+    The check precedes SASLprep, which is slow and expands some characters to 18, for a client that has not
+    authenticated yet.
+
+    Raises:
+        ScramException: the message is too long or not UTF-8, or no user can have this name.
     """
     text = _text(message)
     for part in text.split(","):
@@ -253,7 +257,7 @@ def _first(message: bytes) -> str:
         if len(name) > MAX_USER_CHARACTERS:
             raise ScramException("the name is too long")
         if ucd_3_2_0.normalize("NFKC", name) != name:
-            raise ScramException("there are no such names; give it in Unicode's form NFKC")
+            raise ScramException("the name is not in Unicode's form NFKC, as names of users are")
     return text
 
 

@@ -1,54 +1,626 @@
-"""The admin client's engine."""
+"""The admin client's engine: topics, the cluster, configs, replicas, groups, transactions, users and nodes.
+
+A call goes to any broker, to a named broker, or to a coordinator; retriable errors are retried until its timeout.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import enum
+import shlex
+import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
 
-from raftlog._client.admin_calls import names_of
-from raftlog._client.admin_nodes import NodeAdmin
-from raftlog._client.admin_producers import ProducerAdmin
-from raftlog._client.admin_security import SecurityAdmin
-from raftlog._client.connections import from_grpc
-from raftlog._client.trace_metadata import call_metadata
-from raftlog._core.cluster import BrokerView
-from raftlog._descriptions import (
+from raftlog._client.connections import REFUSED_GRACE_S, NobodyListens, connections, from_grpc, nobody_answers
+from raftlog._client.coordinators import TRANSACTIONS, Coordinator, Coordinators
+from raftlog._client.groups import Entry, checked, in_pieces, to_commit
+from raftlog._client.metadata import EARLIEST, LARGEST_TIMESTAMP, LATEST, Answer, AtOffset, MetadataCache, OffsetLookup
+from raftlog._client.options import AdminOptions
+from raftlog._client.tracing_choice import call_metadata
+from raftlog._core.cluster import BrokerView, TopicView
+from raftlog._core.descriptions import (
+    ONGOING,
+    OPEN_STATES,
+    STATE_NUMBERS,
+    STATES,
     ClusterDescription,
     ConfigDescription,
+    GroupDescription,
+    GroupListing,
+    HangingTransaction,
     LogDirDescription,
     LogDirPartition,
+    NodeDescription,
+    PartitionLag,
+    PartitionProducers,
+    PartitionReplicas,
     QuorumDescription,
+    Reassignment,
+    SinkDescription,
+    SinkListing,
+    StageDescription,
     TopicDescription,
+    TransactionDescription,
+    TransactionListing,
     describe,
     describe_cluster,
+    describe_group,
+    describe_node,
+    describe_producers,
     describe_quorum,
+    describe_replicas,
+    describe_sink,
+    describe_transaction,
+    state_name,
+    transaction_state_name,
 )
+from raftlog._core.metrics import CallMetrics, Metrics, rate_and_total
 from raftlog.errors import (
+    BrokerUnavailable,
     ClosedError,
+    CoordinatorNotAvailable,
     EligibleLeadersNotAvailable,
     FencedError,
+    GroupIdNotFound,
+    InvalidGroupId,
     InvalidPartitions,
     InvalidRequestError,
+    InvalidTxnState,
     LeaderNotAvailable,
+    NonEmptyGroup,
+    NotCoordinator,
+    NotEnoughReplicas,
     PreferredLeaderNotAvailable,
+    RaftlogError,
+    RequestTimedOut,
+    ResourceNotFound,
+    RetriableError,
+    ShuttingDown,
+    TransactionalIdNotFound,
+    UnacceptableCredential,
+    UnknownMemberId,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
     from_wire,
 )
-from raftlog.types import TopicPartition
-from raftlog.v1 import admin_pb2, log_pb2, log_pb2_grpc, records_pb2
+from raftlog.security import (
+    AclBinding,
+    AclFilter,
+    AclOperation,
+    AclPermission,
+    PatternType,
+    ResourceType,
+    ScramMechanism,
+    UserScramCredential,
+)
+from raftlog.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from raftlog.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    group_pb2,
+    group_pb2_grpc,
+    log_pb2,
+    log_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+    records_pb2,
+    security_pb2,
+    security_pb2_grpc,
+    transaction_pb2,
+)
+
+T = TypeVar("T")
+Service = Callable[[grpc.aio.Channel], Any]
+
+_ADDRESS_TIMEOUT_S: Final = 5.0
+_DEADLINE_MARGIN_S: Final = 0.1
+_METADATA_MAX_AGE_MS: Final = 300_000
+_FIRST_CONTACT_S: Final = 5.0
+"""Addresses that have never answered are more likely wrong than late: no need to wait `default.api.timeout.ms`."""
 
 
-class AdminEngine(ProducerAdmin, NodeAdmin, SecurityAdmin):
-    """What the admin clients do: topics, the cluster, configs, logs.
+def names_of(given: str | Iterable[str]) -> list[str]:
+    """Return the names, each once; a string counts as one name."""
+    return [given] if isinstance(given, str) else list(dict.fromkeys(given))
 
-    Replicas and their moves are in `ReplicaAdmin`, groups in `GroupAdmin`, their lags in `LagAdmin`, transactions in
-    `TransactionAdmin`, what partitions know of producers in `ProducerAdmin`, single nodes in `NodeAdmin`,
-    users and permissions in `SecurityAdmin`.
+
+def admin_stub(channel: grpc.aio.Channel) -> Any:
+    """Return the stub of the service that most calls go to."""
+    return admin_pb2_grpc.AdminStub(channel)
+
+
+MAX_REASSIGNMENTS_PER_REQUEST: Final = 500
+LEADERS_SHARE: Final = 0.8
+"""Of the time that is left, for leaders to answer: one that is frozen must not take the answers of the others along."""
+
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+_MAX_GROUP_ID: Final = 255
+
+
+def _state(name: str) -> group_pb2.GroupState.ValueType:
+    if name.lower() not in STATES:
+        raise InvalidRequestError(f"there is no state {name!r} of a group; there are {', '.join(STATES)}")
+    return group_pb2.GroupState.Value(name.upper())
+
+
+def _checked(group_ids: Iterable[str]) -> list[str]:
+    """Return the ids, each once.
+
+    Raises:
+        InvalidGroupId: not one to 255 characters.
     """
+    wanted = names_of(group_ids)
+    for group_id in wanted:
+        if not 1 <= len(group_id) <= _MAX_GROUP_ID:
+            raise InvalidGroupId(f"a group's name has 1 to {_MAX_GROUP_ID} characters, this one has {len(group_id)}")
+    return wanted
+
+
+def _not_empty(group_id: str) -> NonEmptyGroup:
+    return NonEmptyGroup(f"group {group_id!r} has members, which know better how far they are; stop them first")
+
+
+def _raise_first(refused: Sequence[RaftlogError], total: int) -> None:
+    if refused:
+        were = "was refused" if len(refused) == 1 else "were refused, this is the first"
+        more = f"; {len(refused)} of {total} {were}" if total > 1 else ""
+        raise type(refused[0])(f"{refused[0]}{more}")
+
+
+_LOOK_UP_PATIENCE_S: Final = 5.0
+"""How long leaders are asked where partitions end: what is committed is worth showing without that."""
+_BY_NAME: Final = {"earliest": EARLIEST, "latest": LATEST, "max_timestamp": LARGEST_TIMESTAMP}
+
+
+class _Place(NamedTuple):
+    """The start and end of a partition, and the first record that a group has not read; None: there is none."""
+
+    start: Answer
+    end: Answer
+    first_unread: Answer
+
+    @property
+    def error(self) -> RaftlogError | None:
+        """The reason why one of the offsets is unknown, or None."""
+        return next((each for each in self if isinstance(each, RaftlogError)), None)
+
+
+def _lag(committed: group_pb2.CommittedOffset | None, place: _Place, member_id: str, now_ms: float) -> PartitionLag:
+    start = place.start.offset if isinstance(place.start, OffsetAndTimestamp) else None
+    end = place.end.offset if isinstance(place.end, OffsetAndTimestamp) else None
+    lag: int | None = None
+    seconds: float | None = None
+    error = str(place.error) if place.error is not None else None
+    if committed is not None and end is not None and committed.offset > end:
+        error = (
+            f"{committed.topic}-{committed.partition}: the committed offset {committed.offset} is beyond the log end "
+            f"{end}: records were lost there, or the topic is another one; the group goes on at its auto.offset.reset"
+        )
+    elif committed is not None and start is not None and end is not None:
+        lag = max(0, end - max(committed.offset, start))
+        if lag == 0 or place.first_unread is None:  # no record is left of what there was
+            seconds = 0.0
+        elif isinstance(place.first_unread, OffsetAndTimestamp):
+            seconds = max(0.0, (now_ms - place.first_unread.timestamp_ms) / 1000)
+    return PartitionLag(
+        committed.offset if committed is not None else None,
+        start,
+        end,
+        lag,
+        seconds,
+        committed.metadata if committed is not None else "",
+        committed.committed_at_ms if committed is not None else None,
+        member_id,
+        error,
+    )
+
+
+def _which(which: int | str) -> int:
+    if isinstance(which, str) and which in _BY_NAME:
+        return _BY_NAME[which]
+    if isinstance(which, str) or which < 0:
+        raise InvalidRequestError(f"{which!r}: name a time in ms, or one of {', '.join(_BY_NAME)}")
+    return which
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+STATE_TOPIC: Final = "__transaction_state"
+_AT_A_TIME: Final = 32
+_IDS_AT_A_TIME: Final = 5_000
+"""That one request names."""
+
+
+def abort_stages_command(sink_id: str, batch_id: int | None = None) -> str:
+    """Return the command that ends the open stages of a sink, or of one of its batches."""
+    return f"raftlog txn abort-stages {shlex.quote(sink_id)}" + ("" if batch_id is None else f" --batch {batch_id}")
+
+
+def _transaction_state(name: str) -> transaction_pb2.TransactionState.ValueType:
+    if name.lower() not in STATE_NUMBERS:
+        raise InvalidRequestError(f"there is no state {name!r} of a transaction; there are {', '.join(STATE_NUMBERS)}")
+    return STATE_NUMBERS[name.lower()]
+
+
+async def _each_transaction(keys: Iterable[K], make: Callable[[K], Awaitable[V]]) -> dict[K, V]:
+    """Return the result of `call` for each key; a limited number of calls run at a time."""
+    found: dict[K, V] = {}
+    waiting = iter(keys)
+    while some := list(islice(waiting, _AT_A_TIME)):
+        found |= zip(some, await asyncio.gather(*map(make, some)), strict=True)
+    return found
+
+
+_PARTITIONS_PER_REQUEST: Final = 1_000
+_PATIENCE_S: Final = 3.0
+"""How long leaders are asked for what may be left out."""
+
+
+class _Known(NamedTuple):
+    """What coordinators know: producer ids of stages, and partitions with open transactions."""
+
+    stages: set[int]
+    parts: dict[int, set[TopicPartition]]
+
+    def has(self, producer_id: int, part: TopicPartition) -> bool:
+        """Whether a coordinator may still end the transaction that is open there."""
+        return producer_id in self.stages or part in self.parts.get(producer_id, ())
+
+
+def _open_at(found: Mapping[TopicPartition, PartitionProducers]) -> Iterator[HangingTransaction]:
+    """Yield the open transactions, hanging or not."""
+    for (topic, partition), described in found.items():
+        for each in described.producers:
+            if each.transaction_start_offset is not None:
+                yield HangingTransaction(
+                    topic,
+                    partition,
+                    each.producer_id,
+                    each.producer_epoch,
+                    each.transaction_start_offset,
+                    each.transaction_started_ms or each.last_append_ms,
+                    each.last_append_ms,
+                )
+
+
+def _key(each: HangingTransaction) -> tuple[str, int, int, int]:
+    return each.topic, each.partition, each.producer_id, each.start_offset
+
+
+def _pieces(parts: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
+    for at in range(0, len(parts), _PARTITIONS_PER_REQUEST):
+        yield parts[at : at + _PARTITIONS_PER_REQUEST]
+
+
+MIN_ITERATIONS: Final = 4096
+MAX_ITERATIONS: Final = 1_000_000
+"""As servers take them."""
+
+B = TypeVar("B", AclBinding, AclFilter)
+Choice = TypeVar("Choice", bound=enum.IntEnum)
+
+
+def security_stub(channel: grpc.aio.Channel) -> Any:
+    """Return the stub of the service for users and permissions."""
+    return security_pb2_grpc.SecurityStub(channel)
+
+
+def credential(user: str, password: str, mechanism: ScramMechanism, iterations: int) -> security_pb2.ScramCredential:
+    """Return the credential of a password for brokers: a fresh salt and two keys (RFC 5802). Takes some milliseconds.
+
+    Raises:
+        UnacceptableCredential: the password is empty or has characters that SASLprep forbids, or the iterations are
+            out of bounds.
+    """
+    import scramp  # here: most programs manage no users, and need not load it
+
+    if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
+        raise UnacceptableCredential(
+            f"iterations={iterations} of user {user!r}: expected {MIN_ITERATIONS} to {MAX_ITERATIONS}"
+        )
+    if not password:
+        raise UnacceptableCredential(f"the password of user {user!r} is empty")
+    try:
+        made = scramp.ScramMechanism(mechanism.mechanism_name)
+        salt, stored_key, server_key, _ = made.make_auth_info(password, iteration_count=iterations)
+    except scramp.ScramException as error:  # names neither the password nor a part of it
+        raise UnacceptableCredential(f"user {user!r}: {error}") from None
+    return security_pb2.ScramCredential(
+        user=user,
+        mechanism=security_pb2.ScramMechanism.ValueType(mechanism),
+        salt=salt,
+        stored_key=stored_key,
+        server_key=server_key,
+        iterations=iterations,
+    )
+
+
+def _each_change(given: B | Iterable[B], kind: type[B]) -> list[B]:
+    """Return the changes as a list; a single change counts as a list of one."""
+    return [given] if isinstance(given, kind) else list(given)  # type: ignore[arg-type] # the other case is left
+
+
+def _user_mechanism(user: str, mechanism: ScramMechanism) -> security_pb2.UserMechanism:
+    return security_pb2.UserMechanism(user=user, mechanism=security_pb2.ScramMechanism.ValueType(mechanism))
+
+
+def _acl(given: AclBinding | AclFilter) -> security_pb2.Acl:
+    """Return the wire form of an ACL. Raises InvalidRequestError: a field has the wrong type."""
+    wire = security_pb2.Acl
+    return wire(
+        resource_type=wire.ResourceType.ValueType(_one_of(ResourceType, given.resource_type)),
+        resource_name=given.resource_name or "",
+        pattern_type=wire.PatternType.ValueType(_one_of(PatternType, given.pattern_type)),
+        principal=given.principal or "",
+        host=given.host or "",
+        operation=wire.Operation.ValueType(_one_of(AclOperation, given.operation)),
+        permission=wire.Permission.ValueType(_one_of(AclPermission, given.permission)),
+    )
+
+
+def _one_of(kind: type[Choice], given: int | None) -> Choice:
+    """Return the wire value of a field; None means ANY."""
+    if given is None:
+        return kind["ANY"]
+    try:
+        return kind(given)
+    except ValueError:
+        known = ", ".join(kind.__members__)
+        raise InvalidRequestError(f"{given!r} is no {kind.__name__}: expected one of {known}") from None
+
+
+def _binding(wire: security_pb2.Acl) -> AclBinding:
+    return AclBinding(
+        wire.principal,
+        AclOperation(wire.operation),
+        ResourceType(wire.resource_type),
+        wire.resource_name,
+        PatternType(wire.pattern_type),
+        AclPermission(wire.permission),
+        wire.host,
+    )
+
+
+_OTHERS: Final = 2
+"""So many brokers are asked on behalf of this client, when the node itself is not reached."""
+_SLOW_MS: Final = 20.0
+"""An answer that took longer says little of the clock, and opening the connection was a part of it: one more."""
+
+
+class AdminEngine:
+    """The engine of `raftlog.Admin` and `raftlog.aio.Admin`, whose docstrings define each call and its errors.
+
+    `timeout`: seconds for the call, None for `default.api.timeout.ms`. `missing`: a list that receives the reasons why
+    an answer may be incomplete; without it an incomplete answer is an error.
+    """
+
+    def __init__(self, bootstrap: list[str], options: AdminOptions) -> None:
+        self._options = options
+        self._connections = connections(options.pem, options.sasl)
+        self._metadata = MetadataCache(
+            self._connections,
+            bootstrap,
+            max_age_ms=_METADATA_MAX_AGE_MS,
+            request_timeout_ms=options.request_timeout_ms,
+            pauses=options.pauses,
+        )
+        self._metadata.refused_grace_s = REFUSED_GRACE_S
+        self._coordinators = Coordinators(self._metadata, self._connections, options, counted=self._counted)
+        self._transaction_coordinators = Coordinators(
+            self._metadata, self._connections, options, TRANSACTIONS, self._counted
+        )
+        self._offsets = OffsetLookup(self._metadata, self._connections, options)
+        self.counters = CallMetrics(time.monotonic())
+        self.closed = False
+        self._answered = False
+        """Whether any broker has answered yet."""
+        self._last_address = ""
+        """Of the broker that has answered last; it is asked first."""
+
+    def metrics(self) -> Metrics:
+        """As `Admin.metrics`; from any thread."""
+        now_s = time.monotonic()
+        errors = rate_and_total("request-error", self.counters.errors, now_s)
+        return {"admin-client-metrics": {**self.counters.show(now_s), **errors}}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transaction_coordinators.close()
+        await self._coordinators.close()
+        self.closed = True
+        await self._metadata.close()
+        await self._connections.close()
+
+    # How brokers are asked
+
+    def _limit_s(self, timeout: float | None) -> float:
+        """Return the seconds that a call with this timeout may take."""
+        limit_s = self._options.default_api_timeout_ms / 1000 if timeout is None else timeout
+        if timeout is None and not self._metadata.view.brokers and not self._answered:
+            limit_s = min(limit_s, _FIRST_CONTACT_S)
+        return limit_s
+
+    async def _retried(
+        self,
+        attempt: Callable[[float], Awaitable[T]],
+        timeout: float | None,
+        at_once: tuple[type[RaftlogError], ...] = (),
+    ) -> T:
+        """Return the first successful attempt's result; retriable errors are retried, except those in `at_once`."""
+        if self.closed:
+            raise ClosedError("the admin client is closed, or was made in another process")
+        loop = asyncio.get_running_loop()
+        limit_s = self._limit_s(timeout)
+        started = loop.time()
+        deadline = started + limit_s
+        failures = 0
+        last: RaftlogError = RequestTimedOut(f"no answer within {limit_s:g} s" if limit_s else "no answer yet")
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline + _DEADLINE_MARGIN_S):
+                    result = await attempt(deadline)
+                self._answered = True
+                return result
+            except TimeoutError:
+                raise last from None
+            except RetriableError as error:
+                if isinstance(error, at_once) or self._is_hopeless(error, loop.time() - started):
+                    raise
+                last = error
+                failures += 1
+                pause_s = self._options.pauses.after_ms(error, failures) / 1000
+                deadline = started + self._limit_s(timeout)  # later once any broker has answered
+                final = isinstance(error, UnknownTopicOrPartition) and failures > 3
+                if final or loop.time() + pause_s >= deadline:
+                    raise
+                await asyncio.sleep(pause_s)
+
+    def _is_hopeless(self, error: RaftlogError, waited_s: float) -> bool:
+        """Whether no address has a listener, and none ever had."""
+        known = self._answered or self._metadata.view.brokers
+        return isinstance(error, NobodyListens) and not known and waited_s >= REFUSED_GRACE_S
+
+    async def _anyone(
+        self,
+        method: str,
+        request: Any,
+        timeout: float | None,
+        *,
+        done: type[RaftlogError] | None = None,
+        at_once: tuple[type[RaftlogError], ...] = (),
+        in_turn: bool = False,
+        service: Service = admin_stub,
+    ) -> Any:
+        """Call a method of a service on the first broker that can answer, until the deadline.
+
+        `done`: the error of a broker if the change was made already. After an unanswered attempt it is no error, since
+        that attempt may have made the change. `at_once`: refusals that are not retried. `in_turn`: each broker gets
+        only its share of the time, so that all of them are asked.
+        """
+        cause: RaftlogError | None = None  # what a broker said that was reached: it tells more than a time that is up
+        timed_out = False
+
+        async def attempt(deadline: float) -> Any:
+            nonlocal cause, timed_out
+            known = [broker.address for broker in self._metadata.view.brokers.values() if not broker.fenced]
+            addresses = list(dict.fromkeys([*known, *self._metadata.bootstrap]))
+            addresses.sort(key=lambda address: address != self._last_address)  # stable
+            reasons = []
+            loop = asyncio.get_running_loop()
+            for number, address in enumerate(addresses):
+                until = loop.time() + (deadline - loop.time()) / (len(addresses) - number) if in_turn else deadline
+                try:
+                    response = await self._response(address, method, request, until, service)
+                except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:
+                    reasons.append(str(error))
+                    timed_out = timed_out or isinstance(error, RequestTimedOut)
+                    continue
+                try:
+                    self._check(response)
+                except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:  # another one may know better
+                    cause = type(error)(f"{address}: {error}")
+                    timed_out = timed_out or isinstance(error, RequestTimedOut)
+                    continue
+                except RaftlogError as error:
+                    if not timed_out or done is None or not isinstance(error, done):
+                        raise
+                self._last_address = address
+                return response
+            raise cause or nobody_answers(addresses, reasons)
+
+        return await self._retried(attempt, timeout, at_once)
+
+    async def _response(
+        self, address: str, method: str, request: Any, deadline: float, service: Service = admin_stub
+    ) -> Any:
+        """Return a broker's answer, without looking at its errors."""
+        left_s = max(_DEADLINE_MARGIN_S, deadline - asyncio.get_running_loop().time())
+        stub = service(self._connections.channel(address))
+        try:
+            with self._counted():
+                response = await getattr(stub, method)(
+                    request,
+                    timeout=min(_ADDRESS_TIMEOUT_S, self._options.request_timeout_ms / 1000, left_s),
+                    metadata=call_metadata(),
+                )
+            self._answered = True
+            return response
+        except grpc.RpcError as error:
+            raise from_grpc(error, address) from None
+
+    def _check(self, response: Any) -> None:
+        if response.HasField("error") and response.error.code:
+            raise from_wire(response.error)
+        changed_at = getattr(response, "metadata_offset", 0)
+        self._metadata.min_offset = max(self._metadata.min_offset, changed_at)
+
+    async def _call(self, address: str, method: str, request: Any, deadline: float) -> Any:
+        response = await self._response(address, method, request, deadline)
+        self._check(response)
+        return response
+
+    async def _on_broker(self, method: str, request: Any, broker: int | str | None, timeout: float | None) -> Any:
+        """Call a broker about its own settings."""
+        if not isinstance(broker, int):
+            return await self._anyone(method, request, timeout)
+        return await self._retried(lambda deadline: self._ask_broker(broker, method, request, deadline), timeout)
+
+    async def _ask_broker(self, broker: int, method: str, request: Any, deadline: float) -> Any:
+        await self._metadata.refresh()
+        found = self._metadata.view.brokers.get(broker)
+        if found is None:
+            known = ", ".join(str(broker_id) for broker_id in sorted(self._metadata.view.brokers))
+            raise InvalidRequestError(f"there is no broker {broker}; the cluster has {known}")
+        return await self._call(found.address, method, request, deadline)
+
+    async def _ask_all(
+        self, topic: str, method: str, request: Any, deadline: float, service: Service
+    ) -> tuple[int, list[tuple[BrokerView, Any]], list[RaftlogError]]:
+        """Ask each broker for the lists of its coordinators of an internal topic.
+
+        Returns the number of brokers asked, their answers, and the reasons why entries may be missing: brokers that do
+        not answer, coordinators that are still loading, partitions without a leader.
+        """
+        self._metadata.wanted.add(topic)
+        await self._metadata.refresh()
+        brokers = [each for each in self._metadata.view.brokers.values() if not each.fenced]
+        answers = await asyncio.gather(
+            *(self._response(broker.address, method, request, deadline, service) for broker in brokers),
+            return_exceptions=True,
+        )
+        found: list[tuple[BrokerView, Any]] = []
+        reasons: list[RaftlogError] = []
+        for broker, answer in zip(brokers, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, RaftlogError):
+                raise answer
+            error = answer if isinstance(answer, RaftlogError) else None
+            if error is None and answer.error.code:
+                error = from_wire(answer.error)
+            if error is not None:
+                reasons.append(type(error)(f"broker {broker.broker_id}: {error}"))
+            else:
+                reasons += [from_wire(loading) for loading in answer.loading]
+                found.append((broker, answer))
+        view = self._metadata.view.topics.get(topic)
+        alone = [part.partition for part in view.partitions if part.leader < 0] if view is not None else []
+        if alone:
+            named = ", ".join(map(str, alone[:5])) + (", ..." if len(alone) > 5 else "")
+            reasons.append(CoordinatorNotAvailable(f"{topic} has partitions without a leader: {named}"))
+        return len(brokers), found, reasons
+
+    def _counted(self) -> AbstractContextManager[None]:
+        """Return the context manager that counts a request to a broker, for any service."""
+        return self.counters.counted(time.monotonic)
 
     # Topics
 
@@ -93,18 +665,63 @@ class AdminEngine(ProducerAdmin, NodeAdmin, SecurityAdmin):
 
         return await self._retried(attempt, timeout)
 
+    async def _all_topics(self, internal: bool) -> list[TopicView]:
+        self._metadata.all_topics = True
+        try:
+            await self._metadata.refresh()
+        finally:
+            self._metadata.all_topics = False
+        known = self._metadata.view.topics.values()
+        return sorted((view for view in known if internal or not view.internal), key=lambda view: view.name)
+
     async def describe_topic(self, name: str, timeout: float | None) -> TopicDescription:
-        """Return what a topic consists of."""
+        """Return the description of a topic."""
         if self.closed:
             raise ClosedError("the admin client is closed, or was made in another process")
         view = await self._metadata.topic(name, self._limit_s(timeout) * 1000, fresh=True)
         self._answered = True
         return describe(view)
 
-    # Cluster
+    async def describe_topics(
+        self, names: Iterable[str] | None, internal: bool, timeout: float | None
+    ) -> list[TopicDescription]:
+        """Return the descriptions of all topics, or of the named ones in their order."""
+        return [describe(view) for view in await self._topics(names, internal, timeout)]
+
+    async def _topics(self, names: Iterable[str] | None, internal: bool, timeout: float | None) -> list[TopicView]:
+        wanted = None if names is None else names_of(names)
+
+        async def attempt(deadline: float) -> list[TopicView]:
+            if wanted is None:
+                return await self._all_topics(internal)
+            self._metadata.wanted.update(wanted)
+            await self._metadata.refresh()
+            view = self._metadata.view
+            for name in wanted:
+                if name not in view.topics:
+                    self._metadata.wanted.discard(name)
+                    raise view.missing.get(name) or UnknownTopicOrPartition(f"there is no topic {name!r}")
+            return [view.topics[name] for name in wanted]
+
+        return await self._retried(attempt, timeout)
+
+    async def _topic_ids(self, parts: Iterable[TopicPartition], timeout: float | None) -> dict[str, bytes]:
+        """Return the topics' ids.
+
+        Raises:
+            UnknownTopicOrPartition: one of the partitions does not exist.
+        """
+        views = {view.name: view for view in await self._topics(sorted({topic for topic, _ in parts}), True, timeout)}
+        for topic, partition in parts:
+            if not 0 <= partition < len(views[topic].partitions):
+                count = len(views[topic].partitions)
+                raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}; it has {count}, from 0")
+        return {name: view.topic_id for name, view in views.items()}
+
+    # The cluster and its nodes
 
     async def describe_cluster(self, linearizable: bool, timeout: float | None) -> ClusterDescription:
-        """Return who is in the cluster."""
+        """Return the brokers and controllers of the cluster."""
         request = admin_pb2.DescribeClusterRequest(
             linearizable=linearizable, min_metadata_offset=self._metadata.min_offset
         )
@@ -118,13 +735,13 @@ class AdminEngine(ProducerAdmin, NodeAdmin, SecurityAdmin):
         return describe_quorum(response.quorum)
 
     async def elect_leaders(self, topic: str, partitions: Iterable[int], unclean: bool, timeout: float | None) -> None:
-        """Have partitions led by their first replica, or by one that may miss records."""
+        """Elect the first replica of each partition, or with `unclean` one that may miss records."""
         request = admin_pb2.ElectLeadersRequest(topic=topic, partitions=list(partitions), unclean=unclean)
         refusals = (PreferredLeaderNotAvailable, EligibleLeadersNotAvailable)
         await self._anyone("ElectLeaders", request, timeout, at_once=refusals)
 
     async def unregister_broker(self, broker_id: int, timeout: float | None) -> None:
-        """Have the cluster forget a broker."""
+        """Remove a broker from the metadata."""
         request = admin_pb2.AdminUnregisterBrokerRequest(broker_id=broker_id)
         await self._anyone("UnregisterBroker", request, timeout)
 
@@ -136,7 +753,7 @@ class AdminEngine(ProducerAdmin, NodeAdmin, SecurityAdmin):
         until_restart: bool,
         timeout: float | None,
     ) -> None:
-        """Cordon or drain a broker, or take that back."""
+        """Cordon, uncordon, drain or undrain a broker."""
         request = admin_pb2.AdminAlterBrokerRequest(
             broker_id=broker_id, cordoned=cordoned, drained=drained, until_restart=until_restart
         )
@@ -146,6 +763,42 @@ class AdminEngine(ProducerAdmin, NodeAdmin, SecurityAdmin):
         """Raise the level of a feature."""
         request = admin_pb2.AdminUpdateFeatureRequest(name=name, level=level, validate_only=validate_only)
         await self._anyone("UpdateFeature", request, timeout)
+
+    async def describe_node(self, node_id: int, timeout: float | None) -> NodeDescription:
+        """Return a node's description of itself; another broker asks for it if the node is not a reachable broker."""
+
+        async def attempt(deadline: float) -> NodeDescription:
+            await self._metadata.refresh()
+            brokers = self._metadata.view.brokers
+            own = [brokers[node_id].address] if node_id in brokers else []
+            others = [each.address for each in brokers.values() if not each.fenced and each.address not in own]
+            others.sort(key=lambda address: address != self._last_address)  # stable
+            addresses = [*own, *others[:_OTHERS]] or self._metadata.bootstrap
+            first: RaftlogError | None = None
+            loop = asyncio.get_running_loop()
+            for number, address in enumerate(addresses):
+                until = loop.time() + (deadline - loop.time()) / (len(addresses) - number)
+                try:
+                    found = await self._described(node_id, address, until)
+                    if found.clock_uncertainty_ms > _SLOW_MS / 2:
+                        again = await self._described(node_id, address, until)
+                        found = min(found, again, key=lambda each: each.clock_uncertainty_ms)
+                except (RetriableError, UnsupportedVersion) as error:
+                    first = first or error
+                else:
+                    return found
+            raise first or BrokerUnavailable(f"no broker is there that could ask node {node_id}")
+
+        return await self._retried(attempt, timeout)
+
+    async def _described(self, node_id: int, address: str, until: float) -> NodeDescription:
+        request = node_pb2.DescribeNodeRequest(node_id=node_id)
+        asked_ms, begun_s = time.time() * 1000, time.monotonic()
+        response = await self._response(address, "DescribeNode", request, until, node_pb2_grpc.NodeStub)
+        round_trip_ms = (time.monotonic() - begun_s) * 1000
+        if response.error.code:
+            raise from_wire(response.error)
+        return describe_node(response.node, asked_ms, round_trip_ms, address)
 
     # Configs
 
@@ -179,7 +832,7 @@ class AdminEngine(ProducerAdmin, NodeAdmin, SecurityAdmin):
         validate_only: bool,
         timeout: float | None,
     ) -> None:
-        """Change config keys of a topic or of a broker, or levels of a broker's loggers: that one itself is asked."""
+        """Change config keys of a topic or a broker, or levels of a broker's loggers, by asking that broker."""
         request = admin_pb2.AlterConfigsRequest(
             resource=resource_of(topic, broker, broker_logger),
             set={key: as_config(value) for key, value in set_.items()},
@@ -233,7 +886,7 @@ class AdminEngine(ProducerAdmin, NodeAdmin, SecurityAdmin):
     async def delete_records(
         self, before: Mapping[TopicPartition, int], timeout: float | None
     ) -> dict[TopicPartition, int]:
-        """Delete what lies below the offsets (-1: everything committed); return the new log starts."""
+        """Delete the records below the offsets (-1: all committed ones); return the new log start offsets."""
         done: dict[TopicPartition, int] = {}
 
         async def attempt(deadline: float) -> dict[TopicPartition, int]:
@@ -269,6 +922,753 @@ class AdminEngine(ProducerAdmin, NodeAdmin, SecurityAdmin):
             raise refusal
         return int(result.log_start_offset)
 
+    async def list_offsets(
+        self,
+        wanted: Mapping[TopicPartition, int | str],
+        missing: list[RaftlogError] | None,
+        timeout: float | None,
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Return offsets by time or by name."""
+        asked = {TopicPartition(*part): _which(which) for part, which in wanted.items()}
+
+        async def attempt(deadline: float) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+            await self._topic_ids(asked, timeout)
+            if missing is not None:
+                answers = await self._look_up(asked)
+                missing[:] = [each for each in answers.values() if isinstance(each, RaftlogError)]
+            else:
+                answers = await self._offsets.find_some(asked, common_pb2.READ_UNCOMMITTED, self._limit_s(timeout))
+            found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+            for part in asked:
+                answer = answers[part]
+                if not isinstance(answer, RaftlogError):
+                    found[part] = answer
+                elif missing is None:
+                    raise answer
+            return found
+
+        return await self._retried(attempt, timeout)
+
+    async def _look_up(self, wanted: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, Answer]:
+        if not wanted:
+            return {}
+        try:
+            return await self._offsets.find_some(
+                wanted, common_pb2.READ_UNCOMMITTED, patience_s=_LOOK_UP_PATIENCE_S, raises=False
+            )
+        except RaftlogError as error:
+            return dict.fromkeys(wanted, error)
+
+    # Replicas and their moves (KIP-455)
+
+    async def describe_replicas(
+        self, topics: Iterable[str] | None, silent: dict[int, RaftlogError] | None, timeout: float | None
+    ) -> dict[TopicPartition, PartitionReplicas]:
+        """Return the leaders' view of their replicas, without the partitions of leaders that do not answer.
+
+        `silent` receives the reasons, by broker. Without it, it is an error if no leader answers.
+        """
+        wanted = None if topics is None else names_of(topics)
+
+        async def attempt(deadline: float) -> dict[TopicPartition, PartitionReplicas]:
+            views = await self._topics(wanted, True, timeout)
+            brokers = self._metadata.view.brokers
+            now = asyncio.get_running_loop().time()
+            asked_until = now + LEADERS_SHARE * (deadline - now)
+            led_by: dict[int, list[bytes]] = {}
+            for view in views:
+                for leader in {part.leader for part in view.partitions} & brokers.keys():
+                    led_by.setdefault(leader, []).append(view.topic_id)
+            asked = [
+                self._replicas_led_by(brokers[leader], [] if wanted is None else topic_ids, asked_until)
+                for leader, topic_ids in sorted(led_by.items())
+            ]
+            names = {view.topic_id: view.name for view in views}
+            found: dict[TopicPartition, PartitionReplicas] = {}
+            failures: dict[int, RaftlogError] = {}
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            for leader, answer in zip(sorted(led_by), answers, strict=True):
+                if isinstance(answer, RaftlogError):
+                    failures[leader] = answer
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    for described in describe_replicas(*answer, names):
+                        key = TopicPartition(described.topic, described.partition)
+                        if key not in found or found[key].leader_epoch < described.leader_epoch:
+                            found[key] = described
+            if silent is not None:
+                silent.update(failures)
+            elif failures and len(failures) == len(asked):
+                raise next(iter(failures.values()))
+            return dict(sorted(found.items()))
+
+        return await self._retried(attempt, timeout)
+
+    async def _replicas_led_by(
+        self, broker: BrokerView, topic_ids: Sequence[bytes], deadline: float
+    ) -> tuple[int, admin_pb2.DescribeReplicasResponse]:
+        request = admin_pb2.DescribeReplicasRequest(
+            topic_ids=topic_ids, min_metadata_offset=self._metadata.view.metadata_offset
+        )
+        return broker.broker_id, await self._call(broker.address, "DescribeReplicas", request, deadline)
+
+    async def alter_reassignments(
+        self, wanted: Mapping[TopicPartition, Sequence[int] | None], timeout: float | None
+    ) -> None:
+        """Begin, change or cancel moves; if some were refused, raises after all were tried."""
+        moves = [(TopicPartition(*part), replicas) for part, replicas in wanted.items()]
+        refused: list[RaftlogError] = []
+        for start in range(0, len(moves), MAX_REASSIGNMENTS_PER_REQUEST):
+            request = admin_pb2.AdminAlterReassignmentsRequest()
+            for part, replicas in moves[start : start + MAX_REASSIGNMENTS_PER_REQUEST]:
+                if replicas is not None and not replicas:
+                    raise ValueError(f"{part} has to have replicas somewhere; None cancels the move under way")
+                request.reassignments.add(topic=part.topic, partition=part.partition, replicas=replicas or ())
+            response: admin_pb2.AdminAlterReassignmentsResponse = await self._anyone(
+                "AlterReassignments", request, timeout
+            )
+            refused += [from_wire(each.error) for each in response.results if each.error.code]
+        _raise_first(refused, len(moves))
+
+    async def list_reassignments(self, timeout: float | None) -> dict[TopicPartition, Reassignment]:
+        """Return the moves under way."""
+        return {
+            TopicPartition(view.name, part.partition): Reassignment(
+                [replica for replica in part.replicas if replica not in part.removing_replicas],
+                list(part.adding_replicas),
+                list(part.removing_replicas),
+            )
+            for view in await self._topics(None, True, timeout)
+            for part in view.partitions
+            if part.adding_replicas or part.removing_replicas
+        }
+
+    # Groups
+
+    async def list_groups(
+        self, states: Iterable[str] | None, missing: list[RaftlogError] | None, timeout: float | None
+    ) -> list[GroupListing]:
+        """Return all groups, by id; `missing` receives the reasons why some may be missing."""
+        wanted = [_state(name) for name in names_of(states or ())]
+
+        async def attempt(deadline: float) -> list[GroupListing]:
+            request = group_pb2.ListGroupsRequest(states=wanted)
+            asked, answers, reasons = await self._ask_all(
+                OFFSETS_TOPIC, "ListGroups", request, deadline, group_pb2_grpc.GroupStub
+            )
+            found: dict[str, GroupListing] = {}
+            for broker, answer in answers:
+                for group in answer.groups:
+                    self._coordinators.learn(group.group_id, Coordinator(broker.broker_id, broker.address, -1))
+                    found[group.group_id] = GroupListing(
+                        group.group_id, state_name(group.state), group.members, broker.broker_id
+                    )
+            if reasons and (missing is None or (not found and len(reasons) >= asked)):
+                raise reasons[0]
+            if missing is not None:
+                missing[:] = reasons
+            return [found[group_id] for group_id in sorted(found)]
+
+        return await self._retried(attempt, timeout)
+
+    async def describe_groups(self, group_ids: Iterable[str], timeout: float | None) -> dict[str, GroupDescription]:
+        """Return the descriptions of groups, with one request to each coordinator."""
+        wanted = _checked(group_ids)
+        found: dict[str, GroupDescription] = {}
+
+        async def attempt(deadline: float) -> dict[str, GroupDescription]:
+            left = [group_id for group_id in wanted if group_id not in found]
+            failed: RaftlogError | None = None
+            for group_id, answer in (await self._of_groups("DescribeGroups", left, deadline)).items():
+                if isinstance(answer, RaftlogError):
+                    failed = failed or answer
+                elif answer.state == group_pb2.DEAD:
+                    failed = failed or GroupIdNotFound(f"there is no group {group_id!r}")
+                else:
+                    found[group_id] = describe_group(answer)
+            if failed is not None:
+                raise failed
+            return {group_id: found[group_id] for group_id in wanted}
+
+        return await self._retried(attempt, timeout)
+
+    async def delete_groups(self, group_ids: Iterable[str], timeout: float | None) -> None:
+        """Delete groups and their offsets; if some were refused, raises after all were tried."""
+        wanted = _checked(group_ids)
+        done: dict[str, RaftlogError | None] = {}
+        in_doubt: set[str] = set()
+
+        async def attempt(deadline: float) -> None:
+            left = [group_id for group_id in wanted if group_id not in done]
+            failed: RaftlogError | None = None
+            for group_id, answer in (await self._of_groups("DeleteGroups", left, deadline)).items():
+                if not isinstance(answer, RaftlogError):
+                    done[group_id] = None
+                elif isinstance(answer, GroupIdNotFound) and group_id in in_doubt:
+                    done[group_id] = None  # an attempt before has done it, and its answer was lost
+                elif answer.retriable:
+                    failed = answer
+                    in_doubt.add(group_id)
+                else:
+                    done[group_id] = answer
+            if failed is not None:
+                raise failed
+
+        await self._retried(attempt, timeout)
+        _raise_first([error for error in done.values() if error is not None], len(wanted))
+
+    async def _of_groups(self, method: str, group_ids: Sequence[str], deadline: float) -> dict[str, Any]:
+        """Call a method that takes many groups; return each group's answer or error."""
+        found: dict[str, Any] = {}
+        by_coordinator: dict[Coordinator, list[str]] = {}
+        for group_id in group_ids:
+            try:
+                known = await self._coordinators.find_once(group_id)
+            except RaftlogError as error:
+                found[group_id] = error
+            else:
+                by_coordinator.setdefault(known._replace(partition=-1), []).append(group_id)
+        request = getattr(group_pb2, f"{method}Request")
+        answers = await asyncio.gather(
+            *(
+                self._response(coordinator.address, method, request(group_ids=part), deadline, group_pb2_grpc.GroupStub)
+                for coordinator, part in by_coordinator.items()
+            ),
+            return_exceptions=True,
+        )
+        for part, answer in zip(by_coordinator.values(), answers, strict=True):
+            if isinstance(answer, RaftlogError):
+                found |= dict.fromkeys(part, answer)
+                for group_id in part:
+                    self._coordinators.forget(group_id)
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            results = answer.groups if method == "DescribeGroups" else answer.results
+            for group_id, result in zip(part, results, strict=True):
+                found[group_id] = from_wire(result.error) if result.error.code else result
+                if isinstance(found[group_id], (NotCoordinator, CoordinatorNotAvailable)):
+                    self._coordinators.forget(group_id)
+        return found
+
+    async def _of_group(self, method: str, group_id: str, request: Any, timeout: float | None) -> Any:
+        """Call a method for one group; retriable errors in the response's `results` are retried too."""
+
+        async def attempt(deadline: float) -> Any:
+            left_s = max(0.1, deadline - asyncio.get_running_loop().time())
+            limit_s = min(left_s, self._options.request_timeout_ms / 1000)
+            response = await self._coordinators.call(group_id, method, request, limit_s)
+            for result in getattr(response, "results", ()):
+                error = from_wire(result.error) if result.error.code else None
+                if error is not None and error.retriable:
+                    if isinstance(error, (NotCoordinator, CoordinatorNotAvailable)):
+                        self._coordinators.forget(group_id)
+                    raise error
+            return response
+
+        return await self._retried(attempt, timeout)
+
+    async def group_offsets(self, group_id: str, timeout: float | None) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return all offsets that a group has committed, in order; none for an unknown group."""
+        return {
+            part: OffsetAndMetadata(found.offset, found.metadata, found.leader_epoch)
+            for part, found in (await self._committed(group_id, timeout)).items()
+        }
+
+    async def _committed(self, group_id: str, timeout: float | None) -> dict[TopicPartition, group_pb2.CommittedOffset]:
+        request = group_pb2.FetchOffsetsRequest(group_id=_checked([group_id])[0], member_epoch=-1, all=True)
+        try:
+            response: group_pb2.FetchOffsetsResponse = await self._of_group("FetchOffsets", group_id, request, timeout)
+        except GroupIdNotFound:
+            return {}
+        found = {
+            TopicPartition(each.topic, each.partition): each
+            for each in response.offsets
+            if not each.error.code and each.offset >= 0
+        }
+        return dict(sorted(found.items()))
+
+    async def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], timeout: float | None
+    ) -> None:
+        """Commit offsets for a group that has no members; raises if some were refused."""
+        _checked([group_id])
+        wanted = checked(offsets)
+        ids = await self._topic_ids(wanted, timeout)
+        refused: list[RaftlogError] = []
+        for piece in in_pieces(to_commit((part, Entry(offset, ids[part.topic])) for part, offset in wanted.items())):
+            request = group_pb2.CommitOffsetsRequest(
+                group_id=group_id,
+                member_epoch=-1,
+                offsets=piece,
+                timeout_ms=int(min(self._options.request_timeout_ms, self._limit_s(timeout) * 1000)),
+            )
+            try:
+                response: group_pb2.CommitOffsetsResponse = await self._of_group(
+                    "CommitOffsets", group_id, request, timeout
+                )
+            except UnknownMemberId as error:
+                raise _not_empty(group_id) from error
+            refused += [from_wire(each.error) for each in response.results if each.error.code]
+            if refused and isinstance(refused[0], UnknownMemberId):
+                raise _not_empty(group_id)
+        _raise_first(refused, len(wanted))
+
+    async def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | TopicPartition, timeout: float | None
+    ) -> None:
+        """Delete committed offsets; raises if some were refused."""
+        by_topic: dict[str, list[int]] = {}
+        if isinstance(partitions, TopicPartition):  # one, not its two fields
+            partitions = [partitions]
+        for topic, partition in sorted(set(partitions)):
+            by_topic.setdefault(topic, []).append(partition)
+        request = group_pb2.DeleteOffsetsRequest(group_id=_checked([group_id])[0])
+        for topic, numbers in by_topic.items():
+            request.partitions.add(topic=topic, partitions=numbers)
+        response: group_pb2.DeleteOffsetsResponse = await self._of_group("DeleteOffsets", group_id, request, timeout)
+        refused = [from_wire(each.error) for each in response.results if each.error.code]
+        _raise_first(refused, len(response.results))
+
+    async def group_lag(self, group_id: str, timeout: float | None) -> dict[TopicPartition, PartitionLag]:
+        """Return a group's position and lag in all partitions that it reads or has committed an offset for."""
+        described = (await self.describe_groups([group_id], timeout))[group_id]
+        committed = await self._committed(group_id, timeout)
+        reader = {part: member.member_id for member in described.members for part in member.assigned}
+        parts = sorted({*committed, *reader})
+        places = await self._places({part: committed[part].offset if part in committed else None for part in parts})
+        return {
+            part: _lag(committed.get(part), places[part], reader.get(part, ""), time.time() * 1000) for part in parts
+        }
+
+    async def _places(self, offsets: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, _Place]:
+        """Return the start and end of partitions, and the age of the records at the given offsets."""
+        self._metadata.wanted.update(topic for topic, _ in offsets)
+        with contextlib.suppress(RetriableError):  # then what was known counts
+            await self._metadata.refresh()
+        there = [part for part in offsets if self._metadata.view.partition(part) is not None]
+        starts, ends = await asyncio.gather(
+            self._look_up(dict.fromkeys(there, EARLIEST)), self._look_up(dict.fromkeys(there, LATEST))
+        )
+        unread: dict[TopicPartition, int] = {}
+        for part in there:
+            start, end, offset = starts[part], ends[part], offsets[part]
+            if offset is not None and isinstance(start, OffsetAndTimestamp) and isinstance(end, OffsetAndTimestamp):
+                first = max(offset, start.offset)
+                if first < end.offset:
+                    unread[part] = AtOffset(first)
+        ages = await self._look_up(unread)
+        places = {}
+        for part in offsets:
+            if part not in starts:
+                gone = UnknownTopicOrPartition(f"{part} does not exist")
+                places[part] = _Place(gone, gone, None)
+            else:
+                places[part] = _Place(starts[part], ends[part], ages.get(part))
+        return places
+
+    # Transactions and staged batches, as their coordinators know them
+
+    async def list_transactions(
+        self,
+        states: Iterable[str] | None,
+        producer_ids: Iterable[int] | None,
+        running_longer_than_ms: int,
+        missing: list[RaftlogError] | None,
+        timeout: float | None,
+    ) -> list[TransactionListing]:
+        """Return transactional ids by id, then open stages by sink; `missing` receives why some may be missing."""
+        wanted = [_transaction_state(name) for name in names_of(states or ())]
+        pieces: list[list[int]] = [[]]
+        if producer_ids is not None:
+            named = sorted(set(producer_ids))
+            pieces = [named[at : at + _IDS_AT_A_TIME] for at in range(0, len(named), _IDS_AT_A_TIME)]
+        found = {}
+        reasons: list[RaftlogError] = []
+        for piece in pieces:
+            request = transaction_pb2.ListTransactionsRequest(
+                states=wanted, producer_ids=piece, running_longer_than_ms=running_longer_than_ms
+            )
+            untold: list[RaftlogError] | None = None if missing is None else []
+            for broker, answer in await self._list_all(request, untold, timeout):
+                for each in answer.transactions:
+                    key = (not each.transactional_id, each.transactional_id, each.sink_id, each.producer_id)
+                    found[key] = TransactionListing(
+                        each.transactional_id,
+                        each.sink_id,
+                        each.producer_id,
+                        transaction_state_name(each.state),
+                        each.started_ms,
+                        broker,
+                    )
+            reasons += [each for each in untold or () if str(each) not in map(str, reasons)]
+        if missing is not None:
+            missing[:] = reasons
+        return [found[key] for key in sorted(found)]
+
+    async def list_sinks(self, missing: list[RaftlogError] | None, timeout: float | None) -> list[SinkListing]:
+        """Return the sinks by id; `missing` receives the reasons why some may be missing."""
+        request = transaction_pb2.ListTransactionsRequest()
+        found = {
+            each.sink_id: SinkListing(
+                each.sink_id, each.target, each.last_batch_id, each.updated_ms, each.open_stages, broker
+            )
+            for broker, answer in await self._list_all(request, missing, timeout)
+            for each in answer.sinks
+        }
+        return [found[sink_id] for sink_id in sorted(found)]
+
+    async def _list_all(
+        self,
+        request: transaction_pb2.ListTransactionsRequest,
+        missing: list[RaftlogError] | None,
+        timeout: float | None,
+    ) -> list[tuple[int, transaction_pb2.ListTransactionsResponse]]:
+        """Return each broker's list, by broker id."""
+
+        async def attempt(deadline: float) -> list[tuple[int, transaction_pb2.ListTransactionsResponse]]:
+            _, answers, reasons = await self._ask_all(
+                STATE_TOPIC, "ListTransactions", request, deadline, TRANSACTIONS.stub
+            )
+            if reasons and (missing is None or not answers):
+                raise reasons[0]
+            if missing is not None:
+                missing[:] = reasons
+            return [(broker.broker_id, answer) for broker, answer in answers]
+
+        return await self._retried(attempt, timeout)
+
+    async def ask_transactions(self, address: str, method: str, request: Any, deadline: float) -> Any:
+        """Call the Transaction service of one broker, once; the caller looks for errors in the response."""
+        return await self._response(address, method, request, deadline, TRANSACTIONS.stub)
+
+    async def describe_transactions(
+        self, transactional_ids: Iterable[str], timeout: float | None
+    ) -> dict[str, TransactionDescription]:
+        """Return the descriptions of transactional ids, in the given order."""
+
+        async def describe(transactional_id: str) -> TransactionDescription:
+            request = transaction_pb2.DescribeTransactionsRequest(transactional_ids=[transactional_id])
+            response = await self._at_coordinator(transactional_id, "DescribeTransactions", request, timeout)
+            return describe_transaction(response.transactions[0])
+
+        return await _each_transaction(names_of(transactional_ids), describe)
+
+    async def abort_transaction(self, transactional_id: str, timeout: float | None) -> None:
+        """Abort the open transaction of a transactional id."""
+        request = transaction_pb2.AbortTransactionRequest(transactional_id=transactional_id)
+        try:
+            await self._at_coordinator(transactional_id, "AbortTransaction", request, timeout)
+        except TransactionalIdNotFound:
+            try:
+                await self.describe_sink(transactional_id, timeout)
+            except TransactionalIdNotFound:
+                pass
+            else:
+                raise TransactionalIdNotFound(
+                    f"there is no transactional id {transactional_id!r}, but a sink of staged batches of that name; "
+                    f"end its open stages with: {abort_stages_command(transactional_id)}"
+                ) from None
+            raise
+
+    async def describe_sink(self, sink_id: str, timeout: float | None) -> SinkDescription:
+        """Return a sink's description by its coordinator."""
+        request = transaction_pb2.LastBatchRequest(sink_id=sink_id)
+        response: transaction_pb2.LastBatchResponse = await self._at_coordinator(sink_id, "LastBatch", request, timeout)
+        if response.last_batch_id < 0 and not (response.target or response.stages):
+            raise TransactionalIdNotFound(f"there is no sink {sink_id!r}")
+        return describe_sink(sink_id, response)
+
+    async def abort_stages(self, sink_id: str, batch_id: int | None, timeout: float | None) -> list[StageDescription]:
+        """Abort the uncommitted stages of a sink, or of one of its batches; return those that were open."""
+        is_open = [
+            stage
+            for stage in (await self.describe_sink(sink_id, timeout)).stages
+            if stage.state == ONGOING and batch_id in (None, stage.batch_id)
+        ]
+        if is_open:
+            request = transaction_pb2.AbortStagesRequest(
+                sink_id=sink_id, producer_ids=[stage.producer_id for stage in is_open]
+            )
+            await self._at_coordinator(sink_id, "AbortStages", request, timeout)
+        return is_open
+
+    async def _at_coordinator(self, id_: str, method: str, request: Any, timeout: float | None) -> Any:
+        """Call a method for one id; an error in the response for that id is raised, too."""
+
+        async def attempt(deadline: float) -> Any:
+            left_s = max(0.1, deadline - asyncio.get_running_loop().time())
+            limit_s = min(left_s, self._options.request_timeout_ms / 1000)
+            response = await self._transaction_coordinators.call(id_, method, request, limit_s)
+            for each in getattr(response, "transactions", ()):
+                if each.error.code:
+                    error = from_wire(each.error)
+                    if isinstance(error, (NotCoordinator, CoordinatorNotAvailable)):
+                        self._transaction_coordinators.forget(id_)
+                    raise error
+            return response
+
+        return await self._retried(attempt, timeout)
+
+    # Producers and hanging transactions, as partitions know them
+
+    async def describe_producers(
+        self, topic: str, partition: int | None, timeout: float | None
+    ) -> dict[TopicPartition, PartitionProducers]:
+        """Return the producers known to partitions of a topic."""
+        (view,) = await self._topics([topic], True, timeout)
+        count = len(view.partitions)
+        if partition is not None and not 0 <= partition < count:
+            raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}; it has {count}, from 0")
+        numbers = range(count) if partition is None else [partition]
+        ids = {TopicPartition(topic, number): view.topic_id for number in numbers}
+        return await self._producers(ids, None, timeout)
+
+    async def _producers(
+        self, ids: Mapping[TopicPartition, bytes], missing: list[RaftlogError] | None, timeout: float | None
+    ) -> dict[TopicPartition, PartitionProducers]:
+        """Ask the leaders for producers; `missing` receives the reasons for partitions that are left out."""
+        found: dict[TopicPartition, PartitionProducers] = {}
+        reasons: dict[TopicPartition, RaftlogError] = {}
+
+        async def attempt(deadline: float) -> None:
+            reasons.clear()
+            await self._metadata.refresh()
+            led: dict[int, list[TopicPartition]] = {}
+            for part in ids:
+                if part not in found:
+                    view = self._metadata.view.partition(part)
+                    leader = view.leader if view is not None else -1
+                    if leader in self._metadata.view.brokers:
+                        led.setdefault(leader, []).append(part)
+                    else:
+                        reasons[part] = LeaderNotAvailable(f"{part} has no leader at the moment")
+            asked = [(leader, piece) for leader, mine in led.items() for piece in _pieces(mine)]
+            answers = await asyncio.gather(
+                *(self._producers_at(leader, piece, ids, deadline) for leader, piece in asked), return_exceptions=True
+            )
+            for (_, piece), answer in zip(asked, answers, strict=True):
+                if isinstance(answer, RaftlogError):
+                    reasons.update(dict.fromkeys(piece, answer))
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    for part, result in zip(piece, answer, strict=True):
+                        if result.error.code:
+                            reasons[part] = from_wire(result.error)
+                        else:
+                            found[part] = describe_producers(result)
+            for reason in sorted(reasons.values(), key=lambda each: each.retriable):  # those that are final first
+                raise reason
+
+        patience_s = timeout if missing is None else min(self._limit_s(timeout), _PATIENCE_S)
+        try:
+            await self._retried(attempt, patience_s)
+        except RaftlogError as error:
+            if missing is None:
+                raise
+            missing += list({str(reason): reason for reason in reasons.values()}.values()) or [error]
+        return {part: found[part] for part in sorted(found)}
+
+    async def _producers_at(
+        self, leader: int, parts: Sequence[TopicPartition], ids: Mapping[TopicPartition, bytes], deadline: float
+    ) -> Sequence[transaction_pb2.PartitionProducers]:
+        request = transaction_pb2.DescribeProducersRequest(
+            partitions=[group_pb2.TopicPartitions(topic_id=ids[part], partitions=[part.partition]) for part in parts]
+        )
+        address = self._metadata.view.brokers[leader].address
+        response = await self.ask_transactions(address, "DescribeProducers", request, deadline)
+        answered: Sequence[transaction_pb2.PartitionProducers] = response.partitions
+        return answered
+
+    async def find_hanging_transactions(
+        self,
+        topics: Iterable[str] | None,
+        max_transaction_timeout_ms: int,
+        missing: list[RaftlogError] | None,
+        timeout: float | None,
+    ) -> list[HangingTransaction]:
+        """Return the transactions that are open for too long on a partition and unknown to their coordinator."""
+        wanted = None if topics is None else names_of(topics)
+        views = await self._topics(wanted, False, timeout)
+        ids = {TopicPartition(view.name, part.partition): view.topic_id for view in views for part in view.partitions}
+        untold: list[RaftlogError] | None = None if missing is None else []
+        before_ms = time.time() * 1000 - max_transaction_timeout_ms
+        suspects = [
+            each for each in _open_at(await self._producers(ids, untold, timeout)) if each.started_ms <= before_ms
+        ]
+        if suspects:
+            known = await self._coordinated({each.producer_id for each in suspects}, timeout)
+            suspects = [
+                each for each in suspects if not known.has(each.producer_id, TopicPartition(each.topic, each.partition))
+            ]
+        if suspects:
+            # What has ended between the two questions is in neither answer; it is not open any more.
+            again = {part: ids[part] for part in (TopicPartition(each.topic, each.partition) for each in suspects)}
+            still = {_key(each) for each in _open_at(await self._producers(again, untold, timeout))}
+            suspects = [each for each in suspects if _key(each) in still]
+        if missing is not None and untold:
+            missing[:] = untold
+        return suspects
+
+    async def _coordinated(self, producer_ids: Collection[int], timeout: float | None) -> _Known:
+        """Return the partitions where coordinators know of unfinished transactions of these producers.
+
+        Raises:
+            RaftlogError: not all coordinators have answered.
+        """
+        known = _Known(set(), {})
+        for listed in await self.list_transactions(OPEN_STATES, producer_ids, 0, None, timeout):
+            if listed.sink_id:  # its producer id has no other transaction, so this is it, open or decided
+                known.stages.add(listed.producer_id)
+                continue
+            try:
+                described = (await self.describe_transactions([listed.transactional_id], timeout))[
+                    listed.transactional_id
+                ]
+            except TransactionalIdNotFound:  # ended, and forgotten, since
+                continue
+            if described.state in OPEN_STATES:
+                known.parts.setdefault(described.producer_id, set()).update(described.partitions)
+        return known
+
+    async def _how_to_end(self, producer_id: int, timeout: float | None) -> str:
+        """Return the command by which a coordinator ends this producer's open transaction, as part of a sentence."""
+        for listed in await self.list_transactions([ONGOING], [producer_id], 0, None, timeout):
+            if not listed.sink_id:
+                return f"; to end it now: raftlog txn abort {shlex.quote(listed.transactional_id)}"
+            try:
+                stages = (await self.describe_sink(listed.sink_id, timeout)).stages
+            except TransactionalIdNotFound:  # ended, and forgotten, since
+                continue
+            for stage in stages:
+                if stage.producer_id == producer_id:
+                    return f"; to end it now: {abort_stages_command(listed.sink_id, stage.batch_id)}"
+        return ""
+
+    async def abort_hanging(
+        self, part: TopicPartition, start_offset: int, force: bool, timeout: float | None
+    ) -> HangingTransaction:
+        """Write an abort marker for a transaction that no coordinator knows; return the aborted transaction."""
+        is_open = list(_open_at(await self.describe_producers(part.topic, part.partition, timeout)))
+        meant = [each for each in is_open if each.start_offset == start_offset]
+        if not meant:
+            there = ", ".join(str(each.start_offset) for each in is_open)
+            raise InvalidTxnState(
+                f"no transaction of {part} begins at offset {start_offset}; "
+                + (f"those that are open begin at {there}" if there else "none is open there")
+            )
+        (hanging,) = meant
+        if not force:
+            known = await self._coordinated([hanging.producer_id], timeout)
+            if known.has(hanging.producer_id, part):
+                raise InvalidTxnState(
+                    f"the transaction of producer {hanging.producer_id} that begins at offset {start_offset} of {part} "
+                    "is not hanging: its coordinator knows it, and ends it everywhere at once"
+                    + await self._how_to_end(hanging.producer_id, timeout)
+                )
+        ids = await self._topic_ids([part], timeout)
+        request = transaction_pb2.AbortHangingRequest(
+            topic_id=ids[part.topic],
+            partition=part.partition,
+            producer_id=hanging.producer_id,
+            producer_epoch=hanging.producer_epoch,
+            start_offset=start_offset,
+        )
+
+        in_doubt = False
+
+        async def attempt(deadline: float) -> None:
+            nonlocal in_doubt
+            await self._metadata.refresh()
+            view = self._metadata.view.partition(part)
+            broker = self._metadata.view.brokers.get(view.leader) if view is not None else None
+            if broker is None:
+                raise LeaderNotAvailable(f"{part} has no leader at the moment")
+            before, in_doubt = in_doubt, True
+            response = await self.ask_transactions(broker.address, "AbortHanging", request, deadline)
+            error = from_wire(response.error) if response.error.code else None
+            if isinstance(error, NotEnoughReplicas):
+                in_doubt = before  # nothing was appended
+            if not isinstance(error, InvalidTxnState) or not before:
+                if error is not None:
+                    raise error
+            elif force:
+                raise InvalidTxnState(
+                    f"the transaction of producer {hanging.producer_id} that began at offset {start_offset} of {part} "
+                    "is over, but it is not known what has ended it: this request, whose answer was lost, or its "
+                    f"coordinator, which may have committed it ({error})"
+                )
+            # Else an attempt before has aborted it, and its answer was lost: no coordinator knew it, to commit it.
+
+        await self._retried(attempt, timeout)
+        return hanging
+
+    # Users and permissions
+
+    async def create_acls(self, bindings: AclBinding | Iterable[AclBinding], timeout: float | None) -> None:
+        """Create ACLs."""
+        request = security_pb2.CreateAclsRequest(acls=[_acl(each) for each in _each_change(bindings, AclBinding)])
+        await self._secure("CreateAcls", request, timeout)
+
+    async def describe_acls(self, filter_: AclFilter, timeout: float | None) -> list[AclBinding]:
+        """Return the ACLs that a filter selects."""
+        request = security_pb2.DescribeAclsRequest(filter=_acl(filter_), min_metadata_offset=self._metadata.min_offset)
+        return [_binding(each) for each in (await self._secure("DescribeAcls", request, timeout)).acls]
+
+    async def delete_acls(
+        self, filters: AclFilter | Iterable[AclFilter], validate_only: bool, timeout: float | None
+    ) -> list[AclBinding]:
+        """Delete the ACLs that filters select, and return them."""
+        request = security_pb2.DeleteAclsRequest(
+            filters=[_acl(each) for each in _each_change(filters, AclFilter)], validate_only=validate_only
+        )
+        return [_binding(each) for each in (await self._secure("DeleteAcls", request, timeout)).deleted]
+
+    async def alter_user(
+        self,
+        name: str,
+        password: str,
+        mechanism: str | ScramMechanism,
+        iterations: int,
+        only: bool,
+        timeout: float | None,
+    ) -> None:
+        """Create a user, or change its password."""
+        chosen = ScramMechanism.of(mechanism)
+        request = security_pb2.AlterUsersRequest()
+        request.upsertions.append(await asyncio.to_thread(credential, name, password, chosen, iterations))
+        if only:
+            for each in await self.describe_users(name, timeout):
+                if each.mechanism != chosen:
+                    request.deletions.append(_user_mechanism(name, each.mechanism))
+        await self._secure("AlterUsers", request, timeout, done=ResourceNotFound)
+
+    async def delete_user(self, name: str, mechanism: str | ScramMechanism | None, timeout: float | None) -> None:
+        """Delete a user, or its credential for one mechanism."""
+        if mechanism is not None:
+            chosen = [ScramMechanism.of(mechanism)]
+        else:
+            chosen = [each.mechanism for each in await self.describe_users(name, timeout)]
+            if not chosen:
+                raise ResourceNotFound(f"there is no user {name!r}")
+        request = security_pb2.AlterUsersRequest(deletions=[_user_mechanism(name, each) for each in chosen])
+        await self._secure("AlterUsers", request, timeout, done=ResourceNotFound)
+
+    async def describe_users(self, names: str | Iterable[str], timeout: float | None) -> list[UserScramCredential]:
+        """Return the users and their mechanisms."""
+        request = security_pb2.DescribeUsersRequest(
+            users=names_of(names), min_metadata_offset=self._metadata.min_offset
+        )
+        response: security_pb2.DescribeUsersResponse = await self._secure("DescribeUsers", request, timeout)
+        return sorted(
+            UserScramCredential(each.user, ScramMechanism(each.mechanism), each.iterations) for each in response.users
+        )
+
+    async def _secure(self, method: str, request: Any, timeout: float | None, **more: Any) -> Any:
+        return await self._anyone(method, request, timeout, service=security_stub, **more)
+
 
 def as_config(value: Any) -> str:
     """Return a config value as text: true and false as Kafka writes them, lists with commas."""
@@ -282,10 +1682,10 @@ def as_config(value: Any) -> str:
 def resource_of(
     topic: str | None, broker: int | str | None, broker_logger: int | None = None
 ) -> records_pb2.ConfigResource:
-    """Return the resource that is meant.
+    """Return the named resource.
 
     Raises:
-        InvalidRequestError: none of them is named, or more than one.
+        InvalidRequestError: the caller named none, or more than one.
     """
     if sum(each is not None for each in (topic, broker, broker_logger)) != 1:
         raise InvalidRequestError(

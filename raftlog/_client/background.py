@@ -1,7 +1,7 @@
-"""The event loop thread behind the synchronous classes: one for each process, made when it is first needed.
+"""The event loop thread behind the synchronous classes: one for each process, made on first use.
 
-Nothing here touches gRPC before a client object is made, so that a process may fork before (PySpark forks its
-workers); a child that was forked after is told so instead of hanging.
+Nothing here uses gRPC before a client object exists, so a process may fork before that (PySpark forks its workers). In
+a child that was forked later, calls raise an error instead of hanging.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import weakref
 from collections.abc import Coroutine
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
-from raftlog._alarm import Alarm
-from raftlog._delivery import Deadline
+from raftlog._client.options import shown_as
+from raftlog._delivery import Alarm, Deadline
 from raftlog.errors import ClosedError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOOK_S: Final = 1.0
-"""How often a thread that waits for the loop looks whether the loop is still there."""
+"""How often a waiting thread checks that the loop's thread is alive."""
 _END_S: Final = 1.0
-"""How long the end of a program waits for what is cancelled on the loop."""
+"""How long the end of a program waits for cancelled tasks of the loop."""
 _ENDED: Final = (
     "the event loop thread of this client has ended, or belongs to the process that this one was forked from; "
     "make a new client"
@@ -37,15 +37,15 @@ _ENDED: Final = (
 def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
-    except ImportError:  # not made for every platform
+    except ImportError:  # not available on every platform
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Drop what grpc.aio says of its poller, which all event loops of a process share: that another loop was faster,
-    or that an answer came for a loop which is closed by now."""
+    """Drop errors of grpc.aio's poller, which all event loops of a process share: another loop was faster, or the loop
+    of an answer is closed."""
     error = context.get("exception")
     if isinstance(error, (BlockingIOError, RuntimeError)) and "PollerCompletionQueue" in str(context.get("handle")):
         return
@@ -53,7 +53,7 @@ def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 class LoopThread:
-    """An event loop that runs in a daemon thread, so that it never keeps an interpreter from exiting."""
+    """An event loop in a daemon thread, which does not keep the interpreter from exiting."""
 
     def __init__(self) -> None:
         self.loop = _new_loop()
@@ -67,11 +67,11 @@ class LoopThread:
             try:
                 self.loop.run_forever()
                 return
-            except (SystemExit, KeyboardInterrupt):  # raised by a user's code; the other clients need the loop
-                logger.exception("something on the client's event loop wanted to exit; the loop goes on")
+            except (SystemExit, KeyboardInterrupt):  # raised by a callback; other clients need the loop
+                logger.exception("a callback on the client's event loop tried to exit the program; the loop continues")
 
     def end(self) -> None:
-        """Cancel what is under way and end the thread; given up after a few seconds, if something blocks the loop."""
+        """Cancel all tasks and end the thread, or give up after a few seconds if the loop is blocked."""
         if self.alive and threading.current_thread() is not self._thread:
             self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._wind_up()))
             self._thread.join(2 * _END_S)
@@ -86,22 +86,21 @@ class LoopThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the loop runs: not after it broke, nor in a child that was forked."""
+        """Whether the loop's thread runs; false in a forked child."""
         return self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine there and return its result; an interrupt or the timeout (s) cancels it.
+        """Run a coroutine on the loop and return its result; an interrupt or the timeout (s) cancels it.
 
         Raises:
             TimeoutError: after `timeout` seconds.
-            InvalidRequestError: called from the loop's own thread, where waiting would be for ever.
-            ClosedError: the loop's thread has ended, before or meanwhile; nobody would ever answer. Or what the call
-                waited for was cancelled, since another thread has closed the client.
+            InvalidRequestError: called from the loop's own thread, where it would wait for ever.
+            ClosedError: the loop's thread has ended, or another thread has closed the client.
         """
         if threading.current_thread() is self._thread:
             work.close()
             raise InvalidRequestError(
-                "this call blocks and was made inside a delivery callback; hand the work to a thread of your own"
+                "this call blocks and was made inside a delivery callback; make it in a thread of your own"
             )
         if not self.alive:
             work.close()
@@ -118,7 +117,7 @@ class LoopThread:
                     raise ClosedError(_ENDED)
                 if left_s is not None and left_s <= _LOOK_S:
                     raise TimeoutError(f"no answer within {timeout:g} s" if timeout else "no answer yet")
-        except BaseException:  # whatever a signal's handler raises
+        except BaseException:  # for example of a signal handler
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(call.cancel)
             raise
@@ -129,8 +128,10 @@ class LoopThread:
 
 
 class _Call(Generic[T]):
-    """One coroutine that a thread has run on the loop. A `concurrent.futures.Future` has a lock that an interrupt of
-    that thread could leave locked for ever, and with it the loop."""
+    """One coroutine that a thread runs on the loop.
+
+    Not a `concurrent.futures.Future`: an interrupt of the thread could leave its lock held and block the loop.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
         self.over = Alarm()
@@ -139,77 +140,123 @@ class _Call(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def begin(self) -> None:
-        """Start it; on the loop."""
+        """Start the coroutine; on the loop."""
         self._task = self._loop.create_task(self._work)
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # asked for: perhaps nobody waits for it any more
+            task.exception()  # retrieved: the thread may not wait any more
         self.over.set()
 
     def cancel(self) -> None:
-        """Nobody waits for it any more; on the loop."""
+        """Cancel the coroutine; on the loop."""
         if self._task is None:
             self._work.close()
         else:
             self._task.cancel()
 
     def result(self) -> T:
-        """Return its result, or raise what it has raised; once it is over."""
+        """Return the result or raise the exception of the ended coroutine."""
         assert self._task is not None
         return self._task.result()
 
 
 class Engine(Protocol):
-    """What a client object is a handle of. It outlives the handle: its tasks are held by the loop."""
+    """The engine behind a client object. It may outlive the object, because the loop holds its tasks."""
 
     closed: Any
-    """Whether, or why, nothing works any more; false while it does."""
+    """False while the engine is open; otherwise true, or the error of later calls."""
 
     async def close(self) -> None:
-        """Stop, and give every connection back."""
+        """Stop and close all connections."""
 
 
 @runtime_checkable
 class Draining(Protocol):
-    """An engine that has taken things on which it should still finish."""
+    """An engine that may have work to finish before it closes."""
 
     async def drain(self) -> None:
-        """Finish them, in bounded time."""
+        """Finish the work, in bounded time."""
 
     def undelivered(self) -> int:
-        """Return how many there are, in any thread."""
+        """Return how many records are undelivered; in any thread."""
 
 
-class Client(Protocol):
-    """A client object of the synchronous API."""
+E = TypeVar("E", bound=Engine)
+
+
+class Client(Generic[E]):
+    """A client of the synchronous API: a handle on an engine that runs on the loop thread.
+
+    `raftlog.aio._loop.Client` is its awaitable counterpart, which makes its engine on first use.
+    """
 
     _thread: LoopThread
-    _engine: Any
+    _engine: E
+    _addresses: list[str]
+    _options: Any
+
+    def __repr__(self) -> str:
+        made = self.__dict__.get("_engine")
+        state = "not connected" if made is None else "closed" if made.closed else "open"
+        return shown_as(type(self).__name__.lstrip("_"), self._addresses, self._options, state)
+
+    def _start(self) -> None:
+        """Make the engine, as the last step of a constructor."""
+        self._thread = loop_thread()
+
+        async def make() -> E:
+            return self._make(self._thread.loop)
+
+        self._engine = self._thread.run(make())
+        _clients.add(self)
+        weakref.finalize(self, _let_go, self._thread, self._engine).atexit = False
+
+    def _make(self, loop: asyncio.AbstractEventLoop) -> E:
+        """Return a new engine; on the loop."""
+        raise NotImplementedError
+
+    @property
+    def _made(self) -> E | None:
+        """The engine, if there is one yet."""
+        return self._engine
 
     def _abandon(self) -> None:
-        """In a child that was forked: let go of everything without touching it, and refuse every call from now on."""
+        """Give up the engine in a forked child, without touching its connections; refuse all later calls."""
+        raise NotImplementedError
+
+
+class Turn:
+    """A reentrant lock; `with` yields whether the thread did not hold it before."""
+
+    def __init__(self) -> None:
+        self._free = threading.RLock()
+        self._depth = 0
+
+    def __enter__(self) -> bool:
+        self._free.acquire()
+        self._depth += 1
+        return self._depth == 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        self._free.release()
+
+
+def told(result: object) -> None:
+    """Ignore the result of a listener's method; the awaitable counterpart awaits it."""
 
 
 _lock = threading.Lock()
 _current: LoopThread | None = None
 _retiring: set[asyncio.Task[None]] = set()
 _grpc_ran_before_fork = False
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def abandon_after_fork(client: Client) -> None:
-    """Have `client` told, in every child that is forked from now on, that it belongs to the parent.
-
-    And have its engine closed when it is garbage that nobody has closed.
-    """
-    _clients.add(client)
-    weakref.finalize(client, _let_go, client._thread, client._engine).atexit = False
+_clients: weakref.WeakSet[Client[Any]] = weakref.WeakSet()
 
 
 def _let_go(thread: LoopThread, engine: Engine) -> None:
-    """Close the engine of a client that is gone. Runs in any thread, at any moment, so it takes no lock."""
+    """Close the engine of a collected client. It runs in any thread at any moment, so it takes no lock."""
     if not engine.closed and thread.alive:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             thread.loop.call_soon_threadsafe(_start_retiring, thread.loop, engine)
@@ -224,7 +271,7 @@ def _start_retiring(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
 async def _retire(engine: Engine) -> None:
     try:
         if isinstance(engine, Draining):
-            await engine.drain()  # deliveries may be held that the client is not needed for
+            await engine.drain()  # deliveries may outlive their client
     finally:
         await engine.close()
 
@@ -233,7 +280,7 @@ def loop_thread() -> LoopThread:
     """Return this process' loop thread.
 
     Raises:
-        InvalidRequestError: this process was forked from one in which gRPC ran already; it would hang here.
+        InvalidRequestError: this process was forked from one that used gRPC, which would hang here.
     """
     global _current
     if _grpc_ran_before_fork:
@@ -248,13 +295,13 @@ def loop_thread() -> LoopThread:
 
 
 def _before_the_interpreter_ends() -> None:
-    """A loop of uvloop that has something to do once the interpreter is gone crashes the process (SIGSEGV)."""
+    """End the loop: uvloop crashes the process (SIGSEGV) if its loop still has work when the interpreter is gone."""
     for client in list(_clients):
         engine = client._engine
         if not engine.closed and isinstance(engine, Draining) and (count := engine.undelivered()):
             logger.warning(
                 "the program ends with a producer whose records are not all acknowledged, %d may be lost; "
-                "close or flush it before",
+                "close or flush the producer first",
                 count,
             )
     if _current is not None:

@@ -1,17 +1,16 @@
-"""gRPC channels by address, and what gRPC's failures mean."""
+"""gRPC channels by address, and the error of each gRPC failure."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import grpc
 
-from raftlog._client.logins import FROM_PLUGIN, forget_token, named_error
-from raftlog._client.pem import PemFiles
-from raftlog._client.sasl import Sasl
-from raftlog._client.tls import ChannelTls, Options, dial
+from raftlog._client.security import FROM_PLUGIN, ChannelTls, Options, PemFiles, Sasl, dial, forget_token, named_error
 from raftlog.errors import (
     AuthenticationFailed,
     AuthorizationError,
@@ -28,30 +27,30 @@ from raftlog.errors import (
 CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: no client holds another one back
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_http_proxy", 0),
     ("grpc.http2.max_frame_size", 1 << 20),
 ]
 
 
 REFUSED: Final = "connection refused"
 TOKEN_EXPIRED: Final = "TokenExpired: "
-"""So a broker begins that wants another login: its tokens do not outlive it, nor a change of the password."""
-_NOT_TRUSTED: Final = "its certificate is not of a CA that is trusted here"
-_NAME: Final = "its certificate does not name this address; use a name that it has, or issue one with this address"
+"""The prefix of a broker's refusal that asks for a new login: a token ends with its broker and with the password."""
+_NOT_TRUSTED: Final = "its certificate is not from a CA that is trusted here"
+_NAME: Final = "its certificate does not name this address; use a name in it, or issue one with this address"
 _EXPIRED: Final = "its certificate has expired"
-_NOT_YET: Final = "its certificate does not count yet; is a clock wrong?"
+_NOT_YET: Final = "its certificate is not valid yet; is a clock wrong?"
 _NO_TLS: Final = "it does not speak TLS; is security.protocol right, and the port?"
 _TLS_TROUBLES: Final = (_NOT_TRUSTED, _NAME, _EXPIRED, _NOT_YET, _NO_TLS)
-"""Nothing that waiting helps against."""
+"""Waiting does not help against these."""
 REFUSED_GRACE_S: Final = 2.0
-"""How long a server may take to open its port that is just being started."""
+"""How long a starting server may take to open its port."""
+REPLACED_AFTER_S: Final = 2.0
+"""The age at which a channel without a connection is replaced: gRPC asks again for a name that could not be resolved
+after pauses that grow to two minutes, and a new channel asks at once."""
+_LAST_CALLS_S: Final = 30.0
+"""How long calls of a replaced channel may go on: a server that stops accepts no connection, but answers calls."""
 _IN_WORDS: Final = {
     "hostname verification check failed": _NAME,
     "certificate has expired": _EXPIRED,
@@ -59,6 +58,7 @@ _IN_WORDS: Final = {
     "certificate_verify_failed": _NOT_TRUSTED,
     "certificate signature failure": _NOT_TRUSTED,  # of another CA with the same name
     "wrong_version_number": _NO_TLS,
+    "http1.x server": "it is a web server, or another program that speaks HTTP/1; is the port right?",
     "connection refused": REFUSED,
     "domain name not found": "the host name is not known",
     "name or service not known": "the host name is not known",
@@ -69,26 +69,27 @@ _IN_WORDS: Final = {
     "socket closed": "the connection was closed",
     "connection timed out": "it does not answer",
 }
-"""What gRPC's texts come down to; the first that fits."""
+"""gRPC's texts in plain words; the first match counts."""
 _CLOSED_AT_ONCE: Final = (
-    "it closed the new connection; a listener with TLS does that to plaintext (security.protocol), and to who shows it "
-    "no certificate that it trusts (ssl.certificate.location)"
+    "it closed the new connection; a listener with TLS does that to plaintext clients (security.protocol), and to "
+    "clients without a certificate that it trusts (ssl.certificate.location), and a program that is no raftlog server "
+    "to any client"
 )
 
 
 class NobodyListens(BrokerUnavailable):
-    """Every address has refused the connection: no server runs there, or not yet. Never travels."""
+    """Every address has refused the connection: no server runs there, or not yet. Never sent over the wire."""
 
 
 class TlsFailed(NobodyListens):
-    """At every address TLS has failed by what waiting does not change. Never travels."""
+    """TLS has failed at every address for reasons that waiting does not change. Never sent over the wire."""
 
 
 def nobody_answers(addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUnavailable:
-    """Return the error when all addresses were tried, and what came of each."""
+    """Return the error after all addresses have failed, with the reason of each."""
     if reasons and all(reason.endswith(_TLS_TROUBLES) for reason in reasons):
         return TlsFailed(
-            f"no broker can be talked to at {', '.join(addresses)}; check the addresses, security.protocol and "
+            f"no TLS connection to a broker at {', '.join(addresses)}; check the addresses, security.protocol and "
             f"ssl.ca.location ({'; '.join(reasons)})"
         )
     refused = bool(reasons) and all(reason.endswith((REFUSED, *_TLS_TROUBLES)) for reason in reasons)
@@ -99,7 +100,7 @@ def nobody_answers(addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUn
 
 
 def in_words(details: str) -> str:
-    """Return what gRPC says of a connection in a few words; as it is, where there are none for it."""
+    """Return gRPC's text about a connection in plain words, or unchanged if there are none for it."""
     text = details.lower()
     if text.startswith("failed to connect to all addresses") and text.endswith("socket closed"):
         return _CLOSED_AT_ONCE
@@ -107,7 +108,7 @@ def in_words(details: str) -> str:
 
 
 def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, address: str) -> RaftlogError:
-    """Return the error of the tree for a failed call."""
+    """Return the `RaftlogError` for a failed call."""
     if isinstance(error, RaftlogError):
         return error
     if not isinstance(error, grpc.RpcError):
@@ -119,9 +120,9 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
             grpc.StatusCode.UNAVAILABLE
             | grpc.StatusCode.CANCELLED
             | grpc.StatusCode.UNKNOWN
-            | grpc.StatusCode.INTERNAL  # what gRPC says of a stream that was reset
+            | grpc.StatusCode.INTERNAL  # a reset stream
         ):
-            found = named_error(details) if FROM_PLUGIN in details else None  # why a call has got no token
+            found = named_error(details) if FROM_PLUGIN in details else None  # why the call has no token
             if found is not None and not isinstance(found, RetriableError):
                 return found
             return BrokerUnavailable(f"no connection to {address}: {in_words(details)}")
@@ -147,7 +148,7 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
 
 
 def _not_authenticated(details: str, address: str) -> RaftlogError:
-    """Return what it means that a broker does not know who calls; its token is dropped, if there was one."""
+    """Return the error for a refused authentication, and drop the token of the address, if there is one."""
     logged_in = forget_token(address)
     if not details.startswith(TOKEN_EXPIRED):
         found = named_error(details)
@@ -155,7 +156,7 @@ def _not_authenticated(details: str, address: str) -> RaftlogError:
     if logged_in:
         return BrokerUnavailable(f"{address} wants a new login: {details.removeprefix(TOKEN_EXPIRED)}")
     return AuthenticationFailed(
-        f"{address} wants to know who calls: set security.protocol=sasl_ssl, sasl.username and sasl.password.location"
+        f"{address} requires a login: set security.protocol=sasl_ssl, sasl.username and sasl.password.location"
     )
 
 
@@ -163,48 +164,60 @@ OpenChannel = Callable[[str], grpc.aio.Channel]
 
 
 def _open_insecure(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return dial(address, CHANNEL_OPTIONS, None)
 
 
 _open: OpenChannel = _open_insecure
 
 
 def open_channel(address: str, tls: ChannelTls | None = None) -> grpc.aio.Channel:
-    """Return a new channel to an address, host:port. Every channel of a client to a broker is opened here."""
+    """Return a new channel to `host:port`. All channels of clients to brokers come from here."""
     return _open(address) if tls is None else tls.open(address, CHANNEL_OPTIONS)
 
 
 def use_channels(opens: OpenChannel) -> OpenChannel:
-    """Have plaintext channels opened another way in this process, for simulations; return what opened them before."""
+    """Replace how this process opens plaintext channels, for simulations; return the previous function."""
     global _open
     before, _open = _open, opens
     return before
 
 
 class Connections:
-    """Channels of one client object. A channel reconnects by itself; it is closed with the client.
+    """The channels of one client. A channel reconnects by itself and is closed with the client.
 
-    When the certificates have changed, channels are opened anew. What goes on over one from before goes on, until they
-    change once more.
+    A channel that cannot connect is replaced when the client asks for it. When the certificates change, new channels
+    are opened; calls on old channels continue until the next change.
     """
 
     def __init__(self, tls: ChannelTls | None = None, options: Options | None = None) -> None:
-        """`options` of channels, where they are not a client's."""
+        """`options`: channel options other than `CHANNEL_OPTIONS`."""
         self._tls = tls
         self._options = options
         self._version = tls.version if tls is not None else 0
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._opened_s: dict[str, float] = {}
         self._before: list[grpc.aio.Channel] = []
         self._closing: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """Return the channel to an address, made on first use."""
+        """Return the channel to an address; open it on first use."""
         if self._tls is not None and self._tls.version != self._version:
             self._renew(self._tls.version)
         channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = self._opened(address)
+        if channel is not None and not self._is_stuck(address, channel):
+            return channel
+        if channel is not None:
+            self._retire(channel, _LAST_CALLS_S)
+        channel = self._channels[address] = self._opened(address)
+        self._opened_s[address] = time.monotonic()
         return channel
+
+    def _is_stuck(self, address: str, channel: grpc.aio.Channel) -> bool:
+        return (
+            time.monotonic() - self._opened_s[address] >= REPLACED_AFTER_S
+            and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        )
 
     def _opened(self, address: str) -> grpc.aio.Channel:
         return open_channel(address, self._tls) if self._options is None else dial(address, self._options, self._tls)
@@ -212,21 +225,32 @@ class Connections:
     def _renew(self, version: int) -> None:
         self._version = version
         for channel in self._before:
-            task = asyncio.ensure_future(channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._retire(channel, 0)
         self._before, self._channels = list(self._channels.values()), {}
+
+    def _retire(self, channel: grpc.aio.Channel, grace_s: float) -> None:
+        task = asyncio.ensure_future(self._close_after(channel, grace_s))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close_after(self, channel: grpc.aio.Channel, grace_s: float) -> None:
+        if grace_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._ended.wait()
+        await channel.close()
 
     async def close(self) -> None:
         """Close all channels; calls in progress end."""
         channels, self._channels, self._before = [*self._channels.values(), *self._before], {}, []
+        self._ended.set()
         await asyncio.gather(*(channel.close() for channel in channels), *self._closing, return_exceptions=True)
 
 
 def connections(pem: PemFiles | None, sasl: Sasl | None = None) -> Connections:
-    """Return the connections of a client: with TLS and these files, or in plaintext. `sasl`: who logs in.
+    """Return the connections of a client: with TLS and these files, or in plaintext. `sasl`: the login.
 
     Raises:
-        InvalidConfig: a file cannot be read, or has something else in it.
+        InvalidConfig: a file cannot be read, or has the wrong content.
     """
     return Connections(ChannelTls(pem, sasl) if pem is not None else None)

@@ -1,24 +1,57 @@
-"""The consumer's engine: which partitions are read, and where each begins."""
+"""The consumer's engine: from an assignment to rows in the caller's thread.
+
+`FetchSession` is the fetch stream to one broker: subscriptions and credit out, frames in. `ConsumerEngine` decides
+which partitions are read, where each begins and from which broker, and hands rows to `poll`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import os
 import re
-from collections.abc import Iterable
-from typing import Final
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, cast
 
-from raftlog._client.connections import from_grpc
-from raftlog._client.fetcher import monotonic_ms
-from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S
-from raftlog._client.offsets import EARLIEST, LATEST, STRAGGLER_GRACE_S, OffsetLookup, may_pass
+import grpc
+
+from raftlog._client.connections import connections, from_grpc
+from raftlog._client.metadata import (
+    EARLIEST,
+    LATEST,
+    STRAGGLER_GRACE_S,
+    UNKNOWN_TOPIC_GRACE_S,
+    MetadataCache,
+    OffsetLookup,
+    may_pass,
+)
 from raftlog._client.options import ConsumerOptions
-from raftlog._client.partition_reader import PartitionReader
 from raftlog._core.cluster import TopicView
-from raftlog._core.positions import PartitionState
+from raftlog._core.metrics import ConsumerMetrics, Metrics
+from raftlog._core.positions import (
+    Fetched,
+    Mark,
+    NearReplica,
+    PartitionState,
+    Positions,
+    ReadSource,
+    Rows,
+    has_moved,
+    leads_anew,
+    read_source,
+)
 from raftlog.errors import (
     AuthorizationError,
+    BrokerUnavailable,
+    ClosedError,
+    CorruptRecordError,
+    FencedError,
+    InvalidRequestError,
     OffsetOutOfRange,
     RaftlogError,
     RequestTimedOut,
@@ -27,43 +60,328 @@ from raftlog.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
+    from_wire,
 )
+from raftlog.format.aborted import AbortedRanges
+from raftlog.format.wire import Frame, decode_fetch
 from raftlog.types import TopicPartition
+from raftlog.v1 import common_pb2, log_pb2
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE_S: Final = 1.0
+_PATIENCE_GROWTH: Final = 1.4
+"""A silent session may be idle, or its leader frozen or deposed: the engine probes the broker after a second, and then
+at growing intervals up to `metadata.max.age.ms`."""
+
+
+def monotonic_ms() -> float:
+    """Return the monotonic clock in milliseconds."""
+    return time.monotonic() * 1000.0
+
+
+class _Trouble(NamedTuple):
+    """Consecutive failures of the sessions with a broker."""
+
+    failures: int
+    not_before_ms: float
+    since_ms: float
+
+
+_NO_TROUBLE: Final = _Trouble(0, 0.0, math.inf)
+
+
+PARTS_AT_A_TIME: Final = 5_000
+"""Partitions in one request; brokers accept twice as many."""
+
+
+class FetchSession:
+    """The fetch stream to one broker. It ends with the first failure; the engine then opens another one.
+
+    Credit: bytes that the broker may still send plus unread bytes are at most `share_bytes` and one frame more.
+    """
+
+    def __init__(self, engine: ConsumerEngine, node_id: int, address: str) -> None:
+        self.node_id = node_id
+        self.subscriptions: dict[int, PartitionState] = {}
+        self._engine = engine
+        self._address = address
+        self._granted_bytes = engine.share_bytes()
+        self._held_bytes = 0
+        self._out: deque[log_pb2.FetchRequest] = deque()
+        self._ready = asyncio.Event()
+        self._out.append(
+            log_pb2.FetchRequest(
+                open=log_pb2.OpenFetchSession(
+                    isolation_level=engine.options.isolation_level,
+                    max_frame_bytes=engine.options.max_partition_fetch_bytes,
+                    client_id=engine.options.client_id,
+                    credit_bytes=self._granted_bytes,
+                    rack=engine.options.client_rack,
+                )
+            )
+        )
+        self.heard_at_s = engine.loop.time()
+        self.patience_s = 0.0
+        """How long the session may be silent after `heard_at_s` before the engine probes the broker."""
+        self.closed = False
+        self._task = engine.loop.create_task(self._run())
+
+    def send(self, request: log_pb2.FetchRequest) -> None:
+        """Queue a request."""
+        self._out.append(request)
+        self._ready.set()
+
+    def subscribe(self, partitions: list[log_pb2.FetchPartition]) -> None:
+        """Subscribe to partitions; the broker is expected to send frames or errors soon."""
+        for at in range(0, len(partitions), PARTS_AT_A_TIME):
+            some = partitions[at : at + PARTS_AT_A_TIME]
+            self.send(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=some)))
+        self._engine.heard(self)
+
+    def give_back(self, used_bytes: int) -> None:
+        """Grant credit again for frames that are used up, in few messages."""
+        self._held_bytes -= used_bytes
+        if self.closed:
+            return
+        share_bytes = self._engine.share_bytes()
+        missing = share_bytes - self._granted_bytes - self._held_bytes
+        if missing > 0 and (missing * 8 >= share_bytes or self._held_bytes == 0):
+            self._granted_bytes += missing
+            self.send(log_pb2.FetchRequest(credit=log_pb2.GrantCredit(bytes=missing)))
+
+    async def close(self) -> None:
+        """End the stream."""
+        self.closed = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        error: RaftlogError
+        try:
+            await self._stream()
+            error = BrokerUnavailable(f"{self._address} closed the fetch session")
+        except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
+            error = from_grpc(broke, self._address)
+        except Exception as bug:  # a bug of ours must not strand the partitions
+            logger.exception("fetch session with broker %d failed", self.node_id)
+            error = from_grpc(bug, self._address)
+        self.closed = True
+        self._engine.session_lost(self, error)
+
+    async def _stream(self) -> None:
+        method = self._engine.connections.channel(self._address).stream_stream(
+            "/raftlog.v1.Log/Fetch",
+            request_serializer=log_pb2.FetchRequest.SerializeToString,
+            response_deserializer=decode_fetch,
+        )
+        call = method()
+        writer = asyncio.get_running_loop().create_task(self._write(call))
+        try:
+            while True:
+                frames = await call.read()
+                if frames is grpc.aio.EOF:
+                    code = await call.code()
+                    if code is not grpc.StatusCode.OK:
+                        raise BrokerUnavailable(f"the fetch session ended: {code.name}: {await call.details()}")
+                    return
+                self._on_frames(cast(list[Frame], frames))
+        finally:
+            call.cancel()
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+                await writer
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            while self._out:
+                await call.write(self._out.popleft())
+            self._ready.clear()
+            await self._ready.wait()
+
+    def _on_frames(self, frames: list[Frame]) -> None:
+        self._engine.heard(self)
+        for frame in frames:
+            size = len(frame.records)
+            self._granted_bytes -= size
+            self._held_bytes += size
+            state = self.subscriptions.get(frame.head.subscription_id)
+            if state is None or state.subscription_id != frame.head.subscription_id:
+                self.give_back(size)  # stale: the position has changed
+            elif frame.head.HasField("error") and frame.head.error.code:
+                del self.subscriptions[frame.head.subscription_id]
+                self._engine.refused(state, frame.head.error)
+                self.give_back(size)
+            elif frame.head.HasField("preferred_read_replica"):
+                del self.subscriptions[frame.head.subscription_id]
+                self._engine.redirected(state, frame.head.preferred_read_replica)
+            else:
+                self._engine.received(self, state, frame)
+
+
+_UNTIL_SEEK: Final = (OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition)
+"""Errors that only a seek ends. The consumer retries after all others, which another replica may not have."""
+
+
+PASSED_WAIT_S: Final = 0.05
+"""How long a poll waits for records after positions have moved over markers or aborted records: an application that
+reads up to an end offset has reached it, and no more records may ever follow."""
+
+
 _RESET_TIMESTAMPS: Final = {"earliest": EARLIEST, "latest": LATEST}
 _NAMED: Final = 5
-"""How many partitions one line of the log names."""
+"""How many partitions a log line names."""
 
 
-class ConsumerEngine(PartitionReader):
-    """Assignment or subscription, and the look-up of starts. Everything here runs on the event loop."""
+class ConsumerEngine:
+    """What a consumer without a group does; `GroupEngine` adds the group.
+
+    It runs on the event loop; polls and the methods that say so run in any thread, under `lock`.
+    """
 
     def __init__(self, bootstrap: list[str], options: ConsumerOptions, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(bootstrap, options, loop)
+        self.options = options
+        self.loop = loop
+        self.lock = threading.RLock()
+        self.closed: RaftlogError | None = None
+        self._pid = os.getpid()
+        self.positions = Positions()
+        self.on_data: Callable[[], None] = lambda: None
+        """Called on the loop when a poll may have rows to return or an error to raise."""
+        self.connections = connections(options.pem, options.sasl)
+        self.metadata = MetadataCache(
+            self.connections,
+            bootstrap,
+            max_age_ms=options.metadata_max_age_ms,
+            request_timeout_ms=options.request_timeout_ms,
+            pauses=options.pauses,
+        )
         self.lookup = OffsetLookup(self.metadata, self.connections, options)
         self.metadata.on_change(self._on_metadata)
+        self.counters = ConsumerMetrics(monotonic_ms() / 1_000)
+
+        # The subscription
+        self.subscribed = False
+        """Whether there is a subscription, even one without partitions."""
         self._names: set[str] | None = None
         self._pattern: re.Pattern[str] | None = None
         self._followed: set[str] | None = None
-        """Topics of the subscription that were there at its first look; partitions beyond are new."""
+        """Topics that the subscription has matched; None before its first look. Partitions of later looks are new."""
         self._missing_since_s: dict[str, float] = {}
+
+        # Starts
         self._asking: set[PartitionState] = set()
-        """Partitions whose start a leader is being asked for."""
+        """Partitions whose start is being looked up."""
         self._placing: dict[asyncio.Task[None], None] = {}
         self._looked = asyncio.Event()
+        """Set after every `_sync`."""
 
-    # What to read
+        # Fetching
+        self._inbox: deque[tuple[PartitionState, Fetched]] = deque()
+        self._sessions: dict[int, FetchSession] = {}
+        self._troubles: dict[int, _Trouble] = {}
+        self._next_subscription_id = 0
+        self._sync_pending = False
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = None
+
+        # Polls
+        self._undone: list[dict[PartitionState, Mark]] = []
+        """Marks of interrupted polls whose rows the application has not got; `settle` has them read again."""
+        self._raised_last = False
+        """Whether the last poll raised. If so, the next one prefers rows, however many partitions have failed."""
+
+    # State that any thread may look at
+
+    def check_open(self) -> None:
+        """Refuse if the consumer is closed, or was made in another process.
+
+        Raises:
+            ClosedError: the message says which.
+        """
+        if self.closed is not None:
+            raise type(self.closed)(str(self.closed))
+        if self._pid != os.getpid():
+            raise ClosedError(f"this consumer was made in process {self._pid}; make one in each process")
+
+    def abandon_after_fork(self) -> None:
+        """Give up the engine in a forked child, without touching its connections."""
+        self.lock = threading.RLock()  # a thread of the parent may hold the old one
+        self.closed = ClosedError(f"this consumer was made in process {self._pid}; make one in each process")
+
+    def metrics(self) -> Metrics:
+        """As `Consumer.metrics`; from any thread."""
+        with self.lock:
+            states = list(self.positions.states.values())
+        lags = {
+            state.topic_partition: max(0, state.high_watermark - state.position)
+            for state in states
+            if state.position is not None and state.high_watermark >= 0
+        }
+        now_s = monotonic_ms() / 1_000
+        return self.counters.show(now_s, lags=lags, assigned=len(states), connections=len(self._sessions))
+
+    def assigned(self) -> list[TopicPartition]:
+        """Return the assigned partitions that the application knows of."""
+        with self.lock:
+            return sorted(self.positions.states)
+
+    def position_now(self, topic_partition: TopicPartition) -> int | None:
+        """Return the offset of the next record, None while the start is being looked up.
+
+        Raises:
+            InvalidRequestError: not assigned. RaftlogError: why the partition has no position.
+        """
+        self.check_open()
+        with self.lock:
+            state = self._state(topic_partition)
+            if state.position is None and state.error is not None:
+                raise type(state.error)(str(state.error))
+            return state.position
+
+    def _state(self, topic_partition: TopicPartition) -> PartitionState:
+        state = self.positions.states.get(TopicPartition(*topic_partition))
+        if state is None:
+            raise InvalidRequestError(f"{TopicPartition(*topic_partition)} is not assigned to this consumer")
+        return state
+
+    async def out_of_reach(self) -> dict[TopicPartition, str]:
+        """Return the assigned partitions whose broker is unreachable, with the reasons."""
+        found: dict[TopicPartition, str] = {}
+        with self.lock:
+            for part, state in self.positions.states.items():
+                reason = self._why_out_of_reach(state)
+                if reason is not None and state.error is None:
+                    found[part] = reason
+        return dict(sorted(found.items()))
+
+    def _why_out_of_reach(self, state: PartitionState) -> str | None:
+        part = state.topic_partition
+        view = self.metadata.view.partition(part)
+        if view is None:
+            return f"{part} does not exist"
+        leaderless = self.metadata.view.without_leader(part)
+        if leaderless is not None:
+            return leaderless
+        node_id = state.node_id if state.near is not None else view.leader
+        if self.metadata.silent_since(node_id) is not None:
+            return f"{part}: broker {node_id} does not answer"
+        if node_id in self._troubles:
+            return f"{part}: no connection to broker {node_id}"
+        if state.unplaced and state.refusal is not None:
+            return self._named(state, state.refusal)
+        return None
+
+    # Assignment and subscription
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions; what was assigned before and stays keeps its position.
+        """Read exactly these partitions; those that were assigned before keep their positions.
 
         Waits for starts as `placed` does.
 
         Raises:
-            UnknownTopicOrPartition: no such topic or partition.
-            BrokerUnavailable: nobody answered within `default.api.timeout.ms`.
+            UnknownTopicOrPartition: a topic or partition does not exist.
+            BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
         """
         self.check_open()
         deadline = self._api_deadline()
@@ -91,8 +409,8 @@ class ConsumerEngine(PartitionReader):
         Waits for starts as `placed` does.
 
         Raises:
-            BrokerUnavailable: nobody answered within `default.api.timeout.ms`; nothing is subscribed then.
-            TopicAuthorizationFailed: some of them this user may not read; the others are read.
+            BrokerUnavailable: no broker answered within `default.api.timeout.ms`; nothing is subscribed.
+            TopicAuthorizationFailed: this user may not read some topics; the consumer reads the others.
         """
         self.check_open()
         self._names = set(names) if names is not None else None
@@ -105,7 +423,7 @@ class ConsumerEngine(PartitionReader):
         deadline = self._api_deadline()
         try:
             await self._look_up_topics(deadline)
-        except BaseException:  # interrupted as well: whoever polls hears that nothing is subscribed
+        except BaseException:  # an interrupt too: the next poll says that nothing is subscribed
             await self.unsubscribe()
             raise
         self._follow()
@@ -117,9 +435,9 @@ class ConsumerEngine(PartitionReader):
         self._raise_denied()
 
     async def _look_up_topics(self, deadline: float) -> None:
-        """Wait until brokers have said of each topic of the subscription what it is, or that it is not there.
+        """Wait until the metadata knows each topic of the subscription, or knows that it does not exist.
 
-        What is not known by the deadline is followed once it is there.
+        Topics that are unknown at the deadline are read once they exist.
         """
         failures = 0
         error: RaftlogError | None
@@ -141,7 +459,7 @@ class ConsumerEngine(PartitionReader):
             await asyncio.sleep(self.options.pauses.after_ms(error, failures) / 1000)
 
     def _denied(self) -> dict[str, RaftlogError]:
-        """Return the topics of the subscription that this user may not use, and what brokers say of them."""
+        """Return the topics of the subscription that this user may not read, with their errors."""
         missing = self.metadata.view.missing
         names = sorted(name for name in self._names or () if isinstance(missing.get(name), AuthorizationError))
         return {name: missing[name] for name in names}
@@ -167,8 +485,8 @@ class ConsumerEngine(PartitionReader):
         self.positions.add(PartitionState(topic_partition, view.topic_id, reset))
 
     def _follow(self) -> None:
-        """Bring the assignment in line with the subscription; what is new since its first look begins at its start
-        (KAFKA-20030: a consumer at `latest` must not miss what came before it noticed the partition)."""
+        """Align the assignment with the subscription. Partitions that are new since its first look begin at the start,
+        so that a consumer at `latest` misses no record from before it noticed them (KAFKA-20030)."""
         if self._names is None and self._pattern is None:
             return
         topics = self.metadata.view.topics
@@ -178,7 +496,7 @@ class ConsumerEngine(PartitionReader):
             if (name in self._names if self._names is not None else self._matches(name, view))
         }
         wanted = {TopicPartition(name, part.partition) for name in matching for part in topics[name].partitions}
-        denied = self._denied()  # their partitions stay, so that `poll` says it
+        denied = self._denied()  # their partitions stay, so that `poll` raises it
         wanted |= {part for part in self.positions.states if part.topic in denied}
         first_look = self._followed is None
         self._followed = (self._followed or set()) | matching
@@ -215,27 +533,29 @@ class ConsumerEngine(PartitionReader):
         self._sync()
 
     def _made_again(self, state: PartitionState, found: TopicView) -> None:
-        """The topic was deleted and another one of its name made: never go on in it as if it were the old one."""
-        message = f"{state.topic_partition}: the topic was deleted and made again; its offsets mean other records now"
+        """The topic was deleted and created again: do not continue at the old positions."""
+        message = (
+            f"{state.topic_partition}: the topic was deleted and created again; its offsets mean other records now"
+        )
         state.topic_id = found.topic_id
         if self.options.auto_offset_reset == "none":
             self._stale(state.unplace("none"))
-            self._fail(state, UnknownTopicId(f"{message}; seek to go on"))
+            self._fail(state, UnknownTopicId(f"{message}; seek to continue"))
             return
         logger.warning("%s; reading it from its start", message)
         self._stale(state.unplace("earliest"))
 
-    # Where to begin
-
     def _api_deadline(self) -> float:
         return self.loop.time() + self.options.default_api_timeout_ms / 1000
+
+    # Where partitions begin
 
     async def placed(self, deadline: float | None = None) -> None:
         """Subscribe, and wait until every partition has a position or an error.
 
-        It goes on with what is placed STRAGGLER_GRACE_S after the first one is, or once nothing but open transactions
-        stands in the way, and at the deadline (loop time; by default in `default.api.timeout.ms`) in any case. What is
-        not placed then is asked for again and again in the background, and read once it has answered.
+        It returns at the deadline (loop time; by default in `default.api.timeout.ms`), and STRAGGLER_GRACE_S after the
+        first partition has a start, or after only open transactions delay the starts. The look-up of missing starts
+        continues in the background.
         """
         self._sync()
         until = self._api_deadline() if deadline is None else deadline
@@ -253,7 +573,7 @@ class ConsumerEngine(PartitionReader):
                 break
         if left := self._unplaced():
             logger.warning(
-                "no start found yet for %d partitions, going on without them: %s",
+                "no start found yet for %d partitions, continuing without them: %s",
                 len(left),
                 "; ".join(
                     self._named(state, state.refusal or RequestTimedOut("its leader has not answered yet"))
@@ -263,6 +583,10 @@ class ConsumerEngine(PartitionReader):
 
     def _synced(self) -> None:
         self._looked.set()
+
+    def _unplaced(self) -> list[PartitionState]:
+        with self.lock:
+            return [state for state in self.positions.states.values() if state.unplaced]
 
     def _start_placing(self, states: list[PartitionState]) -> None:
         due = {state.topic_partition: state for state in states if state not in self._asking}
@@ -280,37 +604,6 @@ class ConsumerEngine(PartitionReader):
         if refused:
             self.request_sync()
 
-    def _unplaced(self) -> list[PartitionState]:
-        with self.lock:
-            return [state for state in self.positions.states.values() if state.unplaced]
-
-    async def out_of_reach(self) -> dict[TopicPartition, str]:
-        """Return the assigned partitions whose leaders this client has no contact with, and why."""
-        found: dict[TopicPartition, str] = {}
-        with self.lock:
-            for part, state in self.positions.states.items():
-                reason = self._why_out_of_reach(state)
-                if reason is not None and state.error is None:
-                    found[part] = reason
-        return dict(sorted(found.items()))
-
-    def _why_out_of_reach(self, state: PartitionState) -> str | None:
-        part = state.topic_partition
-        view = self.metadata.view.partition(part)
-        if view is None:
-            return f"{part} is not there"
-        leaderless = self.metadata.view.without_leader(part)
-        if leaderless is not None:
-            return leaderless
-        node_id = state.node_id if state.near is not None else view.leader
-        if self.metadata.silent_since(node_id) is not None:
-            return f"{part}: broker {node_id} does not answer"
-        if node_id in self._troubles:
-            return f"{part}: no connection to broker {node_id}"
-        if state.unplaced and state.refusal is not None:
-            return self._named(state, state.refusal)
-        return None
-
     def _refuse_start(self, states: list[PartitionState]) -> None:
         with self.lock:
             for state in states:
@@ -322,7 +615,7 @@ class ConsumerEngine(PartitionReader):
                 )
 
     async def _place(self, node_id: int, states: list[PartitionState]) -> None:
-        """Ask one leader where these begin: who waits for one broker waits for no other one."""
+        """Ask one leader for the starts of these partitions; a slow broker delays only its own."""
         wanted = {state.topic_partition: _RESET_TIMESTAMPS[state.reset] for state in states}
         for state in states:
             view = self.metadata.view.partition(state.topic_partition)
@@ -330,7 +623,7 @@ class ConsumerEngine(PartitionReader):
         asked_as = [(state, state.reset, state.topic_id) for state in states]
         try:
             answers = await self.lookup.ask(node_id, wanted, self.options.isolation_level)
-        except Exception as bug:  # one of ours: it must not strand the partitions, which are asked for again
+        except Exception as bug:  # a bug of ours must not strand the partitions
             logger.exception("looking up starts at broker %d failed", node_id)
             answers = dict.fromkeys(wanted, from_grpc(bug, f"broker {node_id}"))
         finally:
@@ -339,7 +632,7 @@ class ConsumerEngine(PartitionReader):
             for state, reset, topic_id in asked_as:
                 current = self.positions.states.get(state.topic_partition) is state
                 if not current or not state.unplaced or (state.reset, state.topic_id) != (reset, topic_id):
-                    continue  # a seek was faster, or it is another question now
+                    continue  # a seek was faster, or the start has changed
                 answer = answers[state.topic_partition]
                 if answer is None:
                     self._fail(state, OffsetOutOfRange(f"{state.topic_partition} has no offsets"))
@@ -352,21 +645,392 @@ class ConsumerEngine(PartitionReader):
         self.request_sync()
 
     def _start_refused(self, state: PartitionState, error: RaftlogError) -> None:
-        """A partition does not say where it begins: ask it again later, and raise what does not look temporary."""
+        """The look-up of a start has failed: retry it later, and let a poll raise errors that look permanent."""
         state.refusal = error
         state.missing_since_ms = state.missing_since_ms or monotonic_ms()
         self._back_off(state, error)
         if not may_pass(error):
             self._fail(state, type(error)(self._named(state, error)))
 
+    # Which broker each partition is fetched from
+
+    def request_sync(self) -> None:
+        """Have the loop run `_sync` soon; from any thread."""
+        if not self._sync_pending:
+            self._sync_pending = True
+            self._call_soon(self._sync)
+
+    def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the interpreter, or asyncio.run, has ended
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    def _sync(self) -> None:
+        """Unsubscribe stale or moved partitions, and subscribe all that need it at the brokers to read from."""
+        self._sync_pending = False
+        if self.closed is not None:
+            return
+        now_ms = monotonic_ms()
+        with self.lock:
+            self._leave_silent_followers()
+            view = self.metadata.view
+            sources = {state: read_source(state, view, now_ms) for state in self.positions.states.values()}
+            for state, source in sources.items():
+                if source is not None and has_moved(state, source):
+                    self._stale(state.unsubscribe())
+            self._drop_stale()
+            unplaced: list[PartitionState] = []
+            by_node: dict[int, list[log_pb2.FetchPartition]] = {}
+            again_ms = math.inf
+            missing_since_ms = -math.inf
+            for state, source in sources.items():
+                if not state.fetchable and not state.unplaced:
+                    continue
+                if state.not_before_ms > now_ms and not leads_anew(state, source):
+                    again_ms = min(again_ms, state.not_before_ms)
+                    missing_since_ms = max(missing_since_ms, state.missing_since_ms or -math.inf)
+                elif state.unplaced:
+                    unplaced.append(state)
+                elif source is None:
+                    state.missing_since_ms = state.missing_since_ms or now_ms
+                    missing_since_ms = max(missing_since_ms, state.missing_since_ms)
+                elif (trouble := self._troubles.get(source.node_id, _NO_TROUBLE)).not_before_ms > now_ms:
+                    again_ms = min(again_ms, trouble.not_before_ms)
+                    missing_since_ms = max(missing_since_ms, trouble.since_ms)
+                else:
+                    by_node.setdefault(source.node_id, []).append(self._subscription(state, source))
+        for node_id, partitions in by_node.items():
+            self._sessions[node_id].subscribe(partitions)
+        if missing_since_ms > -math.inf:
+            self._request_refresh(missing_since_ms)
+        self._look_at_silence()
+        if unplaced:
+            self._start_placing(unplaced)
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+            self._sync_timer = None
+        if again_ms < math.inf:  # a little later: timers may fire early
+            self._sync_timer = self.loop.call_later((again_ms - now_ms) / 1000 + 0.001, self._sync)
+        self._synced()
+
+    def _drop_stale(self) -> None:
+        for session in list(self._sessions.values()):
+            stale = [
+                subscription_id
+                for subscription_id, state in session.subscriptions.items()
+                if state.subscription_id != subscription_id
+                or self.positions.states.get(state.topic_partition) is not state
+            ]
+            for subscription_id in stale:
+                del session.subscriptions[subscription_id]
+            if stale:
+                session.send(log_pb2.FetchRequest(unsubscribe=log_pb2.Unsubscribe(subscription_ids=stale)))
+
+    def _subscription(self, state: PartitionState, source: ReadSource) -> log_pb2.FetchPartition:
+        session = self._sessions.get(source.node_id)
+        if session is None:
+            address = self.metadata.address(source.node_id)
+            assert address is not None, "a broker to read from is known"
+            session = self._sessions[source.node_id] = FetchSession(self, source.node_id, address)
+        self._next_subscription_id += 1
+        assert state.position is not None, "a fetchable partition has a position"
+        state.subscription_id = self._next_subscription_id
+        state.node_id, state.leader_epoch = source.node_id, source.leader_epoch
+        if not source.from_follower:
+            state.near = None
+        session.subscriptions[state.subscription_id] = state
+        return log_pb2.FetchPartition(
+            subscription_id=state.subscription_id,
+            topic_id=state.topic_id,
+            partition=state.topic_partition.partition,
+            offset=state.position,
+            leader_epoch=source.leader_epoch,
+            last_fetched_epoch=state.last_epoch,
+            from_follower=source.from_follower,
+            damaged_offset=state.position if state.complaints else None,
+        )
+
+    def _request_refresh(self, missing_since_ms: float, probe: int | None = None) -> None:
+        waited_s = (monotonic_ms() - missing_since_ms) / 1000
+        self.metadata.request_refresh(missing_since_s=self.loop.time() - waited_s, probe=probe)
+
+    # Silent brokers
+
+    def _look_at_silence(self) -> None:
+        """Probe brokers whose sessions have been silent for long; set the timer for the next look."""
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+            self._silence_timer = None
+        if self.closed is not None:
+            return
+        now_s = self.loop.time()
+        next_s = math.inf
+        for session in self._sessions.values():
+            if not session.subscriptions:
+                continue
+            silent_since_s = self.metadata.silent_since(session.node_id)
+            if silent_since_s is not None:  # only a probe tells when that is over
+                self.metadata.request_refresh(missing_since_s=silent_since_s, probe=session.node_id)
+            if now_s - session.heard_at_s >= session.patience_s:
+                session.patience_s *= _PATIENCE_GROWTH
+                self.metadata.request_refresh(probe=session.node_id)
+            if session.patience_s * 1000 < self.options.metadata_max_age_ms:
+                next_s = min(next_s, session.heard_at_s + session.patience_s)
+        if next_s < math.inf:
+            self._silence_timer = self.loop.call_later(max(0.0, next_s - now_s) + 0.001, self._look_at_silence)
+
+    def _leave_silent_followers(self) -> None:
+        for state in self.positions.states.values():
+            if state.near is not None and self.metadata.silent_since(state.near.node_id) is not None:
+                self._leave_follower(state, RetriableError(f"broker {state.near.node_id} does not answer"))
+
+    def _leave_follower(self, state: PartitionState, error: RaftlogError) -> None:
+        """Return to the leader, after a pause, because it may name the same follower again."""
+        self._stale(state.unsubscribe())
+        state.near = None
+        self._back_off(state, error)
+
+    # Events of sessions
+
+    def heard(self, session: FetchSession) -> None:
+        """A session has received frames or has just subscribed."""
+        session.heard_at_s = self.loop.time()
+        session.patience_s = _PATIENCE_S
+        if self._silence_timer is None:
+            self._look_at_silence()
+
+    def received(self, session: FetchSession, state: PartitionState, frame: Frame) -> None:
+        """Keep a frame for the next poll."""
+        head = frame.head
+        state.high_watermark = max(state.high_watermark, head.high_watermark)
+        state.failures = 0
+        state.missing_since_ms = None
+        self._troubles.pop(session.node_id, None)
+        if len(frame.records):
+            self.counters.received(state.topic_partition.topic, len(frame.records), monotonic_ms() / 1_000)
+            aborted = AbortedRanges(head.aborted) if head.aborted else None
+            self._inbox.append((state, Fetched(head.subscription_id, frame.records, session, aborted)))
+            self.on_data()
+
+    def redirected(self, state: PartitionState, node_id: int) -> None:
+        """The leader has ended a subscription and names a nearer follower (KIP-392)."""
+        with self.lock:
+            self._stale(state.unsubscribe())
+            until_ms = monotonic_ms() + self.options.metadata_max_age_ms
+            state.near = NearReplica(node_id, state.leader_epoch, until_ms)
+            broker = self.metadata.view.brokers.get(node_id)
+            if broker is None or broker.fenced:
+                self._leave_follower(state, RetriableError(f"broker {node_id} is not known, or fenced"))
+                self.metadata.request_refresh()
+        self.request_sync()
+
+    def refused(self, state: PartitionState, wire_error: common_pb2.Error) -> None:
+        """The broker has ended a subscription with an error: start over, retry after a pause, or fail."""
+        error = from_wire(wire_error)
+        topic_partition = state.topic_partition
+        text = self._named(state, error)
+        with self.lock:
+            unread = state.has_data or any(waiting is state for waiting, _ in self._inbox)
+            from_follower = state.near is not None
+            self._stale(state.unsubscribe())
+            if from_follower:  # a follower may lag behind; the leader decides
+                logger.debug("%s; going back to the leader", text)
+                self._leave_follower(state, error)
+                if wire_error.HasField("leader"):
+                    self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
+            elif isinstance(error, OffsetOutOfRange) and not unread:
+                if self.options.auto_offset_reset == "none":
+                    self._fail(state, OffsetOutOfRange(f"{text}; seek to an offset that exists"))
+                else:
+                    logger.warning("%s; starting over at the %s", text, self.options.auto_offset_reset)
+                    state.unplace(self.options.auto_offset_reset)
+            elif isinstance(error, (RetriableError, FencedError, OffsetOutOfRange)) or (
+                isinstance(error, CorruptRecordError) and state.complain()
+            ):
+                # Out of range with unread records: fetch again from the position, which is lower. Corrupt: another
+                # replica may take over.
+                self._back_off(state, error)
+                state.missing_since_ms = state.missing_since_ms or monotonic_ms()
+                self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
+            else:
+                self._fail(state, type(error)(text))
+        self.request_sync()
+
+    def session_lost(self, session: FetchSession, error: RaftlogError) -> None:
+        """A stream has ended: its partitions will be subscribed again at their leaders."""
+        logger.debug("fetch session with broker %d ended: %s", session.node_id, error)
+        if self._sessions.get(session.node_id) is session:
+            del self._sessions[session.node_id]
+        now_ms = monotonic_ms()
+        before = self._troubles.get(session.node_id, _NO_TROUBLE)
+        failures, since_ms = before.failures + 1, min(before.since_ms, now_ms)
+        pause_ms = self.options.pauses.after_ms(error, failures)
+        self._troubles[session.node_id] = _Trouble(failures, now_ms + pause_ms, since_ms)
+        with self.lock:
+            for subscription_id, state in session.subscriptions.items():
+                if state.subscription_id == subscription_id:
+                    state.unsubscribe()
+                    state.near = None
+                    if not isinstance(error, RetriableError):
+                        self._fail(state, error)
+        if self.closed is None:
+            self._request_refresh(since_ms)
+            self.request_sync()
+
+    def _ask_again(self) -> None:
+        """Fetch corrupt batches again, and log it: another replica may have an intact copy. Under the lock."""
+        for state, error in self.positions.doubtful:
+            logger.warning("%s; fetching it again", error)
+            self._back_off(state, error)
+        self.positions.doubtful.clear()
+        self.request_sync()
+
+    def _fail(self, state: PartitionState, error: RaftlogError) -> None:
+        self._stale(state.unsubscribe())
+        state.error = error
+        self.on_data()
+
+    def _back_off(self, state: PartitionState, error: RaftlogError) -> None:
+        state.failures += 1
+        failures = max(state.failures, state.complaints)
+        state.not_before_ms = monotonic_ms() + self.options.pauses.after_ms(error, failures)
+
+    @staticmethod
+    def _named(state: PartitionState, error: RaftlogError) -> str:
+        text = str(error)  # brokers name the partition as well
+        name = f"{state.topic_partition}:"
+        return text if text.startswith(name) else f"{name} {text}"
+
+    # Credit
+
+    def share_bytes(self) -> int:
+        """Return the share of `fetch.max.bytes` of one session."""
+        return max(1024, self.options.fetch_max_bytes // max(1, len(self._sessions)))
+
+    def _stale(self, frames: list[Fetched]) -> None:
+        if frames:
+            self._call_soon(self._give_back, frames)
+
+    def _give_back(self, frames: list[Fetched]) -> None:
+        sizes: dict[FetchSession, int] = {}
+        for frame in frames:
+            sizes[frame.source] = sizes.get(frame.source, 0) + len(frame.records)
+        for session, size in sizes.items():
+            session.give_back(size)
+
+    # Polls, in the caller's thread
+
+    def take(self, max_rows: int, marks: dict[PartitionState, Mark]) -> list[Rows]:
+        """Return rows that have arrived, and move the positions; `marks` gets where they stood.
+
+        A caller that cannot return the rows to the application calls `take_back` with the marks.
+
+        Raises:
+            RaftlogError: a partition has failed, or the consumer has nothing to read.
+        """
+        self.check_open()
+        now_s = monotonic_ms() / 1_000
+        self.counters.polled(now_s)
+        spent: list[Fetched] = []
+        try:
+            with self.lock:
+                if not self.positions.states and not self.subscribed:
+                    raise InvalidRequestError(
+                        "nothing to poll: call subscribe or assign first, in raftlog.aio with await"
+                    )
+                inbox = self._inbox
+                while inbox:
+                    state, fetched = inbox[0]
+                    if not self.positions.receive(state, fetched):
+                        spent.append(fetched)
+                    inbox.popleft()  # last: after a signal before it, the frame is received twice, harmlessly
+                if not self._raised_last:
+                    self._raise_pending()
+                taken = self.positions.take(max_rows, spent, check_crcs=self.options.check_crcs, marks=marks)
+                if self.positions.doubtful:
+                    self._ask_again()
+                if not taken:
+                    self._raise_pending()
+                self._raised_last = False
+                for rows in taken:
+                    self.counters.handed_out(rows.topic_partition.topic, len(rows), now_s)
+                return taken
+        finally:
+            if spent:
+                self._call_soon(self._give_back, spent)
+
+    def take_back(self, marks: dict[PartitionState, Mark]) -> None:
+        """Read the rows taken under these marks again, because the application did not get them."""
+        self._undone.append(marks)  # a second Ctrl-C may interrupt `settle`
+        self.settle()
+
+    def settle(self) -> None:
+        """Finish interrupted `take_back` calls."""
+        while self._undone:
+            with self.lock:
+                for marks in self._undone:
+                    self._stale(self.positions.take_back(marks))
+                self._undone.clear()
+            self.request_sync()
+
+    def _raise_pending(self) -> None:
+        """Raise the error of a partition, with backoff, so that polls between return rows of the others."""
+        now_ms = monotonic_ms()
+        state = self.positions.failed(now_ms)
+        if state is None:
+            return
+        error = state.error
+        assert error is not None, "the partition has failed"
+        self._raised_last = True
+        state.raised += 1
+        pause_ms = self.options.pauses.after_ms(error, state.raised)
+        state.raise_not_before_ms = now_ms + pause_ms
+        if isinstance(error, _UNTIL_SEEK):
+            self._call_soon(self._remind, pause_ms)
+        else:
+            state.error = None
+            state.not_before_ms = state.raise_not_before_ms
+            self.request_sync()
+        raise type(error)(str(error))
+
+    def _remind(self, pause_ms: float) -> None:
+        self.loop.call_later(pause_ms / 1000 + 0.001, lambda: self.on_data())
+
+    def place(self, topic_partition: TopicPartition, offset: int) -> None:
+        """Continue at another offset."""
+        self.check_open()
+        self.settle()
+        with self.lock:
+            self._stale(self._state(topic_partition).place(offset))
+        self.request_sync()
+
+    def pause(self, partitions: Iterable[TopicPartition], paused: bool) -> None:
+        """Pause or resume fetching of partitions."""
+        self.check_open()
+        with self.lock:
+            for topic_partition in partitions:
+                state = self._state(topic_partition)
+                if paused and not state.paused:
+                    self._stale(state.unsubscribe())
+                state.paused = paused
+        self.request_sync()
+
+    # End
+
     async def close(self) -> None:
-        """Stop."""
+        """Stop; on the event loop."""
         for task in list(self._placing):
             task.cancel()
-        await super().close()
+        self.closed = self.closed or ClosedError("the consumer is closed")
+        self.on_data()
+        for timer in (self._sync_timer, self._silence_timer):
+            if timer is not None:
+                timer.cancel()
+        await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
+        await self.metadata.close()
+        await self.connections.close()
         self._looked.set()
 
 
 def _wait_for_transactions(states: list[PartitionState]) -> bool:
-    """Whether the partitions would all have a start if transactions were not open that may replace it."""
+    """Whether only open transactions, which may still commit offsets, delay the starts of all these partitions."""
     return all(isinstance(state.refusal, UnstableOffsetCommit) for state in states)

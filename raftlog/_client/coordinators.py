@@ -1,4 +1,4 @@
-"""Finds the broker that coordinates a group, a transactional id or a sink, remembers it, and calls it."""
+"""Look-up and calls of the broker that coordinates a group, a transactional id or a sink."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from raftlog.errors import (
 from raftlog.v1 import group_pb2, group_pb2_grpc, transaction_pb2, transaction_pb2_grpc
 
 _HEDGE_S: Final = 0.2
-"""A broker that has not said for so long who coordinates is not waited for alone: the next one is asked as well."""
+"""After this long without an answer the next broker is asked as well."""
 _ROUND_S: Final = 3.0
-"""How long one look-up may take, over all brokers."""
+"""How long one look-up over all brokers may take."""
 _PATIENCE_S: Final = 0.5
-"""How long a coordinator may take to answer before it is looked up whether it still is the one, again and again."""
+"""How long a coordinator may take to answer before another look-up checks that it still coordinates, repeatedly."""
 _ENOUGH_REFUSALS: Final = 3
-"""Brokers that agree that there is no coordinator; in a large cluster it helps nobody to ask all of them."""
+"""A look-up ends after this many brokers agree that there is no coordinator."""
 _LOST: Final = (NotCoordinator, CoordinatorNotAvailable, BrokerUnavailable, RequestTimedOut, ShuttingDown)
 """After these a group may have another coordinator."""
 
 
 class Coordinator(NamedTuple):
-    """Which broker coordinates a group, and in which partition of __consumer_offsets it keeps the group."""
+    """The broker that coordinates an id, and the partition of the internal topic that holds its state."""
 
     node_id: int
     address: str
@@ -47,7 +47,7 @@ class Coordinator(NamedTuple):
 
 
 class CoordinatedService(NamedTuple):
-    """What is coordinated: the service, and what its `FindCoordinator` is asked. Both answer alike."""
+    """A coordinated service: its stub, and the request of its `FindCoordinator`, both with the same response."""
 
     stub: Callable[[grpc.aio.Channel], Any]
     look_up: Callable[[str], Any]
@@ -61,7 +61,7 @@ TRANSACTIONS: Final = CoordinatedService(
     lambda channel: transaction_pb2_grpc.TransactionStub(channel),  # type: ignore[no-untyped-call,unused-ignore] # generated
     lambda id_: transaction_pb2.FindTransactionCoordinatorRequest(id=id_),
 )
-"""Transactional ids and sink ids."""
+"""The service of transactional ids and sink ids."""
 
 
 class CoordinatorOptions(Protocol):
@@ -74,10 +74,10 @@ class CoordinatorOptions(Protocol):
 
 
 class Coordinators:
-    """The coordinators of groups, or of transactional ids and sinks, as far as known. Lives on one event loop.
+    """The known coordinators of groups, or of transactional ids and sinks. Lives on one event loop.
 
-    Whoever hears from a coordinator that it is none (`NotCoordinator`, `CoordinatorNotAvailable`), or does not reach
-    it, calls `forget` and then `find` again. `call` does the former by itself.
+    After `NotCoordinator` or `CoordinatorNotAvailable`, or without an answer, the caller calls `forget`, and then
+    `find` again. `call` forgets by itself.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Coordinators:
         service: CoordinatedService = GROUPS,
         counted: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`counted` returns what a request is made within."""
+        """`counted` returns the context manager that counts a request."""
         self._counted = counted
         self._service = service
         self._metadata = metadata
@@ -97,28 +97,28 @@ class Coordinators:
         self._known: dict[str, Coordinator] = {}
         self._flights: dict[str, asyncio.Task[Coordinator]] = {}
         self._stub: tuple[grpc.aio.Channel, Any] | None = None
-        """Of the channel that was used last: making one costs as much as a call."""
+        """The last channel and its stub: a new stub costs as much as a call."""
 
     def known(self, group_id: str) -> Coordinator | None:
-        """Return who coordinated the group when somebody asked last; None: nobody has, or it was forgotten."""
+        """Return the remembered coordinator, or None."""
         return self._known.get(group_id)
 
     def learn(self, group_id: str, coordinator: Coordinator) -> None:
-        """Take it from a broker that answered for the group."""
+        """Remember the broker that has answered for the group."""
         self._known[group_id] = coordinator
 
     def forget(self, group_id: str, former: Coordinator | None = None) -> None:
-        """Look the group's coordinator up anew the next time; with `former` only if it is that one still."""
+        """Forget the coordinator; with `former`, only if that one is remembered."""
         if former is None or self._known.get(group_id) == former:
             self._known.pop(group_id, None)
 
     async def find(self, group_id: str, timeout_s: float) -> Coordinator:
-        """Return who coordinates the group, looking it up as often as it takes when it is not known.
+        """Return the coordinator; if it is not known, look it up, repeatedly within `timeout_s`.
 
         Raises:
-            InvalidGroupId: not a name for a group.
-            CoordinatorNotAvailable: nobody does, for as long as `timeout_s`; says why.
-            BrokerUnavailable: nobody answers.
+            InvalidGroupId: the group id is invalid.
+            CoordinatorNotAvailable: there is no coordinator; the message says why.
+            BrokerUnavailable: no broker answers.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -135,9 +135,9 @@ class Coordinators:
                 await asyncio.sleep(pause_s)
 
     async def find_once(self, group_id: str) -> Coordinator:
-        """Return who coordinates the group, asking each broker no more than once when it is not known.
+        """Return the coordinator; if it is not known, look it up once, asking each broker at most once.
 
-        Who asks while it is being asked already shares the answer.
+        Concurrent calls for one id share a look-up.
 
         Raises:
             InvalidGroupId, CoordinatorNotAvailable, BrokerUnavailable: as `find`.
@@ -158,7 +158,7 @@ class Coordinators:
             self._known[group_id] = flight.result()
 
     async def _ask(self, group_id: str) -> Coordinator:
-        """Ask one broker after the other, and the next one beside it while one is silent; the first answer counts."""
+        """Ask one broker after the other, and the next one while one is silent; the first answer counts."""
         loop = asyncio.get_running_loop()
         addresses = self._addresses()
         left = list(addresses)
@@ -184,7 +184,7 @@ class Coordinators:
         finally:
             for task in asking:
                 task.cancel()
-            await asyncio.gather(*asking, *done, return_exceptions=True)  # of those in `done` one may have been enough
+            await asyncio.gather(*asking, *done, return_exceptions=True)  # some in `done` may not be read
         if refusals:
             raise refusals[0]
         raise nobody_answers(addresses, reasons or [f"no answer within {_ROUND_S:g} s"])
@@ -192,7 +192,7 @@ class Coordinators:
     def _addresses(self) -> list[str]:
         known = [broker.address for broker in self._metadata.view.brokers.values() if not broker.fenced]
         bootstrap = list(self._metadata.bootstrap)
-        for some in (known, bootstrap):  # else the first one, cut off from the others, would be believed for ever
+        for some in (known, bootstrap):  # so that one isolated broker is not always the first
             random.shuffle(some)
         return list(dict.fromkeys([*known, *bootstrap]))
 
@@ -210,14 +210,14 @@ class Coordinators:
         return Coordinator(response.node_id, join_address(response.host, response.port), response.partition)
 
     async def call(self, group_id: str, method: str, request: Any, timeout_s: float) -> Any:
-        """Call a unary method of the service on the coordinator, once; look it up if need be.
+        """Call a unary method of the service on the coordinator, once; look the coordinator up if needed.
 
-        A coordinator that is slow is waited for only as long as no other broker is named in its place. What is in
-        the response beside `error` is the caller's to look at; who finds `NotCoordinator` there calls `forget`.
+        The call fails early if the coordinator is slow and brokers name another one. The caller checks the errors of
+        single results in the response, and calls `forget` if it finds `NotCoordinator` there.
 
         Raises:
-            RaftlogError: what the response has as `error`, or why there is none. Whoever retries may call again at
-                once: after an error by which the group may have moved its coordinator is forgotten.
+            RaftlogError: the `error` of the response, or why there is none. After errors that may mean another
+                coordinator, this one is forgotten, so a retry looks it up again.
         """
         coordinator = await self.find_once(group_id)
         stub = self._stub_of(coordinator.address)
@@ -246,10 +246,10 @@ class Coordinators:
         return self._stub[1]
 
     async def _while_it_is(self, group_id: str, coordinator: Coordinator, call: Any) -> Any:
-        """Wait for an answer as long as nobody else coordinates.
+        """Wait for an answer, while look-ups name no other coordinator.
 
         Raises:
-            BrokerUnavailable: somebody else does; he is known from now on.
+            BrokerUnavailable: another broker coordinates; it is remembered.
         """
         answer = asyncio.ensure_future(call)
         look_up: asyncio.Task[Coordinator] | None = None
@@ -260,7 +260,7 @@ class Coordinators:
                 if answer.done():
                     break
                 if look_up.exception() is None and look_up.result().node_id != coordinator.node_id:
-                    raise BrokerUnavailable(f"{coordinator.address} does not answer, and coordinates no more")
+                    raise BrokerUnavailable(f"{coordinator.address} does not answer, and no longer coordinates")
             return answer.result()
         finally:
             answer.cancel()
@@ -269,7 +269,7 @@ class Coordinators:
                 await asyncio.gather(look_up, return_exceptions=True)
 
     async def close(self) -> None:
-        """Look nothing up any more."""
+        """Cancel all look-ups."""
         flights = list(self._flights.values())
         for flight in flights:
             flight.cancel()

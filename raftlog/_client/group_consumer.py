@@ -1,4 +1,4 @@
-"""The consumer's engine as a member of a group: what it reads is what the coordinator gives it."""
+"""The engine of a consumer with a group: the coordinator assigns its partitions and keeps its committed offsets."""
 
 from __future__ import annotations
 
@@ -8,38 +8,56 @@ import enum
 import logging
 import math
 import re
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, cast
 
-from raftlog._client.fetcher import monotonic_ms
-from raftlog._client.group_positions import COMMITTED, GroupPositions
-from raftlog._client.group_session import GroupSession
+from raftlog._client.consumer import ConsumerEngine, monotonic_ms
+from raftlog._client.coordinators import Coordinators
+from raftlog._client.groups import (
+    Claim,
+    Claims,
+    CommitQueue,
+    Entry,
+    GroupOffsets,
+    GroupSession,
+    Offsets,
+    in_pieces,
+    to_commit,
+)
 from raftlog._client.options import ConsumerOptions
-from raftlog._core.membership import MemberState
+from raftlog._core.cluster import TopicView
+from raftlog._core.membership import Identity, Membership, MemberState
 from raftlog._core.positions import PartitionState
 from raftlog.errors import (
     AuthorizationError,
     ClosedError,
     InvalidConfig,
+    InvalidRequestError,
+    PartitionNotOwned,
     RaftlogError,
     RequestTimedOut,
     RetriableError,
 )
-from raftlog.types import GroupMetadata, TopicPartition
-from raftlog.v1 import group_pb2
+from raftlog.types import GroupMetadata, OffsetAndMetadata, TopicPartition
+from raftlog.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
 
+COMMITTED: Final = "committed"
+"""The reset of a partition that begins at the group's committed offset, if there is one."""
+
+
 _PUSH_GRACE_S: Final = 0.5
-"""How long after a changed subscription was heard the assignment that follows from it may take to come."""
+"""How long the assignment may take after the coordinator has acknowledged a changed subscription."""
 
 _MAY_PASS: Final = (AuthorizationError, InvalidConfig)
-"""Refusals after which the next poll asks once more, as Kafka's consumers do: a permission may be given, or a file with
-a password, which cannot be read for a moment, be replaced."""
+"""Refusals after which the next poll joins again, as Kafka's consumers do: an administrator may grant the permission
+or replace the password file."""
 
 
 class Change(enum.Enum):
-    """What happens to partitions of a member."""
+    """A change of a member's partitions."""
 
     LOST = "lost"
     REVOKED = "revoked"
@@ -47,22 +65,51 @@ class Change(enum.Enum):
 
 
 class Step(NamedTuple):
-    """One thing that the application is to be told of, in its own thread."""
+    """One change to tell the application of, in its own thread."""
 
     change: Change
     partitions: list[TopicPartition]
 
 
-class GroupEngine(GroupPositions):
-    """Subscriptions through the group's coordinator; `assign` with the group's offsets.
+class GroupEngine(ConsumerEngine):
+    """A member of a group, or with `assign` a consumer that only uses the group's offsets.
 
-    The application's thread brings the assignment about, step by step: whenever `attention` is set it asks for
-    `next_step`, tells the application, and calls `finish_step`; at `session_deadline_ms` it calls `look_again`. So
-    nothing moves while the application works on records, and no record of a partition is handed out after its loss.
+    The polling thread applies an assignment step by step: whenever `attention` is set it calls `next_step`, tells the
+    application, and calls `finish_step`; at `session_deadline_ms` it calls `look_again`. So partitions do not change
+    while the application works on records, and no poll returns records of a lost partition.
     """
 
     def __init__(self, bootstrap: list[str], options: ConsumerOptions, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(bootstrap, options, loop)
+        self.group_id = options.group_id
+        self.coordinators = Coordinators(self.metadata, self.connections, options)
+        self.membership = Membership(
+            Identity(
+                group_id=options.group_id,
+                member_id=uuid.uuid4().hex,
+                instance_id=options.group_instance_id,
+                client_id=options.client_id,
+                rack=options.client_rack,
+                rebalance_timeout_ms=int(options.max_poll_interval_ms),
+                assignor=options.group_remote_assignor,
+            )
+        )
+        self.offsets = GroupOffsets(
+            options.group_id,
+            self.coordinators,
+            options,
+            require_stable=options.isolation_level == common_pb2.READ_COMMITTED,
+        )
+        self.commits = CommitQueue(
+            self._send_commit,
+            claim=self._claim,
+            pause_ms=options.pauses.after_ms,
+            on_committed=self._on_committed,
+        )
+        self.committed_offsets: dict[TopicPartition, int] = {}
+        """The committed offsets of assigned partitions, as far as this consumer knows."""
+        self._resets: dict[TopicPartition, str] = {}
+        """Where partitions without a committed offset begin."""
         self.session = GroupSession(
             self.membership,
             self.coordinators,
@@ -73,19 +120,19 @@ class GroupEngine(GroupPositions):
             on_overdue=self._on_overdue,
         )
         self.attention = False
-        """Whether the application's thread has something to see to."""
+        """Whether the polling thread must call `next_step`."""
         self.polled_ms = math.inf
-        """When the application was given something last; infinite while it waits for more."""
+        """When the last poll returned; infinite while a poll waits."""
         self._overdue = False
         self._told: RaftlogError | None = None
-        """The refusal that the application has heard last."""
+        """The last refusal that the application was told."""
         self._changed = asyncio.Event()
         self._note = ""
 
-    # What to read
+    # Assignment and subscription
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """As `ConsumerEngine.assign`; begins where the group's offsets say, and is no member of the group."""
+        """As `ConsumerEngine.assign`, but begin at the group's committed offsets; leave the group."""
         await self._leave()
         await super().assign(partitions)
 
@@ -95,14 +142,14 @@ class GroupEngine(GroupPositions):
         await super().unsubscribe()
 
     async def subscribe(self, names: Iterable[str] | None, pattern: re.Pattern[str] | None) -> None:
-        """Join the group, or tell it that something else is to be read; waits until it has answered.
+        """Join the group, or change the subscription; wait until the coordinator has answered.
 
         Raises:
-            RaftlogError: the group refuses, or no broker or coordinator is there within `default.api.timeout.ms`; in
-                the second case it is tried further on, and polls try it after what may pass.
+            RaftlogError: the group refuses, or no broker or coordinator answers within `default.api.timeout.ms`. In
+                the second case the engine keeps trying. After `_MAY_PASS` errors the next poll joins again.
         """
         self.check_open()
-        self.polled_ms = math.inf  # who waits for the group is there; the caller says when that is over
+        self.polled_ms = math.inf  # waiting for the group counts as polling; the caller ends that
         deadline = self._api_deadline()
         if not self.subscribed:
             with self.lock:
@@ -123,8 +170,8 @@ class GroupEngine(GroupPositions):
         self._raise_denied()
 
     def _join(self) -> int:
-        """Join with the subscription as it is; return how many assignments came before the one that is to follow from
-        it, 0: none needs to."""
+        """Join with the current subscription; return how many assignments have arrived before the one that follows
+        from it, or 0 if the subscription has not changed."""
         assignments = self.membership.assignments
         if not self._resubscribe():
             assignments = 0
@@ -145,7 +192,7 @@ class GroupEngine(GroupPositions):
                 await asyncio.sleep(self.options.pauses.after_ms(error, failures) / 1000)
 
     async def _answered(self, assignments: int, deadline: float) -> None:
-        """Wait until the coordinator has taken note of the subscription, and said what follows from it."""
+        """Wait until the coordinator has acknowledged the subscription and sent the assignment."""
         membership = self.membership
         until = deadline
         while True:
@@ -163,12 +210,12 @@ class GroupEngine(GroupPositions):
                     await self._changed.wait()
             except TimeoutError:
                 if heard:
-                    return  # nothing followed
+                    return  # the assignment has not changed
                 refusal = membership.refusal or RequestTimedOut("its coordinator has not answered")
                 raise type(refusal)(f"group {self.group_id}: {refusal}") from None
 
     async def something_to_read(self) -> None:
-        """Wait a little for partitions that others have to let go first, if there are none and nobody says why."""
+        """Wait a little for partitions that other members must release first, unless the coordinator says why not."""
         membership = self.membership
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PUSH_GRACE_S):
@@ -177,7 +224,7 @@ class GroupEngine(GroupPositions):
                     await self._changed.wait()
 
     def _resubscribe(self) -> bool:
-        """Tell the membership what the subscription comes down to; return whether that is a change."""
+        """Pass the topics of the subscription to the membership; return whether they have changed."""
         topics = self.metadata.view.topics
         if self._pattern is not None:
             matching = {name for name, view in topics.items() if self._matches(name, view)}
@@ -192,10 +239,67 @@ class GroupEngine(GroupPositions):
         if not self.subscribed:
             super()._on_metadata()
             return
-        self._resubscribe()  # topics that come and go come and go with the assignment
+        self._resubscribe()  # the coordinator assigns new topics and drops deleted ones
         self._sync()
 
     # Membership
+
+    async def next_step(self) -> Step | None:
+        """Return the next change to tell the application of, or None.
+
+        Assigned partitions are read from then on, revoked ones until `finish_step`. A member that has left because the
+        application did not poll joins again; so does one whose `_MAY_PASS` refusal the application has been told.
+        """
+        self.session.tick()  # after a pause the session may be over, and its assignment another member's
+        membership = self.membership
+        refused = membership.state is MemberState.FAILED and membership.error is self._told
+        if self._overdue or (refused and isinstance(membership.error, _MAY_PASS)):
+            self._overdue = False
+            self.polled_ms = math.inf
+            membership.join()
+            self.session.wake()
+        step = None
+        if membership.lost:
+            step = Step(Change.LOST, sorted(membership.lost))
+        elif release := membership.to_release():
+            step = Step(Change.REVOKED, release)
+        elif take := membership.to_take():
+            self._take(take)
+            step = Step(Change.ASSIGNED, take)
+        self._look()
+        return step
+
+    async def finish_step(self, step: Step) -> None:
+        """Complete a step that the application has been told of."""
+        self.counters.rebalanced(monotonic_ms() / 1_000)
+        membership = self.membership
+        if step.change is Change.REVOKED:
+            await self.commits.flush()
+            with self.lock:
+                self._keep_only(self.positions.states.keys() - set(step.partitions))
+            membership.released(step.partitions)
+        if step.change is not Change.ASSIGNED:
+            membership.told_of_loss(step.partitions)
+            for part in step.partitions:
+                self.committed_offsets.pop(part, None)
+            self.session.wake()
+            self._sync()
+        logger.info(
+            "group %s: partitions %s (epoch %d): %s",
+            self.group_id, step.change.value, membership.member_epoch, ", ".join(map(str, step.partitions)),
+        )  # fmt: skip
+        self._look()
+
+    def _take(self, partitions: list[TopicPartition]) -> None:
+        taken = self.membership.taken(partitions)
+        self.metadata.wanted.update(part.topic for part in taken)
+        with self.lock:
+            for part, assigned in taken.items():
+                newer = part.partition >= assigned.first_new_partition
+                self._resets[part] = "earliest" if newer else self.options.auto_offset_reset
+                self.positions.add(PartitionState(part, assigned.topic_id, COMMITTED))
+        self.session.wake()
+        self._sync()
 
     def _on_change(self) -> None:
         membership = self.membership
@@ -226,10 +330,248 @@ class GroupEngine(GroupPositions):
     def _on_overdue(self) -> None:
         logger.warning(
             "group %s: the application has not polled for %g s (max.poll.interval.ms): leaving the group, so that "
-            "others get its partitions; it joins again at the next poll",
+            "other members get its partitions; it joins again at the next poll",
             self.group_id, self.options.max_poll_interval_ms / 1000,
         )  # fmt: skip
         self._overdue = True
+
+    @property
+    def session_deadline_ms(self) -> float:
+        """Until when no other member can own these partitions."""
+        return self.membership.session_deadline_ms
+
+    async def look_again(self) -> None:
+        """Check whether the session is over."""
+        self.session.tick()
+
+    def assigned(self) -> list[TopicPartition]:
+        """As `ConsumerEngine.assigned`, with lost partitions until the application is told."""
+        with self.lock:
+            lost = self.membership.lost.copy() if self.subscribed else set()
+            return sorted(self.positions.states.keys() | lost)
+
+    def place(self, topic_partition: TopicPartition, offset: int) -> None:
+        """As `ConsumerEngine.place`; a lost partition that the application has not been told of is left alone."""
+        if not self._is_lost(topic_partition):
+            super().place(topic_partition, offset)
+
+    def pause(self, partitions: Iterable[TopicPartition], paused: bool) -> None:
+        """As `ConsumerEngine.pause`, without lost partitions that the application has not been told of."""
+        super().pause([part for part in partitions if not self._is_lost(part)], paused)
+
+    def _is_lost(self, topic_partition: TopicPartition) -> bool:
+        self.check_open()
+        with self.lock:
+            part = TopicPartition(*topic_partition)
+            return self.subscribed and part in self.membership.lost and part not in self.positions.states
+
+    def failure(self) -> RaftlogError | None:
+        """Return why the membership has failed, and note that the application is told."""
+        self._told = self.membership.error if self.subscribed else None
+        return self._told
+
+    def group_metadata(self) -> GroupMetadata:
+        """Return the member's place in its group, without member id if it has no subscription.
+
+        The epoch is -1 for a non-member, and until the application is told of lost partitions: it must not commit
+        offsets of these in the next epoch.
+        """
+        identity, membership = self.membership.identity, self.membership
+        epoch = membership.member_epoch if membership.is_member and not membership.lost else -1
+        member_id = identity.member_id if self.subscribed else ""
+        return GroupMetadata(identity.group_id, member_id, epoch, identity.instance_id)
+
+    # Where partitions begin
+
+    def _add(self, view: TopicView, partition: int, reset: str) -> None:
+        topic_partition = TopicPartition(view.name, partition)
+        self._resets[topic_partition] = reset
+        self.positions.add(PartitionState(topic_partition, view.topic_id, COMMITTED))
+
+    def _start_placing(self, states: list[PartitionState]) -> None:
+        asked = [state for state in states if state.reset == COMMITTED and state not in self._asking]
+        if asked:
+            self._asking.update(asked)
+            task = self.loop.create_task(self._place_committed(asked))
+            self._placing[task] = None
+            task.add_done_callback(self._placing.pop)
+        super()._start_placing([state for state in states if state.reset != COMMITTED])
+
+    async def _place_committed(self, states: list[PartitionState]) -> None:
+        wanted = {state.topic_partition: state.topic_id for state in states}
+        found: Mapping[TopicPartition, OffsetAndMetadata | RaftlogError | None]
+        try:
+            member = ("", -1)
+            if self.subscribed:
+                member = (self.membership.identity.member_id, self.membership.member_epoch)
+            found = await self.offsets.fetch(wanted, member)
+        except RaftlogError as error:
+            found = dict.fromkeys(wanted, error)
+        except Exception as bug:  # a bug of ours must not strand the partitions
+            logger.exception("group %s: asking for committed offsets failed", self.group_id)
+            found = dict.fromkeys(wanted, RetriableError(f"asking for committed offsets failed: {bug!r}"))
+        finally:
+            self._asking.difference_update(states)
+        with self.lock:
+            for state in states:
+                part = state.topic_partition
+                if self.positions.states.get(part) is not state or not state.unplaced or state.reset != COMMITTED:
+                    continue  # a seek was faster, or another member has it now
+                answer = found[part]
+                if isinstance(answer, RaftlogError):
+                    self._start_refused(state, answer)
+                    continue
+                state.failures = 0
+                state.missing_since_ms = None
+                if answer is None:
+                    state.reset = self._resets[part]
+                else:
+                    state.position, state.last_epoch = answer.offset, answer.leader_epoch
+                    self.committed_offsets[part] = answer.offset
+        self.request_sync()
+
+    async def _place(self, node_id: int, states: list[PartitionState]) -> None:
+        first = [state for state in states if state.reset == "latest"]
+        await super()._place(node_id, states)
+        if not self.subscribed:
+            return
+        # Commit the start: after a crash before the first commit, the next member would begin at a later end.
+        found = {
+            state.topic_partition: OffsetAndMetadata(state.position)
+            for state in first
+            if state.position is not None and self.positions.states.get(state.topic_partition) is state
+            if state.topic_partition not in self.committed_offsets
+        }
+        self.commit(found, self.claims(found), self.options.default_api_timeout_ms)
+
+    # Commits
+
+    def claims(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Claim]:
+        """Return the owner and the topic id of each partition, for `commit`; from any thread.
+
+        Raises:
+            PartitionNotOwned: a partition is not assigned to this member.
+        """
+        found: dict[TopicPartition, Claim] = {}
+        with self.lock:
+            for part in partitions:
+                claim = found[part] = self._claim(part)
+                if self.subscribed and claim.owner is None:
+                    raise PartitionNotOwned(f"{part} is not, or no longer, assigned to this member of {self.group_id}")
+        return found
+
+    def _claim(self, part: TopicPartition) -> Claim:
+        state = self.positions.states.get(part)
+        if state is not None:
+            return Claim(state if self.subscribed else None, state.topic_id)
+        topic = self.metadata.view.topics.get(part.topic)
+        return Claim(None, topic.topic_id if topic is not None else b"")
+
+    def commit(self, offsets: Offsets, claims: Claims, timeout_ms: float) -> asyncio.Future[None]:
+        """Queue a commit behind the earlier ones."""
+        if self.closed is not None:
+            raise ClosedError("the consumer is closed")
+        return self.commits.put(offsets, claims, timeout_ms)
+
+    async def commit_now(self, offsets: Offsets, claims: Claims, timeout_ms: float | None = None) -> None:
+        """Commit, and wait for the result.
+
+        Raises:
+            RaftlogError: an error of a partition that is final, or lasts until the timeout.
+        """
+        self.check_open()
+        await asyncio.shield(
+            self.commit(offsets, claims, self.options.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+        )
+
+    def commit_soon(
+        self,
+        offsets: dict[TopicPartition, OffsetAndMetadata],
+        claims: Claims,
+        over: Callable[[dict[TopicPartition, OffsetAndMetadata], RaftlogError | None], object],
+        refused: RaftlogError | None = None,
+    ) -> None:
+        """Commit in the background, in the order of the calls, from any thread; call `over` on the event loop.
+
+        With `refused` it commits nothing and passes that error to `over`.
+        """
+
+        def start() -> None:
+            if self.closed is not None or refused is not None:
+                finish(refused or self.closed)
+                return
+            future = self.commit(offsets, claims, self.options.default_api_timeout_ms)
+            future.add_done_callback(
+                lambda done: finish(None if done.cancelled() else cast("RaftlogError | None", done.exception()))
+            )
+
+        def finish(error: RaftlogError | None) -> None:
+            try:
+                over(offsets, error)
+            except Exception:  # the application's
+                logger.exception("a commit callback failed")
+
+        if self._on_loop():  # before the caller continues
+            start()
+        else:
+            self._call_soon(start)
+
+    def _on_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Return the committed offsets.
+
+        Raises:
+            RaftlogError: the coordinator refuses, or does not answer within `default.api.timeout.ms`.
+        """
+        self.check_open()
+        wanted = {TopicPartition(*part): b"" for part in partitions}
+        if not wanted:
+            return {}
+
+        async def ask() -> dict[TopicPartition, OffsetAndMetadata | None]:
+            found: dict[TopicPartition, OffsetAndMetadata | None] = {}
+            for part, answer in (await self.offsets.fetch(wanted)).items():
+                if isinstance(answer, RaftlogError):
+                    raise answer
+                found[part] = answer
+            return found
+
+        return await self.offsets.retried(ask, self.options.default_api_timeout_ms)
+
+    async def _send_commit(self, entries: Mapping[TopicPartition, Entry]) -> dict[TopicPartition, RaftlogError | None]:
+        """Make one attempt to commit, in as many requests as needed; a failed request fails the rest of the attempt."""
+        errors: list[RaftlogError | None] = []
+        began_ms = monotonic_ms()
+        for piece in in_pieces(to_commit(entries.items())):
+            try:
+                errors += await (self.session.commit(piece) if self.subscribed else self.offsets.commit(piece))
+            except InvalidRequestError as refused:
+                errors += [refused] * len(piece)
+            except RaftlogError as refused:
+                errors += [refused] * (len(entries) - len(errors))
+                break
+        now_ms = monotonic_ms()
+        self.counters.committed(now_ms - began_ms, now_ms / 1_000, failed=any(errors))
+        return dict(zip(entries, errors, strict=True))
+
+    def _on_committed(self, offsets: Offsets) -> None:
+        for part, offset in offsets.items():
+            if part in self.positions.states:
+                self.committed_offsets[part] = offset.offset
+
+    # End
+
+    async def leave(self, timeout_ms: float) -> None:
+        """Leave the group after pending commits."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self.commits.flush()
+        await self._leave()
 
     async def _leave(self) -> None:
         if self.subscribed:
@@ -239,102 +581,6 @@ class GroupEngine(GroupPositions):
             with self.lock:
                 self._keep_only(set())
             self._look()
-
-    @property
-    def session_deadline_ms(self) -> float:
-        """Until when it is certain that nobody else was given what is read here."""
-        return self.membership.session_deadline_ms
-
-    async def look_again(self) -> None:
-        """See whether the session is over."""
-        self.session.tick()
-
-    async def next_step(self) -> Step | None:
-        """Return what the application is to be told next; None: nothing.
-
-        What is assigned is read from then on; what is revoked, until `finish_step`. Who has left, since the application
-        stayed away, or was refused with what may pass, and the application knows, joins once more.
-        """
-        membership = self.membership
-        refused = membership.state is MemberState.FAILED and membership.error is self._told
-        if self._overdue or (refused and isinstance(membership.error, _MAY_PASS)):
-            self._overdue = False
-            self.polled_ms = math.inf
-            membership.join()
-            self.session.wake()
-        step = None
-        if membership.lost:
-            step = Step(Change.LOST, sorted(membership.lost))
-        elif release := membership.to_release():
-            step = Step(Change.REVOKED, release)
-        elif take := membership.to_take():
-            self._take(take)
-            step = Step(Change.ASSIGNED, take)
-        self._look()
-        return step
-
-    async def finish_step(self, step: Step) -> None:
-        """The application knows."""
-        self.figures.rebalanced(monotonic_ms() / 1_000)
-        membership = self.membership
-        if step.change is Change.REVOKED:
-            await self.commits.flush()
-            with self.lock:
-                self._keep_only(self.positions.states.keys() - set(step.partitions))
-            membership.released(step.partitions)
-        if step.change is not Change.ASSIGNED:
-            membership.told_of_loss(step.partitions)
-            for part in step.partitions:
-                self.committed_offsets.pop(part, None)
-            self.session.wake()
-            self._sync()
-        logger.info(
-            "group %s: partitions %s (epoch %d): %s",
-            self.group_id, step.change.value, membership.member_epoch, ", ".join(map(str, step.partitions)),
-        )  # fmt: skip
-        self._look()
-
-    def _take(self, partitions: list[TopicPartition]) -> None:
-        taken = self.membership.taken(partitions)
-        self.metadata.wanted.update(part.topic for part in taken)
-        with self.lock:
-            for part, assigned in taken.items():
-                newer = part.partition >= assigned.first_new_partition
-                self._resets[part] = "earliest" if newer else self.options.auto_offset_reset
-                self.positions.add(PartitionState(part, assigned.topic_id, COMMITTED))
-        self.session.wake()
-        self._sync()
-
-    def assigned(self) -> list[TopicPartition]:
-        """As `PartitionReader.assigned`; what was lost is named until the application was told."""
-        with self.lock:
-            lost = self.membership.lost.copy() if self.subscribed else set()
-            return sorted(self.positions.states.keys() | lost)
-
-    def failure(self) -> RaftlogError | None:
-        """Return why the membership has failed, for the application to hear; what may pass is tried once more then."""
-        self._told = self.membership.error if self.subscribed else None
-        return self._told
-
-    def group_metadata(self) -> GroupMetadata:
-        """Return who this is in its group: nobody without a subscription; and no member until the application has heard
-        that it has lost partitions, since what it holds of them is not to be committed in the epoch that follows."""
-        identity, membership = self.membership.identity, self.membership
-        epoch = membership.member_epoch if membership.is_member and not membership.lost else -1
-        member_id = identity.member_id if self.subscribed else ""
-        return GroupMetadata(identity.group_id, member_id, epoch, identity.instance_id)
-
-    async def _commit_as_member(self, offsets: list[group_pb2.CommitOffset]) -> list[RaftlogError | None]:
-        return await self.session.commit(offsets)
-
-    # End
-
-    async def leave(self, timeout_ms: float) -> None:
-        """Stop being a member, once what is being committed is committed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_ms / 1000):
-                await self.commits.flush()
-        await self._leave()
 
     async def close(self) -> None:
         """Leave the group, without a commit, and stop."""

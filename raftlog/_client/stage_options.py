@@ -1,4 +1,4 @@
-"""What a staged writer can be told. Imports nothing of gRPC: Spark checks options in processes that fork."""
+"""The options of a staged writer. Imports nothing of gRPC: Spark checks options in processes that fork."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from raftlog.errors import InvalidConfig
 
 STAGE_TIMEOUT: Final = "transaction.timeout.ms"
 DEFAULT_TIMEOUT_MS: Final = 900_000
-"""Of a stage: what servers allow at most, unless their transaction.max.timeout.ms is another."""
+"""Of a stage: the maximum that servers allow by default (transaction.max.timeout.ms)."""
 _TRANSACTIONAL_ID: Final = "transactional.id"
 _IDEMPOTENCE: Final = "enable.idempotence"
 _NOT_EXACTLY_ONCE: Final = {
-    "acks": ({"0", "1"}, "what one broker alone holds may be lost after it was committed"),
-    _IDEMPOTENCE: ({"false"}, "what is sent again would be there twice"),
+    "acks": ({"0", "1"}, "a committed record that only one broker holds may be lost"),
+    _IDEMPOTENCE: ({"false"}, "a retried batch would be written twice"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """The producer's options of every stage, and how long a stage may stay unnamed."""
+    """The producer options of every stage, and how long a stage may stay uncommitted."""
 
     producer: ProducerOptions
     timeout_ms: int
 
     @property
     def delivery_timeout_s(self) -> float:
-        """How long a call may take that is given no other limit."""
+        """The time limit of calls without another one."""
         return self.producer.delivery_timeout_ms / 1000
 
     @classmethod
     def make(cls, config: Mapping[str, object] | None, options: Mapping[str, object]) -> StageOptions:
-        """Return the options from what the caller gave: a producer's, and `transaction.timeout.ms`.
+        """Return the options from a producer's config and keywords, and `transaction.timeout.ms`.
 
         Raises:
-            InvalidConfig: unknown, out of range, or contradicting what a stage is.
+            InvalidConfig: an option is unknown, out of range, or breaks exactly-once.
         """
         given = _dotted(config, options)
         if _TRANSACTIONAL_ID in given:
             raise InvalidConfig(
-                f"{_TRANSACTIONAL_ID}={given[_TRANSACTIONAL_ID]} is not for a staged writer: every stage is a producer "
-                "of its own, and the sink id stands for all of them; leave it out"
+                f"{_TRANSACTIONAL_ID}={given[_TRANSACTIONAL_ID]} is not for a staged writer: every stage is its own "
+                "producer, and the sink id identifies them all; leave it out"
             )
         timeout_ms = PRODUCER_KEYS.key(STAGE_TIMEOUT).parse(given.pop(STAGE_TIMEOUT, DEFAULT_TIMEOUT_MS))
         assert isinstance(timeout_ms, int), "by its kind"
         if reason := not_exactly_once(given):
             raise InvalidConfig(f"{reason}; leave it out")
         producer = ProducerOptions.make({_IDEMPOTENCE: True, **given}, {})
-        assert producer.enable_idempotence, "any other word for it was refused"
+        assert producer.enable_idempotence, "not_exactly_once refuses every other value"
         return cls(producer, timeout_ms)
 
 
 def not_exactly_once(given: Mapping[str, object]) -> str | None:
-    """Return which setting of a producer keeps what it stages from being exactly once, and why; None: none does."""
+    """Return the producer setting that breaks exactly-once, with the reason, or None."""
     for name, (weak, reason) in _NOT_EXACTLY_ONCE.items():
         if name in given and str(given[name]).strip().lower() in weak:
             return f"{name}={given[name]} is not exactly once: {reason}"
@@ -63,7 +63,7 @@ def not_exactly_once(given: Mapping[str, object]) -> str | None:
 
 
 def _dotted(config: Mapping[str, object] | None, options: Mapping[str, object]) -> dict[str, object]:
-    """Return all that was given by Kafka's names; what is None counts as left out."""
+    """Return the given options by their Kafka names; None counts as left out."""
     given: dict[str, object] = {}
     for name, value in [*(config or {}).items(), *options.items()]:
         dotted = name.replace("_", ".")

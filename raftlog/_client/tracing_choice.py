@@ -1,18 +1,33 @@
-"""Whether a client traces. Without that OpenTelemetry is not even imported, and nobody asks twice."""
+"""The choice to trace: OpenTelemetry is imported only if a client traces, and calls carry the current span."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 from raftlog._client.options import ConsumerOptions, ProducerOptions
+from raftlog._core.traceparent import TRACEPARENT, Traceparent
 from raftlog.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from raftlog._tracing import ConsumerTracing, ProducerTracing
 
 
+def call_metadata() -> tuple[tuple[str, str], ...]:
+    """Return the metadata with which the server continues the current trace; empty without a sampled span.
+
+    An application with a span has imported OpenTelemetry, so this never imports it.
+    """
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return ()
+    context = trace.get_current_span().get_span_context()
+    parent = Traceparent(context.trace_id, context.span_id, int(context.trace_flags))
+    return ((TRACEPARENT, str(parent)),) if context.is_valid and parent.sampled else ()
+
+
 def producer_tracing(options: ProducerOptions) -> ProducerTracing | None:
-    """Return what makes a producer's spans, None with `tracing=False`.
+    """Return the tracing of a producer, or None with `tracing=False`.
 
     Raises:
         InvalidConfig: OpenTelemetry is not installed.
@@ -27,7 +42,7 @@ def producer_tracing(options: ProducerOptions) -> ProducerTracing | None:
 
 
 def consumer_tracing(options: ConsumerOptions) -> ConsumerTracing | None:
-    """Return what makes a consumer's spans, None with `tracing=False`.
+    """Return the tracing of a consumer, or None with `tracing=False`.
 
     Raises:
         InvalidConfig: OpenTelemetry is not installed.

@@ -1,25 +1,51 @@
-"""What callers pass for a record, checked: bytes are bytes, and a text says that it wants to be encoded."""
+"""Checks of the arguments of a record. Keys and values are bytes; the error for a str says how to encode it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from raftlog.errors import InvalidRequestError
+from raftlog.errors import InvalidConfig, InvalidRequestError
 from raftlog.format import HEADERS_TYPE
 from raftlog.types import Header
 
 HeadersLike = Mapping[str, bytes | None] | Iterable[Header]
-BytesLike = bytes | bytearray | memoryview
+C = TypeVar("C")
+
+
+def as_converter(name: str, given: C) -> C:
+    """Return a serializer or deserializer, which is a function or None.
+
+    Raises:
+        InvalidConfig: anything else, such as the name of a class.
+    """
+    if given is not None and not callable(given):
+        to_or_from = "from" if name.endswith("deserializer") else "to"
+        raise InvalidConfig(f"{name} is {given!r}: give a function that converts {to_or_from} bytes")
+    return given
+
+
+def converted(convert: Callable[[Any], Any] | None, item: Any, name: str, where: str) -> Any:
+    """Return what a converter makes of a key or value; None stays None.
+
+    An exception of the converter gets a note that names it, and `where`.
+    """
+    if convert is None or item is None:
+        return item
+    try:
+        return convert(item)
+    except Exception as error:
+        error.add_note(f"(raised by {name} for {where})")
+        raise
 
 
 def as_bytes(item: Any, name: str) -> bytes | None:
-    """Return `item` as bytes of its own; None stays None (a null key, or a tombstone).
+    """Return `item` as bytes; None stays None (a null key, or a tombstone).
 
     Raises:
-        TypeError: anything else, with what to do about it.
+        TypeError: any other type; the message says what to do.
     """
     if item is None or type(item) is bytes:
         return item
@@ -56,7 +82,7 @@ def as_headers(headers: Any) -> tuple[Header, ...]:
 
 
 LAST_TIMESTAMP_MS: Final = 253_402_300_799_999
-"""The end of the year 9999: later ones fit neither a datetime nor, further on, the microseconds of Arrow and Spark."""
+"""The end of the year 9999: later times do not fit a datetime, nor the microseconds of Arrow and Spark."""
 AFTER_THE_LAST: Final = "is after the year 9999; it counts milliseconds since 1970, not microseconds"
 
 
@@ -98,15 +124,15 @@ def as_topic(topic: Any) -> str:
 
 
 def as_batches(values: Any, key: Any, partition: Any, headers: Any, timestamp_ms: Any) -> list[Any]:
-    """Return what `send_batch` was given as `pyarrow.RecordBatch`es.
+    """Return the arguments of `send_batch` as `pyarrow.RecordBatch`es.
 
     Raises:
-        TypeError, InvalidRequestError: a type that does not fit, or columns of different lengths.
+        TypeError, InvalidRequestError: an unsupported type, or columns of different lengths.
     """
     if isinstance(values, (pa.RecordBatch, pa.Table)):
         if not all(extra is None for extra in (key, partition, headers, timestamp_ms)):
             raise InvalidRequestError(
-                "Arrow data brings its own columns; put key, partition, headers and timestamp into it"
+                "Arrow data has its own columns; put key, partition, headers and timestamp into it"
             )
         return values.to_batches() if isinstance(values, pa.Table) else [values]
     if isinstance(values, pa.ChunkedArray):

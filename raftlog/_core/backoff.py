@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Pauses before retries."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from raftlog.errors import BrokerUnavailable, RaftlogError
 
 _JITTER: Final = 0.2
-"""Clients that lost the same broker do not come back in step."""
+"""Clients that lost the same broker must not all return at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential from `first_ms` to `max_ms`, each pause shortened at random by up to 20 % (KIP-580).
+    """Pauses that double from `first_ms` to `max_ms`, each shortened at random by up to 20 % (KIP-580).
 
-    `random` returns a number in [0, 1); it is a port, so that tests decide.
+    `random` returns a number in [0, 1); it is a port, so that tests choose it.
     """
 
     first_ms: float
@@ -24,34 +24,34 @@ class Backoff:
     random: Callable[[], float]
 
     def pause_ms(self, failures: int) -> float:
-        """Return the pause after the given number of failures in a row (from 1)."""
+        """Return the pause after this number of failures in a row (from 1)."""
         whole = min(self.max_ms, self.first_ms * 2.0 ** min(failures - 1, 30))
         return whole * (1.0 - _JITTER * self.random())
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Two backoffs: for what a broker refused, and for connections that broke or did not come about.
+    """Two backoffs: after refusals of a broker, and after connections that broke or failed.
 
-    A broker that refuses wants to be left alone for a while; one that is being started again costs nothing to try,
-    and should not be found late.
+    A broker that refuses needs time; an attempt to connect to a restarting broker costs nothing, and should find it
+    soon.
     """
 
     retry: Backoff
     reconnect: Backoff
 
     def after_ms(self, error: RaftlogError | None, failures: int) -> float:
-        """Return the pause after the given number of failures in a row (from 1), the last one being `error`."""
+        """Return the pause after this number of failures in a row (from 1), of which `error` is the last."""
         backoff = self.reconnect if isinstance(error, BrokerUnavailable) else self.retry
         return backoff.pause_ms(failures)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often to look for what is missing, while it is: each pause is a share of the time that it has been missing.
+    """The pauses of a search for something missing: each is a share of the time that it has been missing.
 
-    So it is found late by a share of what it took anyway, whether that was 100 ms or a minute, and what stays away
-    costs less and less. Shortened at random as a `Backoff` is.
+    So the search ends late by only that share, after 100 ms as after a minute, and costs less the longer it lasts.
+    Shortened at random as a `Backoff` is.
     """
 
     random: Callable[[], float]
@@ -60,6 +60,6 @@ class Pace:
     max_ms: float = 1000.0
 
     def pause_ms(self, missing_ms: float) -> float:
-        """Return the pause before the next look."""
+        """Return the pause before the next attempt."""
         whole = min(self.max_ms, max(self.first_ms, missing_ms * self.share))
         return whole * (1.0 - _JITTER * self.random())

@@ -1,18 +1,77 @@
-"""What a client knows of the cluster: brokers, topics, who leads what."""
+"""A client's view of the cluster: addresses, brokers, topics and the leaders of partitions.
+
+Imports nothing of gRPC: Spark checks options in processes that fork.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from raftlog._core.lost_logs import why_lost
-from raftlog.errors import RaftlogError, from_wire
+from raftlog.errors import InvalidConfig, RaftlogError, from_wire
 from raftlog.types import TopicPartition
 from raftlog.v1 import common_pb2, metadata_pb2
 
 
+def why_lost(
+    topic: str, leader: int, replicas: Sequence[int], isr: Sequence[int], lost_replicas: Sequence[int]
+) -> str | None:
+    """Return cause and remedy for a leaderless partition whose whole ISR has lost its log; else None."""
+    if leader >= 0 or not lost_replicas or not set(isr) <= set(lost_replicas):
+        return None
+    left = [replica for replica in replicas if replica not in lost_replicas]
+    who = f"{'brokers' if len(isr) > 1 else 'broker'} {_listed(isr)}"
+    then = (
+        f"which has broker {_listed(left, ' or ')}, if it is up, lead with the records that it has"
+        if left
+        else "which begins the partition empty"
+    )
+    return (
+        f"{who} alone had every record and came back without the log: the disk was replaced, or is not mounted; "
+        "start it with the disk that it had, or give up what is lost: "
+        f"raftlog partition elect {topic} --unclean, {then}"
+    )
+
+
+def _listed(ids: Sequence[int], between: str = ", ") -> str:
+    return between.join(map(str, ids))
+
+
+def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[str]:
+    """Return the addresses in "host:port,host:port" or in a list of addresses.
+
+    Raises:
+        InvalidConfig: an address without a port or with a scheme, no address, or a value that is not text.
+    """
+    items: Any = bootstrap.split(",") if isinstance(bootstrap, str) else bootstrap
+    given = list(items) if isinstance(items, Iterable) else [items]
+    if not all(isinstance(item, str) for item in given):
+        raise InvalidConfig(f"bootstrap is {bootstrap!r}: give host:port, or a list of such, as text")
+    addresses = [item.strip() for item in given if item.strip()]
+    if not addresses:
+        raise InvalidConfig("bootstrap is empty; name at least one broker as host:port")
+    for address in addresses:
+        if "://" in address:
+            bare = address.partition("://")[2].rstrip("/")
+            raise InvalidConfig(f"bootstrap address {address!r} is a URL; leave its scheme out: {bare}")
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InvalidConfig(f"bootstrap address {address!r} is not host:port, for example 127.0.0.1:9092")
+    return addresses
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address; names other than localhost count as reachable for others."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 class BrokerView(NamedTuple):
-    """One broker and where clients reach it."""
+    """One broker and its address for clients."""
 
     broker_id: int
     host: str
@@ -27,7 +86,7 @@ class BrokerView(NamedTuple):
 
 
 class PartitionView(NamedTuple):
-    """One partition: `leader` is -1 when nobody leads."""
+    """One partition; `leader` is -1 if it has none."""
 
     partition: int
     leader: int
@@ -52,7 +111,7 @@ class TopicView:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return `host:port` as gRPC wants it."""
+    """Return `host:port` for gRPC, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
@@ -76,11 +135,11 @@ def _broker(info: metadata_pb2.BrokerInfo) -> BrokerView:
 
 
 class ClusterCache:
-    """The last that was heard, never older than what was heard before.
+    """The newest metadata that brokers have sent.
 
     Invariants: for one topic id the leader epoch of a partition never goes back, whichever broker answers (KIP-232);
-    `metadata_offset` never goes back within a cluster, and an answer from before it only adds what was not known;
-    a topic stands either in `topics` or in `missing`, or was never asked for.
+    `metadata_offset` never goes back within a cluster, and an older response only adds unknown brokers and topics;
+    a topic is either in `topics` or in `missing`, or was never requested.
     """
 
     def __init__(self) -> None:
@@ -93,11 +152,11 @@ class ClusterCache:
         self.missing: dict[str, RaftlogError] = {}
 
     def is_older(self, response: metadata_pb2.MetadataResponse) -> bool:
-        """Whether an answer comes from a broker that knows less than one that answered before."""
+        """Whether the response is older than an earlier one of the same cluster."""
         return response.cluster_id == self.cluster_id and response.metadata_offset < self.metadata_offset
 
     def merge(self, response: metadata_pb2.MetadataResponse, *, all_topics: bool) -> bool:
-        """Take an answer in; return whether any topic changed. With `all_topics`, what is not named is gone."""
+        """Apply a response; return whether anything changed. With `all_topics`, remove topics that it does not name."""
         if self.is_older(response):
             return self._merge_older(response)
         self.cluster_id, self.metadata_offset = response.cluster_id, response.metadata_offset
@@ -117,7 +176,7 @@ class ClusterCache:
         return changed
 
     def _merge_older(self, response: metadata_pb2.MetadataResponse) -> bool:
-        """Add the brokers and topics that nobody has told of yet: better than nothing, and no step back."""
+        """Add the brokers and topics of an older response that are not known yet; return whether there were any."""
         changed = False
         for info in response.brokers:
             if info.broker_id not in self.brokers:
@@ -150,7 +209,7 @@ class ClusterCache:
         return True
 
     def apply_hint(self, topic: str, partition: int, hint: common_pb2.LeaderHint) -> bool:
-        """Take in who leads now, from a refusal (KIP-951); return whether that was news."""
+        """Apply the leader hint of a refusal (KIP-951); return whether it was new."""
         known = self.topics.get(topic)
         if known is None or partition >= len(known.partitions):
             return False
@@ -165,7 +224,7 @@ class ClusterCache:
         return True
 
     def without_leader(self, topic_partition: TopicPartition) -> str | None:
-        """Return a sentence that says that nobody leads the partition, None when somebody does or it is not known."""
+        """Return a sentence about a partition without a leader, or None if it has one or is unknown."""
         view = self.partition(topic_partition)
         if view is None or view.leader >= 0:
             return None
@@ -175,13 +234,13 @@ class ClusterCache:
         return sentence if why is None else f"{sentence}: {why}"
 
     def partition(self, topic_partition: TopicPartition) -> PartitionView | None:
-        """Return what is known of a partition."""
+        """Return the view of a partition, or None if it is unknown."""
         topic = self.topics.get(topic_partition.topic)
         if topic is None or not 0 <= topic_partition.partition < len(topic.partitions):
             return None
         return topic.partitions[topic_partition.partition]
 
     def leader(self, topic: str, partition: int) -> BrokerView | None:
-        """Return the broker that leads the partition, None when nobody does as far as is known."""
+        """Return the broker that leads the partition, or None if no leader is known."""
         view = self.partition(TopicPartition(topic, partition))
         return self.brokers.get(view.leader) if view is not None else None

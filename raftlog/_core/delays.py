@@ -1,16 +1,19 @@
-"""Delayed records: at which level each waits, what is stored with it, and where it goes when its time is over.
+"""Delayed records: the level where each waits, its headers, and its destination once it is due. Pure.
 
-A level is a topic whose records all wait equally long, so that each of its partitions is in order of due times and only
-its head has to be watched. A delay that is no level waits at the largest level below it and then again for the rest.
-Times are Unix milliseconds: they are stored with the records, and whoever hands them over is another process.
+A level is a topic whose records all wait equally long, so each of its partitions is in order of due times and a reader
+watches only the head. A record whose delay is not a level waits at the largest level below it, and then again for the
+rest. Times are Unix milliseconds, because they are stored with the records and another process reads them.
+
+`Waits` decides which records a reader keeps, which partitions it pauses, and until when.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -18,9 +21,9 @@ from raftlog.errors import InvalidRequestError
 from raftlog.types import Header, Record, TopicPartition
 
 DUE_HEADER: Final = "raftlog.delay.due"
-"""When the record is due, as a decimal number of Unix milliseconds."""
+"""The due time of the record, in Unix milliseconds as decimal digits."""
 TARGET_HEADER: Final = "raftlog.delay.target"
-"""The topic that a due record is handed over to; absent: a worker gets it."""
+"""The topic that a due record goes to; absent: a worker gets it."""
 _OWN_HEADERS: Final = frozenset({DUE_HEADER, TARGET_HEADER})
 
 _UNITS_MS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
@@ -30,15 +33,15 @@ _DIGITS: Final = re.compile(rb"[0-9]{1,15}")
 DelayLike = timedelta | float
 """A time span, or a number of seconds."""
 DEFAULT_LEVELS: Final[tuple[DelayLike, ...]] = (1, 5, 30, 60, 300, 1800, 3600, 21_600, 86_400)
-"""From one second to a day, each a few times the one before."""
+"""From one second to a day, each a few times the previous one."""
 
 
 def as_delay_ms(delay: DelayLike, name: str = "delay") -> int:
-    """Return a delay in milliseconds, rounded up: nothing is due too early.
+    """Return a delay in milliseconds, rounded up, so that no record is due too early.
 
     Raises:
         TypeError: neither a number of seconds nor a timedelta.
-        InvalidRequestError: negative, not a number, or above a hundred years.
+        InvalidRequestError: the delay is negative, NaN, or above a hundred years.
     """
     if isinstance(delay, timedelta):
         seconds = delay.total_seconds()
@@ -58,7 +61,7 @@ class Level:
     delay_ms: int
 
     def __str__(self) -> str:
-        """The shortest name that says it exactly: `30s`, `5m`, `90s`."""
+        """The shortest exact name: `30s`, `5m`, `90s`."""
         unit, unit_ms = next(each for each in _UNITS_MS if self.delay_ms % each[1] == 0)
         return f"{self.delay_ms // unit_ms}{unit}"
 
@@ -67,7 +70,7 @@ _LABEL: Final = re.compile(r"([0-9]{1,13})(d|h|m|s|ms)")
 
 
 def level_of(topic: str, name: str) -> Level | None:
-    """Return the level that a topic of the queue `name` is, None if it is none."""
+    """Return the level of a topic of the queue `name`, or None if the topic is not a level."""
     found = _LABEL.fullmatch(topic.removeprefix(f"{name}.delay."))
     if found is None or not topic.startswith(f"{name}.delay."):
         return None
@@ -79,7 +82,7 @@ class Levels:
     """The delay levels of one queue, in ascending order.
 
     Raises:
-        InvalidRequestError: there is none, or one is 0.
+        InvalidRequestError: there is no level, or one is 0.
     """
 
     def __init__(self, name: str, delays: Iterable[DelayLike]) -> None:
@@ -92,7 +95,7 @@ class Levels:
         self._by_topic = {self.topic(level): level for level in self.all}
 
     def found(self, topics: Iterable[str]) -> None:
-        """Read levels too that the queue has had before: `topics` are there."""
+        """Also read former levels of the queue, among the existing `topics`."""
         for topic in sorted(topics):
             level = level_of(topic, self.name)
             if level is not None:
@@ -104,7 +107,7 @@ class Levels:
 
     @property
     def topics(self) -> list[str]:
-        """The topics to read: of all levels, and of those that the queue has had before."""
+        """The topics to read: of all levels, present and former."""
         return list(self._by_topic)
 
     def of(self, topic: str) -> Level:
@@ -112,28 +115,28 @@ class Levels:
         return self._by_topic[topic]
 
     def for_rest(self, rest_ms: int) -> Level:
-        """Return where a record waits next that is due in `rest_ms`.
+        """Return the level where a record that is due in `rest_ms` waits next.
 
-        The largest level that is not too long; the smallest one for a rest below that: there it is due earlier than the
-        records before it, and may be late by that level at most.
+        It is the largest level within `rest_ms`, or the smallest level of all. In the latter case the record is due
+        before earlier records of its partition, and is late by at most that level.
         """
         fitting = [level for level in self.all if level.delay_ms <= rest_ms]
         return fitting[-1] if fitting else self.all[0]
 
 
 class Delayed(NamedTuple):
-    """A record of a level's topic, as it is understood."""
+    """A decoded record of a level's topic."""
 
     record: Record
     """Without the queue's own headers."""
     due_ms: int
     ready_ms: int
-    """When its time at this level is over: when it is due, or when the level's delay has passed, whichever is first."""
+    """When it leaves this level: when it is due or the level's delay has passed, whichever is first."""
     target: str | None
 
     @property
     def partition(self) -> TopicPartition:
-        """Where it lies."""
+        """The level's partition that holds it."""
         return TopicPartition(self.record.topic, self.record.partition)
 
 
@@ -141,11 +144,11 @@ def stored_headers(headers: Sequence[Header], due_ms: int, target: str | None) -
     """Return the headers of a record at its level.
 
     Raises:
-        InvalidRequestError: one of them has a name that is the queue's own.
+        InvalidRequestError: a header has a reserved name of the queue.
     """
     taken = [name for name, _ in headers if name in _OWN_HEADERS]
     if taken:
-        raise InvalidRequestError(f"header {taken[0]!r} is the delay queue's own")
+        raise InvalidRequestError(f"header {taken[0]!r} is reserved for the delay queue; use another name")
     own: list[Header] = [(DUE_HEADER, b"%d" % due_ms)]
     if target is not None:
         own.append((TARGET_HEADER, target.encode()))
@@ -153,10 +156,10 @@ def stored_headers(headers: Sequence[Header], due_ms: int, target: str | None) -
 
 
 def understood(record: Record, level: Level) -> Delayed:
-    """Return what a record of a level's topic says about itself.
+    """Return the decoded record of a level's topic.
 
-    One that somebody else put there, without or with a senseless time, is due when the level's delay has passed: a
-    queue is not held up by what it cannot read.
+    A record of another producer, without a valid due time, is due when the level's delay has passed, so that it does
+    not block the queue.
     """
     ready_ms = record.timestamp_ms + level.delay_ms
     own = {name: value for name, value in record.headers if name in _OWN_HEADERS}
@@ -177,7 +180,7 @@ def by_partition(records: Iterable[Record]) -> dict[TopicPartition, list[Record]
 
 
 def starts_of(taken: Iterable[Delayed]) -> dict[TopicPartition, int]:
-    """Return by partition the offset of the first of these records."""
+    """Return the offset of the first record of each partition."""
     found: dict[TopicPartition, int] = {}
     for delayed in taken:
         found.setdefault(delayed.partition, delayed.record.offset)
@@ -185,12 +188,12 @@ def starts_of(taken: Iterable[Delayed]) -> dict[TopicPartition, int]:
 
 
 def ends_of(taken: Iterable[Delayed]) -> dict[TopicPartition, int]:
-    """Return by partition the offset after the last of these records: what to commit when all are done with."""
+    """Return the offset after the last record of each partition, to commit when all of them are processed."""
     return {delayed.partition: delayed.record.offset + 1 for delayed in taken}
 
 
 class Outgoing(NamedTuple):
-    """A record to be sent. `timestamp_ms` None: that of its sending."""
+    """A record to send. `timestamp_ms` None: the time of sending."""
 
     topic: str
     value: bytes | None
@@ -208,24 +211,24 @@ def delayed_send(
     target: str | None,
     now_ms: int,
 ) -> Outgoing:
-    """Return a record as it goes to the level where it waits next.
+    """Return the record to send to the level where it waits next.
 
     Raises:
-        InvalidRequestError: a header has a name that is the queue's own.
+        InvalidRequestError: a header has a reserved name of the queue.
     """
     topic = levels.topic(levels.for_rest(max(0, due_ms - now_ms)))
     return Outgoing(topic, value, key, stored_headers(headers, due_ms, target), now_ms)
 
 
 def goes_on(delayed: Delayed, now_ms: int) -> bool:
-    """Whether a record whose time at its level is over goes to its target, or to another level, and not to a worker."""
+    """Whether a record that leaves its level goes to its target or to another level, and not to a worker."""
     return delayed.due_ms > now_ms or delayed.target is not None
 
 
 def first_runs(ready: Iterable[Delayed], now_ms: int) -> tuple[list[Delayed], list[Delayed]]:
-    """Return of each partition the first records that all go on, or that are all for a worker; and what comes behind.
+    """Split the records: each partition's first run of one kind (`goes_on`, or for a worker), and all later ones.
 
-    So that the offset behind what goes on can be committed with it.
+    So the offset after records that go on can be committed together with them.
     """
     kinds: dict[TopicPartition, bool] = {}
     cut: set[TopicPartition] = set()
@@ -240,21 +243,21 @@ def first_runs(ready: Iterable[Delayed], now_ms: int) -> tuple[list[Delayed], li
 
 
 class SortedOut(NamedTuple):
-    """Records whose time at their level is over."""
+    """Records that leave their level."""
 
     given: list[Record]
     """For workers."""
     outgoing: list[Outgoing]
-    """To their targets, and to the next level."""
+    """For their targets, or for the next level."""
     handed_over: int
-    """How many of these go to their targets."""
+    """How many of `outgoing` go to their targets."""
 
 
 def sort_out(levels: Levels, ready: Iterable[Delayed], now_ms: int, *, forwards: bool) -> SortedOut:
-    """Return where each record goes: on to another level, to its target, or to a worker.
+    """Return the destination of each record: another level, its target, or a worker.
 
     Raises:
-        InvalidRequestError: one is for a worker, and `forwards` says that there is none.
+        InvalidRequestError: a record is for a worker, but with `forwards` there is none.
     """
     given: list[Record] = []
     outgoing: list[Outgoing] = []
@@ -272,8 +275,101 @@ def sort_out(levels: Levels, ready: Iterable[Delayed], now_ms: int, *, forwards:
         elif forwards:
             raise InvalidRequestError(
                 f"delay queue {levels.name!r}: the record at offset {record.offset} of {delayed.partition} has no "
-                "target to hand it over to; take it with poll, or send with a target"
+                "target; take it with poll, or send records with a target"
             )
         else:
             given.append(record)
     return SortedOut(given, outgoing, handed_over)
+
+
+HORIZON_MS: Final = 1000
+"""Records that are due within this time stay in memory; later ones are dropped and fetched again."""
+LEAD_MS: Final = 300
+"""How long before its head is due a partition is fetched again."""
+HELD_MAX: Final = 2000
+"""At most this many records of a partition stay in memory, plus those of one poll."""
+assert LEAD_MS < HORIZON_MS, "refetched records lie within the horizon, or they would be refetched endlessly"
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """One partition.
+
+    Invariants: `held` is in order of offsets, directly before the next record to fetch; `fetch_at_ms` is set while that
+    record is known and lies beyond the horizon.
+    """
+
+    held: deque[Delayed] = field(default_factory=deque)
+    fetch_at_ms: int | None = None
+    paused: bool = False
+
+
+def _head_ms(held: deque[Delayed]) -> int:
+    return held[0].ready_ms
+
+
+class Reading(NamedTuple):
+    """The partitions to pause and to resume before the next poll."""
+
+    pause: list[TopicPartition]
+    resume: list[TopicPartition]
+
+
+class Waits:
+    """The kept records and pauses of all partitions of a reader."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[TopicPartition, _Waiting] = {}
+
+    def offer(self, partition: TopicPartition, polled: Sequence[Delayed], now_ms: int) -> int | None:
+        """Keep the polled records of a partition; return the offset to seek back to, or None if all are kept."""
+        waiting = self._partitions.setdefault(partition, _Waiting())
+        for delayed in polled:
+            if delayed.ready_ms > now_ms + HORIZON_MS:
+                waiting.fetch_at_ms = delayed.ready_ms - LEAD_MS
+                return delayed.record.offset
+            waiting.held.append(delayed)
+        return None
+
+    def take(self, now_ms: int, limit: int) -> list[Delayed]:
+        """Return at most `limit` ready records, by partition, in order; the partition ready longest comes first."""
+        taken: list[Delayed] = []
+        for held in sorted((each.held for each in self._partitions.values() if each.held), key=_head_ms):
+            while held and held[0].ready_ms <= now_ms and len(taken) < limit:
+                taken.append(held.popleft())
+        return taken
+
+    def give_back(self, rest: Sequence[Delayed]) -> None:
+        """Keep the last records that `take` returned of some partitions again."""
+        for delayed in reversed(rest):
+            self._partitions[delayed.partition].held.appendleft(delayed)
+
+    def reading(self, now_ms: int) -> Reading:
+        """Return which partitions to pause and to resume; the caller must do so."""
+        pause: list[TopicPartition] = []
+        resume: list[TopicPartition] = []
+        for partition, waiting in self._partitions.items():
+            if waiting.fetch_at_ms is not None and waiting.fetch_at_ms <= now_ms:
+                waiting.fetch_at_ms = None
+            full = len(waiting.held) >= (HELD_MAX // 2 if waiting.paused else HELD_MAX)
+            stand_still = full or waiting.fetch_at_ms is not None
+            if stand_still != waiting.paused:
+                waiting.paused = stand_still
+                (pause if stand_still else resume).append(partition)
+        return Reading(pause, resume)
+
+    def next_at_ms(self) -> int | None:
+        """Return when a head becomes ready or must be fetched, or None."""
+        times = [waiting.held[0].ready_ms for waiting in self._partitions.values() if waiting.held]
+        times += [waiting.fetch_at_ms for waiting in self._partitions.values() if waiting.fetch_at_ms is not None]
+        return min(times, default=None)
+
+    def put_off(self, partitions: Iterable[TopicPartition], until_ms: int) -> None:
+        """Drop the kept records of partitions, and do not fetch them until `until_ms`."""
+        for partition in partitions:
+            self._partitions[partition] = _Waiting(fetch_at_ms=until_ms)
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop partitions that another member reads now."""
+        for partition in partitions:
+            self._partitions.pop(TopicPartition(*partition), None)

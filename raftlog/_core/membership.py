@@ -1,4 +1,4 @@
-"""What a consumer knows of its place in a group: a state machine without clock, network or threads (KIP-848)."""
+"""A consumer's membership of a group (KIP-848): a state machine without clock, network or threads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from raftlog.types import TopicPartition
 from raftlog.v1 import group_pb2
 
 _MARGIN: Final = 0.98
-"""Share of the session timeout after which a member holds its session for lost: clocks do not run at one speed."""
+"""Share of the session timeout after which a member treats its session as lost, because clocks differ in speed."""
 _SILENCE: Final = 0.2
 _SHORTEST_SILENCE_MS: Final = 1000.0
-"""A heartbeat without an answer for this share of the session timeout: another stream may do better."""
+"""After this share of the session timeout without an answer to a heartbeat, the member tries another stream."""
 _JOIN_PATIENCE_MS: Final = 5000.0
 """How long the first answer on a stream may take."""
 
@@ -33,7 +33,7 @@ class MemberState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who joins. `rebalance_timeout_ms`: how long the application may take to let a partition go."""
+    """The member that joins. `rebalance_timeout_ms`: how long the application may take to release a partition."""
 
     group_id: str
     member_id: str
@@ -45,9 +45,9 @@ class Identity:
 
 
 class Assigned(NamedTuple):
-    """What the coordinator says of a partition that the member may read.
+    """The topic of an assigned partition.
 
-    From `first_new_partition` on, partitions are newer than the group's interest in the topic: without a committed
+    Partitions from `first_new_partition` on are newer than the group's subscription to the topic: without a committed
     offset they are read from their start (KAFKA-20030).
     """
 
@@ -61,15 +61,15 @@ class Membership:
     Transitions:
         OUT     -> JOINING  `join`: there is a subscription
         JOINING -> MEMBER   an assignment
-        MEMBER  -> AWAY     the stream broke; the session goes on, what is owned is read on
+        MEMBER  -> AWAY     the stream broke; the session continues, and so does reading
         AWAY    -> MEMBER   an assignment on the next stream
-        JOINING, MEMBER, AWAY -> JOINING  the coordinator has given the member up, or may have, since the session
-                            timeout has passed since the last answered heartbeat was *sent*: what was owned is lost
-        any     -> OUT      `leave`: what is owned is let go by the caller before, or lost
-        any     -> FAILED   a refusal that does not pass by itself: what was owned is lost; `join` tries once more
+        JOINING, MEMBER, AWAY -> JOINING  the coordinator has removed the member, or may have, because the session
+                            timeout has passed since the last answered heartbeat was *sent*: owned partitions are lost
+        any     -> OUT      `leave`: partitions that the caller has not released before are lost
+        any     -> FAILED   a refusal that does not pass by itself: owned partitions are lost; `join` tries again
 
-    Invariants: only what is in `assigned` comes into `owned`; nothing is owned but as MEMBER or AWAY; the member is
-    sure of what it owns until `session_deadline_ms`, which the coordinator's own end of the session never precedes.
+    Invariants: a partition is owned only after it was assigned; only a MEMBER or AWAY owns partitions; no other member
+    gets an owned partition before `session_deadline_ms`, because the coordinator never ends the session earlier.
     """
 
     def __init__(self, identity: Identity) -> None:
@@ -77,21 +77,21 @@ class Membership:
         self.state = MemberState.OUT
         self.member_epoch = 0
         self.assigned: dict[TopicPartition, Assigned] = {}
-        """What it may read, as a whole."""
+        """All partitions that the member may read."""
         self.owned: dict[TopicPartition, bytes] = {}
-        """What it reads, with topic ids: taken, and not let go yet."""
+        """The partitions that it reads, with topic ids: taken and not released yet."""
         self.lost: set[TopicPartition] = set()
-        """Was owned and was taken away; `told_of_loss` ends it."""
+        """Lost partitions that the application has not been told of; `told_of_loss` removes them."""
         self.note = ""
         self.assignor = ""
         self.error: RaftlogError | None = None
         """Why it has failed."""
         self.refusal: RaftlogError | None = None
-        """What came instead of an answer last."""
+        """The last error since the last assignment."""
         self.assignments = 0
-        """Assignments that came since it joined last."""
+        """How many assignments have arrived since the last join."""
         self.answered_changes = 0
-        """Subscriptions, counted, that the coordinator has taken note of."""
+        """How many of the `changes` of the subscription the coordinator has acknowledged."""
         self.changes = 0
         self.session_deadline_ms = math.inf
         self._subscription = group_pb2.Subscription()
@@ -99,13 +99,13 @@ class Membership:
         self._interval_ms = 0.0
         self._connected = False
         self._unanswered: tuple[float, int] | None = None
-        """When the join or heartbeat was sent that has no answer, and how many changes of the subscription it told of.
-        There is one at most, so that the coordinator knows what had arrived here when a heartbeat was sent."""
+        """When the unanswered join or heartbeat was sent, and the value of `changes` then. At most one is unanswered,
+        so that the coordinator knows which assignment the member had when it sent a heartbeat."""
         self._acknowledge = False
-        """An assignment came that no heartbeat was sent after."""
+        """Whether no heartbeat was sent since the last assignment."""
         self._next_heartbeat_ms = math.inf
         self._told: dict[TopicPartition, bytes] = {}
-        """What the coordinator was told last of `_claims`."""
+        """The `_claims` that the coordinator was last told."""
         self._tell_subscription = False
 
     # What the application wants
@@ -117,16 +117,16 @@ class Membership:
 
     @property
     def is_member(self) -> bool:
-        """Whether it has a member epoch and has not heard that it is over."""
+        """Whether it has a member epoch that has not ended, as far as it knows."""
         return self.state in (MemberState.MEMBER, MemberState.AWAY)
 
     @property
     def follows(self) -> bool:
-        """Whether what is assigned may follow from the subscription, rather than from the one before."""
+        """Whether the assignment may belong to the current subscription, and not to an earlier one."""
         return {part.topic for part in self.assigned} <= set(self._subscription.topics)
 
     def subscribe(self, topics: Iterable[str], pattern: str) -> bool:
-        """Take note of what is to be read; return whether that is a change."""
+        """Set the subscription; return whether it has changed."""
         wanted = group_pb2.Subscription(topics=sorted(topics), pattern=pattern, assignor=self.identity.assignor)
         if wanted == self._subscription:
             return False
@@ -136,12 +136,12 @@ class Membership:
         return True
 
     def join(self) -> None:
-        """Become a member, or stay one."""
+        """Start to join, unless the member has joined or is joining."""
         if self.state in (MemberState.OUT, MemberState.FAILED):
             self._begin_anew()
 
     def leave(self) -> group_pb2.GroupRequest | None:
-        """Stop being a member; return what to tell the coordinator, None when it does not know of the member."""
+        """Leave; return the request for the coordinator, or None if it does not know of the member."""
         known = self.wants_stream and self._connected
         self._lose_all()
         self.state = MemberState.OUT
@@ -153,7 +153,7 @@ class Membership:
     # The stream
 
     def opened(self, now_ms: float) -> group_pb2.GroupRequest:
-        """A stream to the coordinator is there: return what is sent first."""
+        """A stream to the coordinator is open: return its first request."""
         assert self.wants_stream, self.state
         self._connected = True
         self._sent(now_ms)
@@ -181,7 +181,7 @@ class Membership:
             self.state = MemberState.AWAY
 
     def on_assignment(self, message: group_pb2.GroupAssignment, now_ms: float) -> None:
-        """Take in what may be read; the first one on a stream answers the join."""
+        """Apply an assignment; the first one on a stream answers the join."""
         if not self.wants_stream:
             return
         self.member_epoch = message.member_epoch
@@ -202,13 +202,13 @@ class Membership:
         self._acknowledge = True
 
     def on_heartbeat(self, message: group_pb2.HeartbeatAnswer) -> None:
-        """Take in that the coordinator has heard a heartbeat."""
+        """Apply the answer to a heartbeat."""
         if self.state is MemberState.MEMBER:
-            self.member_epoch = max(self.member_epoch, message.member_epoch)  # it may have left before an assignment
+            self.member_epoch = max(self.member_epoch, message.member_epoch)  # an assignment may have overtaken it
             self._answered()
 
     def on_error(self, error: RaftlogError) -> None:
-        """Take in that the coordinator, or whoever was taken for it, refuses."""
+        """Apply a refusal of the coordinator, or of a broker that was taken for it."""
         self.refusal = error
         if not self.wants_stream:
             return
@@ -234,27 +234,27 @@ class Membership:
         return group_pb2.GroupRequest(heartbeat=message)
 
     def is_silent(self, now_ms: float) -> bool:
-        """Whether the coordinator owes an answer for so long that the stream is to be given up."""
+        """Whether an answer is so late that the caller must give the stream up."""
         return now_ms >= self._silent_ms()
 
     def expire(self, now_ms: float) -> bool:
-        """Lose what is owned when the session may be over; return whether that happened now."""
+        """Lose all owned partitions if the session may be over; return whether that happened now."""
         if not self.is_member or now_ms < self.session_deadline_ms:
             return False
         self._begin_anew()
         return True
 
     def next_ms(self) -> float:
-        """Return when one of `heartbeat`, `is_silent` and `expire` has something to say."""
+        """Return when `heartbeat`, `is_silent` or `expire` is next due."""
         heartbeat_ms = math.inf
         if self._may_send():
             heartbeat_ms = -math.inf if self._has_news() else self._next_heartbeat_ms
         return min(heartbeat_ms, self._silent_ms(), self.session_deadline_ms)
 
-    # Letting go and taking
+    # Releasing and taking partitions
 
     def to_release(self) -> list[TopicPartition]:
-        """Return what is owned and may not be any longer."""
+        """Return the owned partitions that are no longer assigned."""
         return sorted(
             part
             for part, topic_id in self.owned.items()
@@ -262,16 +262,16 @@ class Membership:
         )
 
     def to_take(self) -> list[TopicPartition]:
-        """Return what may be owned and is not; what has to be let go first under the same name is not in it."""
+        """Return the assigned partitions that are not owned, except those to release first under another topic id."""
         return sorted(self.assigned.keys() - self.owned.keys())
 
     def released(self, partitions: Iterable[TopicPartition]) -> None:
-        """These are not read any more, and their offsets are committed."""
+        """The consumer no longer reads these, and has committed their offsets."""
         for part in partitions:
             self.owned.pop(part, None)
 
     def taken(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Assigned]:
-        """These are read from now on; return those of them that may be."""
+        """The consumer starts to read these; return those that are still assigned."""
         found = {part: self.assigned[part] for part in partitions if part in self.assigned and part not in self.owned}
         if not self.is_member:
             return {}
@@ -279,7 +279,7 @@ class Membership:
         return found
 
     def told_of_loss(self, partitions: Iterable[TopicPartition]) -> None:
-        """The application knows that it has lost these."""
+        """The application has been told that these are lost."""
         self.lost.difference_update(partitions)
 
     # Inside
@@ -312,9 +312,9 @@ class Membership:
         return self._tell_subscription or self._acknowledge or self._claims() != self._told
 
     def _claims(self) -> dict[TopicPartition, bytes]:
-        """Return what it reads, and what it may begin to read at any moment, with topic ids.
+        """Return the partitions that it reads or may start to read at any moment, with topic ids.
 
-        So a heartbeat that was sent after a partition came never lets it go while it may still be taken.
+        So no heartbeat after an assignment gives up a partition that the member may still take.
         """
         return {part: assigned.topic_id for part, assigned in self.assigned.items()} | self.owned
 

@@ -1,24 +1,29 @@
-"""Arrow rows on their way in: `send_batch` without a Python loop over rows.
+"""`send_batch`: from Arrow data to pieces, each one batch for one partition, without a Python loop over rows. Pure.
 
-Whatever the caller has (list, array, record batch, table) becomes `Rows` of Arrow's binary type, is put in the order
-of its partitions (stable: order within a partition is kept), and is cut into pieces by size.
+The caller's data (list, array, record batch, table) becomes `Rows` of Arrow's binary type, is sorted by partition
+(stably, so order within a partition is kept), and is cut into pieces by size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raftlog._core.arguments import AFTER_THE_LAST, LAST_TIMESTAMP_MS
-from raftlog._core.batch import HEADER_ENTRY_BYTES, RECORD_BYTES
-from raftlog._core.murmur2 import murmur2_column
-from raftlog._core.topic_queues import TopicQueues
+from raftlog._core.accumulator import (
+    BATCH_BYTES,
+    HEADER_ENTRY_BYTES,
+    RECORD_BYTES,
+    Accumulator,
+    TopicQueues,
+    murmur2_column,
+)
+from raftlog._core.arguments import AFTER_THE_LAST, LAST_TIMESTAMP_MS, as_batches
 from raftlog.errors import InvalidPartitions, InvalidRequestError
 from raftlog.format import HEADERS_TYPE, Columns
 from raftlog.types import Header
@@ -32,7 +37,7 @@ _HEADERS_STRUCT: Final = pa.list_(pa.struct([("key", pa.utf8()), ("value", pa.bi
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Columns of one length: Arrow arrays, or None. `timestamp_ms` int64, without it all have `base_timestamp_ms`."""
+    """Columns of one length: Arrow arrays, or None. `timestamp_ms` is int64; None: all have `base_timestamp_ms`."""
 
     value: Any
     key: Any
@@ -57,7 +62,7 @@ class Rows:
         )
 
     def take(self, order: Any) -> Rows:
-        """Return the rows in another order, copied; the partitions are not needed any more."""
+        """Return a copy of the rows in another order, without their partitions."""
 
         def pick(column: Any) -> Any:
             return column.take(order) if column is not None else None
@@ -71,7 +76,7 @@ class Rows:
         return self.base_timestamp_ms if self.timestamp_ms is None else int(self.timestamp_ms[0].as_py())
 
     def columns(self) -> Columns:
-        """Return what a record batch is encoded from."""
+        """Return the columns to encode as a record batch."""
         key = self.key
         if key is not None and key.null_count == len(key):
             key = None
@@ -136,14 +141,14 @@ def _headers(column: Any) -> Any:
 
 
 def header_entries(headers: Any) -> tuple[Any, Any, NDArray[np.int64]]:
-    """Return the names and the contents in a column of headers, all rows', and the row of each."""
+    """Return names, contents and row number of all headers in a column."""
     offsets = np.asarray(headers.offsets, np.int64)
     names, contents = headers.keys, headers.items
     first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
-    if len(names) > count:  # of a slice they are those of the whole column
+    if len(names) > count:  # a slice still has those of the whole column
         names, contents = names.slice(first, count), contents.slice(first, count)
     row_of_entry = np.repeat(np.arange(len(headers)), np.diff(offsets))
-    if headers.null_count:  # there may be something below a null
+    if headers.null_count:  # a null row may hide entries
         there = np.asarray(headers.is_valid())[row_of_entry]
         names, contents = names.filter(pa.array(there)), contents.filter(pa.array(there))
         row_of_entry = row_of_entry[there]
@@ -151,7 +156,7 @@ def header_entries(headers: Any) -> tuple[Any, Any, NDArray[np.int64]]:
 
 
 def with_headers(rows: Rows, more: tuple[Header, ...]) -> Rows:
-    """Return the rows with these headers behind their own, instead of those of the same names."""
+    """Return the rows with these headers added, in place of headers of the same names."""
     count, added = len(rows.value), len(more)
     names, contents = (pa.array(part, kind) for part, kind in zip(zip(*more, strict=True), HEADER_TYPES, strict=True))
     kept = np.zeros(count, np.int64)
@@ -168,7 +173,7 @@ def with_headers(rows: Rows, more: tuple[Header, ...]) -> Rows:
 
 def _timestamps(column: Any) -> Any:
     if pa.types.is_timestamp(column.type):
-        try:  # finer ones lose something, seconds must fit
+        try:  # finer units are truncated; seconds must not overflow
             column = column.cast(pa.timestamp("ms"), safe=column.type.unit == "s").view(pa.int64())
         except pa.ArrowInvalid:
             raise InvalidRequestError(f"a timestamp {AFTER_THE_LAST}") from None
@@ -185,7 +190,7 @@ def check_timestamps(rows: Rows, first_row: int) -> None:
     """Refuse timestamps that `as_timestamp` refuses.
 
     Raises:
-        InvalidRequestError: names the first such row.
+        InvalidRequestError: the message names the first such row.
     """
     if rows.timestamp_ms is None:
         return
@@ -202,12 +207,12 @@ def rows_from_batch(batch: Any, now_ms: int) -> Rows:
     """Return the rows of a `pyarrow.RecordBatch`; a null timestamp means now.
 
     Raises:
-        InvalidRequestError: no column `value`, a column nobody knows, or a type that does not fit.
+        InvalidRequestError: no column `value`, an unknown column, or an unsupported type.
     """
     names = batch.schema.names
     unknown = [name for name in names if name not in _COLUMNS]
     if "value" not in names or unknown:
-        wrong = f"columns that have no meaning: {', '.join(unknown)}" if unknown else "no column 'value'"
+        wrong = f"unknown columns: {', '.join(unknown)}" if unknown else "no column 'value'"
         raise InvalidRequestError(
             f"the Arrow data has {wrong}; it needs 'value' and may have 'key', 'headers', 'partition', 'timestamp'"
         )
@@ -244,7 +249,7 @@ def _cumulative(column: Any) -> NDArray[np.int64]:
 
 
 def row_bytes(rows: Rows) -> NDArray[np.int64]:
-    """Return what each row is counted as; the vectorised twin of `record_bytes`."""
+    """Return the counted size of each row, as `record_bytes` does for one."""
     sizes = _lengths(rows.value) + RECORD_BYTES
     if rows.key is not None:
         sizes += _lengths(rows.key)
@@ -274,10 +279,10 @@ def cut(sizes: NDArray[np.int64], limit_bytes: int) -> Iterator[tuple[int, int]]
 
 
 def partitions_of(rows: Rows, queues: TopicQueues) -> NDArray[np.int32] | None:
-    """Return the partition of each row, -1 where the sticky one serves; None: that is so for all.
+    """Return the partition of each row, -1 for the sticky one; None: the sticky one for all.
 
     Raises:
-        InvalidPartitions: a row names a partition that is not there.
+        InvalidPartitions: a row names a partition that does not exist.
     """
     chosen: NDArray[np.int32] | None = None
     if queues.custom:
@@ -308,11 +313,11 @@ def _check(partitions: NDArray[np.int32], queues: TopicQueues) -> None:
 def with_sticky(
     rows: Rows, partitions: NDArray[np.int32] | None, queues: TopicQueues, limit_bytes: int
 ) -> NDArray[np.int32] | None:
-    """Return the partition of each row, where some rows name one and others take the sticky one.
+    """Return the partition of each row, with sticky partitions chosen if only some rows take them.
 
-    Such rows may meet in a partition, where they have to keep their order: so the sticky partitions are settled here,
-    one turn for each `limit_bytes` of the rows that take them, before anything is sorted. Where every row takes the
-    sticky partition there is nothing to sort, and they are left to it.
+    Rows of both kinds may meet in a partition and must keep their order, so this chooses the sticky partitions before
+    the sort, a new one for each `limit_bytes` of rows. If every row takes the sticky partition there is nothing to
+    sort, and they stay -1.
     """
     if partitions is None:
         return None
@@ -329,7 +334,7 @@ def with_sticky(
 
 
 def by_partition(rows: Rows, partitions: NDArray[np.int32] | None) -> Iterator[tuple[int, Rows]]:
-    """Yield (partition, its rows in their order); -1 is the sticky one."""
+    """Yield each partition with its rows in order; -1 is the sticky one."""
     if partitions is None or len(partitions) == 0:
         yield -1, rows
         return
@@ -344,3 +349,69 @@ def by_partition(rows: Rows, partitions: NDArray[np.int32] | None) -> Iterator[t
     edges = np.flatnonzero(np.diff(ordered)) + 1
     for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(ordered)], strict=True):
         yield int(ordered[start]), moved.slice(start, end - start)
+
+
+class Piece(NamedTuple):
+    """The rows of one batch. `partition` -1: the sticky one."""
+
+    partition: int
+    columns: Columns
+    base_timestamp_ms: int
+    size_bytes: int
+
+
+Sized = list[tuple[Rows, NDArray[np.int64]]]
+
+
+def prepare(
+    accumulator: Accumulator,
+    now_ms: int,
+    values: Any,
+    key: Any,
+    partition: Any,
+    headers: Any,
+    timestamp_ms: Any,
+    more_headers: tuple[Header, ...] = (),
+) -> Sized:
+    """Return the rows with their sizes, after all checks that do not need the topic.
+
+    `more_headers`: further headers for every row.
+
+    Raises:
+        TypeError, InvalidRequestError: the data has an unsupported type or form.
+        MessageTooLarge: no batch can hold one of the rows.
+    """
+    sized = []
+    first = 0
+    for batch in as_batches(values, key, partition, headers, timestamp_ms):
+        if not batch.num_rows:
+            continue
+        rows = rows_from_batch(batch, now_ms)
+        check_timestamps(rows, first)
+        if more_headers:
+            rows = with_headers(rows, more_headers)
+        sizes = row_bytes(rows)
+        largest = int(np.argmax(sizes))
+        accumulator.check_fits(int(sizes[largest]), f"row {first + largest}")
+        sized.append((rows, sizes))
+        first += batch.num_rows
+    return sized
+
+
+def pieces_of(given: Sized, queues: TopicQueues, limit_bytes: int) -> Iterator[Piece]:
+    """Yield the rows as pieces of at most `limit_bytes`, in the order of each partition.
+
+    Raises:
+        InvalidPartitions: a row names a partition that does not exist; raised before the first piece.
+    """
+    prepared = [
+        (stretch, partitions_of(stretch, queues)) for rows, sizes in given for stretch in stretches(rows, sizes)
+    ]
+    for stretch, partitions in prepared:
+        settled = with_sticky(stretch, partitions, queues, limit_bytes)
+        for target, part in by_partition(stretch, settled):
+            sizes = row_bytes(part)
+            for start, end in cut(sizes, limit_bytes):
+                piece = part.slice(start, end - start)
+                size_bytes = int(sizes[start:end].sum()) + BATCH_BYTES
+                yield Piece(target, piece.columns(), piece.first_timestamp_ms(), size_bytes)

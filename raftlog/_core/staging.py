@@ -1,4 +1,4 @@
-"""Staged batches, as far as they are values: what a stage leaves behind, and what a batch of them comes to."""
+"""Values of staged batches: tokens of stages, and the plan to commit a batch of them. Pure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, Final, NamedTuple
 from raftlog.errors import InvalidRequestError
 
 NO_PRODUCER: Final = -1
-"""The producer id of a stage that nothing was staged in."""
+"""The producer id of a stage without records."""
 NO_BATCH: Final = -1
 """The last batch of a sink that has committed none."""
 MAX_ID_CHARACTERS: Final = 255
-"""As long as the id of a sink, or a transactional id, may be."""
+"""The longest sink id or transactional id."""
 
 
 class StageToken(NamedTuple):
-    """A finished stage: all its records are in the log, where nobody reads them before a commit names this token.
+    """A finished stage: its records are in the log, but invisible until a commit names this token.
 
-    It is a small value that may travel, pickled or as JSON, from the process that wrote to the one that commits.
+    A small value, to send as a pickle or JSON from the process that wrote the records to the one that commits.
     """
 
     sink_id: str
     batch_id: int
     producer_id: int = NO_PRODUCER
-    """The stage's name at the coordinator; -1: nothing was staged."""
+    """The stage's id at its coordinator; -1: the stage has no records."""
     records: int = 0
     already_committed: bool = False
-    """The sink had committed the batch before: nothing was staged, and there is nothing to commit."""
+    """The sink has already committed the batch: the stage has no records, and needs no commit."""
 
     def to_json(self) -> str:
         """Return the token as one line of JSON."""
@@ -39,36 +39,36 @@ class StageToken(NamedTuple):
         """Return the token that `to_json` made.
 
         Raises:
-            InvalidRequestError: that is not one.
+            InvalidRequestError: the text is not a token.
         """
         try:
             found: Any = json.loads(text)
             token = StageToken(**found)
         except (ValueError, TypeError) as error:
             raise InvalidRequestError(
-                f"{text!r} is no stage token ({error}); use what StageToken.to_json gave"
+                f"{text!r} is not a stage token ({error}); use the text of StageToken.to_json"
             ) from None
         _check_token(token)
         return token
 
 
 class CommittedBatch(NamedTuple):
-    """The answer to a commit."""
+    """The result of a commit."""
 
     batch_id: int
     already_committed: bool
-    """The batch, or a later one, was committed before; what was staged for it again was dropped."""
+    """The batch or a later one was committed before; the records that were staged again are dropped."""
     records: int
-    """How many records of the tokens readers see by this commit; 0 when it was committed before."""
+    """How many records of the tokens this commit made visible; 0 if the batch was committed before."""
 
 
 class CommitPlan(NamedTuple):
-    """What a commit of tokens asks the coordinator for."""
+    """The request of a commit to the coordinator."""
 
     producer_ids: list[int]
-    """Of the stages that hold something."""
+    """Of the stages with records."""
     repeated: bool
-    """Some of the stages found the batch committed: it is never committed again, whatever the others hold."""
+    """Some stages found the batch committed: it must not be committed again, even if others have records."""
     records: int
 
 
@@ -77,7 +77,7 @@ def check_sink_id(sink_id: str) -> str:
 
     Raises:
         TypeError: not a string.
-        InvalidRequestError: empty, or too long.
+        InvalidRequestError: the id is empty or too long.
     """
     if not isinstance(sink_id, str):
         raise TypeError(f"sink_id is {type(sink_id).__name__}, expected str")
@@ -91,34 +91,34 @@ def check_batch_id(batch_id: int) -> int:
 
     Raises:
         TypeError: not an int.
-        InvalidRequestError: below 0, or more than 63 bits.
+        InvalidRequestError: the number is negative or has more than 63 bits.
     """
     if not isinstance(batch_id, int) or isinstance(batch_id, bool):
         raise TypeError(f"batch_id is {type(batch_id).__name__}, expected int")
     if not 0 <= batch_id < 1 << 63:
-        raise InvalidRequestError(f"batch_id={batch_id}: batches are numbered from 0 on, each higher than the last")
+        raise InvalidRequestError(f"batch_id={batch_id}: batches are numbered from 0, each higher than the last")
     return batch_id
 
 
 def _check_token(token: StageToken) -> None:
     if not isinstance(token, StageToken):
-        raise TypeError(f"{token!r} is no StageToken; Stage.finish returns one")
+        raise TypeError(f"{token!r} is not a StageToken; Stage.finish returns one")
     check_sink_id(token.sink_id)
     check_batch_id(token.batch_id)
     for name in ("producer_id", "records"):
         number = getattr(token, name)
         if not isinstance(number, int) or isinstance(number, bool) or number < -1:
-            raise InvalidRequestError(f"a stage token with {name}={number!r}")
+            raise InvalidRequestError(f"a stage token has the invalid {name}={number!r}")
     if not isinstance(token.already_committed, bool):
-        raise InvalidRequestError(f"a stage token with already_committed={token.already_committed!r}")
+        raise InvalidRequestError(f"a stage token has the invalid already_committed={token.already_committed!r}")
 
 
 def plan_commit(sink_id: str, batch_id: int, tokens: Iterable[StageToken]) -> CommitPlan:
-    """Return what the commit of a batch by these tokens comes to.
+    """Return the plan to commit a batch by these tokens.
 
     Raises:
-        TypeError: something is no token.
-        InvalidRequestError: a token of another sink or batch, or one twice.
+        TypeError: a value is not a token.
+        InvalidRequestError: a token belongs to another sink or batch, or occurs twice.
     """
     check_batch_id(batch_id)
     producer_ids: list[int] = []
@@ -143,14 +143,14 @@ def stages_of(sink_id: str, tokens: Iterable[StageToken]) -> list[int]:
     """Return the producer ids of the tokens' stages, each once.
 
     Raises:
-        TypeError: something is no token.
-        InvalidRequestError: a token of another sink.
+        TypeError: a value is not a token.
+        InvalidRequestError: a token belongs to another sink.
     """
     found: dict[int, None] = {}
     for token in tokens:
         _check_token(token)
         if token.sink_id != sink_id:
-            raise InvalidRequestError(f"a stage of sink {token.sink_id!r} is not one of sink {sink_id!r}")
+            raise InvalidRequestError(f"a stage of sink {token.sink_id!r} does not belong to sink {sink_id!r}")
         if token.producer_id != NO_PRODUCER:
             found[token.producer_id] = None
     return list(found)

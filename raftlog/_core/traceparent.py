@@ -3,7 +3,7 @@
     version  "-" trace id  "-" span id  "-" flags
     00        -  32 hex     -  16 hex    -  2 hex     flags: bit 0, the trace is sampled
 
-Only what is sampled is worth a span anywhere; the rest is passed on as it is.
+Only sampled traces get spans; others are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 MAX_TRACES: Final = 16
-"""Traces of one batch, or of one frame, that a broker makes spans for; the wire contract names the number."""
+"""A broker makes spans for at most this many traces of a batch or frame; the wire contract names the number."""
 
 TRACE_ID: Final = slice(3, 35)
-"""Where the id of the trace stands in a traceparent."""
+"""The characters of the trace id in a traceparent."""
 
 _SAMPLED: Final = 1
 _LENGTH: Final = 55
@@ -28,7 +28,7 @@ _FORM: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 
 class Traceparent(NamedTuple):
-    """A span of some process, as others refer to it. Both ids are above zero."""
+    """A reference to a span. Both ids are above zero."""
 
     trace_id: int
     span_id: int
@@ -36,7 +36,7 @@ class Traceparent(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether whoever began the trace records it."""
+        """Whether the trace is recorded."""
         return bool(self.flags & _SAMPLED)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Traceparent(NamedTuple):
 
 
 def parse_traceparent(text: str | bytes | None) -> Traceparent | None:
-    """Return what a header says, None when it says nothing; as the recommendation has it, later versions are read."""
+    """Return the parsed header, or None if it is invalid. The recommendation requires to accept later versions."""
     if isinstance(text, bytes):
         text = text.decode("ascii", "replace")
     if text is None or len(text) > _MAX_LENGTH:
@@ -57,9 +57,9 @@ def parse_traceparent(text: str | bytes | None) -> Traceparent | None:
 
 
 def sampled_traces(traceparents: Iterable[str | bytes]) -> list[Traceparent]:
-    """Return of each sampled trace the first span that is named, and nothing for what is malformed.
+    """Return the first named span of each sampled trace; skip malformed texts.
 
-    Only `MAX_TRACES` of them are looked at: whoever names more gains nothing, and costs nobody time.
+    Only the first `MAX_TRACES` texts are read, so that a long list costs no time.
     """
     found: dict[int, Traceparent] = {}
     for text in islice(traceparents, MAX_TRACES):

@@ -1,11 +1,11 @@
-"""Where a transactional producer is: what it may do next, and what an error means for its transaction."""
+"""The state of a transactional producer: what it may do next, and what an error means for its transaction."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import Final, NamedTuple
 
-from raftlog._core.numbering import LAST_EPOCH
+from raftlog._core.accumulator import LAST_EPOCH
 from raftlog.errors import (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
@@ -17,7 +17,7 @@ from raftlog.errors import (
 
 
 class TransactionPhase(Enum):
-    """States; the value is how the state reads in "the transaction of ... is ..."."""
+    """States; the value completes the sentence "the transaction of ... is ..."."""
 
     NEW = "not begun: its producer has no numbers yet"
     READY = "not begun"
@@ -30,14 +30,14 @@ class TransactionPhase(Enum):
 
 
 class Numbers(NamedTuple):
-    """Producer id and epoch of the transaction that is open, or of the next one."""
+    """Producer id and epoch of the open transaction, or of the next one."""
 
     producer_id: int
     producer_epoch: int
 
     @property
     def used_up(self) -> bool:
-        """Whether no transaction can have this epoch: another producer id is needed (KIP-890)."""
+        """Whether no transaction can have this epoch, so that a new producer id is needed (KIP-890)."""
         return self.producer_epoch >= LAST_EPOCH
 
 
@@ -50,20 +50,20 @@ class TransactionState:
     Transitions:
         NEW         -> READY       `initialized`: the coordinator has given numbers
         READY       -> OPEN        `begin`
-        OPEN        -> FLUSHING    `flush`: commit was called, nothing more is taken on
+        OPEN        -> FLUSHING    `flush`: the application commits; no further records are accepted
         FLUSHING    -> OPEN        `resume`: the flush took longer than the caller waits
-        FLUSHING    -> COMMITTING  `commit`: everything is acknowledged, the decision is sent
-        COMMITTING  -> COMMITTING  the outcome is not known: the same is asked again, and nothing else is allowed
+        FLUSHING    -> COMMITTING  `commit`: every record is acknowledged, and the decision is sent
+        COMMITTING  -> COMMITTING  the outcome is not known: only another commit is allowed
         FLUSHING, COMMITTING -> READY (or NEW)  `ended`
         OPEN, FLUSHING -> FAILED   `fail`: a record, an offset or a partition was refused, or may be missing
-        COMMITTING  -> FAILED      `refused`: the coordinator says that it has timed out
+        COMMITTING  -> FAILED      `refused`: the transaction has timed out at the coordinator
         OPEN, FLUSHING, FAILED, ABORTING -> ABORTING  `abort`
         ABORTING    -> READY (or NEW)  `ended`
         any         -> FATAL       `refused` or `taken_over`: another producer has the transactional id, or an operator
                                    has fenced this one
 
-    NEW after `ended` means that the epochs of the producer id are used up, or that the coordinator has ended the
-    transaction by itself: `numbers` go with the next request for some, which proves that this is still the same one.
+    NEW after `ended` means that the epochs of the producer id are used up, or that the coordinator's state is not
+    certain. The next request for numbers carries the old `numbers`, which prove that it is the same producer.
 
     Invariants: `cause` is set in FAILED and FATAL, and in ABORTING only after FAILED; while OPEN `numbers` are those of
     the transaction.
@@ -76,14 +76,14 @@ class TransactionState:
         self.phase = TransactionPhase.NEW
         self.numbers: Numbers | None = None
         self.cause: RaftlogError | None = None
-        """Why the transaction, or all of it, has failed."""
+        """Why the transaction or the producer has failed."""
 
     def __str__(self) -> str:
         return f"the transaction of {self.transactional_id!r}"
 
     @property
     def writable(self) -> bool:
-        """Whether what is under way may still become part of the transaction."""
+        """Whether records in flight may still become part of the transaction."""
         return self.phase in (TransactionPhase.OPEN, TransactionPhase.FLUSHING)
 
     def _move(self, phase: TransactionPhase) -> None:
@@ -98,10 +98,10 @@ class TransactionState:
     # Checks
 
     def check_usable(self) -> None:
-        """Refuse everything once the transactional id is somebody else's.
+        """Refuse every call after the producer has lost its transactional id.
 
         Raises:
-            FencedError, AuthorizationError, InvalidTxnState: why.
+            FencedError, InvalidTxnState: the reason.
         """
         if self.phase is TransactionPhase.FATAL:
             assert self.cause is not None
@@ -111,7 +111,8 @@ class TransactionState:
         """Refuse records and offsets unless a transaction is open.
 
         Raises:
-            InvalidTxnState: none is. TransactionAbortable: it can only be aborted. FencedError: as `check_usable`.
+            InvalidTxnState: none is open. TransactionAbortable: it can only be aborted.
+            FencedError: as `check_usable`.
         """
         if self.phase is TransactionPhase.OPEN:
             return
@@ -119,23 +120,23 @@ class TransactionState:
         self._check_not_failed()
         if self.phase in (TransactionPhase.NEW, TransactionPhase.READY):
             raise InvalidTxnState(
-                f"no transaction is open, and a producer with transactional.id={self.transactional_id!r} sends nothing "
-                "outside of one: call begin_transaction() before, or send inside of `with producer.transaction():`"
+                f"no transaction is open, and a producer with transactional.id={self.transactional_id!r} sends records "
+                "only within one: call begin_transaction() first, or send within `with producer.transaction():`"
             )
-        raise InvalidTxnState(f"{self} is {self.phase.value}, it takes nothing more; begin another one")
+        raise InvalidTxnState(f"{self} is {self.phase.value}, and takes no more records; begin another one")
 
     def _check_not_failed(self) -> None:
         if self.phase is TransactionPhase.FAILED:
             raise self.abortable()
 
     def abortable(self) -> TransactionAbortable:
-        """Return the error of a transaction that has failed, with what it failed by."""
+        """Return the error of a failed transaction, with its cause."""
         cause = self.cause
         assert cause is not None
         error = TransactionAbortable(
             str(cause)
             if isinstance(cause, TransactionAbortable)
-            else f"{self} can only be aborted: {cause}; call abort_transaction(), then do it again in another one"
+            else f"{self} can only be aborted: {cause}; call abort_transaction(), then repeat the work in another one"
         )
         error.__cause__ = cause
         return error
@@ -153,7 +154,7 @@ class TransactionState:
         """Open a transaction and return its numbers.
 
         Raises:
-            InvalidTxnState: the one before has not ended. FencedError: as `check_usable`.
+            InvalidTxnState: the previous one has not ended. FencedError: as `check_usable`.
         """
         self.check_usable()
         if self.phase is not TransactionPhase.READY:
@@ -166,19 +167,20 @@ class TransactionState:
     def _way_out(self) -> str:
         match self.phase:
             case TransactionPhase.COMMITTING:
-                return "call commit_transaction() again to learn what became of it"
+                return "call commit_transaction() again to learn the outcome"
             case TransactionPhase.ABORTING | TransactionPhase.FAILED:
                 return "call abort_transaction() first"
             case TransactionPhase.FLUSHING:
-                return "wait until that has come to an end"
+                return "wait until that has ended"
             case _:
                 return "commit or abort it first"
 
     def flush(self) -> None:
-        """Commit was called: take nothing more on. While COMMITTING this changes nothing: the same is asked again.
+        """Begin a commit: accept no further records. No change while COMMITTING, which repeats the decision.
 
         Raises:
-            InvalidTxnState: nothing is open, or it is being aborted. TransactionAbortable: it can only be aborted.
+            InvalidTxnState: no transaction is open, or it is being aborted.
+            TransactionAbortable: it can only be aborted.
             FencedError: as `check_usable`.
         """
         self.check_usable()
@@ -194,15 +196,15 @@ class TransactionState:
         return InvalidTxnState(f"{self} is {self.phase.value}; {self._way_out()}")
 
     def resume(self) -> None:
-        """The flush has not come to an end in time: the transaction goes on as it was."""
+        """The flush has not ended in time: the transaction is open again."""
         if self.phase is TransactionPhase.FLUSHING:
             self._move(TransactionPhase.OPEN)
 
     def commit(self) -> None:
-        """Everything is acknowledged: from now on only the coordinator knows.
+        """Every record is acknowledged: the coordinator decides.
 
         Raises:
-            TransactionAbortable: something has failed. FencedError: as `check_usable`, which it became meanwhile.
+            TransactionAbortable: a record has failed meanwhile. FencedError: as `check_usable`.
         """
         self.check_usable()
         self._check_not_failed()
@@ -210,10 +212,10 @@ class TransactionState:
         self._move(TransactionPhase.COMMITTING)
 
     def abort(self) -> None:
-        """Abort was called.
+        """Begin an abort.
 
         Raises:
-            InvalidTxnState: nothing is open, or it is being committed. FencedError: as `check_usable`.
+            InvalidTxnState: no transaction is open, or it is being committed. FencedError: as `check_usable`.
         """
         self.check_usable()
         if not (self.writable or self.phase in (TransactionPhase.FAILED, TransactionPhase.ABORTING)):
@@ -222,9 +224,9 @@ class TransactionState:
         self._move(TransactionPhase.ABORTING)
 
     def ended(self, numbers: Numbers, *, known: bool = True) -> None:
-        """The transaction is committed, or aborted; the next one has these numbers.
+        """The transaction is committed or aborted; the next one has these numbers.
 
-        `known` False: what the coordinator has of it is not certain, so that numbers are asked for anew.
+        `known` False: the coordinator's state is not certain, so the producer must get new numbers.
         """
         assert self.phase in (TransactionPhase.FLUSHING, TransactionPhase.COMMITTING, TransactionPhase.ABORTING)
         self.numbers = numbers
@@ -232,7 +234,7 @@ class TransactionState:
         self._move(TransactionPhase.NEW if numbers.used_up or not known else TransactionPhase.READY)
 
     def fail(self, error: RaftlogError) -> bool:
-        """Something of the transaction has failed for good; return whether that was news."""
+        """A part of the transaction has failed for good; return whether this is the first failure."""
         if not self.writable:
             return False
         self.cause = error
@@ -243,7 +245,7 @@ class TransactionState:
         return True
 
     def refused(self, error: RaftlogError) -> None:
-        """The coordinator refuses a decision, or to give numbers. What says nothing of either changes nothing."""
+        """The coordinator refuses a decision or a request for numbers. Other errors change nothing."""
         if isinstance(error, _TAKEN_OVER):
             self.taken_over(error)
         elif isinstance(error, TransactionAbortable) and self.phase is TransactionPhase.COMMITTING:
@@ -251,14 +253,14 @@ class TransactionState:
             self._move(TransactionPhase.FAILED)
         elif isinstance(error, InvalidTxnState):
             self.cause = InvalidTxnState(
-                f"{self} was ended otherwise than this producer has asked for: {error}; close it and make another one"
+                f"{self} has not ended as this producer decided: {error}; close the producer and make a new one"
             )
             self._move(TransactionPhase.FATAL)
 
     def taken_over(self, error: RaftlogError) -> None:
-        """The transactional id is another producer's, or an operator has aborted what was open."""
+        """Another producer has the transactional id, or an operator has aborted the open transaction."""
         self.cause = ProducerFenced(
-            f"transactional.id={self.transactional_id!r} is not this producer's any more, and what it had open is "
-            f"aborted: {error}; close this one, and let one producer at a time use an id"
+            f"transactional.id={self.transactional_id!r} no longer belongs to this producer, and its open transaction "
+            f"is aborted: {error}; close this producer, and use an id in one producer at a time"
         )
         self._move(TransactionPhase.FATAL)

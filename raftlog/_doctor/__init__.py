@@ -1,5 +1,5 @@
-"""What is wrong with a cluster: `collect` asks, `checks` look at what was answered, without asking anybody.
+"""Finds problems of a cluster: `collect` asks the cluster, `checks` examine the answers and are pure.
 
-picture = collect(admin)            # picture.py: what is known, and what is not, and why
-report = examine(picture)           # report.py: each check of checks/ that has what it needs
+picture = collect(admin)            # picture.py: the answers, and the questions without one
+report = examine(picture, CHECKS)   # report.py: the findings of every check whose input is known
 """

@@ -1,7 +1,7 @@
-"""What goes into a support bundle: files by name, made of a picture and a report. Pure.
+"""The files of a support bundle, made from a picture and a report. Pure.
 
-No records, keys or values of records are ever asked for; what looks like a secret is hidden in everything, once more
-than where it was told. Metadata that consumers commit beside their offsets is left out: nobody knows what it holds.
+It never asks for records. Values that look like secrets are hidden in every file, in addition to where nodes hide
+them. The metadata of committed offsets is left out, as it may hold anything.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from raftlog._core.redaction import document_without_secrets, log_lines_without_secrets, shown
-from raftlog._descriptions import ConfigDescription, LogDirDescription
+from raftlog._core.descriptions import ConfigDescription, LogDirDescription
+from raftlog._core.words import document_without_secrets, log_lines_without_secrets, shown
 from raftlog._doctor.picture import Picture
 from raftlog._doctor.report import Report
 
 Files = dict[str, bytes]
 
 _ABOUT: Final = {
-    "doctor.txt": "what raftlog doctor found, for people",
-    "doctor.json": "the same for programs, with every place",
+    "doctor.txt": "the report of raftlog doctor, as text",
+    "doctor.json": "the same as JSON, with every place",
     "cluster.json": "brokers, features, the metadata quorum",
     "topics.json": "topics, their partitions and their settings",
-    "replicas.json": "how far replicas are, as leaders see it",
-    "groups.json": "consumer groups and how far they have read",
-    "transactions.json": "transactions and stages, and those that nobody ends",
+    "replicas.json": "the progress of replicas, from their leaders",
+    "groups.json": "consumer groups and their lags",
+    "transactions.json": "transactions and stages, and hanging transactions",
     "log-dirs.json": "directories of brokers, and the sizes of partitions there",
     "nodes/": "each node: version, clock, limits, directories, settings",
-    "metrics/": "figures of nodes whose metrics.listener is reached from here",
+    "metrics/": "metrics of nodes whose metrics.listener this machine can reach",
     "logs/": "the last lines of logs on this machine",
-    "versions.json": "what made this bundle",
-    "problems.txt": "what could not be had, and why",
+    "versions.json": "the versions of the software that made this bundle",
+    "problems.txt": "what is missing in this bundle, and why",
 }
 
 
 def files_of(picture: Picture, report: Report, told: Iterable[str]) -> Files:
-    """Return what is known of the cluster. `told`: the report for people, line by line."""
+    """Return the files about the cluster. `told`: the lines of the report as text."""
     files = {
         "doctor.txt": _text(told),
         "doctor.json": json_file(report.document()),
@@ -73,26 +73,26 @@ def files_of(picture: Picture, report: Report, told: Iterable[str]) -> Files:
 
 
 def log_dirs_file(log_dirs: Sequence[LogDirDescription]) -> bytes:
-    """Return the directories of brokers as a file."""
+    """Return brokers' log directories as a file."""
     return json_file(plain(log_dirs))
 
 
 def log_file(lines: list[str]) -> bytes:
-    """Return the end of a log as a file, without what looks like a secret."""
+    """Return lines of a log as a file, with likely secrets hidden."""
     return _text(log_lines_without_secrets(lines))
 
 
 def problems_of(picture: Picture) -> list[str]:
-    """Return what nobody answered, a line each."""
+    """Return a line for each question without an answer."""
     return [str(each) for each in picture.unanswered]
 
 
 def readme(name: str, made_at: str, files: Mapping[str, bytes], problems: Sequence[str]) -> bytes:
-    """Return the page that says what is in the bundle, and what is not."""
+    """Return README.txt, which lists what the bundle contains and what it lacks."""
     lines = [
         f"{name}: a support bundle of a raftlog cluster, made {made_at}",
         "",
-        "What is in it",
+        "Contents",
         "",
     ]
     for path, about in _ABOUT.items():
@@ -102,22 +102,23 @@ def readme(name: str, made_at: str, files: Mapping[str, bytes], problems: Sequen
             lines.append(f"  {path:<20}{about} ({size:,} bytes)")
     lines += [
         "",
-        "It names topics, groups, transactional ids, hosts, addresses and paths. Look through it before you give it to",
-        "others. It holds no records, no keys or values of records, and nothing that consumers commit beside offsets.",
+        "It contains names of topics, groups, transactional ids, hosts, addresses and paths. Read it before you share "
+        "it.",
+        "It contains no records, no keys or values of records, and no metadata of committed offsets.",
         "Settings and log lines that look like passwords, keys or tokens are replaced by [hidden].",
         "",
-        "Logs are taken from this machine only. For other nodes add them with --log FILE, from",
+        "Logs are from this machine only. Add those of other nodes with --log FILE; get them with",
         "  journalctl -u raftlog --since -1h        a systemd unit",
         "  kubectl logs POD --since=1h              Kubernetes",
         "  docker logs CONTAINER                    a container",
     ]
     if problems:
-        lines += ["", "What could not be had: see problems.txt", ""]
+        lines += ["", "Missing files: see problems.txt", ""]
     return _text(lines)
 
 
 def plain(value: Any) -> Any:
-    """Return named tuples as objects, whatever they lie in; errors and bytes as text."""
+    """Return a value for JSON: named tuples at any depth as objects, errors and bytes as text."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {key: plain(each) for key, each in value._asdict().items()}
     if isinstance(value, Mapping):
@@ -130,12 +131,12 @@ def plain(value: Any) -> Any:
 
 
 def json_file(value: Any) -> bytes:
-    """Return a document as a file, without what looks like a secret."""
+    """Return a document as a file, with likely secrets hidden."""
     return (json.dumps(document_without_secrets(value), indent=1, default=str) + "\n").encode()
 
 
 def _configs(configs: Mapping[str, ConfigDescription]) -> dict[str, Any]:
-    """Return settings by key: the value, and where it comes from."""
+    """Return settings by key, each with its value and source."""
     return {key: {"value": shown(key, each.value), "source": each.source} for key, each in sorted(configs.items())}
 
 

@@ -1,22 +1,175 @@
-"""Asks a cluster everything that checks are made of. What nobody answers is missing in the picture, with the reason."""
+"""Asks a cluster everything that checks need. A question without an answer leaves its field out, with the reason.
+
+Lists silently leave out topics that this user may not describe. But DescribeLogDirs, for users that may describe the
+cluster, names all partitions on brokers' disks. The doctor asks for the missing ones by name, and learns whether the
+user lacks the permission or the topic is gone.
+
+Also here: metrics from metrics listeners, and ends of local logs, for the support bundle.
+"""
 
 from __future__ import annotations
 
+import http.client
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import raftlog
+from raftlog._core.descriptions import (
+    MAX_TRANSACTION_TIMEOUT_MS,
+    BrokerDescription,
+    ClusterDescription,
+    ConfigDescription,
+    GroupListing,
+    NodeDescription,
+    PartitionLag,
+    PartitionReplicas,
+    QuorumDescription,
+    TopicDescription,
+)
 from raftlog._core.words import counted
-from raftlog._descriptions import ClusterDescription, ConfigDescription, PartitionReplicas, TopicDescription
-from raftlog._doctor import sight
 from raftlog._doctor.picture import Picture, Unanswered
-from raftlog._group_descriptions import GroupListing, PartitionLag
-from raftlog._node_descriptions import NodeDescription
-from raftlog._transaction_descriptions import MAX_TRANSACTION_TIMEOUT_MS
 from raftlog.errors import AuthorizationError, RaftlogError
 from raftlog.types import TopicPartition
+
+ASKED: Final = 50
+"""How many topics are asked for by name; if one of them is refused, further ones are assumed to be refused too."""
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+_UNUSED_ID: Final = "raftlog-doctor-looks"
+
+
+def may_be_restricted(nodes: Mapping[int, NodeDescription] | None) -> bool:
+    """Return whether a broker may have an authorizer: false only if all brokers report that they have none."""
+    for node in (nodes or {}).values():
+        if "broker" in node.roles:
+            found = node.configs.get("authorizer")
+            if found is None or found.value not in ("", "none"):
+                return True
+    return not nodes
+
+
+def hidden_topics(
+    admin: raftlog.Admin, cluster: ClusterDescription, topics: Sequence[TopicDescription], patience_s: float
+) -> tuple[Sequence[str], AuthorizationError | None]:
+    """Return the names of brokers' topics that this user may not describe, and one of the errors.
+
+    Empty if brokers do not tell their topics.
+    """
+    there: set[str] = set()
+    for broker in cluster.brokers:
+        if not broker.fenced:
+            try:
+                found = admin.describe_log_dirs(broker.broker_id, timeout=patience_s)
+            except RaftlogError:
+                continue  # nodes need the same permission, and note its lack
+            there.update(part.topic for each in found for part in each.partitions)
+    candidates = sorted(there - {topic.name for topic in topics} - {""})
+    refusals = {name: _refusal(admin, name, patience_s) for name in candidates[:ASKED]}
+    refused = [name for name, refusal in refusals.items() if refusal is not None]
+    if not refused:
+        return (), None
+    return [*refused, *candidates[ASKED:]], refusals[refused[0]]
+
+
+def refused_transactions(
+    admin: raftlog.Admin, topics: Sequence[TopicDescription], hidden: Sequence[str], patience_s: float
+) -> AuthorizationError | None:
+    """Return why a list may leave out transactions; None if it does not, or the cluster never had one."""
+    if TRANSACTIONS_TOPIC not in {*hidden, *(topic.name for topic in topics)}:
+        return None  # the request would create the topic
+    try:
+        admin.describe_transaction(_UNUSED_ID, timeout=patience_s)
+    except AuthorizationError as error:
+        return error
+    except RaftlogError:  # no transaction has this id
+        return None
+    return None
+
+
+def _refusal(admin: raftlog.Admin, topic: str, patience_s: float) -> AuthorizationError | None:
+    try:
+        admin.describe_topics([topic], internal=True, timeout=patience_s)
+    except AuthorizationError as error:
+        return error
+    except RaftlogError:  # deleted since
+        return None
+    return None
+
+
+METRICS_S: Final = 5.0
+METRICS_BYTES: Final = 64 << 20
+LOG_BYTES: Final = 4 << 20
+"""The most bytes that are read from the end of a log."""
+_ANY: Final = ("", "0.0.0.0", "::", "[::]")
+
+
+def metrics_address(
+    node: NodeDescription, broker: BrokerDescription | None, quorum: QuorumDescription | None
+) -> tuple[str, int] | None:
+    """Return the address of a node's metrics, at its host if it listens on all addresses; None without a listener."""
+    host, _, port = node.metrics_listener.rpartition(":")
+    if not port:
+        return None
+    if host in _ANY:
+        voters = {voter.node_id: voter.host for voter in quorum.voters} if quorum is not None else {}
+        host = broker.host if broker is not None else voters.get(node.node_id, "") or node.hostname
+    return host.strip("[]"), int(port)
+
+
+def read_metrics(host: str, port: int) -> bytes:
+    """Return a node's metrics in Prometheus' text format.
+
+    Raises:
+        OSError, http.client.HTTPException: it does not answer, or with an error; says why.
+    """
+    connection = http.client.HTTPConnection(host, port, timeout=METRICS_S)
+    try:
+        connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
+        response = connection.getresponse()
+        body = response.read(METRICS_BYTES)
+        if response.status != http.client.OK:
+            raise OSError(f"http://{host}:{port}/metrics answers with status {response.status}")
+        return body
+    finally:
+        connection.close()
+
+
+def local_log(node: NodeDescription) -> Path | None:
+    """Return a node's log if it is a file on this machine; None: it is on another machine, or not a file.
+
+    A node's own word must not make this process read any file: the process that the node names must have this file as
+    its standard error.
+
+    Raises:
+        OSError: the process belongs to another user, is gone, or does not log to this file.
+    """
+    if not node.log_file or node.hostname != socket.gethostname():
+        return None
+    path = os.readlink(f"/proc/{node.pid}/fd/2")
+    if path != node.log_file:
+        raise OSError(f"process {node.pid} on this machine does not log to {node.log_file}")
+    return Path(path)
+
+
+def last_lines(path: Path, lines: int) -> list[str]:
+    """Return the last lines of a text file, from its last `LOG_BYTES`.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LOG_BYTES))
+        text = file.read(LOG_BYTES).decode(errors="backslashreplace")
+    found = text.splitlines()
+    if size > LOG_BYTES:
+        del found[:1]  # it may be incomplete
+    return found[-lines:]
+
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -24,21 +177,21 @@ T = TypeVar("T")
 PATIENCE_S: Final = 5.0
 """How long one question may take."""
 AWAY_S: Final = 1.0
-"""The same for a node that others do not hear of; it may answer all the same."""
+"""The same for a node that is fenced or unreachable for others; it may answer nevertheless."""
 ALL_S: Final = 30.0
-"""How long one kind of question may take, of all nodes, topics or groups together; the rest is not asked."""
+"""How long one kind of question may take for all nodes, topics or groups; the rest is skipped."""
 INTERVAL_S: Final = 3.0
-"""Between two looks: long enough to see that something moves, short enough to wait for."""
+"""Time between two readings: long enough to see progress, short enough to wait for."""
 AT_A_TIME: Final = 8
 
 Lags = Mapping[str, Mapping[TopicPartition, PartitionLag]]
 
 
 def collect(admin: raftlog.Admin, *, interval_s: float = INTERVAL_S) -> Picture:
-    """Return what the cluster says; with `interval_s` 0 from one look only.
+    """Return the state of the cluster from two readings, or from one if `interval_s` is 0.
 
     Raises:
-        RaftlogError: nobody answers at all.
+        RaftlogError: the cluster does not answer at all.
     """
     with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="doctor") as pool:
         return _Collector(admin, pool).picture(interval_s)
@@ -53,7 +206,7 @@ class _Collector:
         self._unanswered: list[Unanswered] = []
 
     def picture(self, interval_s: float) -> Picture:
-        """Ask everything."""
+        """Ask all questions."""
         admin = self._admin
         cluster = admin.describe_cluster(timeout=PATIENCE_S)
         asked: dict[str, Future[Any]] = {
@@ -90,7 +243,7 @@ class _Collector:
         if interval_s > 0:
             time.sleep(max(0.0, looked_s + interval_s - time.monotonic()))
             replicas_before, lags_before = replicas, lags
-            # What is as new as the replicas are: else a broker that died meanwhile would seem to be only slow.
+            # As recent as the replicas: otherwise a broker that died meanwhile would only look slow.
             brokers = self._pool.submit(self._safely, lambda: admin.describe_cluster(timeout=PATIENCE_S))
             again = self._pool.submit(self._safely, lambda: admin.describe_topics(internal=True, timeout=PATIENCE_S))
             replicas, lags = self._replicas(topics, silent_leaders), self._lags(groups)
@@ -132,7 +285,7 @@ class _Collector:
             self._admin.describe_replicas, [topic.name for topic in topics], silent=errors, timeout=PATIENCE_S
         )
         found = self._answer("replicas", asked)
-        silent.clear()  # whoever answers the second time is not silent
+        silent.clear()  # a leader that answers the second time is not silent
         for broker, why in errors.items():
             if isinstance(why, AuthorizationError):
                 self._unanswered.append(_unanswered("replicas", f"leader {broker}", why))
@@ -176,7 +329,7 @@ class _Collector:
             )
             for each in missing:
                 if isinstance(each, AuthorizationError):
-                    raise each  # it takes Read of the topics, which who only looks need not have: not looked at
+                    raise each  # it needs Read on topics, which a user that only monitors need not have
             return found
 
         return self._answer("hanging", self._pool.submit(self._with_missing, "hanging", ask))
@@ -187,20 +340,20 @@ class _Collector:
         topics: list[TopicDescription] | None,
         nodes: Mapping[int, NodeDescription] | None,
     ) -> Sequence[str]:
-        """Return topics that this user may not describe; a note of transactions, where those are left out of lists."""
-        if topics is None or not sight.may_be_restricted(nodes):
+        """Return topics that this user may not describe; note them, and transactions that lists leave out."""
+        if topics is None or not may_be_restricted(nodes):
             return ()
-        found, refused = sight.hidden_topics(self._admin, cluster, topics, PATIENCE_S)
+        found, refused = hidden_topics(self._admin, cluster, topics, PATIENCE_S)
         if refused is not None:
             self._unanswered.append(_unanswered("topics", "some", refused))
-        if (refusal := sight.refused_transactions(self._admin, topics, found, PATIENCE_S)) is not None:
+        if (refusal := refused_transactions(self._admin, topics, found, PATIENCE_S)) is not None:
             self._unanswered.append(_unanswered("transactions", "some", refusal))
         return found
 
-    # How they are asked
+    # Asking
 
     def _answer(self, part: str, asked: Future[T]) -> T | None:
-        """Return an answer; None, and a note of it, when there is none."""
+        """Return an answer; without one, note the error and return None."""
         try:
             return asked.result()
         except RaftlogError as error:
@@ -221,9 +374,9 @@ class _Collector:
             return None
 
     def _many(self, part: str, keys: Iterable[K], ask: Callable[[K], T], what: str) -> dict[K, T] | None:
-        """Ask for each key, some at a time; who does not answer, and who was not asked in time, is noted.
+        """Ask for each key, some at a time; note the keys without an answer and the ones skipped for want of time.
 
-        None: all refuse, so that nothing of it was looked at.
+        None: all were refused for want of permission.
         """
         deadline_s = time.monotonic() + ALL_S
 

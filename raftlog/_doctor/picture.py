@@ -1,4 +1,4 @@
-"""What is known of a cluster at one time, from one look or two: what checks are made of."""
+"""The state of a cluster at one time, from one or two readings: the input of checks."""
 
 from __future__ import annotations
 
@@ -6,28 +6,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from raftlog._descriptions import (
+from raftlog._core.descriptions import (
     BrokerDescription,
     ClusterDescription,
     ConfigDescription,
+    GroupListing,
+    HangingTransaction,
+    NodeDescription,
     PartitionDescription,
+    PartitionLag,
     PartitionReplicas,
     QuorumDescription,
     TopicDescription,
+    TransactionListing,
 )
-from raftlog._group_descriptions import GroupListing, PartitionLag
-from raftlog._node_descriptions import NodeDescription
-from raftlog._transaction_descriptions import HangingTransaction, TransactionListing
 from raftlog.types import TopicPartition
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""The worst one first. error: something does not work, or records may be lost. warning: it works, and one more failure
-or some time will change that. note: worth knowing; it may be meant."""
+"""The worst one first. error: something does not work, or records may be lost. warning: that will happen after one more
+failure or some time. note: it may be intended."""
+
+
+class Problem(NamedTuple):
+    """A problem that a check finds. `where`: the partitions, brokers or groups; `remedy`: what to do, with commands."""
+
+    severity: Severity
+    what: str
+    where: tuple[str, ...]
+    remedy: str
 
 
 class Finding(NamedTuple):
-    """Something that a check found. `where`: the partitions, brokers or groups; `remedy`: what to do, with commands."""
+    """A problem under the id of its check."""
 
     check: str
     severity: Severity
@@ -37,10 +48,10 @@ class Finding(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """A question that got no answer; `part` is the part of the picture that is missing for it, or not whole.
+    """A question without an answer; `part` is the field of `Picture` that is missing or incomplete because of it.
 
-    `who`: a node, topic or group by kind and name; `all` when nothing of the part is known, `some` when a part of it.
-    `refused`: there was an answer, that this user may not look at it.
+    `who`: a node, topic or group by kind and name; `all` if nothing of the part is known, `some` if it is incomplete.
+    `refused`: the answer was that this user lacks the permission.
     """
 
     part: str
@@ -60,12 +71,12 @@ class Unanswered(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """What is known. A part that is None could not be had; `unanswered` says why, and who is missing in the others.
+    """The state of a cluster. A field is None if it is unknown; `unanswered` says why, and what other fields lack.
 
-    `topics` include the internal ones. `configs`: of topics, by name. `replicas` and `lags` are there twice: as they
-    were `apart_s` seconds before; without a second look both `..._before` are None. `silent_leaders` did not say how
-    far their replicas are, `silent_nodes` nothing of themselves; why, by id. Who refuses is none of the former, and
-    both of the latter and of `unanswered`. `hidden_topics`: on disks of brokers, and this user may not describe them.
+    `topics` include internal ones; `configs` are those of topics, by name. `..._before` are readings from `apart_s`
+    seconds before; None after a single reading. `silent_leaders` did not describe their replicas, `silent_nodes` not
+    themselves, each with its reason. A node that refuses is in `silent_nodes` and `unanswered`, but not in
+    `silent_leaders`. `hidden_topics` are on brokers' disks, but this user may not describe them.
     """
 
     taken_at_ms: int
@@ -98,11 +109,11 @@ class Picture:
         return {broker.broker_id: broker for broker in self.cluster.brokers} if self.cluster is not None else {}
 
     def live_brokers(self) -> list[BrokerDescription]:
-        """Return those that serve: neither fenced nor stopping."""
+        """Return the brokers that are neither fenced nor stopping."""
         return [broker for broker in self.brokers().values() if not broker.fenced and not broker.in_controlled_shutdown]
 
     def refusals(self) -> list[Unanswered]:
-        """Return what this user was not allowed to look at."""
+        """Return the questions that this user has no permission for."""
         return [each for each in self.unanswered if each.refused]
 
     def broker_nodes(self) -> dict[int, NodeDescription]:
@@ -110,22 +121,28 @@ class Picture:
         return {node_id: node for node_id, node in (self.nodes or {}).items() if "broker" in node.roles}
 
     def topic_config(self, topic: str, key: str) -> str | None:
-        """Return a topic's config as it is in effect; None where it is not known."""
+        """Return a topic's effective config; None if it is unknown."""
         found = (self.configs or {}).get(topic, {}).get(key)
         return found.value if found is not None else None
 
     def min_insync_replicas(self, topic: str) -> int:
-        """Return min.insync.replicas of a topic; 1, which is the default, where it is not known."""
+        """Return min.insync.replicas of a topic; if it is unknown 1, the default."""
         return int(self.topic_config(topic, "min.insync.replicas") or 1)
 
 
+def setting(node: NodeDescription, key: str) -> str:
+    """Return a node's setting; "" if the node does not tell it."""
+    found = node.configs.get(key)
+    return found.value if found is not None else ""
+
+
 def named(topic: str, partition: int) -> str:
-    """Return a partition as people write it."""
+    """Return a partition as TOPIC-PARTITION."""
     return f"{topic}-{partition}"
 
 
 def one_topic(topics: Sequence[str]) -> str:
-    """Return the topic for a command that is to be given for each: its name where it is the only one, else TOPIC."""
+    """Return the topic for an example command: its name if it is the only one, else TOPIC."""
     return topics[0] if len(set(topics)) == 1 else "TOPIC"
 
 

@@ -1,4 +1,4 @@
-"""What a doctor says: what each check found, and which could not be made. Pure."""
+"""The report: the findings of checks, and the checks that could not be made. Pure."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from raftlog._doctor.picture import SEVERITIES, Finding, Picture, Severity, Unanswered
+from raftlog._doctor.picture import SEVERITIES, Finding, Picture, Problem, Severity, Unanswered
 
 UNKNOWN: Final = "not known"
-"""How the reason for a skipped check begins when nobody answered what it needs."""
+"""How the reason begins for a check that was skipped for want of an answer."""
 
 
 class Finder(Protocol):
-    """What a check does."""
+    """The function of a check."""
 
-    def __call__(self, picture: Picture, /) -> Iterator[Finding]:
-        """Yield what is found, under the check's id."""
+    def __call__(self, picture: Picture, /) -> Iterator[Problem]:
+        """Yield the problems of a cluster."""
         ...
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that may be wrong. `needs` names the parts of the picture without which it says nothing."""
+    """One kind of problem. `needs` names the fields of the picture without which the check is skipped."""
 
     id: str
     about: str
@@ -31,7 +31,7 @@ class Check:
 
 
 class Checked(NamedTuple):
-    """How a check went: `ok`, `found`, `ignored` as was asked for, or `skipped`, and why the latter."""
+    """The result of a check: `ok`, `found`, `ignored` on request, or `skipped`, which has a reason in `why`."""
 
     check: str
     about: str
@@ -41,7 +41,7 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Findings, the worst ones first, and what was checked."""
+    """The findings, the worst first, and the results of all checks."""
 
     cluster_id: str
     taken_at_ms: int
@@ -50,11 +50,11 @@ class Report:
     unanswered: tuple[Unanswered, ...]
 
     def count(self, severity: Severity) -> int:
-        """Return how many findings there are of it."""
+        """Return the number of findings of a severity."""
         return sum(found.severity == severity for found in self.findings)
 
     def worst(self) -> Severity | None:
-        """Return the worst severity that was found; None: nothing was found."""
+        """Return the worst severity; None without findings."""
         return self.findings[0].severity if self.findings else None
 
     def skipped(self) -> list[Checked]:
@@ -62,11 +62,11 @@ class Report:
         return [each for each in self.checked if each.result == "skipped"]
 
     def is_whole(self) -> bool:
-        """Whether every check could be made for which there was time: who did not answer may hide anything."""
+        """Return whether no check was skipped for want of an answer."""
         return not any(each.why.startswith(UNKNOWN) for each in self.skipped())
 
     def document(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the report as JSON values."""
         return {
             "cluster_id": self.cluster_id,
             "taken_at_ms": self.taken_at_ms,
@@ -79,7 +79,7 @@ class Report:
 
 
 def examine(picture: Picture, checks: Iterable[Check], *, ignored: Collection[str] = ()) -> Report:
-    """Make all checks for which the picture has enough, but for those that are `ignored`."""
+    """Run all checks whose input is in the picture, except for `ignored` ones."""
     findings: list[Finding] = []
     checked: list[Checked] = []
     for check in checks:
@@ -90,8 +90,7 @@ def examine(picture: Picture, checks: Iterable[Check], *, ignored: Collection[st
         if missing:
             checked.append(Checked(check.id, check.about, "skipped", _why(picture, missing)))
             continue
-        found = list(check.find(picture))
-        assert all(each.check == check.id for each in found), f"{check.id} finds under its own name"
+        found = [Finding(check.id, *problem) for problem in check.find(picture)]
         checked.append(Checked(check.id, check.about, "found" if found else "ok", ""))
         findings += found
     findings.sort(key=lambda found: SEVERITIES.index(found.severity))  # stable
@@ -109,5 +108,5 @@ def _why(picture: Picture, missing: Sequence[str]) -> str:
     if reasons:
         return f"{UNKNOWN}: {reasons[0]}"
     if any(part.endswith("_before") for part in missing):
-        return "it takes two looks, see --interval"
+        return "it needs two readings, see --interval"
     return f"{UNKNOWN}: {', '.join(missing)}"

@@ -11,8 +11,8 @@
 from raftlog._delivery import AsyncBatchDelivery as BatchDelivery
 from raftlog._delivery import AsyncDelivery as Delivery
 from raftlog.aio._admin import Admin
-from raftlog.aio._consumer import Consumer
+from raftlog.aio._consumer import Consumer, read_table
 from raftlog.aio._delay_queue import DelayQueue
 from raftlog.aio._producer import Producer
 
-__all__ = ["Admin", "BatchDelivery", "Consumer", "DelayQueue", "Delivery", "Producer"]
+__all__ = ["Admin", "BatchDelivery", "Consumer", "DelayQueue", "Delivery", "Producer", "read_table"]

@@ -1,33 +1,48 @@
-"""The asynchronous admin client."""
+"""The awaitable side of `raftlog/_admin.py`, generated from it by `./dev aio`: change that file."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from raftlog._client.admin import AdminEngine
-from raftlog._client.options import AdminOptions
-from raftlog._core.bootstrap import parse_bootstrap
-from raftlog._descriptions import (
+from raftlog._client.keywords import AdminKeywords
+from raftlog._client.options import AdminOptions, Bootstrap, taken_apart
+from raftlog._core.descriptions import (
+    MAX_TRANSACTION_TIMEOUT_MS,
     ClusterDescription,
     ConfigDescription,
+    GroupDescription,
+    GroupListing,
+    HangingTransaction,
     LogDirDescription,
+    NodeDescription,
+    PartitionLag,
+    PartitionProducers,
     PartitionReplicas,
     QuorumDescription,
     Reassignment,
+    SinkDescription,
+    SinkListing,
+    StageDescription,
     TopicDescription,
+    TransactionDescription,
+    TransactionListing,
 )
-from raftlog.aio._admin_groups import GroupAdmin
-from raftlog.aio._admin_nodes import NodeAdmin
-from raftlog.aio._admin_security import SecurityAdmin
-from raftlog.aio._admin_transactions import TransactionAdmin
+from raftlog.aio._loop import Client
 from raftlog.errors import RaftlogError
-from raftlog.types import TopicPartition
+from raftlog.security import DEFAULT_ITERATIONS, AclBinding, AclFilter, ScramMechanism, UserScramCredential
+from raftlog.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 
-class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
-    """As `raftlog.Admin`, awaitable. Belongs to the event loop that runs when it is first used.
+class Admin(Client[AdminEngine]):
+    """Manages a cluster: topics, groups, transactions, users, configs, logs. Belongs to the event loop that runs when
+    it is first used.
+
+    Every method takes a `timeout` in seconds, by default `default.api.timeout.ms`, and retries retriable errors until
+    then. Addresses that have never answered are given up after 5 s.
 
     >>> import asyncio
     >>> from raftlog import aio
@@ -37,16 +52,27 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
     ...         return [partition.leader for partition in topic.partitions]
     >>> asyncio.run(leaders())
     [1, 1]
+
+    Raises:
+        InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
     """
 
     def __init__(
-        self, bootstrap: str | Sequence[str], *, config: Mapping[str, object] | None = None, **options: object
+        self,
+        bootstrap: Bootstrap = None,
+        *,
+        config: Mapping[str, object] | None = None,
+        **options: Unpack[AdminKeywords],
     ) -> None:
-        self._engine = AdminEngine(parse_bootstrap(bootstrap), AdminOptions.make(config, options))
+        given = taken_apart(bootstrap, config, options)
+        self._addresses = given.addresses
+        self._options = AdminOptions.make(given.config, given.keywords)
+        self._start()
 
-    def metrics(self) -> dict[str, dict[str, float]]:
-        """As `raftlog.Admin.metrics`; does not wait."""
-        return self._engine.metrics()
+    def _make(self, loop: asyncio.AbstractEventLoop) -> AdminEngine:
+        return AdminEngine(self._addresses, self._options)
+
+    # Topics and brokers
 
     async def create_topic(
         self,
@@ -59,27 +85,49 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> TopicDescription | None:
-        """As `raftlog.Admin.create_topic`."""
+        """Create a topic and return its description once brokers know it; None with `validate_only`.
+
+        `replica_assignment` lists the brokers of each partition, the preferred leader first, instead of the numbers of
+        partitions and replicas. Without it the least loaded brokers get the replicas, spread over racks. 0 partitions
+        or replicas mean the brokers' `num.partitions` and `default.replication.factor`.
+
+        Raises:
+            TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor, InvalidReplicaAssignment,
+            InvalidConfig: refused.
+            BrokerUnavailable: no broker answers; names the addresses.
+        """
         return await self._engine.create_topic(
             name, partitions, replication_factor, configs or {}, replica_assignment, validate_only, timeout
         )
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
-        """As `raftlog.Admin.delete_topic`."""
+        """Delete a topic and its records.
+
+        Raises:
+            UnknownTopicOrPartition: there is no such topic.
+        """
         await self._engine.delete_topic(name, timeout)
 
     async def list_topics(self, *, internal: bool = False, timeout: float | None = None) -> list[str]:
-        """As `raftlog.Admin.list_topics`."""
+        """Return the names of all topics, in order; with `internal` also those that begin with two underscores."""
         return await self._engine.list_topics(internal, timeout)
 
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
-        """As `raftlog.Admin.describe_topic`."""
+        """Return a topic's partitions: leaders, leader epochs, replicas, and which are in sync, moving or offline.
+
+        Raises:
+            UnknownTopicOrPartition: there is no such topic.
+        """
         return await self._engine.describe_topic(name, timeout)
 
     async def describe_topics(
         self, names: Iterable[str] | None = None, *, internal: bool = False, timeout: float | None = None
     ) -> list[TopicDescription]:
-        """As `raftlog.Admin.describe_topics`."""
+        """Describe these topics, or all topics in order of their names, in one request.
+
+        Raises:
+            UnknownTopicOrPartition: one of the topics does not exist.
+        """
         return await self._engine.describe_topics(names, internal, timeout)
 
     async def describe_replicas(
@@ -89,39 +137,77 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         silent: dict[int, RaftlogError] | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, PartitionReplicas]:
-        """As `raftlog.Admin.describe_replicas`."""
+        """Return how far the replicas of each partition are, as its leader sees it; for these topics, or for all.
+
+        Partitions without a leader, or whose leader does not answer, are left out. If no leader answers at all, that
+        is an error, unless `silent` is given: then `silent` receives, by broker, why leaders did not answer.
+
+        Raises:
+            UnknownTopicOrPartition: one of the topics does not exist.
+        """
         return await self._engine.describe_replicas(topics, silent, timeout)
 
     async def alter_reassignments(
         self, wanted: Mapping[TopicPartition, Sequence[int] | None], *, timeout: float | None = None
     ) -> None:
-        """As `raftlog.Admin.alter_reassignments`."""
+        """Move partitions to other brokers, the preferred leader first; None cancels a move in progress (KIP-455).
+
+        Returns once the moves have begun: new replicas catch up, then the old ones are removed. `list_reassignments`
+        shows moves in progress. `follower.replication.throttled.rate` and its like slow a move down; see
+        docs/configuration.md.
+
+        Raises:
+            InvalidReplicaAssignment, UnknownTopicOrPartition, NoReassignmentInProgress: some moves were refused, the
+                others have begun; the error is the first refusal.
+        """
         await self._engine.alter_reassignments(wanted, timeout)
 
     async def list_reassignments(self, *, timeout: float | None = None) -> dict[TopicPartition, Reassignment]:
-        """As `raftlog.Admin.list_reassignments`."""
+        """Return the moves of partitions that are in progress."""
         return await self._engine.list_reassignments(timeout)
 
     async def create_partitions(self, topic: str, total: int, *, timeout: float | None = None) -> None:
-        """As `raftlog.Admin.create_partitions`."""
+        """Raise the number of partitions to `total`. Keys may go to other partitions from then on.
+
+        Raises:
+            UnknownTopicOrPartition: there is no such topic.
+            InvalidPartitions: the topic has that many partitions already.
+        """
         await self._engine.create_partitions(topic, total, timeout)
 
     async def describe_cluster(self, *, linearizable: bool = False, timeout: float | None = None) -> ClusterDescription:
-        """As `raftlog.Admin.describe_cluster`."""
+        """Return the cluster's id, its controller and its brokers.
+
+        Any broker answers from its copy of the metadata. With `linearizable` it asks the controllers first, so that
+        the answer includes every change acknowledged before this call.
+        """
         return await self._engine.describe_cluster(linearizable, timeout)
 
     async def describe_quorum(self, *, timeout: float | None = None) -> QuorumDescription:
-        """As `raftlog.Admin.describe_quorum`."""
+        """Return the metadata quorum: its leader, how far its voters and the brokers are, its snapshot."""
         return await self._engine.describe_quorum(timeout)
 
     async def elect_leaders(
         self, topic: str, partitions: Iterable[int] = (), *, unclean: bool = False, timeout: float | None = None
     ) -> None:
-        """As `raftlog.Admin.elect_leaders`."""
+        """Elect the preferred leader (the first replica) of these partitions, or of all partitions of the topic.
+
+        With `unclean`, a partition without a leader gets one that may miss records: acknowledged records can be lost.
+
+        Raises:
+            UnknownTopicOrPartition: there is no such topic, or no such partition.
+            ElectionNotNeeded: the partitions have that leader already.
+            PreferredLeaderNotAvailable, EligibleLeadersNotAvailable: no replica that could lead is available.
+        """
         await self._engine.elect_leaders(topic, partitions, unclean, timeout)
 
     async def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
-        """As `raftlog.Admin.unregister_broker`."""
+        """Remove a broker that is gone for good from the cluster.
+
+        Raises:
+            InvalidRequestError: the broker is alive, or has replicas.
+            BrokerIdNotRegistered: there is no such broker.
+        """
         await self._engine.unregister_broker(broker_id, timeout)
 
     async def alter_broker(
@@ -133,13 +219,27 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         until_restart: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """As `raftlog.Admin.alter_broker`."""
+        """Cordon or drain a broker, or undo that; None changes nothing. `describe_cluster` shows both states.
+
+        A cordoned broker gets no new replicas and keeps its present ones. A drained broker gets none either, and leads
+        no partition that another in-sync replica can lead: the controller moves its leaderships after this call
+        returns. Both states survive a restart of the broker, except `drained=True` with `until_restart`.
+
+        Raises:
+            BrokerIdNotRegistered: there is no such broker.
+            InvalidRequestError: no change was given, or a drained broker was to be uncordoned.
+            UnsupportedVersion: the cluster's metadata.version is too low; see `update_feature`.
+        """
         await self._engine.alter_broker(broker_id, cordoned, drained, until_restart, timeout)
 
     async def update_feature(
         self, name: str, level: int, *, validate_only: bool = False, timeout: float | None = None
     ) -> None:
-        """As `raftlog.Admin.update_feature`."""
+        """Raise the level of a feature. Every node must run a version that knows the level. There is no way back.
+
+        Raises:
+            FeatureUpdateFailed: a node does not know the level, or it is below the present one.
+        """
         await self._engine.update_feature(name, level, validate_only, timeout)
 
     async def describe_configs(
@@ -150,7 +250,10 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         broker_logger: int | None = None,
         timeout: float | None = None,
     ) -> dict[str, ConfigDescription]:
-        """As `raftlog.Admin.describe_configs`."""
+        """Return the config of a topic or of a broker, by key. `broker=""` means the default for all brokers.
+
+        `broker_logger` takes a broker's id and returns the levels of its loggers.
+        """
         return await self._engine.describe_configs(topic, broker, broker_logger, timeout)
 
     async def alter_configs(
@@ -164,27 +267,389 @@ class Admin(GroupAdmin, TransactionAdmin, NodeAdmin, SecurityAdmin):
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """As `raftlog.Admin.alter_configs`."""
+        """Set and unset config keys of a topic or of a broker. Other keys keep their values.
+
+        `broker_logger` takes a broker's id and sets the levels of its loggers (`{"root": "DEBUG"}`) until it restarts.
+
+        Raises:
+            InvalidConfig: an unknown key or a bad value; nothing was changed.
+        """
         await self._engine.alter_configs(topic, broker, broker_logger, set or {}, unset, validate_only, timeout)
 
     async def describe_log_dirs(
         self, broker: int | None = None, *, timeout: float | None = None
     ) -> list[LogDirDescription]:
-        """As `raftlog.Admin.describe_log_dirs`."""
+        """Return the log directories of one broker, or of all: space, partitions, and why a directory is offline."""
         return await self._engine.describe_log_dirs(broker, timeout)
 
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, timeout: float | None = None
     ) -> dict[TopicPartition, int]:
-        """As `raftlog.Admin.delete_records`."""
+        """Delete the records below these offsets (-1: below the high watermark); return the new log start offsets.
+
+        Raises:
+            OffsetOutOfRange: an offset is above the high watermark.
+        """
         return await self._engine.delete_records(before, timeout)
+
+    # Groups
+
+    async def list_groups(
+        self,
+        states: Iterable[str] | None = None,
+        *,
+        missing: list[RaftlogError] | None = None,
+        timeout: float | None = None,
+    ) -> list[GroupListing]:
+        """Return all groups by id, or those in these states: empty, assigning, reconciling, stable.
+
+        Every broker is asked for the groups that it coordinates. If one cannot answer, that is an error, unless
+        `missing` is given: then `missing` receives the reasons why the list may be incomplete.
+
+        Raises:
+            CoordinatorLoadInProgress, CoordinatorNotAvailable, BrokerUnavailable: some coordinators did not answer
+                until `timeout`; the message names them.
+        """
+        return await self._engine.list_groups(states, missing, timeout)
+
+    async def describe_group(self, group_id: str, *, timeout: float | None = None) -> GroupDescription:
+        """Return a group's state, its coordinator, and its members with their partitions.
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+        """
+        return (await self.describe_groups([group_id], timeout=timeout))[group_id]
+
+    async def describe_groups(
+        self, group_ids: Iterable[str], *, timeout: float | None = None
+    ) -> dict[str, GroupDescription]:
+        """Describe several groups, in the order given.
+
+        Raises:
+            GroupIdNotFound: there is no such group; the message names one.
+        """
+        return await self._engine.describe_groups(group_ids, timeout)
+
+    async def group_offsets(
+        self, group_id: str, *, timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return a group's committed offsets (of the next records to read); empty if there is no such group."""
+        return await self._engine.group_offsets(group_id, timeout)
+
+    async def group_lag(self, group_id: str, *, timeout: float | None = None) -> dict[TopicPartition, PartitionLag]:
+        """Return a group's lag in each partition that it reads or has committed an offset for.
+
+        Where a leader does not answer within some seconds, its numbers are missing and `PartitionLag.error` says why.
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+        """
+        return await self._engine.group_lag(group_id, timeout)
+
+    async def alter_group_offsets(
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Commit offsets for a group without members; creates the group if there is none of that name.
+
+        The offsets are not compared with the partitions; `list_offsets` returns which offsets these have. Other
+        partitions keep their committed offsets.
+
+        Raises:
+            NonEmptyGroup: the group has members.
+            UnknownTopicOrPartition: one of the partitions does not exist.
+            OffsetMetadataTooLarge: see offset.metadata.max.bytes.
+        """
+        await self._engine.alter_group_offsets(group_id, offsets, timeout)
+
+    async def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition], *, timeout: float | None = None
+    ) -> None:
+        """Delete a group's committed offsets of these partitions; it starts at `auto.offset.reset` there.
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+            GroupSubscribedToTopic: members are subscribed to the topic.
+        """
+        await self._engine.delete_group_offsets(group_id, partitions, timeout)
+
+    async def delete_groups(self, group_ids: Iterable[str], *, timeout: float | None = None) -> None:
+        """Delete groups that have no members, with their offsets.
+
+        Raises:
+            GroupIdNotFound, NonEmptyGroup: some were refused, the others are deleted; the error is the first refusal.
+        """
+        await self._engine.delete_groups(group_ids, timeout)
+
+    async def list_offsets(
+        self,
+        partitions: Mapping[TopicPartition, int | str],
+        *,
+        missing: list[RaftlogError] | None = None,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Return offsets by name ("earliest", "latest", "max_timestamp") or by a time in ms since 1970.
+
+        For a time: the first record with at least this timestamp, or None if there is none. "latest" is the log end
+        offset, also while a transaction is open below it.
+
+        `missing` receives the reasons for partitions that are left out, as their leaders do not answer. Without it they
+        are an error.
+
+        Raises:
+            UnknownTopicOrPartition: one of the partitions does not exist.
+        """
+        return await self._engine.list_offsets(partitions, missing, timeout)
+
+    # Transactions, staged batches, producers
+
+    async def list_transactions(
+        self,
+        states: Iterable[str] | None = None,
+        *,
+        producer_ids: Iterable[int] | None = None,
+        running_longer_than_ms: int = 0,
+        missing: list[RaftlogError] | None = None,
+        timeout: float | None = None,
+    ) -> list[TransactionListing]:
+        """Return all transactional ids by id, then open stages by sink (KIP-664).
+
+        `states` (empty, ongoing, prepare_commit, prepare_abort, complete_commit, complete_abort), `producer_ids` and
+        `running_longer_than_ms` narrow the list. Every broker is asked for the ids that it coordinates. If one cannot
+        answer, that is an error, unless `missing` is given: then `missing` receives the reasons why the list may be
+        incomplete.
+
+        Raises:
+            CoordinatorLoadInProgress, CoordinatorNotAvailable, BrokerUnavailable: some coordinators did not answer
+                until `timeout`.
+        """
+        return await self._engine.list_transactions(states, producer_ids, running_longer_than_ms, missing, timeout)
+
+    async def describe_transaction(
+        self, transactional_id: str, *, timeout: float | None = None
+    ) -> TransactionDescription:
+        """Return the last transaction of a transactional id: its state, its partitions, and missing end markers.
+
+        Raises:
+            TransactionalIdNotFound: no producer has used this id, or none for transactional.id.expiration.ms.
+        """
+        return (await self.describe_transactions([transactional_id], timeout=timeout))[transactional_id]
+
+    async def describe_transactions(
+        self, transactional_ids: Iterable[str], *, timeout: float | None = None
+    ) -> dict[str, TransactionDescription]:
+        """Describe several transactional ids, in the order given.
+
+        Raises:
+            TransactionalIdNotFound: there is no such id; the message names one.
+        """
+        return await self._engine.describe_transactions(transactional_ids, timeout)
+
+    async def abort_transaction(self, transactional_id: str, *, timeout: float | None = None) -> None:
+        """Abort the open transaction of an id and fence its producer.
+
+        A transaction whose outcome is decided cannot be aborted. `abort_hanging` ends one that no coordinator knows.
+
+        Raises:
+            TransactionalIdNotFound: there is no such id.
+            InvalidTxnState: no transaction is open, or its outcome is decided.
+        """
+        await self._engine.abort_transaction(transactional_id, timeout)
+
+    async def list_sinks(
+        self, *, missing: list[RaftlogError] | None = None, timeout: float | None = None
+    ) -> list[SinkListing]:
+        """Return the sinks of staged batches, by id: their topics and the last batch that each has committed.
+
+        Raises:
+            CoordinatorLoadInProgress, CoordinatorNotAvailable, BrokerUnavailable: as `list_transactions`.
+        """
+        return await self._engine.list_sinks(missing, timeout)
+
+    async def describe_sink(self, sink_id: str, *, timeout: float | None = None) -> SinkDescription:
+        """Return a sink with its open stages.
+
+        Raises:
+            TransactionalIdNotFound: the sink has no committed batch and no open stage.
+        """
+        return await self._engine.describe_sink(sink_id, timeout)
+
+    async def abort_stages(
+        self, sink_id: str, batch_id: int | None = None, *, timeout: float | None = None
+    ) -> list[StageDescription]:
+        """Abort the open stages of a sink, or of one of its batches, and return them.
+
+        Use it for stages whose writer is gone: `read_committed` consumers wait behind an open stage until its timeout.
+        A writer that is still alive fails with `StageExpired` when it commits, and writes the batch again. A stage
+        that a commit has named is no longer open, and stays.
+
+        Raises:
+            TransactionalIdNotFound: the sink has no committed batch and no open stage.
+        """
+        return await self._engine.abort_stages(sink_id, batch_id, timeout)
+
+    async def describe_producers(
+        self, topic: str, partition: int | None = None, *, timeout: float | None = None
+    ) -> dict[TopicPartition, PartitionProducers]:
+        """Return the producer ids that a partition, or each partition of a topic, knows, and their open transactions.
+
+        Partition leaders answer.
+
+        Raises:
+            UnknownTopicOrPartition: there is no such topic or partition.
+            LeaderNotAvailable, BrokerUnavailable: a leader did not answer until `timeout`.
+        """
+        return await self._engine.describe_producers(topic, partition, timeout)
+
+    async def find_hanging_transactions(
+        self,
+        topics: Iterable[str] | None = None,
+        *,
+        max_transaction_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS,
+        missing: list[RaftlogError] | None = None,
+        timeout: float | None = None,
+    ) -> list[HangingTransaction]:
+        """Return hanging transactions of these topics, or of all: open in a partition, unknown to every coordinator.
+
+        They have been open for longer than `transaction.max.timeout.ms`, and `read_committed` consumers wait behind
+        them for ever. If a leader does not answer, that is an error, unless `missing` is given: then `missing` receives
+        the reasons. All coordinators must answer.
+
+        Raises:
+            UnknownTopicOrPartition: one of the topics does not exist.
+            RaftlogError: as `describe_producers` and `list_transactions`.
+        """
+        return await self._engine.find_hanging_transactions(topics, max_transaction_timeout_ms, missing, timeout)
+
+    async def abort_hanging(
+        self, topic: str, partition: int, start_offset: int, *, force: bool = False, timeout: float | None = None
+    ) -> HangingTransaction:
+        """End a hanging transaction in one partition with an abort marker, and return it.
+
+        `start_offset` is the transaction's first offset in the partition. A transaction that a coordinator knows is
+        refused, since its other partitions may be committed. With `force`, coordinators are not asked.
+
+        Raises:
+            InvalidTxnState: no open transaction begins there, or it is not hanging: see `abort_transaction`.
+            RaftlogError: as `describe_producers` and `list_transactions`.
+        """
+        part = TopicPartition(topic, partition)
+        return await self._engine.abort_hanging(part, start_offset, force, timeout)
+
+    # Nodes
+
+    async def describe_node(self, node_id: int, *, timeout: float | None = None) -> NodeDescription:
+        """Return a node's description of itself: version, clock, directories, limits, configuration.
+
+        Controllers, and brokers that cannot be reached from here, are asked through another broker.
+
+        Raises:
+            InvalidRequestError: there is no such node.
+            BrokerUnavailable, RequestTimedOut: the node did not answer until `timeout`.
+            UnsupportedVersion: the node runs a version without this request.
+        """
+        return await self._engine.describe_node(node_id, timeout)
+
+    # Users and ACLs
+
+    async def create_acls(self, bindings: AclBinding | Iterable[AclBinding], *, timeout: float | None = None) -> None:
+        """Create ACLs, all of them or none. ACLs that exist already stay.
+
+            admin.create_acls(AclBinding("User:ada", AclOperation.READ, ResourceType.TOPIC, "payments"))
+
+        Raises:
+            InvalidRequestError: an impossible ACL: no `User:NAME`, or an operation that the resource does not have.
+            ClusterAuthorizationFailed: this user may not.
+            SecurityDisabled: brokers have no authorizer.
+            UnsupportedVersion: metadata.version is too low.
+        """
+        await self._engine.create_acls(bindings, timeout)
+
+    async def describe_acls(self, filter: AclFilter | None = None, *, timeout: float | None = None) -> list[AclBinding]:
+        """Return the ACLs that match the filter; all without one.
+
+        Raises:
+            ClusterAuthorizationFailed: this user may not.
+        """
+        return await self._engine.describe_acls(filter or AclFilter(), timeout)
+
+    async def delete_acls(
+        self, filters: AclFilter | Iterable[AclFilter], *, validate_only: bool = False, timeout: float | None = None
+    ) -> list[AclBinding]:
+        """Delete the ACLs that match any of the filters, and return them; with `validate_only` only return them.
+
+        A call that is repeated after a lost response returns the ACLs that were left to delete.
+
+        Raises:
+            ClusterAuthorizationFailed: this user may not.
+        """
+        return await self._engine.delete_acls(filters, validate_only, timeout)
+
+    async def alter_user(
+        self,
+        name: str,
+        password: str,
+        mechanism: str | ScramMechanism = ScramMechanism.SCRAM_SHA_512,
+        iterations: int = DEFAULT_ITERATIONS,
+        *,
+        only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Create a user, or change its password; its connections have to log in again.
+
+        The password does not leave this process: brokers get a salted hash to check it with. Credentials of other
+        mechanisms stay, unless `only` is true.
+
+        Raises:
+            UnacceptableCredential: the name, the password or the number of iterations is not allowed.
+            ClusterAuthorizationFailed: this user may not.
+            UnsupportedVersion: metadata.version is too low.
+        """
+        await self._engine.alter_user(name, password, mechanism, iterations, only, timeout)
+
+    async def delete_user(
+        self, name: str, mechanism: str | ScramMechanism | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Delete a user, or its credential of one mechanism. Its connections are closed at once.
+
+        Raises:
+            ResourceNotFound: there is no such user.
+            ClusterAuthorizationFailed: this user may not.
+        """
+        await self._engine.delete_user(name, mechanism, timeout)
+
+    async def describe_users(
+        self, names: str | Iterable[str] = (), *, timeout: float | None = None
+    ) -> list[UserScramCredential]:
+        """Return the credentials of these users, or of all.
+
+        Unknown names are left out, and so are the users in a broker's `sasl.users.location`, which only that broker
+        knows.
+
+        Raises:
+            ClusterAuthorizationFailed: this user may not.
+        """
+        return await self._engine.describe_users(names, timeout)
+
+    # Metrics and the end
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of this client's requests, as `Producer.metrics`."""
+        if self._made is None:
+            return {}
+        return self._engine.metrics()
 
     async def close(self) -> None:
         """Close the connections. Closing twice is allowed."""
-        if not self._engine.closed:
-            await self._engine.close()
+        self._closed = True
+        if self._made is not None and not self._made.closed:
+            await self._made.close()
 
     async def __aenter__(self) -> Admin:
+        assert self._engine is not None
         return self
 
     async def __aexit__(

@@ -1,37 +1,76 @@
-"""The asynchronous producer."""
+"""The awaitable side of `raftlog/_producer.py`, generated from it by `./dev aio`: change that file."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
-from raftlog._client.options import ProducerOptions
+from raftlog._client.groups import checked
+from raftlog._client.keywords import Acks, ProducerKeywords
+from raftlog._client.options import Bootstrap, ProducerOptions, taken_apart
 from raftlog._client.producer import ProducerEngine
 from raftlog._client.tracing_choice import producer_tracing
-from raftlog._core.arguments import HeadersLike, as_bytes, as_headers, as_partition, as_timestamp, as_topic
-from raftlog._core.batch import RECORD_BYTES, Batch
-from raftlog._core.bootstrap import parse_bootstrap
-from raftlog._core.send_batch import Piece, pieces_of, prepare
-from raftlog._core.topic_queues import Partitioner, TopicQueues
-from raftlog._delivery import AsyncBatchDelivery, AsyncDelivery, Deadline, wait_async
-from raftlog.aio._transactions import TransactionMethods
-from raftlog.errors import ClosedError
-from raftlog.types import Header
+from raftlog._core.accumulator import RECORD_BYTES, Batch, Partitioner, TopicQueues
+from raftlog._core.arguments import (
+    HeadersLike,
+    as_bytes,
+    as_converter,
+    as_headers,
+    as_partition,
+    as_timestamp,
+    as_topic,
+    converted,
+)
+from raftlog._core.rows import Piece, pieces_of, prepare
+from raftlog._delivery import AsyncBatchDelivery, AsyncDelivery, Deadline
+from raftlog._producer import (
+    _EMPTY,
+    OffsetsArgument,
+    abort_timeout,
+    check_not_ended,
+    give_up_timeout,
+    group_of,
+    note_failed_abort,
+    note_undecided,
+    transactions_of,
+)
+from raftlog.aio._loop import Client, wait_all
+from raftlog.errors import RaftlogError
+from raftlog.types import GroupMetadata, Header, K, RecordMetadata, V
 
 if TYPE_CHECKING:
     from raftlog._tracing import Sending
-
 _time_ns = time.time_ns
 
 
-class Producer(TransactionMethods):
-    """As `raftlog.Producer`, awaitable. Belongs to the event loop that runs when it is first used.
+class Producer(Client[ProducerEngine], Generic[K, V]):
+    """Sends records to a cluster. Belongs to the event loop that runs when it is first used.
 
-    `await send(...)` waits only while `buffer.memory` is full or the topic is not known yet, and returns the
-    delivery; await that for the acknowledgement.
+    `bootstrap` names one or more brokers, "host:port,host:port" or a list; it may also be called `bootstrap_servers`.
+    Options are Kafka's keys with underscores (`linger_ms=5`), or with dots in `config={"linger.ms": 5}`, which may
+    stand in place of the addresses (`Producer({"bootstrap.servers": ...})`); docs/configuration.md lists them. The most
+    used are `acks` ("all", 1 or 0), `linger_ms`, `batch_size`, `buffer_memory`, `compression_type` (none, gzip, snappy,
+    lz4, zstd), `delivery_timeout_ms`. `partitioner(topic, key, partition_count)` replaces the default one,
+    which puts the same key where Kafka would put it.
+
+    `key_serializer` and `value_serializer` are functions that turn what `send` gets into bytes; None stays None. They
+    run in the thread that sends, once for each record, and make `send` several times as slow as with bytes.
+    `send_batch` does not use them.
+
+    Order within a partition is the order of `send`, also when batches have to be sent again. With acks="all" the
+    producer is idempotent: brokers recognise batches that are sent again, and every record is in the log once
+    (`enable_idempotence`). That holds within one producer object: a program that calls `send` again, for example
+    after a `DeliveryTimeout`, adds another record. Closing flushes first. A producer that is not closed does not keep
+    the interpreter from exiting, and loses the records that were not sent yet.
+
+    With `transactional_id` every record belongs to a transaction (`transaction`, or `begin_transaction` and
+    `commit_transaction`), which becomes visible as a whole, in all partitions, or not at all. Closing aborts an open
+    transaction.
 
     >>> import asyncio
     >>> from raftlog import aio
@@ -41,85 +80,130 @@ class Producer(TransactionMethods):
     ...         return await delivery
     >>> asyncio.run(greet()).offset
     0
+
+    Raises:
+        InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
     """
+
+    _converts = False
+    """Whether keys or values go through a serializer."""
 
     def __init__(
         self,
-        bootstrap: str | Sequence[str],
-        acks: str | int = "all",
+        bootstrap: Bootstrap = None,
+        acks: Acks = "all",
         *,
         partitioner: Partitioner | None = None,
+        key_serializer: Callable[[K], bytes | None] | None = None,
+        value_serializer: Callable[[V], bytes | None] | None = None,
         config: Mapping[str, object] | None = None,
-        **options: object,
+        **options: Unpack[ProducerKeywords],
     ) -> None:
-        self._addresses = parse_bootstrap(bootstrap)
-        if config is None or "acks" not in config:
-            options["acks"] = acks
-        self._options = ProducerOptions.make(config, options)
-        self._tracing = producer_tracing(self._options)
+        self._key_serializer = as_converter("key_serializer", key_serializer)
+        self._value_serializer = as_converter("value_serializer", value_serializer)
+        self._converts = key_serializer is not None or value_serializer is not None
+        given = taken_apart(bootstrap, config, options)
+        self._addresses = given.addresses
+        if "acks" not in given.config:
+            given.keywords["acks"] = acks
+        self._options = ProducerOptions.make(given.config, given.keywords)
         self._partitioner = partitioner
-        self._made: ProducerEngine | None = None
-        self._closed = False
+        self._tracing = producer_tracing(self._options)
+        self._lock = threading.Lock()
+        self._lean: dict[str, Batch] = {}
+        """By topic: the open batch that a plain record can be appended to without looking further."""
+        self._start()
 
-    def _engine(self) -> ProducerEngine:
-        engine = self._made
-        if engine is None:
-            if self._closed:
-                raise ClosedError("the producer is closed")
-            loop = asyncio.get_running_loop()
-            engine = self._made = ProducerEngine(self._addresses, self._options, self._partitioner, loop)
+    def _make(self, loop: asyncio.AbstractEventLoop) -> ProducerEngine:
+        engine = ProducerEngine(self._addresses, self._options, self._partitioner, loop)
+        self._lock = engine.lock
+        if self._tracing is None and not self._converts:  # else it stays empty, and `send` takes the long way
+            self._lean = engine.lean
         return engine
+
+    # Sending
 
     async def send(
         self,
         topic: str,
-        value: bytes | None = b"",
-        key: bytes | None = None,
+        value: V | None = _EMPTY,
+        key: K | None = None,
         partition: int | None = None,
         headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> AsyncDelivery:
-        """As `raftlog.Producer.send`; waits while `buffer.memory` is full, `max.block.ms` at most."""
-        engine = self._made
-        if (
-            engine is not None
-            and self._tracing is None
-            and key is None
-            and partition is None
-            and headers is None
-            and timestamp_ms is None
-            and value.__class__ is bytes
-        ):
+        """Queue one record and return its delivery, without waiting for the acknowledgement.
+
+        Waits only while `buffer.memory` is full or the topic is not known yet, `max.block.ms` at most. A `value` of
+        None is a tombstone. Without `partition` the key decides; without a key, batches go to the partitions in turn.
+        `headers` are pairs of a name and bytes, or a mapping. `timestamp_ms` is the present time by default.
+
+        Raises:
+            TypeError: value or key is not bytes, or its serializer returned something else.
+            MessageTooLarge: larger than `max.request.size` or `buffer.memory` allows.
+            UnknownTopicOrPartition, InvalidPartitions: there is no such topic, or no such partition.
+            BufferExhausted: `buffer.memory` stayed full for `max.block.ms`.
+            BrokerUnavailable: the topic was not used before, and no broker answered for `max.block.ms`.
+            ClosedError: the producer is closed.
+        """
+        given: Any = value
+        if key is None and partition is None and headers is None and timestamp_ms is None and given.__class__ is bytes:
             now_ms = _time_ns() // 1_000_000
-            with engine.lock:
-                batch = engine.lean.get(topic)
+            with self._lock:
+                batch = self._lean.get(topic)
                 if batch is not None:
-                    size_bytes = batch.size_bytes + len(value) + RECORD_BYTES
+                    size_bytes = batch.size_bytes + len(given) + RECORD_BYTES
                     if size_bytes <= batch.limit_bytes:
                         values = batch.values
                         index = len(values)
                         if now_ms != batch.last_timestamp_ms:
                             batch.note_timestamp(index, now_ms)
-                        values.append(value)
+                        values.append(given)
                         batch.size_bytes = size_bytes
                         return AsyncDelivery(batch, index)
         return await self._send(topic, value, key, partition, headers, timestamp_ms)
 
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: V | None = _EMPTY,
+        key: K | None = None,
+        partition: int | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> RecordMetadata:
+        """Send one record, wait for the acknowledgement, and return the place of the record.
+
+        A round trip to the replicas for each record: for more than a few records, call `send` for all and wait
+        afterwards. `timeout` is in seconds; without it `delivery.timeout.ms` is the limit.
+
+        Raises:
+            TimeoutError: no acknowledgement yet; the delivery continues.
+            RaftlogError: the record could not be sent, as `send`, or its delivery has failed for good.
+        """
+        delivery = await self.send(topic, value, key, partition, headers, timestamp_ms)
+        return await delivery.result(timeout)
+
     async def _send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None,
+        value: Any,
+        key: Any,
         partition: int | None,
         headers: HeadersLike | None,
         timestamp_ms: int | None,
     ) -> AsyncDelivery:
-        engine = self._engine()
+        engine = self._engine
         try:
+            if self._converts:
+                key = converted(self._key_serializer, key, "key_serializer", f"a record of topic {topic!r}")
+                value = converted(self._value_serializer, value, "value_serializer", f"a record of topic {topic!r}")
             if self._tracing is not None:
                 sending = self._tracing.begin(topic, as_headers(headers))
-                return await self._place_traced(sending, engine, topic, value, key, partition, timestamp_ms)
-            return await self._place(engine, topic, value, key, partition, headers, timestamp_ms)
+                return await self._place_traced(sending, topic, value, key, partition, timestamp_ms)
+            return await self._place(topic, value, key, partition, headers, timestamp_ms)
         except Exception as error:
             engine.not_sent(error)
             raise
@@ -127,7 +211,6 @@ class Producer(TransactionMethods):
     async def _place_traced(
         self,
         sending: Sending,
-        engine: ProducerEngine,
         topic: str,
         value: bytes | None,
         key: bytes | None,
@@ -136,7 +219,7 @@ class Producer(TransactionMethods):
     ) -> AsyncDelivery:
         try:
             delivery = await self._place(
-                engine, topic, value, key, partition, sending.headers, timestamp_ms, sending.traceparent
+                topic, value, key, partition, sending.headers, timestamp_ms, sending.traceparent
             )
         except BaseException as error:
             sending.fail(error)
@@ -146,7 +229,6 @@ class Producer(TransactionMethods):
 
     async def _place(
         self,
-        engine: ProducerEngine,
         topic: str,
         value: bytes | None,
         key: bytes | None,
@@ -155,6 +237,7 @@ class Producer(TransactionMethods):
         timestamp_ms: int | None,
         traceparent: str | None = None,
     ) -> AsyncDelivery:
+        engine = self._engine
         value = as_bytes(value, "value")
         key = as_bytes(key, "key")
         pairs: tuple[Header, ...] = as_headers(headers) if headers is not None else ()
@@ -165,27 +248,29 @@ class Producer(TransactionMethods):
         queues = await self._queues(topic)
         deadline: Deadline | None = None
         while True:
-            with engine.lock:
+            with self._lock:
                 engine.check_may_send()
                 placed = engine.place(queues, value, key, partition, pairs, at_ms, size)
-                if placed is not None and traceparent is not None:
-                    placed[0].trace(traceparent)
+                if placed is None:
+                    deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
+                else:
+                    batch, index, full = placed
+                    if traceparent is not None:
+                        batch.trace(traceparent)
             if placed is None:
-                deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
+                assert deadline is not None
                 await engine.room_given_back(size, deadline)
                 continue
-            batch, index, full = placed
             if full is not None or not index:
                 engine.after_place(full)
             return AsyncDelivery(batch, index)
 
     async def _queues(self, topic: str) -> TopicQueues:
-        engine = self._engine()
-        queues = engine.topics.get(topic)
+        queues = self._engine.topics.get(topic)
         if queues is None:
             as_topic(topic)
-            engine.check_open()
-            queues = await engine.load_topic(topic)
+            self._engine.check_open()
+            queues = await self._engine.load_topic(topic)
         return queues
 
     async def send_batch(
@@ -197,11 +282,22 @@ class Producer(TransactionMethods):
         headers: HeadersLike | None = None,
         timestamp_ms: Any = None,
     ) -> AsyncBatchDelivery:
-        """As `raftlog.Producer.send_batch`; waits while `buffer.memory` is full, `max.block.ms` at most."""
-        engine = self._engine()
+        """Queue many records at once and return their delivery.
+
+        `values` is either a list of bytes or an Arrow array, with `key`, `partition` and `timestamp_ms` given once for
+        all records or once for each. Or it is a `pyarrow.RecordBatch` or `pyarrow.Table` with a column `value` (binary,
+        or string taken as UTF-8) and optional columns `key`, `headers` (map<string, binary>), `partition` and
+        `timestamp`. Python does not loop over Arrow data: keys are hashed and rows are ordered by column.
+
+        Raises:
+            TypeError, InvalidRequestError: data of the wrong kind; nothing was queued.
+            MessageTooLarge: one row is larger than `max.request.size` allows; nothing was queued.
+            BufferExhausted: as `send`; earlier rows may have been queued.
+        """
+        engine = self._engine
         sending = None if self._tracing is None else self._tracing.begin(topic)
         try:
-            return await self._send_batch(engine, topic, values, key, partition, headers, timestamp_ms, sending)
+            return await self._send_batch(topic, values, key, partition, headers, timestamp_ms, sending)
         except BaseException as error:
             if sending is not None:
                 sending.fail(error)
@@ -211,7 +307,6 @@ class Producer(TransactionMethods):
 
     async def _send_batch(
         self,
-        engine: ProducerEngine,
         topic: str,
         values: Any,
         key: Any,
@@ -220,55 +315,201 @@ class Producer(TransactionMethods):
         timestamp_ms: Any,
         sending: Sending | None,
     ) -> AsyncBatchDelivery:
+        engine, now_ms = self._engine, _time_ns() // 1_000_000
         more, traceparent = (sending.headers, sending.traceparent) if sending is not None else ((), None)
-        now_ms = _time_ns() // 1_000_000
         given = prepare(engine.accumulator, now_ms, values, key, partition, headers, timestamp_ms, more)
         queues = await self._queues(topic)
-        batches = []
-        for piece in pieces_of(given, queues, engine.slice_limit_bytes()):
-            batches.append(await self._send_piece(queues, piece, traceparent))
-            await asyncio.sleep(0)  # encoding takes a while: let others run between the pieces
+        pieces = pieces_of(given, queues, engine.slice_limit_bytes())
+        batches = [await self._send_piece(queues, piece, traceparent) for piece in pieces]
         if sending is not None:
             sending.follow(batches)
         return AsyncBatchDelivery(batches)
 
     async def _send_piece(self, queues: TopicQueues, piece: Piece, traceparent: str | None) -> Batch:
-        engine = self._engine()
+        engine = self._engine
         deadline: Deadline | None = None
         while True:
-            with engine.lock:
+            with self._lock:
                 engine.check_may_send()
                 placed = engine.place_columns(queues, piece)
-                if placed is not None and traceparent is not None:
+                if placed is None:
+                    deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
+                elif traceparent is not None:
                     placed[-1].trace(traceparent)
             if placed is None:
-                deadline = deadline or Deadline(engine.options.max_block_ms / 1000)
+                assert deadline is not None
                 await engine.room_given_back(piece.size_bytes, deadline)
                 continue
             engine.encode(placed)
+            await asyncio.sleep(0)  # encoding takes a while: other tasks run between the pieces
             return placed[-1]
 
+    # Transactions
+
+    async def init_transactions(self, timeout: float | None = None) -> None:
+        """Take over the transactional id: fence the previous producer and wait until its open transaction is aborted.
+
+        The first `begin_transaction` calls it when the program has not. Takes `timeout` seconds at most, by default
+        `max.block.ms`.
+
+        Raises:
+            InvalidTransactionTimeout: transaction.timeout.ms is above the server's transaction.max.timeout.ms.
+            ProducerFenced: another producer has taken over the id from this one.
+            RequestTimedOut: the coordinator did not answer in time; call again.
+            InvalidTxnState: the producer has no transactional id.
+        """
+        await transactions_of(self._engine).init(timeout)
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction: the records sent from now on become visible together, with `commit_transaction`.
+
+        Raises:
+            InvalidTxnState: a transaction is open already, or the previous one has not ended.
+            ProducerFenced: another producer has the transactional id now, or an operator has aborted this producer's
+                transaction; close the producer.
+            RaftlogError: as `init_transactions`, which this call includes the first time.
+        """
+        transactions = transactions_of(self._engine)
+        while True:
+            with self._engine.lock:
+                if transactions.begin():
+                    return
+            await transactions.init(None)
+
+    async def commit_transaction(self, timeout: float | None = None) -> None:
+        """Send the remaining records and commit. When it returns, readers see all records and the offsets count.
+
+        (If a partition has no leader for more than a second at that moment, its records follow once it has one.)
+
+        Takes `timeout` seconds at most. By default the records have `delivery.timeout.ms`, the decision
+        `max.block.ms`.
+
+        Raises:
+            TransactionAbortable: a record or an offset failed (also one that `send` refused at once), or the
+                transaction timed out: none of it becomes visible. Call `abort_transaction`, then repeat the work in
+                another transaction. The cause says more.
+            RequestTimedOut: the outcome is not known: call again, before anything else.
+            ProducerFenced: as `begin_transaction`; this transaction is aborted.
+            InvalidTxnState: no transaction is open.
+        """
+        transactions = transactions_of(self._engine)
+        self._engine.close_batches()
+        await transactions.commit(timeout)
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """Abort the transaction: `read_committed` consumers never see its records. Unacknowledged records fail.
+
+        Takes `timeout` seconds at most, by default `max.block.ms`.
+
+        Raises:
+            RequestTimedOut: the coordinator did not answer; call again.
+            ProducerFenced: as `begin_transaction`; the coordinator aborts the transaction.
+            InvalidTxnState: no transaction is open, or its commit has begun.
+        """
+        await transactions_of(self._engine).abort(timeout)
+
+    async def send_offsets_to_transaction(
+        self, offsets: OffsetsArgument, group: GroupMetadata | str, timeout: float | None = None
+    ) -> None:
+        """Commit a consumer group's offsets as part of the transaction (KIP-98, KIP-447).
+
+        `offsets` are the offsets of the next records to read. `group` is `consumer.group_metadata()`, read after the
+        records were polled. The consumer needs enable_auto_commit=False. Takes `timeout` seconds at most, by default
+        `max.block.ms`.
+
+        Raises:
+            FencedError: the group has given the partitions to another member: abort, and poll again.
+            TransactionAbortable, InvalidTxnState, ProducerFenced: as `send`.
+            RaftlogError: refused, or not in time; the transaction can only be aborted.
+        """
+        transactions = transactions_of(self._engine)
+        await transactions.send_offsets(checked(offsets), group_of(group), timeout)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Run the block in a transaction: commit at its end, abort when an exception leaves it.
+
+        An exception that interrupts the commit aborts too, unless the decision was sent already: then a note on the
+        exception says so, and another call of `commit_transaction` returns the outcome.
+
+        >>> import asyncio
+        >>> from raftlog import aio
+        >>> async def transfer():
+        ...     async with aio.Producer(cluster.bootstrap, transactional_id="aio-transfers") as producer:
+        ...         async with producer.transaction():
+        ...             await producer.send("accounts", b"-10", key=b"ada")
+        ...             got = await producer.send("accounts", b"+10", key=b"bob")
+        ...         return got.done()
+        >>> asyncio.run(transfer())
+        True
+
+        Raises:
+            TransactionAbortable: the commit failed and the transaction is aborted: repeat it in another one.
+            InvalidTxnState: the transaction was committed or aborted inside the block; that stands.
+            RaftlogError: as `begin_transaction` and `commit_transaction`.
+        """
+        await self.begin_transaction()
+        try:
+            yield
+        except BaseException as error:
+            await self._abort_for(error)
+            raise
+        check_not_ended(transactions_of(self._engine))
+        try:
+            await self.commit_transaction()
+        except BaseException as error:
+            await self._give_up_for(error)
+            raise
+
+    async def _give_up_for(self, error: BaseException) -> None:
+        try:
+            if not await transactions_of(self._engine).give_up(give_up_timeout(error)):
+                note_undecided(error)
+        except RaftlogError as failed:
+            note_failed_abort(error, failed)
+
+    async def _abort_for(self, error: BaseException) -> None:
+        try:
+            await self.abort_transaction(abort_timeout(error))
+        except RaftlogError as failed:
+            note_failed_abort(error, failed)
+
+    # Metrics and the end
+
     def metrics(self) -> dict[str, dict[str, float]]:
-        """As `raftlog.Producer.metrics`; does not wait. Empty before the first use."""
-        return {} if self._made is None else self._made.metrics()
+        """Return the producer's metrics, under the names of Kafka's client metrics, by group.
+
+        Rates, averages and maxima cover the last half minute, `-total` counts since the producer was made; times are in
+        ms. `raftlog.prometheus.ClientCollector` exports them to Prometheus; docs/metrics.md explains each one.
+        """
+        if self._made is None:
+            return {}
+        return self._engine.metrics()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """As `raftlog.Producer.flush`."""
+        """Send all queued records now and wait until each is acknowledged or has failed.
+
+        Raises:
+            TimeoutError: not done within `timeout` seconds; the deliveries go on.
+        """
         engine = self._made
         if engine is None:
             return
         engine.close_batches()
-        waiting = list(engine.accumulator.incomplete)
+        with self._lock:
+            waiting = list(engine.accumulator.incomplete)
         try:
-            async with asyncio.timeout(timeout):
-                for batch in waiting:
-                    await wait_async(batch)
+            await wait_all(waiting, timeout)
         except TimeoutError:
             left = sum(not batch.done for batch in waiting)
             raise TimeoutError(f"{left} batches are not acknowledged after {timeout} s; they go on") from None
 
     async def close(self, timeout: float | None = None) -> None:
-        """As `raftlog.Producer.close`."""
+        """Flush, `timeout` seconds at most, then stop. Records still not acknowledged end with `ClosedError`.
+
+        An open transaction is aborted, in `timeout` seconds at most; otherwise its coordinator aborts it after the
+        transaction's timeout. Closing twice is allowed.
+        """
         self._closed = True
         engine = self._made
         if engine is None or engine.closed is not None:
@@ -279,10 +520,11 @@ class Producer(TransactionMethods):
         except TimeoutError:
             pass  # the deliveries that are left say so
         finally:
-            await engine.close(timeout)
+            if engine.closed is None:
+                await engine.close(timeout)
 
-    async def __aenter__(self) -> Producer:
-        self._engine()
+    async def __aenter__(self) -> Producer[K, V]:
+        assert self._engine is not None
         return self
 
     async def __aexit__(

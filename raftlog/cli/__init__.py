@@ -1,4 +1,4 @@
-"""The command `raftlog`. It does nothing that a program could not do with the public SDK."""
+"""The command `raftlog`. A program can do all of it with the public SDK."""
 
 from __future__ import annotations
 
@@ -10,20 +10,29 @@ from typing import NoReturn
 
 __all__ = ["main", "run"]
 
+_EXIT_ERROR = 1
 _EXIT_INTERRUPTED = 130
 
 
 def main() -> NoReturn:
     """Run the command line; never returns.
 
-    It takes most of a second to import what it needs: Ctrl-C ends that at once and without a traceback of imports.
+    Its imports take most of a second: Ctrl-C ends them at once, without a traceback. Without the extra `cli` it says
+    how to install it.
     """
     before = signal.getsignal(signal.SIGINT)
-    quiet = before is signal.default_int_handler  # else it is ignored, or somebody else's
+    quiet = before is signal.default_int_handler  # otherwise it is ignored, or another handler is set
     if quiet:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(_EXIT_INTERRUPTED))
     try:
         from raftlog.cli.app import main as command
+    except ModuleNotFoundError as error:
+        from raftlog._installed import is_of, needs
+
+        if not is_of(error, "cli"):
+            raise
+        print(f"error: {needs('the command raftlog', error.name, 'cli')}", file=sys.stderr)
+        sys.exit(_EXIT_ERROR)
     finally:
         if quiet:
             signal.signal(signal.SIGINT, before)
@@ -31,10 +40,10 @@ def main() -> NoReturn:
 
 
 def run() -> NoReturn:
-    """Be the process: as `main`, which leaves everything in order, and gone at once after it.
+    """Run `main` as the whole process, and exit right after it without the interpreter's own cleanup.
 
-    Taking the interpreter apart while threads of gRPC are still at work has crashed it: a member that was told to end
-    left its group in order, and then ended by SIGSEGV.
+    That cleanup has crashed while gRPC threads were running: a group member left its group in order and then died of
+    SIGSEGV.
     """
     try:
         main()
@@ -42,6 +51,6 @@ def run() -> NoReturn:
         if isinstance(left.code, str):
             raise
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            with contextlib.suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
                 stream.flush()
         os._exit(left.code or 0)

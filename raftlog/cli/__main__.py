@@ -1,4 +1,4 @@
-"""`python -m raftlog.cli`: the command, where the script `raftlog` is not on the path."""
+"""`python -m raftlog.cli`: the command where the script `raftlog` is not on the path."""
 
 from raftlog.cli import run
 

@@ -1,7 +1,7 @@
-"""The commands put together, and what happens to their errors.
+"""The tree of commands, and how their errors become messages and exit codes.
 
-Exit codes: 0 done, or whoever read the output has left; 1 an error that a line on stderr names; 2 the command line is
-wrong; 130 Ctrl-C; 143 and 129 for SIGTERM and SIGHUP, where a command leaves things in order before it ends.
+Exit codes: 0 success, or the reader of the output closed it; 1 an error, named on stderr; 2 a wrong command line;
+130 Ctrl-C; 143 SIGTERM and 129 SIGHUP, for commands that clean up before they end.
 """
 
 from __future__ import annotations
@@ -16,27 +16,13 @@ import typer
 from typer.exceptions import TyperException
 
 from raftlog import __version__
-from raftlog.cli import (
-    acls,
-    apply,
-    brokers,
-    client_config,
-    cluster,
-    configs,
-    consume,
-    doctor,
-    groups,
-    log_dump,
-    partitions,
-    produce,
-    quorum,
-    servers,
-    support_bundle,
-    topics,
-    transactions,
-    users,
-)
+from raftlog.cli import apply, client_config, configs, console, doctor, perf, servers, topics, transactions
+from raftlog.cli.groups import groups
+from raftlog.cli.nodes import brokers, cluster, quorum
 from raftlog.cli.output import print_error
+from raftlog.cli.partitions import partitions
+from raftlog.cli.records import consume, log_dump, produce
+from raftlog.cli.security import acls, users
 from raftlog.errors import RaftlogError
 
 EXIT_ERROR = 1
@@ -46,10 +32,16 @@ _PHRASES = {
     "Input should be a valid integer, unable to parse string as an integer": "write a whole number",
     "Input should be a valid number, unable to parse string as a number": "write a number",
     "Input should be": "it should be",
+    "(Possible options:": "(did you mean",
 }
 
-_KAFKAS_NAMES = {"bootstrap-server": "bootstrap", "command-config": "client-config", "max-messages": "max"}
-"""What fingers that know Kafka's tools type for these options."""
+_KAFKAS_NAMES = {
+    "bootstrap-server": "bootstrap",
+    "command-config": "client-config",
+    "max-messages": "max",
+    "force": "yes",
+}
+"""Names that Kafka's tools have for these options; both are accepted."""
 
 app = typer.Typer(
     name="raftlog",
@@ -79,8 +71,10 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(brokers.app, name="broker")
 app.add_typer(quorum.app, name="quorum")
 app.add_typer(log_dump.app, name="log")
+app.add_typer(perf.app, name="perf")
+app.command("console")(console.console)
 app.command("doctor")(doctor.doctor)
-app.command("support-bundle")(support_bundle.support_bundle)
+app.command("support-bundle")(doctor.support_bundle)
 client_config.add_to(app)
 
 
@@ -103,18 +97,18 @@ def options(
 def main() -> NoReturn:
     """Run the command line; never returns."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is; a narrow terminal is no reason to stop
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does; a terminal's encoding is no reason to fail
     try:
         code = app(prog_name="raftlog", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)
     except SystemExit as left:
-        if isinstance(left.__context__, BrokenPipeError):  # Typer leaves with 1 by itself
+        if isinstance(left.__context__, BrokenPipeError):  # Typer itself exits with 1
             _close_quietly()
         raise
     except TyperException as error:
         message = _plain(error.format_message())
-        if message:  # else it was a group without a command, whose help has been printed
+        if message:  # empty: a group without a command, and its help is printed
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "raftlog"
             print_error(f"{message.rstrip('.')}; try '{command} --help'")
@@ -124,7 +118,7 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except RaftlogError as error:
-        print_error(str(error) or type(error).__name__)
+        print_error(str(error) or "the command failed, and the cluster did not say why; its servers' logs may tell")
         sys.exit(EXIT_ERROR)
     except OSError as error:
         print_error(_in_words(error))
@@ -132,7 +126,7 @@ def main() -> NoReturn:
 
 
 def _plain(message: str) -> str:
-    """Return Typer's message on one line and without the turns of the library that checks its types."""
+    """Return Typer's message on one line, with pydantic's phrases replaced."""
     line = " ".join(message.split())
     for phrase, plain in _PHRASES.items():
         line = line.replace(phrase, plain)
@@ -140,7 +134,7 @@ def _plain(message: str) -> str:
 
 
 def _in_words(error: OSError) -> str:
-    """Say what the operating system refused, where, and what to do."""
+    """Return what the operating system refused, for which path, and what to do."""
     if error.filename is None:
         return str(error)
     path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
@@ -148,16 +142,16 @@ def _in_words(error: OSError) -> str:
         case errno.ENOENT:
             return f"there is no {path}; check the path, and that its directory exists"
         case errno.EACCES | errno.EPERM:
-            return f"{path} may not be opened; check its permissions, or run this as another user"
+            return f"{path} cannot be opened; check its permissions, or run the command as another user"
         case errno.EISDIR:
             return f"{path} is a directory; name a file"
         case errno.ENOTDIR | errno.EEXIST:
-            return f"{path} is in the way or goes through a file, not a directory; name another path"
+            return f"{path} exists already or its path goes through a file; name another path"
         case _:
             return f"{path}: {error.strerror}"
 
 
 def _close_quietly() -> NoReturn:
-    """Leave when whoever read the output has gone, as `head` does, without a word about it."""
+    """Exit silently when the reader of the output, such as `head`, has closed it."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 # the interpreter flushes it at the end
     sys.exit(0)

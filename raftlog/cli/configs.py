@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
@@ -12,9 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import raftlog
-from raftlog._server_root import server_environment
-from raftlog.cli import min_isr
-from raftlog.cli.clients import connect_admin
+from raftlog.cli.client_config import connect_admin
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
     BootstrapOption,
@@ -26,13 +21,15 @@ from raftlog.cli.output import (
     print_note,
     print_rows,
 )
-from raftlog.errors import InternalError, InvalidConfig
+from raftlog.cli.partitions import moving
+from raftlog.cli.servers import ask_server_packages
+from raftlog.errors import InvalidConfig
 
 app = typer.Typer(no_args_is_help=True, help="Settings of topics and servers.")
 
 
 class Resource(StrEnum):
-    """What has settings."""
+    """A kind of resource that has settings."""
 
     TOPIC = "topic"
     BROKER = "broker"
@@ -45,16 +42,16 @@ NameArgument = Annotated[
     typer.Argument(
         metavar="NAME",
         show_default=False,
-        help="A topic's name; a broker's id, or default for all brokers; a broker's id for the levels of its loggers.",
+        help="A topic's name; a broker's id, or default for all brokers; for broker-logger a broker's id.",
     ),
 ]
 _COLUMNS = ("key", "value", "source")
 _ALL_BROKERS = "default"
 _ROOT = "root"
-"""The one that all loggers are beneath; no topic or broker has a setting of this name."""
+"""The root of all loggers; no topic or broker has a setting of this name."""
 _LIST_SERVER_KEYS = """\
 import json
-from broker.config_keys import BROKER_CONFIGS
+from broker.config.config import BROKER_CONFIGS
 print(json.dumps([
     {"key": key.name, "type": key.kind, "default": key.format(key.default), "allowed": key.expected,
      "kafka_key": key.kafka_key, "dynamic": key.dynamic, "doc": key.doc} for key in BROKER_CONFIGS
@@ -63,10 +60,10 @@ print(json.dumps([
 
 
 def _target(resource: Resource, name: str) -> dict[str, Any]:
-    """Return what the admin client calls the resource.
+    """Return the admin client's arguments for a resource.
 
     Raises:
-        typer.BadParameter: a broker's id that is not a number.
+        typer.BadParameter: a broker's id is not a number.
     """
     if resource is Resource.TOPIC:
         return {"topic": name}
@@ -84,7 +81,7 @@ def _target(resource: Resource, name: str) -> dict[str, Any]:
 
 
 def _alter(admin: raftlog.Admin, target: dict[str, Any], **changes: Any) -> None:
-    """Change settings; for one that a server reads only when it starts, say so."""
+    """Change settings; the error for a read-only one says that a server reads it only when it starts."""
     try:
         admin.alter_configs(**target, **changes)
     except InvalidConfig:
@@ -104,9 +101,9 @@ def _alter(admin: raftlog.Admin, target: dict[str, Any], **changes: Any) -> None
 
 
 def _warn(admin: raftlog.Admin, target: Mapping[str, Any], changed: Collection[str]) -> None:
-    """Warn of topics that cannot be written to any more."""
-    if min_isr.KEY in changed:
-        min_isr.warn_of_topics(admin, [target["topic"]] if "topic" in target else None)
+    """Warn of topics that cannot be written to after a change of min.insync.replicas."""
+    if moving.KEY in changed:
+        moving.warn_of_topics(admin, [target["topic"]] if "topic" in target else None)
 
 
 def _rows(entries: Mapping[str, Any], everything: bool) -> list[Row]:
@@ -126,7 +123,7 @@ def _rows(entries: Mapping[str, Any], everything: bool) -> list[Row]:
 
 @app.command("list")
 def list_changed(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputOption = Output.TABLE) -> None:
-    """List the settings that topics have of their own.
+    """List the settings that are set on topics.
 
     Example: raftlog config list
     """
@@ -144,7 +141,7 @@ def list_changed(bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputO
 def describe(
     resource: ResourceArgument,
     name: NameArgument,
-    everything: Annotated[bool, typer.Option("--all", metavar="", help="Also what is left at its default.")] = False,
+    everything: Annotated[bool, typer.Option("--all", metavar="", help="Also settings at their default.")] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -158,7 +155,7 @@ def describe(
     rows = _rows(entries, everything)
     print_rows(rows, _COLUMNS, output)
     if not rows:
-        print_note("everything is at its default; --all lists it")
+        print_note("all settings are at their defaults; --all lists them")
 
 
 @app.command("set")
@@ -169,7 +166,7 @@ def set_keys(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Set settings of a topic or a broker, or levels of a broker's loggers, which last until it restarts.
+    """Change settings of a topic or a broker, or log levels of a broker, which last until it restarts.
 
     Examples:
 
@@ -194,7 +191,7 @@ def unset(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Put settings of a topic or a broker, or levels of a broker's loggers, back to their defaults.
+    """Return settings of a topic or a broker, or log levels of a broker, to their defaults.
 
     Examples:
 
@@ -211,17 +208,8 @@ def unset(
 
 @app.command("server-keys")
 def server_keys(output: OutputOption = Output.TABLE) -> None:
-    """List what a server's configuration file may hold. Needs no running server.
+    """List the keys of a server's configuration file. Needs no running server.
 
     Example: raftlog config server-keys
     """
-    asked = subprocess.run(
-        [sys.executable, "-P", "-c", _LIST_SERVER_KEYS],
-        env=server_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if asked.returncode != 0:
-        raise InternalError(f"the server's packages did not load: {asked.stderr.strip().splitlines()[-1:]}")
-    print_rows(json.loads(asked.stdout), ("key", "default", "allowed", "doc"), output)
+    print_rows(ask_server_packages(_LIST_SERVER_KEYS), ("key", "default", "allowed", "doc"), output)

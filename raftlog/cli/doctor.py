@@ -1,26 +1,225 @@
-"""`raftlog doctor`: what is wrong with a cluster, and what to do about it."""
+"""`raftlog doctor` reports a cluster's problems with remedies; `raftlog support-bundle` packs a file for diagnosis."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import io
+import os
+import platform
 import shutil
 import sys
+import tarfile
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Annotated, Final
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Annotated, Any, Final
 
 import typer
 
+import raftlog
+from raftlog._core.words import counted, without_secrets
+from raftlog._doctor import bundle
+from raftlog._doctor import collect as collecting
 from raftlog._doctor.checks import CHECKS
-from raftlog._doctor.checks.permitted import NOT_ALL_SEEN
-from raftlog._doctor.collect import INTERVAL_S, collect
+from raftlog._doctor.checks.permissions import NOT_ALL_SEEN
+from raftlog._doctor.collect import INTERVAL_S, PATIENCE_S
 from raftlog._doctor.picture import SEVERITIES, Finding, Picture
 from raftlog._doctor.report import Report, examine
-from raftlog.cli.clients import connect_admin
-from raftlog.cli.output import BOOTSTRAP_DEFAULT, BootstrapOption, Output, OutputOption, counted, print_json, print_rows
+from raftlog.cli.client_config import connect_admin
+from raftlog.cli.output import (
+    BOOTSTRAP_DEFAULT,
+    BootstrapOption,
+    Output,
+    OutputOption,
+    print_error,
+    print_json,
+    print_note,
+    print_rows,
+)
+from raftlog.errors import RaftlogError
+
+_STDOUT: Final = Path("-")
+_PACKAGES: Final = ("grpcio", "protobuf", "pyarrow", "typer")
+
+
+def support_bundle(
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="FILE",
+            help="The file to write, - for standard output; by default raftlog-support-TIME.tar.gz in this directory.",
+        ),
+    ] = None,
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--log",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Also include the end of this log file; may be repeated.",
+        ),
+    ] = None,
+    log_lines: Annotated[
+        int,
+        typer.Option(
+            "--log-lines", metavar="N", min=0, max=100_000, help="Lines from the end of each log; 0: no logs."
+        ),
+    ] = 2_000,
+    interval_s: IntervalOption = INTERVAL_S,
+    bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Write an archive for diagnosis: the doctor's findings, descriptions, settings, metrics and logs.
+
+    It holds no records. Settings and log lines that look like secrets are hidden; names of topics, groups and hosts are
+    not. README.txt in the archive lists its files. The command changes nothing in the cluster. Exit code 1: the cluster
+    did not answer; the archive then holds only data of this machine.
+
+    Example: raftlog support-bundle --to bundle.tar.gz --log /var/log/raftlog.log
+    """
+    made_at_s = time.time()
+    name = time.strftime("raftlog-support-%Y%m%dT%H%M%SZ", time.gmtime(made_at_s))
+    target = to if to is not None else Path(f"{name}.tar.gz")
+    if target != _STDOUT and target.exists():  # checked before the cluster is asked; `_write` also fails on a file
+        raise FileExistsError(17, "exists", str(target))
+    files: bundle.Files = {}
+    problems: list[str] = []
+    no_answer: RaftlogError | None = None
+    with connect_admin(bootstrap) as admin:
+        try:
+            picture = collecting.collect(admin, interval_s=interval_s)
+        except RaftlogError as error:
+            no_answer = error
+            problems.append(f"the cluster at {bootstrap}: {error}")
+        else:
+            report = examine(picture, CHECKS)
+            files |= bundle.files_of(picture, report, told(report, picture, _WIDEST, named=50, more="see doctor.json"))
+            problems += bundle.problems_of(picture)
+            _add_log_dirs(admin, picture, files, problems)
+            _add_metrics(picture, files, problems)
+            if log_lines:
+                _add_local_logs(picture, log_lines, files, problems)
+    if log_lines:
+        _add_logs(logs or [], log_lines, files, problems)
+    files["versions.json"] = bundle.json_file(_versions())
+    problems = [without_secrets(problem) for problem in problems]
+    if problems:
+        files["problems.txt"] = ("\n".join(problems) + "\n").encode(errors="backslashreplace")
+    made_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(made_at_s))
+    files = {"README.txt": bundle.readme(name, made_at, files, problems), **files}
+    if target == _STDOUT:
+        _archive(sys.stdout.buffer, name, files, made_at_s)
+        for problem in problems:
+            print_note(f"not in it: {problem}")
+    else:
+        _write(target, name, files, made_at_s)
+        _tell(target, files, problems, output)
+    if no_answer is not None:
+        print_error(str(no_answer))
+        raise typer.Exit(1)
+
+
+def _add_log_dirs(admin: raftlog.Admin, picture: Picture, files: bundle.Files, problems: list[str]) -> None:
+    found = []
+    for broker in picture.live_brokers():
+        try:
+            found += admin.describe_log_dirs(broker.broker_id, timeout=PATIENCE_S)
+        except RaftlogError as error:
+            problems.append(f"directories of broker {broker.broker_id}: {error}")
+    files["log-dirs.json"] = bundle.log_dirs_file(found)
+
+
+def _add_metrics(picture: Picture, files: bundle.Files, problems: list[str]) -> None:
+    brokers = picture.brokers()
+    for node_id, node in sorted((picture.nodes or {}).items()):
+        address = collecting.metrics_address(node, brokers.get(node_id), picture.quorum)
+        if address is None:
+            problems.append(f"metrics of node {node_id}: it has no metrics.listener")
+            continue
+        try:
+            files[f"metrics/node-{node_id}.txt"] = collecting.read_metrics(*address)
+        except (OSError, http.client.HTTPException) as error:
+            problems.append(f"metrics of node {node_id} at {address[0]}:{address[1]}: {error}")
+
+
+def _add_local_logs(picture: Picture, lines: int, files: bundle.Files, problems: list[str]) -> None:
+    for node_id, node in sorted((picture.nodes or {}).items()):
+        try:
+            path = collecting.local_log(node)
+            if path is not None:
+                files[f"logs/node-{node_id}.log"] = bundle.log_file(collecting.last_lines(path, lines))
+                continue
+            why = f"it is on {node.hostname}" if node.log_file else f"the node on {node.hostname} logs to no file"
+        except OSError as error:
+            why = str(error)
+        problems.append(f"log of node {node_id}: {why}; add it with --log FILE")
+
+
+def _add_logs(logs: list[Path], lines: int, files: bundle.Files, problems: list[str]) -> None:
+    for number, path in enumerate(logs, 1):
+        try:
+            files[f"logs/given-{number}-{path.name}"] = bundle.log_file(collecting.last_lines(path, lines))
+        except OSError as error:
+            problems.append(f"log {path}: {error}")
+
+
+def _versions() -> dict[str, Any]:
+    packages = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[package] = metadata.version(package)
+    return {
+        "raftlog": raftlog.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+    }
+
+
+def _write(target: Path, name: str, files: bundle.Files, made_at_s: float) -> None:
+    """Write the archive, readable by its owner only; remove it again if that fails.
+
+    Raises:
+        FileExistsError: `target` exists.
+    """
+    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        try:
+            _archive(file, name, files, made_at_s)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+
+def _archive(to: IO[bytes], name: str, files: bundle.Files, made_at_s: float) -> None:
+    with tarfile.open(fileobj=to, mode="w|gz") as archive:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(f"{name}/{path}")
+            entry.size, entry.mtime, entry.mode = len(content), int(made_at_s), 0o600
+            archive.addfile(entry, io.BytesIO(content))
+    to.flush()
+
+
+def _tell(target: Path, files: bundle.Files, problems: list[str], output: Output) -> None:
+    if output is Output.JSON:
+        sizes = {path: len(content) for path, content in files.items()}
+        print_json({"file": str(target), "bytes": target.stat().st_size, "files": sizes, "problems": problems})
+        return
+    print(f"{target}: {counted(target.stat().st_size, 'byte')}, {counted(len(files), 'file')}")
+    for path, content in files.items():
+        print(f"  {path:<32}{len(content):>12,}")
+    for problem in problems:
+        print_note(f"not in it: {problem}")
+    print("what looks like a secret is hidden; names of topics, groups and hosts are not: check it before you share it")
+
 
 NAMED: Final = 8
-"""Of what a finding is about, so many are named on a terminal; JSON has all."""
+"""How many places of a finding are named on a terminal; JSON has all."""
 _WIDEST: Final = 120
 _LABEL: Final = 9
 
@@ -31,13 +230,13 @@ IntervalOption = Annotated[
         metavar="SECONDS",
         min=0,
         max=600,
-        help="Time between two looks, by which groups and moves are seen to get on; 0: look once.",
+        help="Time between two readings, which show whether groups and moves make progress; 0: read once.",
     ),
 ]
 
 
 class FailOn(StrEnum):
-    """What `--fail-on` takes."""
+    """The values of `--fail-on`."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -49,32 +248,35 @@ def doctor(
     interval_s: IntervalOption = INTERVAL_S,
     ignored: Annotated[
         list[str] | None,
-        typer.Option("--ignore", metavar="CHECK", help="Leave this check out; may be repeated."),
+        typer.Option("--ignore", metavar="CHECK", help="Skip this check; may be repeated."),
     ] = None,
     fail_on: Annotated[
-        FailOn, typer.Option(help="What is bad enough for exit code 1: this, and what is worse.")
+        FailOn, typer.Option(help="Exit with 1 on findings of this severity or worse.")
     ] = FailOn.WARNING,
-    list_checks: Annotated[bool, typer.Option("--list", metavar="", help="List the checks; asks nobody.")] = False,
+    list_checks: Annotated[
+        bool, typer.Option("--list", metavar="", help="List the checks, without asking the cluster.")
+    ] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Look for what is wrong with a cluster, and say what to do about each.
+    """Look for problems of a cluster, and say what to do about each.
 
-    It only asks, and changes nothing. Errors do not work, or lose records; warnings will, after one more failure or
-    some time; notes may be meant. Exit code 0: nothing but notes was found, 1: errors or warnings, or nobody answers. A
-    check that cannot be made, since nobody answers what it needs, counts as a warning.
+    It only reads, and changes nothing. An error: something does not work, or records are lost. A warning: that will
+    happen after one more failure or some time. A note may be intended. Exit code 0: nothing but notes was found; 1:
+    errors or warnings, or the cluster does not answer. A check that cannot get the answers that it needs counts as a
+    warning.
 
     Example: raftlog doctor --output json --fail-on error
     """
     known = {check.id for check in CHECKS}
     for each in ignored or ():
         if each not in known:
-            raise typer.BadParameter(f"there is no check {each!r}; raftlog doctor --list names them")
+            raise typer.BadParameter(f"unknown check {each!r}; raftlog doctor --list names them")
     if list_checks:
         print_rows([{"check": check.id, "about": check.about} for check in CHECKS], ("check", "about"), output)
         return
     with connect_admin(bootstrap) as admin:
-        picture = collect(admin, interval_s=interval_s)
+        picture = collecting.collect(admin, interval_s=interval_s)
     report = examine(picture, CHECKS, ignored=ignored or ())
     if output is Output.JSON:
         print_json(report.document())
@@ -85,7 +287,7 @@ def doctor(
 
 
 def is_bad(report: Report, fail_on: FailOn) -> bool:
-    """Whether something was found that is as bad as that, or worse; what could not be looked at is a warning."""
+    """Return whether a finding is as severe as `fail_on` or worse; an incomplete report counts as a warning."""
     found = {each.severity for each in report.findings} | (set() if report.is_whole() else {"warning"})
     if fail_on is FailOn.NEVER:
         return False
@@ -93,14 +295,14 @@ def is_bad(report: Report, fail_on: FailOn) -> bool:
 
 
 def width() -> int:
-    """Return how wide text may be: as the terminal is, within what is read easily."""
+    """Return the width of text: the terminal's, from 60 to 120 columns."""
     if not sys.stdout.isatty():
         return _WIDEST
     return max(60, min(_WIDEST, shutil.get_terminal_size().columns))
 
 
 def told(report: Report, picture: Picture, columns: int, *, named: int = NAMED, more: str = "") -> Iterator[str]:
-    """Yield the lines for people: each finding, what could not be checked, and a summary."""
+    """Yield the report as text: each finding, the checks that were not made, and a summary."""
     for found in report.findings:
         yield from _finding(found, columns, named, more)
         yield ""

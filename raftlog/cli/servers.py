@@ -1,102 +1,168 @@
-"""`raftlog up` and `raftlog server`."""
+"""`raftlog up` and `raftlog server`, and how other commands use the server's packages."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
-from raftlog._server_root import server_command, server_environment
-from raftlog.cli.output import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE, key_value_pairs, print_error, print_note
-from raftlog.cli.signals import AskedToEnd, StopFlag
+from raftlog._delivery import Alarm
+from raftlog._installed import missing_from, server_command, server_environment
+from raftlog.cli.output import (
+    BOOTSTRAP_DEFAULT,
+    BOOTSTRAP_VARIABLE,
+    AskedToEnd,
+    key_value_pairs,
+    print_error,
+    print_note,
+)
+from raftlog.errors import InvalidConfig
 from raftlog.testing import Cluster, ServerFailed
+from raftlog.testing.cluster import KAFKA_PORT_OFFSET
 
 _HOST, _, _PORT = BOOTSTRAP_DEFAULT.rpartition(":")
 _DEFAULT_PORT = int(_PORT)
+CONSOLE_PORT: Final = 8080
+_METRICS = "metrics.listener"
 _LOOK_AFTER_S = 0.5
 _CONNECT_S = 0.2
+_WITHOUT_SECURITY = {
+    "listener.security.protocol": "plaintext",
+    "listener.security.migration": "false",
+    "authorizer": "none",
+}
+"""Keys beside which servers refuse to listen for Kafka clients, unless they have these values."""
 _CLEANLY = "with exit code 0"
-"""How a server ends that somebody asked to stop, with SIGTERM."""
+"""How a server ends after SIGTERM."""
 
 InsecureOption = Annotated[
     bool,
     typer.Option(
-        "--insecure", metavar="", help="Allow a listener beyond loopback, where anyone who reaches it may do all."
+        "--insecure",
+        metavar="",
+        help="Allow listeners beyond loopback without TLS or users: every client may do everything.",
     ),
 ]
 SettingsOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A server key, over any other source; may be repeated."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A server key, which wins over every other source; may be repeated."
+    ),
 ]
 
 
+def _can_serve_kafka(config: Mapping[str, str | bool]) -> bool:
+    """Whether servers with these keys listen for Kafka clients, too, and the keys say nothing about listeners."""
+    secured = any(str(config.get(key, value)).lower() != value for key, value in _WITHOUT_SECURITY.items())
+    return not secured and "listeners" not in config
+
+
 def up(
-    nodes: Annotated[int, typer.Option(min=1, help="How many servers.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 1,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the data is kept; without it, it is deleted at the end."),
+        typer.Option(metavar="DIR", help="Directory of the data; without it the data is deleted at the end."),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of the first server, the others follow; 0 picks free ones.")
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port of the first server, the others take the next ones; 0 picks free ports."
+        ),
     ] = _DEFAULT_PORT,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Port of the first server's HTTP endpoint for metrics and probes, the others take the next ones; by "
+            "default there is none.",
+        ),
+    ] = None,
     settings: SettingsOption = None,
+    console_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            show_default=False,
+            help="Port of the console; by default 8080, or a free one if that is taken. 0 picks a free one.",
+        ),
+    ] = None,
+    with_console: Annotated[
+        bool, typer.Option("--console/--no-console", help="Serve the console, a page to look at the cluster.")
+    ] = True,
     insecure: InsecureOption = False,
 ) -> None:
-    """Start a cluster on this machine; Ctrl-C stops it. With --data it is the same cluster again the next time.
+    """Start a cluster on this machine; Ctrl-C stops it. With --data the next start brings the same cluster back.
 
-    Example: raftlog up --nodes 3 --data ./my-data --set log.retention.ms=1d
+    Example: raftlog up --nodes 3 --data ./my-data --metrics-port 9101 --set log.retention.ms=1d
     """
-    stop = StopFlag()
+    stop = Alarm()
     starting = True
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stopped = stop.is_set()
         stop.set()
-        if starting and not stopped:  # nothing looks at the event meanwhile
+        if starting and not stopped:  # nothing checks `stop` during the start
             raise KeyboardInterrupt if number == signal.SIGINT else AskedToEnd(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup: stays ignored
             signal.signal(number, on_signal)
     if data is not None:
         data.mkdir(parents=True, exist_ok=True)
     config: dict[str, str | bool] = {**key_value_pairs(settings or [])}
     if insecure:
         config["insecure"] = True
+    if _METRICS in config and (metrics_port is not None or nodes > 1):
+        raise typer.BadParameter(
+            f"{_METRICS} cannot be the same for every server; give --metrics-port instead of --set"
+        )
+    kafka_port = port + KAFKA_PORT_OFFSET
+    ports = [*range(port, port + nodes), *range(kafka_port, kafka_port + nodes)] if port else []
     with ExitStack() as stack:
         try:
-            cluster = stack.enter_context(Cluster(nodes, directory=data, port=port, config=config))
+            kafka = _can_serve_kafka(config)
+            cluster = Cluster(nodes, directory=data, port=port, kafka=kafka, config=config)
+            if metrics_port is not None:
+                for at, node_id in enumerate(cluster.node_ids, start=metrics_port):
+                    cluster.configure(node_id, {_METRICS: f"{_HOST}:{at}"})
+                    ports.append(at)
+            stack.enter_context(cluster)
         except AskedToEnd as asked:
             raise typer.Exit(asked.exit_code) from None
         except ServerFailed as failed:
-            if "cannot listen on" in str(failed) and (taken := _taken(range(port, port + nodes) if port else ())):
+            if "address already in use" in str(failed) and (taken := _taken(ports)):
                 raise ServerFailed(
-                    f"somebody else listens at {taken}, another cluster perhaps; choose other ports with --port, "
-                    "0 for free ones"
+                    f"another process, perhaps another cluster, listens at {taken}; choose other ports with "
+                    f"--port, 0 for free ones{'' if metrics_port is None else ', and with --metrics-port'}"
                 ) from failed
             raise
+        page = stack.enter_context(_console_beside(cluster.bootstrap, console_port)) if with_console else None
         starting = False
-        _print_welcome(cluster, keeps_data=data is not None)
+        _print_welcome(cluster, page, keeps_data=data is not None, metrics_port=metrics_port)
         watch = _Watch(cluster)
         while not stop.wait(_LOOK_AFTER_S):
             watch.look()
             if not watch.running:
                 raise typer.Exit(1 if watch.failed else 0)
         print_note("stopping")
-        watch.tell_who_runs_on()
+        watch.tell_still_running()
 
 
 def _taken(ports: Iterable[int]) -> str:
-    """Return the addresses that nobody can listen at now, with commas between."""
+    """Return the addresses that are taken, with commas between."""
     found = []
     for port in ports:
         with socket.socket() as probe:
@@ -110,15 +176,14 @@ def _taken(ports: Iterable[int]) -> str:
 
 
 class _Watch:
-    """The servers of a cluster: who runs, who has ended, and who was started again by hand.
+    """The servers of a cluster: which run, which have ended, and which were started again by hand.
 
     runs -> ended    its process is gone
-    ended -> again   somebody listens at its port: raftlog server with its configuration, in another terminal
-    again -> ended   nobody does any more
+    ended -> again   a process listens at its port: raftlog server with its configuration, in another terminal
+    again -> ended   no process listens there any more
 
     Attributes:
-        running: how many serve, by whomever they were started.
-        failed: whether one ended that nobody had asked to.
+        failed: whether a server ended with an error.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -130,11 +195,11 @@ class _Watch:
 
     @property
     def running(self) -> int:
-        """How many serve."""
+        """How many servers run, those started by hand included."""
         return len(self._addresses) - len(self._ended) + len(self._again)
 
     def look(self) -> None:
-        """Say what has changed."""
+        """Check all servers, and print what has changed."""
         before = (len(self._ended), len(self._again))
         gone = [node_id for node_id in self._addresses if node_id not in self._ended]
         gone = [node_id for node_id in gone if not self._cluster.is_running(node_id)]
@@ -142,7 +207,7 @@ class _Watch:
             listens = _listens(self._addresses[node_id])
             if listens and node_id not in self._again:
                 self._again.add(node_id)
-                print_note(f"server {node_id} runs again, started by hand")
+                print_note(f"server {node_id} runs again; it was started by hand")
             elif not listens and node_id in self._again:
                 self._again.discard(node_id)
                 print_note(f"server {node_id} has ended again")
@@ -168,8 +233,8 @@ class _Watch:
             again = f"raftlog server --config {shlex.quote(str(cluster.config_file(node_id)))}"
             print_note(f"to start it again, in another terminal: {again}")
 
-    def tell_who_runs_on(self) -> None:
-        """Say which servers do not stop with this command."""
+    def tell_still_running(self) -> None:
+        """Print which servers this command does not stop, as they were started by hand."""
         if self._again:
             one = len(self._again) == 1
             print_note(
@@ -187,12 +252,58 @@ def _listens(address: str) -> bool:
         return False
 
 
-def _print_welcome(cluster: Cluster, *, keeps_data: bool) -> None:
+@contextmanager
+def _console_beside(bootstrap: str, port: int | None) -> Iterator[str | None]:
+    """Serve a console from a process of its own within the block; its address, or None if packages for it are missing.
+
+    `port`: None: 8080, or a free one if that is taken. The address answers some moments later.
+    """
+    if missing_from("console") is not None:
+        yield None
+        return
+    chosen = _free(CONSOLE_PORT) if port is None else _free(port)
+    starter = [sys.executable, "-P", "-m", "raftlog.testing.dependent_process", str(os.getpid())]
+    command = [*starter, "raftlog", "console", "--port", str(chosen), "--bootstrap", bootstrap]
+    with subprocess.Popen(  # in a session of its own, so that Ctrl-C reaches only the process that ends it
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            yield f"http://127.0.0.1:{chosen}/"
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _free(port: int) -> int:
+    """Return this port of the loopback address, or another one if it is taken."""
+    for each in (port, 0):
+        with closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", each))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    return port
+
+
+def _print_welcome(cluster: Cluster, page: str | None, *, keeps_data: bool, metrics_port: int | None) -> None:
     address = cluster.bootstrap
     fate = "stays there" if keeps_data else "is deleted at the end (keep it with --data DIR)"
     print(f"raftlog is up at {address}, data in {cluster.directory} {fate}")
+    if cluster.kafka_bootstrap:
+        print(f"Kafka clients: {cluster.kafka_bootstrap}")
     if len(cluster.node_ids) > 1:
         print(f"{len(cluster.node_ids)} servers, {len(cluster.controller_ids)} of them controllers")
+    if page is not None:
+        print(f"Console: {page}")
+    if metrics_port is not None:
+        last = metrics_port + len(cluster.node_ids) - 1
+        others = "" if last == metrics_port else f", the others at the next ports up to {last}"
+        print(f"metrics at http://{_HOST}:{metrics_port}/metrics{others}")
     if address != BOOTSTRAP_DEFAULT:
         print(f"\n  export {BOOTSTRAP_VARIABLE}={address}")
     print("\nTry in another terminal:\n")
@@ -211,12 +322,12 @@ def server(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="TOML file with server keys; what it lacks comes from RAFTLOG_* variables.",
+            help="TOML file with server keys; keys that it lacks come from RAFTLOG_* variables.",
         ),
     ] = None,
     settings: SettingsOption = None,
     ready_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Written when the server is ready: JSON with its address.")
+        Path | None, typer.Option(metavar="FILE", help="The server writes it when it is ready: JSON with its address.")
     ] = None,
     insecure: InsecureOption = False,
 ) -> None:
@@ -236,3 +347,17 @@ def server(
     command = server_command(*arguments)
     sys.stdout.flush()
     os.execve(command[0], command, server_environment())
+
+
+def ask_server_packages(code: str, *arguments: str) -> Any:
+    """Run Python code in a process with the server's packages, and return the JSON that it prints.
+
+    Raises:
+        InvalidConfig: it failed; the message is what it printed on stderr.
+    """
+    command = [sys.executable, "-P", "-c", code, *arguments]
+    asked = subprocess.run(command, env=server_environment(), capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        told = asked.stderr.strip()
+        raise InvalidConfig(told.splitlines()[-1] if told.startswith("Traceback") else told)
+    return json.loads(asked.stdout)

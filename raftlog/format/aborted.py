@@ -1,8 +1,8 @@
-"""Aborted transactions as readers of committed records hear of them: ranges of offsets, by producer.
+"""Aborted transactions for readers of committed records: ranges of offsets, by producer.
 
-A batch that belongs to a transaction is dropped when its producer has a range in which the batch begins. Nothing has to
-be remembered from one answer to the next, and it does not matter where a reader begins (Kafka's `FetchResponse` names
-only where a transaction began; its readers look for the marker themselves, KIP-98).
+A reader drops a transactional batch that begins within a range of its producer. It needs no state between responses and
+may begin at any offset. (Kafka's `FetchResponse` names only the first offset of a transaction, and its readers look for
+the marker themselves, KIP-98.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TRANSACTIONAL = int(Attributes.TRANSACTIONAL)
 
 
 class AbortedRange(Protocol):
-    """One aborted transaction on a partition. Both offsets are inclusive; the last one is that of its marker."""
+    """One aborted transaction in a partition. Both offsets are inclusive; the last one is the marker's."""
 
     @property
     def producer_id(self) -> int: ...
@@ -28,9 +28,9 @@ class AbortedRange(Protocol):
 
 
 class AbortedRanges:
-    """Which batches are those of aborted transactions.
+    """The ranges of aborted transactions in a partition.
 
-    A producer has one transaction open at a time on a partition, so its ranges do not overlap.
+    A producer has at most one open transaction in a partition, so its ranges do not overlap.
     """
 
     __slots__ = ("_by_producer",)
@@ -47,7 +47,7 @@ class AbortedRanges:
         return bool(self._by_producer)
 
     def hold(self, header: BatchHeader) -> bool:
-        """Whether this batch is part of one of them."""
+        """Whether this batch belongs to an aborted transaction."""
         if not header.attributes & _TRANSACTIONAL:
             return False
         ranges = self._by_producer.get(header.producer_id)

@@ -1,4 +1,4 @@
-"""Record batches: build one from columns, take one apart, walk over several in a buffer."""
+"""Record batches: encode and decode one, and walk over several in a buffer."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from raftlog.format.header import (
 )
 
 _MAX_BODY_BYTES = (1 << 31) - HEADER_BYTES
-"""Arrow's 32-bit binary offsets end here."""
+"""The limit of Arrow's 32-bit binary offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a batch is made of: Arrow arrays of one length.
+    """The columns of a batch: Arrow arrays of one length.
 
     `value` binary; `key` binary or None when every key is null; `timestamp_ms` int64 without nulls or None when every
     record has `base_timestamp_ms`; `headers` map<utf8, binary> or None; `offset_delta` uint32, increasing, or None.
@@ -61,8 +61,8 @@ def encode_batch(
 ) -> bytes:
     """Return a record batch of format 1.
 
-    A timestamp column that only repeats `base_timestamp_ms` is left out. `attributes` takes the bits transactional,
-    control and log append time; the others follow from the columns.
+    Omits a timestamp column that only repeats `base_timestamp_ms`. `attributes` takes the bits transactional, control
+    and log append time; the others follow from the columns.
 
     Raises:
         InvalidRecord: no rows, columns of different lengths, or more than 2 GiB of data.
@@ -116,10 +116,10 @@ def encode_batch(
 
 
 def stamp_producer(encoded: Buffer, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
-    """Return the batch under other producer numbers (KIP-98): header and checksum are new, the body is as it was.
+    """Return the batch with other producer numbers (KIP-98): a new header and checksum, and the same body.
 
     Raises:
-        CorruptRecordError: not even a header.
+        CorruptRecordError: the batch is shorter than a header.
     """
     header = parse_header(encoded)
     numbered = header._replace(producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
@@ -143,7 +143,7 @@ def parse_batch(batch: Buffer, position: int = 0) -> BatchHeader:
     """Return the checked header of the batch at `position` after verifying its checksum.
 
     Raises:
-        CorruptRecordError: cut short, or the checksum does not match; and what `check_header` raises.
+        CorruptRecordError: the batch is cut short, or the checksum does not match; also as `check_header`.
     """
     header = parse_header(batch, position)
     if header.magic == MAGIC and position + header.size > len(batch):
@@ -166,10 +166,10 @@ def decode_batch(
     limits: InflateLimits = DEFAULT_LIMITS,
     check_checksum: bool = True,
 ) -> DecodedBatch:
-    """Take the batch at `position` apart without copying uncompressed columns.
+    """Decode the batch at `position` without copying uncompressed columns.
 
     Raises:
-        CorruptRecordError, UnsupportedVersion: as `parse_batch`; the body does not decode or has another row count.
+        CorruptRecordError, UnsupportedVersion: as `parse_batch`, or the body does not decode or has another row count.
     """
     if check_checksum:
         header = parse_batch(batch, position)
@@ -200,7 +200,7 @@ def iter_headers(data: Buffer) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (position, header) of each whole batch in `data`; a batch that is cut short ends the walk.
 
     Raises:
-        CorruptRecordError, UnsupportedVersion: a header that cannot be.
+        CorruptRecordError, UnsupportedVersion: a header is invalid.
     """
     position, end = 0, len(data)
     while end - position >= HEADER_BYTES:

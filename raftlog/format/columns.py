@@ -1,6 +1,6 @@
 """The body of a batch: an Arrow IPC encapsulated RecordBatch message, without a schema message.
 
-The schema follows from the attributes, so a batch need not carry it:
+The attributes determine the schema, so a batch does not carry it:
 
     [timestamp_ms: int64 not null]   attributes bit 9; absent: every record has base_timestamp_ms
     [key: binary]                    attributes bit 8; absent: every key is null
@@ -8,8 +8,8 @@ The schema follows from the attributes, so a batch need not carry it:
     [headers: map<utf8, binary>]     attributes bit 10; absent: no record has headers
     [offset_delta: uint32 not null]  attributes bit 6; absent: row i has base_offset + i
 
-Arrow's own body compression (`BodyCompression`) is not allowed: the codec in the attributes is the only one, so that
-the limits on inflating hold.
+Arrow's own body compression (`BodyCompression`) is not allowed: only the codec in the attributes is subject to the
+inflate limits.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class MessageLayout(NamedTuple):
 
 
 def message_layout(message: Any) -> MessageLayout:
-    """Return the layout of what `encode_body` has made of one row or more."""
+    """Return the layout of a message that `encode_body` made of at least one row."""
     view = memoryview(message)
     metadata_bytes = _PREFIX.size + int(_PREFIX.unpack_from(view)[1])
     table = view[_PREFIX.size : metadata_bytes]
@@ -116,7 +116,7 @@ def message_layout(message: Any) -> MessageLayout:
 
 
 def _vector(table: memoryview, start: int, number: int) -> int:
-    """Return the position of a vector's length, behind which its elements are."""
+    """Return the position of a vector's length; its elements follow."""
     at = _field(table, start, number)
     return at + int(_U32.unpack_from(table, at)[0])
 
@@ -127,7 +127,7 @@ def _vector_length(table: memoryview, start: int, number: int) -> int:
 
 
 def _check_message(body: Any, shape: int) -> None:
-    """Refuse a message that the schema does not account for to the last byte; Arrow has verified the flatbuffer."""
+    """Refuse a message that does not match the schema to the last byte; Arrow has verified the flatbuffer."""
     view = memoryview(body)
     continuation, metadata_bytes = _PREFIX.unpack_from(view)
     if continuation != _CONTINUATION:
@@ -164,10 +164,10 @@ def encode_body(columns: Any) -> Any:
 def decode_body(body: Any, attributes: int, *, trusted: bool = False) -> Any:
     """Return the `pyarrow.RecordBatch` in `body` (a `pyarrow.Buffer`), sharing its memory.
 
-    `trusted` skips the validation of contents, for bytes whose checksum a broker has vouched for.
+    `trusted` skips the validation of contents, for batches that a broker has validated.
 
     Raises:
-        CorruptRecordError: it is not exactly one message that fits the schema.
+        CorruptRecordError: the body is not exactly one message of the schema.
     """
     shape = attributes & _SHAPE_BITS
     schema = _schema(shape)

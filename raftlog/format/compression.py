@@ -22,9 +22,9 @@ _NAMES: Final = {Codec.GZIP: "gzip", Codec.SNAPPY: "snappy", Codec.LZ4: "lz4", C
 
 @dataclass(frozen=True, slots=True)
 class InflateLimits:
-    """How far a compressed body may expand: bytes in all, and bytes for each compressed byte.
+    """How far a compressed body may expand: in bytes, and in bytes for each compressed byte.
 
-    The ratio counts only above `ratio_floor_bytes`, so that a small batch of repetitive records is not refused.
+    The ratio applies only above `ratio_floor_bytes`, so that a small batch of repetitive records is accepted.
     """
 
     max_bytes: int = 64 << 20
@@ -32,7 +32,7 @@ class InflateLimits:
     ratio_floor_bytes: int = 1 << 20
 
     def refusal(self, inflated_size: int, packed_size: int) -> str | None:
-        """Return why a body of `packed_size` bytes that claims to inflate to `inflated_size` is refused, if it is."""
+        """Return why a body of `packed_size` bytes may not inflate to `inflated_size`, or None."""
         if inflated_size > self.max_bytes:
             return (
                 f"the batch inflates to {inflated_size} bytes, more than max.inflate.bytes={self.max_bytes}; "
@@ -47,7 +47,7 @@ DEFAULT_LIMITS: Final = InflateLimits()
 
 
 def compress(body: Buffer, codec: Codec, level: int | None = None) -> bytes:
-    """Return `body` compressed; `level` as the codec counts it (gzip 1-9, zstd 1-22), None for its default."""
+    """Return the compressed `body`; `level` of the codec (gzip 1-9, zstd 1-22), None for its default."""
     if codec is Codec.NONE:
         return bytes(body)
     name = _NAMES[codec]
@@ -69,7 +69,7 @@ def _snappy_size(packed: Any) -> int:
 
 
 def claimed_inflated_size(batch: Buffer, codec_bits: int) -> int:
-    """Return how many bytes a reader of this batch may have to make, going by what it says; 0 when it says nothing."""
+    """Return the inflated size that the batch claims, or 0 if it is not compressed or too short."""
     if codec_bits == Codec.NONE or len(batch) < HEADER_BYTES + _SIZE.size:
         return 0
     return int(_SIZE.unpack_from(batch, HEADER_BYTES)[0])
@@ -79,8 +79,8 @@ def inflate(body: Any, codec: Codec, limits: InflateLimits = DEFAULT_LIMITS) -> 
     """Return the inflated body as a `pyarrow.Buffer`; `body` is a `pyarrow.Buffer` too.
 
     Raises:
-        BatchTooExpansive: the size it claims is beyond `limits`; nothing was inflated.
-        CorruptRecordError: it does not inflate, or to another size than it claims.
+        BatchTooExpansive: the claimed size exceeds `limits`; nothing was inflated.
+        CorruptRecordError: the body does not inflate, or not to the claimed size.
     """
     if codec is Codec.NONE:
         return body

@@ -1,17 +1,17 @@
 """Control batches: the markers that end transactions in a partition (KIP-98).
 
 A batch with the attributes CONTROL and TRANSACTIONAL and without a producer in its header. Each row is one marker with
-an offset of its own, so that one batch ends the transactions of many producers. Integers are little-endian:
+its own offset, so one batch ends the transactions of many producers. Integers are little-endian:
 
     key      version            i16  0
              type               i16  0 abort, 1 commit
              producer_id        i64
-             producer_epoch     i16  that of the producer's next transaction (KIP-890)
+             producer_epoch     i16  of the producer's next transaction (KIP-890)
     value    coordinator_epoch  i32
              first_offset       i64  first record of the transaction in this partition; -1: it has none here
 
-The leader writes `first_offset`, so that what a reader of committed records has to know of a segment can be read from
-that segment alone (`broker/log/txn_index.py`). Rows of another version or type are for a newer reader: refused.
+The leader writes `first_offset`, so that a segment alone tells readers of committed records which of its transactions
+were aborted (`broker/log/index.py`). Rows of another version or type are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from raftlog.format.small_batch import FEW, encode_few
 CONTROL_VERSION: Final = 0
 NO_OFFSET: Final = -1
 MAX_PRODUCER_EPOCH: Final = (1 << 15) - 1
-"""Only markers carry it: a transaction of this epoch could not be ended by a higher one."""
+"""Only markers carry it: no higher epoch could end a transaction of this epoch."""
 
 _KEY = struct.Struct("<hhqh")
 _VALUE = struct.Struct("<iq")
@@ -44,11 +44,11 @@ class Marker(NamedTuple):
 
     producer_id: int
     producer_epoch: int
-    """Of the producer's next transaction: whatever comes with a lower one is refused from here on."""
+    """Of the producer's next transaction: batches with a lower epoch are refused from here on."""
     commit: bool
     coordinator_epoch: int
     first_offset: int = NO_OFFSET
-    """Of the transaction in this partition; the leader that appends the marker says so."""
+    """Of the transaction in this partition; the leader sets it when it appends the marker."""
 
 
 class PlacedMarker(NamedTuple):
@@ -59,10 +59,10 @@ class PlacedMarker(NamedTuple):
 
 
 def encode_control(markers: Sequence[Marker], now_ms: int, *, base_offset: int = 0, leader_epoch: int = -1) -> bytes:
-    """Return the control batch of these markers, in their order; unstamped unless told otherwise.
+    """Return the control batch of these markers, in their order; by default unstamped.
 
     Raises:
-        InvalidRecord: there are none.
+        InvalidRecord: there are no markers.
     """
     keys = [
         _KEY.pack(CONTROL_VERSION, _COMMIT if marker.commit else _ABORT, marker.producer_id, marker.producer_epoch)
@@ -86,13 +86,13 @@ def decode_control(batch: Buffer, position: int = 0, *, check_checksum: bool = T
     """Return the markers of the control batch at `position`, in their order.
 
     Raises:
-        CorruptRecordError: no control batch, or one that does not check or decode.
+        CorruptRecordError: the batch is not a control batch, is corrupt, or does not decode.
     """
     return [placed.marker for placed in placed_markers(batch, position, check_checksum=check_checksum)]
 
 
 def placed_markers(batch: Buffer, position: int = 0, *, check_checksum: bool = True) -> list[PlacedMarker]:
-    """Return the markers of a control batch as a log has it, each with its offset.
+    """Return the markers of a control batch of a log, each with its offset.
 
     Raises:
         CorruptRecordError: as `decode_control`.
@@ -101,7 +101,7 @@ def placed_markers(batch: Buffer, position: int = 0, *, check_checksum: bool = T
     if not decoded.header.is_control:
         raise CorruptRecordError(f"the batch at offset {decoded.header.base_offset} holds records, not markers")
     names = decoded.columns.schema.names
-    if not decoded.header.record_count:  # compaction has left none
+    if not decoded.header.record_count:  # compaction has removed all
         return []
     if "key" not in names:
         raise CorruptRecordError(f"the control batch at offset {decoded.header.base_offset} has no keys")

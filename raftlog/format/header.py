@@ -11,7 +11,7 @@ All integers are little-endian. A batch is this header and then one body (`colum
           21     2  attributes           u16 see below
           23     4  last_offset_delta    u32 offset of the last record minus base_offset
           27     4  record_count         u32 rows in the body
-          31     8  base_timestamp_ms    i64 timestamp of every record when there is no timestamp column
+          31     8  base_timestamp_ms    i64 timestamp of every record without a timestamp column
           39     8  max_timestamp_ms     i64 largest timestamp in the batch
           47     8  producer_id          i64 -1: not idempotent
           55     2  producer_epoch       i16 -1: not idempotent
@@ -29,8 +29,8 @@ All integers are little-endian. A batch is this header and then one body (`colum
                 bit 10    headers column present
                 others    zero
 
-`base_offset` and `leader_epoch` stand outside the checksum: the leader stamps them without touching the rest.
-The three reserved bytes make the body start at a multiple of 8, which is what Arrow buffers want (docs/adr/0002).
+The checksum does not cover `base_offset` and `leader_epoch`: the leader stamps them without touching the rest.
+The three reserved bytes align the body to a multiple of 8, as Arrow buffers require (docs/adr/0002).
 """
 
 from __future__ import annotations
@@ -49,13 +49,16 @@ HEADER_BYTES: Final = 64
 LENGTH_END: Final = 12
 """Position after `batch_length`, from which it counts."""
 STAMP_BYTES: Final = 16
-"""`base_offset`, `batch_length`, `leader_epoch`: what a leader writes anew, and no more."""
+"""`base_offset`, `batch_length`, `leader_epoch`: the only bytes that a leader rewrites."""
 CHECKSUM_START: Final = 21
+PRODUCER_START: Final = 47
+"""Position of `producer_id`, which `producer_epoch` follows."""
 NO_PRODUCER_ID: Final = -1
 
 _HEADER = struct.Struct("<qIiBIHIIqqqhi3s")
 _STAMP = struct.Struct("<qIi")
 _CHECKED = struct.Struct("<HIIqqqhi3s")
+_PRODUCER = struct.Struct("<qh")
 _RESERVED: Final = b"\0\0\0"
 
 assert _HEADER.size == HEADER_BYTES
@@ -75,7 +78,7 @@ class Codec(IntEnum):
 
 
 class Attributes(IntFlag):
-    """Bits 3 and up of the attributes."""
+    """The attribute bits from bit 3 on."""
 
     LOG_APPEND_TIME = 1 << 3
     TRANSACTIONAL = 1 << 4
@@ -98,7 +101,7 @@ KNOWN_ATTRIBUTES: Final = CODEC_MASK | int(
 )
 
 
-# Plain integers for what is asked of every batch: arithmetic on enum members makes new members.
+# Plain integers for checks of every batch: arithmetic on enum members creates new members.
 _SPARSE: Final = int(Attributes.SPARSE_OFFSETS)
 _TIMESTAMP: Final = int(Attributes.TIMESTAMP)
 _HIGHEST_CODEC: Final = max(Codec).value
@@ -164,16 +167,21 @@ class BatchHeader(NamedTuple):
 
 
 Buffer = bytes | bytearray | memoryview
-"""Anything with the buffer protocol; parsing never copies it."""
+"""Parsing never copies it."""
 
 
 def says_transactional(data: Buffer) -> bool:
-    """Whether the batch at the front says that it belongs to a transaction; unchecked, as cheap as it gets."""
+    """Whether the first batch has the transactional attribute, without any other check."""
     return len(data) > CHECKSUM_START and bool(memoryview(data)[CHECKSUM_START] & Attributes.TRANSACTIONAL)
 
 
+def producer_of(data: Buffer) -> tuple[int, int]:
+    """Return producer id and epoch of the first batch, without any other check; (-1, -1) for an incomplete header."""
+    return _PRODUCER.unpack_from(data, PRODUCER_START) if len(data) >= HEADER_BYTES else (NO_PRODUCER_ID, -1)
+
+
 def parse_header(data: Buffer, position: int = 0) -> BatchHeader:
-    """Return the header at `position`, unchecked but for being whole.
+    """Return the header at `position`, checked only for completeness.
 
     Raises:
         CorruptRecordError: fewer than 64 bytes are left.
@@ -184,13 +192,13 @@ def parse_header(data: Buffer, position: int = 0) -> BatchHeader:
 
 
 def check_header(header: BatchHeader) -> None:
-    """Check what a header says of itself.
+    """Check that the fields of a header are valid and consistent.
 
     Raises:
         UnsupportedVersion: another magic.
-        UnsupportedCompression: codec number not assigned.
-        CorruptRecordError: length below the header's own.
-        InvalidRecord: attributes not assigned, reserved bytes set, counts or timestamps that contradict each other.
+        UnsupportedCompression: the codec number is not assigned.
+        CorruptRecordError: the length is below that of the header.
+        InvalidRecord: unassigned attributes or reserved bytes are set, or counts or timestamps contradict each other.
     """
     if header.magic != MAGIC:
         raise UnsupportedVersion(f"batch magic {header.magic} is not supported; this version reads magic {MAGIC}")
@@ -225,7 +233,7 @@ def checksum(batch: Buffer, position: int = 0, size: int | None = None) -> int:
 
 
 def pack_header(header: BatchHeader) -> bytes:
-    """Return the 64 bytes of the header as it is."""
+    """Return the 64 bytes of the header."""
     return _HEADER.pack(*header)
 
 
@@ -254,7 +262,7 @@ def pack_checked(
 
 
 def build_batch(header: BatchHeader, body: Buffer) -> bytes:
-    """Return header and body as one batch; `batch_length` and `crc32c` are computed, whatever the header says."""
+    """Return header and body as one batch, with computed `batch_length` and `crc32c`."""
     checked = _CHECKED.pack(*header[5:])
     crc = google_crc32c.extend(google_crc32c.value(checked), pa.py_buffer(body))
     front = struct.pack(
@@ -274,9 +282,9 @@ def pack_stamp(base_offset: int, batch_length: int, leader_epoch: int) -> bytes:
 
 
 def with_append_time(header: BatchHeader, batch: Buffer, now_ms: int) -> bytes:
-    """Return the 64 header bytes of `batch` stamped with the log append time.
+    """Return the 64 header bytes of `batch`, stamped with the log append time.
 
-    The body stays as it is; a timestamp column in it no longer counts (Kafka: message.timestamp.type).
+    The body stays the same; its timestamp column no longer counts (Kafka: message.timestamp.type).
     """
     stamped = header._replace(
         attributes=header.attributes | Attributes.LOG_APPEND_TIME,

@@ -1,7 +1,7 @@
-"""Batches of a few short records without Arrow: the same bytes as `encode_batch` makes, in a fraction of the time.
+"""Batches of a few short records without Arrow: the same bytes as from `encode_batch`, in a fraction of the time.
 
-An Arrow message of given columns always has the same shape; only some numbers in it differ. So Arrow writes one of each
-shape, once, and here its numbers are filled in: lengths of columns and buffers, and where the buffers are.
+All Arrow messages with the same columns have the same shape and differ only in some numbers. So Arrow writes one
+template of each shape, and this module fills in the numbers: lengths of columns and buffers, and buffer positions.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from raftlog.format.header import (
 )
 
 FEW: Final = 64
-"""Records up to which this is certainly the quicker way, as long as they are short."""
+"""Up to this many short records this module is certainly faster than Arrow."""
 SHORT_BYTES: Final = 64 << 10
-"""Of all records of a batch."""
+"""Limit of the size of all records of a batch."""
 
 _KEY: Final = int(Attributes.KEY)
 _NEITHER_KEY_NOR_VALUE: Final = CODEC_MASK | int(Attributes.TIMESTAMP | Attributes.HEADERS | Attributes.SPARSE_OFFSETS)
@@ -42,7 +42,7 @@ _I64 = struct.Struct("<q")
 
 
 class _Template(NamedTuple):
-    """A message's metadata, and where its numbers are."""
+    """The metadata of a message, and the positions of its numbers."""
 
     metadata: bytes
     body_length_at: int
@@ -71,7 +71,7 @@ def _template(columns: int) -> _Template:
 
 
 def _column(cells: Sequence[bytes], begin: int) -> tuple[tuple[int, ...], bytes, bytes, int]:
-    """Return the numbers of a binary column's buffers, the buffers, and where the next one begins."""
+    """Return the numbers of a binary column's buffers, the buffers, and the position of the next one."""
     ends = [0, *accumulate(map(len, cells))]
     offsets_bytes, data_bytes = 4 * len(ends), ends[-1]
     offsets = struct.pack(f"<{len(ends)}i", *ends) + _PADDING[offsets_bytes % 8]
@@ -103,10 +103,10 @@ def encode_few(
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytes:
-    """Return the batch that `encode_batch` returns for these records, uncompressed; none of them null.
+    """Return the same bytes as an uncompressed `encode_batch` of these records, none of which is null.
 
     Raises:
-        InvalidRecord: there are none, or not as many keys as values.
+        InvalidRecord: there are no records, or not as many keys as values.
     """
     rows = len(values)
     if not rows:
@@ -148,9 +148,9 @@ def encode_few(
 
 
 def is_of_few(batch: Buffer, header: BatchHeader) -> bool:
-    """Whether the body is for certain what `encode_few` makes: a few records, none of them null. Then it decodes.
+    """Whether the body is certainly one of `encode_few`: a few records, none of them null, which decode.
 
-    `header` was checked against `batch`, which may go on behind it. False says nothing: Arrow has to look.
+    `header` was checked; `batch` may have more bytes after the batch. False proves nothing: then Arrow must check.
     """
     rows = header.record_count
     if not 0 < rows <= FEW or header.size > SHORT_BYTES or header.attributes & _NEITHER_KEY_NOR_VALUE:

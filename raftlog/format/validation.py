@@ -1,4 +1,4 @@
-"""What a leader checks of a produced batch before it appends a byte (DESIGN: bad input harms nobody else)."""
+"""The leader's checks of a produced batch before it appends any byte, so that bad input harms no other client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def validate_produced(
 
     Raises:
         CorruptRecordError: or one of its subclasses; the message names the reason.
-        UnsupportedVersion: another magic.
+        UnsupportedVersion: the batch has another magic.
     """
     header = parse_batch(batch)
     columns = None if is_of_few(batch, header) else decode_columns(batch, 0, header, limits)
@@ -65,7 +65,7 @@ def validate_produced(
 
 
 def checking_cost_bytes(batch: Buffer) -> int:
-    """Return about how many bytes `validate_produced` goes through, from the unchecked header alone."""
+    """Estimate from the unchecked header how many bytes `validate_produced` has to read."""
     if len(batch) < HEADER_BYTES:
         return len(batch)
     return len(batch) + claimed_inflated_size(batch, parse_header(batch).attributes & CODEC_MASK)
@@ -87,7 +87,7 @@ def _check_producer(header: BatchHeader) -> None:
 
 
 def _check_keys(header: BatchHeader, columns: Any) -> None:
-    """`columns`: None if nothing in them is null."""
+    """Refuse records without a key. `columns` None: no value is null."""
     if not header.attributes & _KEY:
         missing = header.record_count
     else:

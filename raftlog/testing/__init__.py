@@ -1,11 +1,13 @@
-"""A real cluster for anyone's tests: server processes on loopback that can be killed, paused and started again.
+"""A real cluster for tests: server processes on loopback that can be killed, paused and started again.
 
     from raftlog.testing import Cluster
 
     with Cluster() as cluster:
         producer = raftlog.Producer(cluster.bootstrap)
 
-The pytest fixture `raftlog_cluster` is one such cluster for a test; it comes with the package.
+The package installs two pytest fixtures: `raftlog_cluster` gives a test such a cluster of its own,
+`raftlog_session_cluster` one for all tests of a run, which starts once. Starting a cluster needs the extra
+`raftlog[server]`; with TLS, `raftlog[testing]`.
 """
 
 from raftlog.testing.certificates import CertificateAuthority

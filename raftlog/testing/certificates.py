@@ -1,6 +1,6 @@
-"""A CA for a test cluster, and certificates for its nodes and clients, on loopback. Never for anything else.
+"""A CA and certificates for the nodes and clients of a test cluster on loopback. Not for any other use.
 
-Needs the package `cryptography`: `pip install raftlog[testing]`. Nothing else here does.
+Only this module needs the package `cryptography`: `pip install 'raftlog[testing]'`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ CA_FILE: Final = "ca.pem"
 CA_KEY_FILE: Final = "ca-key.pem"
 _LIFETIME: Final = datetime.timedelta(days=3650)
 _BEFORE: Final = datetime.timedelta(days=1)
-"""Certificates count since yesterday: clocks differ."""
+"""Certificates are valid from yesterday on, as clocks differ."""
 _ONLY_SIGNS_CERTIFICATES: Final = (False, False, False, False, False, True, False, False, False)
-"""What `x509.KeyUsage` takes, `key_cert_sign` alone. Python 3.13 insists on it, and on key identifiers."""
+"""Arguments of `x509.KeyUsage`: only `key_cert_sign`. Python 3.13 requires it, and key identifiers."""
 NODE_URI: Final = "raftlog://node/"
-"""As `raftmeta.quorum.peer_identity` has it, which is not part of the SDK."""
+"""The same as in `raftmeta.quorum.peer_identity`, which is not part of the SDK."""
 
 
 class CertificateAuthority:
-    """A CA whose files are in a directory; made there unless it is there already."""
+    """A CA with its files in a directory; created there unless they exist."""
 
     def __init__(self, directory: Path, name: str = "raftlog test CA") -> None:
-        """Make it, or take what is there.
+        """Open the CA of the directory, or create it.
 
         Raises:
             InvalidConfig: the package `cryptography` is missing.
@@ -49,10 +49,10 @@ class CertificateAuthority:
         lasts: datetime.timedelta = _LIFETIME,
         servers_only: bool = False,
     ) -> Path:
-        """Return a file with a new certificate and its key, which counts for so long from now.
+        """Return a file with a new certificate and its key; the certificate expires after `lasts`.
 
-        `name` is the file's and the certificate's; a file of that name is replaced. With `node_ids` it is those nodes',
-        else a client's. `servers_only`: it may not be used by clients.
+        `name` is the certificate's name and the file's; an existing file is replaced. With `node_ids` the certificate
+        is for these nodes, otherwise for a client. `servers_only`: clients may not use it.
         """
         x509 = _cryptography()
         alternatives = [_host(host) for host in hosts]
@@ -65,7 +65,7 @@ class CertificateAuthority:
         return file
 
     def node_config(self, node_id: int) -> dict[str, str]:
-        """Return a server's keys for TLS, with a certificate of its own."""
+        """Return a server's config for TLS, with its own certificate."""
         file = self.directory / f"node-{node_id}.pem"
         if not file.exists():
             self.issue(file.stem, node_ids=[node_id])
@@ -76,7 +76,7 @@ class CertificateAuthority:
         }
 
     def client_config(self, name: str = "client") -> dict[str, str]:
-        """Return a client's keys for TLS, with a certificate of its own."""
+        """Return a client's config for TLS, with its own certificate."""
         file = self.directory / f"{name}.pem"
         if not file.exists():
             self.issue(name, hosts=())
@@ -93,7 +93,7 @@ def _cryptography() -> Any:
         import cryptography.x509
     except ImportError:
         raise InvalidConfig(
-            "a test cluster with TLS makes its own certificates with the package cryptography, which is not installed; "
+            "a test cluster with TLS needs the package cryptography for its certificates, which is not installed; "
             "pip install 'raftlog[testing]'"
         ) from None
     return cryptography.x509
@@ -183,7 +183,7 @@ def _certificate_pem(certificate: Any) -> bytes:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Put a file there whole, which nobody else reads."""
+    """Write a file atomically, readable by its owner only."""
     aside = file.with_suffix(".tmp")
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
         out.write(content)

@@ -10,17 +10,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar, Unpack
 
 from raftlog._admin import Admin
 from raftlog.errors import InvalidConfig, RaftlogError
 from raftlog.testing.certificates import CertificateAuthority
+from raftlog.testing.keywords import ServerKeywords
 from raftlog.testing.layout import USERS_FILE, Layout, check_size, default_controllers, open_layout, write_users
 from raftlog.testing.proxy import Network
 from raftlog.testing.server_process import ConfigValue, ServerFailed, ServerProcess
 
 T = TypeVar("T")
 
+KAFKA_PORT_OFFSET = 100
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
@@ -29,29 +31,31 @@ class Cluster:
     """Real server processes on loopback, each with its own data; they end with this process at the latest.
 
     Args:
-        nodes: how many servers, numbered from 1. Each is a broker.
-        controllers: how many of them, the first ones, have a vote in the metadata quorum: 1, 3 or 5. None: all, as far
-            as that makes a quorum; 3 where there are more than 5 nodes.
-        dedicated_controllers: the controllers are no brokers.
-        directory: where configurations, logs and data go; it stays, and a cluster of as many nodes that is made there
-            later is the same one. None: a temporary directory, made by the first start, that goes. One cluster at a
-            time may run in a directory.
-        port: of the first broker, the others' follow; 0 picks free ones. A server keeps its port over restarts.
-        can_be_partitioned: servers reach each other through proxies of this process, so that `partition` works.
-        tls: clients and servers speak TLS, with certificates of a CA that is made for this cluster; clients take
-            `client_config`. Needs the package `cryptography`.
-        users: who may log in, by name, and the passwords; implies `tls`. Servers have them in a file of their own
-            (`sasl.users.location`), so that they are there from the start; others can be added as in any cluster.
-            What they may do is up to `authorizer` and `super.users` in `config`.
-        racks: where servers stand, by id (`{1: "a", 2: "b"}`); the others stand nowhere.
-        start_timeout_s: how long servers may take until they serve.
-        config: server keys as the configuration file has them (`{"log.segment.bytes": 1048576}`).
+        nodes: number of servers, with ids from 1. Each is a broker.
+        controllers: number of servers with a vote in the metadata quorum, the first ones: 1, 3 or 5. None: 3 above 5
+            nodes, otherwise the largest odd number.
+        dedicated_controllers: the controllers are not brokers.
+        directory: the directory of configurations, logs and data. It is kept: a later cluster of the same size there
+            is the same cluster. None: a temporary directory, created at the first start and deleted at the end. Only
+            one cluster at a time may run in a directory.
+        port: client port of the first broker, the others take the next ones; 0 picks free ports. A server keeps its
+            port over restarts.
+        can_be_partitioned: servers reach each other through proxies in this process, for `partition`.
+        tls: clients and servers use TLS, with certificates of a CA for this cluster; clients use `client_config`. Needs
+            the package `cryptography`.
+        users: names and passwords of users that may log in; implies `tls`. Servers read them from a file
+            (`sasl.users.location`), so they exist from the start; more can be added as in any cluster. Their
+            permissions depend on `authorizer` and `super.users` in `config`.
+        kafka: servers listen for Kafka clients as well, see `kafka_bootstrap`; with `port` at ports higher by 100.
+        racks: racks of servers, by id (`{1: "a", 2: "b"}`); other servers have none.
+        start_timeout_s: how long servers may take to become ready.
+        config: server keys as in the configuration file (`{"log.segment.bytes": 1048576}`).
         **more_config: the same with underscores (`log_segment_bytes=1048576`).
 
     Raises:
-        InvalidConfig: there is no such cluster, or the directory has one of another size (when it starts).
-        ServerFailed: a server did not come up, or another cluster runs in the directory (`start`, or entering the
-            context).
+        InvalidConfig: no such cluster is possible, or (at the start) the directory has one of another size, or the
+            extra `raftlog[server]` is not installed.
+        ServerFailed: at the start: a server did not come up, or another cluster runs in the directory.
     """
 
     def __init__(
@@ -65,10 +69,11 @@ class Cluster:
         can_be_partitioned: bool = False,
         tls: bool = False,
         users: Mapping[str, str] | None = None,
+        kafka: bool = False,
         racks: Mapping[int, str] | None = None,
         start_timeout_s: float = 60.0,
         config: Mapping[str, ConfigValue] | None = None,
-        **more_config: ConfigValue,
+        **more_config: Unpack[ServerKeywords],
     ) -> None:
         self._controllers = default_controllers(nodes) if controllers is None else controllers
         check_size(nodes, self._controllers, dedicated_controllers)
@@ -77,7 +82,9 @@ class Cluster:
         self._tls = tls or bool(users)
         self._users = dict(users or {})
         self._racks = dict(racks or {})
-        self._config = {**(config or {}), **{key.replace("_", "."): value for key, value in more_config.items()}}
+        self._kafka = kafka
+        keywords: Mapping[str, Any] = more_config
+        self._config = {**(config or {}), **{key.replace("_", "."): value for key, value in keywords.items()}}
         self._temporary = directory is None
         temporary = Path(tempfile.gettempdir()) / f"raftlog-{secrets.token_hex(8)}"
         self.directory = (temporary if directory is None else Path(directory)).resolve()
@@ -91,6 +98,7 @@ class Cluster:
                 self.directory / f"node-{node_id}",
                 self._config,
                 serves_clients=not dedicated_controllers or node_id > self._controllers,
+                serves_kafka=kafka,
             )
             for node_id in range(1, nodes + 1)
         }
@@ -109,11 +117,11 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Stop every server; one that does not stop by itself is killed. Deletes a temporary directory."""
+        """Stop every server, or kill it if it does not stop. Deletes a temporary directory."""
         with contextlib.suppress(ServerFailed):
             self.stop_all()
         for server in self._servers.values():
-            if server.is_running:  # the one before it did not stop cleanly
+            if server.is_running:  # an earlier one did not stop cleanly
                 server.kill()
             server.release()
         if self._network is not None:
@@ -123,7 +131,7 @@ class Cluster:
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    # What is there
+    # Properties
 
     @property
     def bootstrap(self) -> str:
@@ -131,23 +139,29 @@ class Cluster:
         return ",".join(f"127.0.0.1:{self._servers[node_id].port}" for node_id in self.broker_ids)
 
     @property
-    def client_config(self) -> dict[str, str]:
-        """What clients are told besides `bootstrap`, as `config=cluster.client_config`; empty without TLS.
+    def kafka_bootstrap(self) -> str:
+        """Addresses for Kafka clients (`bootstrap.servers`), as `host:port` with commas between; "" without `kafka`."""
+        ports = [self._servers[node_id].kafka_port for node_id in self.broker_ids]
+        return ",".join(f"127.0.0.1:{port}" for port in ports if port)
 
-        With `users` the first one logs in.
+    @property
+    def client_config(self) -> dict[str, str]:
+        """Config that clients need besides `bootstrap`, as `config=cluster.client_config`; empty without TLS.
+
+        With `users`, clients log in as the first one.
         """
         if self._users:
             return self.client_config_of(next(iter(self._users)))
         return self.authority.client_config() if self._tls else {}
 
     def client_config_of(self, user: str, password: str | None = None) -> dict[str, str]:
-        """Return what a client of this user is told besides `bootstrap`; without a password as `users` has it.
+        """Return the config of a client of this user; the default password is the one in `users`.
 
         Raises:
-            InvalidConfig: it is none of `users`, and has no password here.
+            InvalidConfig: no password is given, and `users` does not have the user.
         """
         if password is None and user not in self._users:
-            raise InvalidConfig(f"user {user!r} is not among the users of this cluster; give its password")
+            raise InvalidConfig(f"this cluster was not created with user {user!r}; give its password")
         return {
             "security.protocol": "sasl_ssl",
             "ssl.ca.location": str(self.authority.ca_file),
@@ -157,7 +171,7 @@ class Cluster:
 
     @property
     def authority(self) -> CertificateAuthority:
-        """The CA of the cluster's certificates, which issues further ones; made when it is first asked for.
+        """The CA of the cluster, which can issue further certificates; created at the first access.
 
         Raises:
             InvalidConfig: the package `cryptography` is missing.
@@ -171,12 +185,12 @@ class Cluster:
 
     @property
     def controller_ids(self) -> list[int]:
-        """The ids of the servers that have a vote in the metadata quorum."""
+        """The ids of the servers with a vote in the metadata quorum."""
         return self.node_ids[: self._controllers]
 
     @property
     def broker_ids(self) -> list[int]:
-        """The ids of the servers that serve clients."""
+        """The ids of the brokers."""
         return self.node_ids[self._controllers :] if self._dedicated_controllers else self.node_ids
 
     def pid(self, node_id: int) -> int:
@@ -184,7 +198,7 @@ class Cluster:
         return self._server(node_id).pid
 
     def is_running(self, node_id: int) -> bool:
-        """Whether a server's process is there; a paused one is."""
+        """Return whether a server's process exists; a paused one does."""
         return self._server(node_id).is_running
 
     def log_dir(self, node_id: int) -> Path:
@@ -192,21 +206,21 @@ class Cluster:
         return self._server(node_id).data_directory
 
     def config_file(self, node_id: int) -> Path:
-        """Return a server's configuration file, as it was started with last."""
+        """Return a server's configuration file, as of its last start."""
         return self._server(node_id).config_file
 
     def log_tail(self, node_id: int) -> str:
-        """Return the last lines that a server logged since it was started last."""
+        """Return the last lines of a server's log since its last start."""
         return self._server(node_id).log_tail()
 
     def ending(self, node_id: int) -> str | None:
-        """Return how a server ended, `with exit code 1` or `by SIGKILL`; None for one that runs or never did."""
+        """Return how a server ended: `with exit code 1`, `by SIGKILL`; None if it runs or never did."""
         return self._server(node_id).ending
 
     # Starting and stopping
 
     def start_all(self) -> None:
-        """Start every server that does not run, all at once, and return when all are ready."""
+        """Start every server that does not run, in parallel, and wait until all are ready."""
         self._prepare()
         waiting = list(self._servers.values())
         for server in waiting:
@@ -219,14 +233,14 @@ class Cluster:
                 server.wait_ready(deadline_s)
             except ServerFailed as failure:
                 failures.append((server.ending, failure))
-        if failures:  # one that ended says more than one that waited for it
+        if failures:  # a server that ended tells more than one that waited for it
             raise min(failures, key=lambda failure: failure[0] is None or "SIGKILL" in failure[0])[1]
 
     def stop_all(self) -> None:
-        """Stop every server that runs, all at once, cleanly (SIGTERM); raises the first failure when all have ended."""
+        """Stop all running servers cleanly (SIGTERM), in parallel; raise the first failure when all have ended."""
         stopping = [server for server in self._servers.values() if server.is_running]
         for server in stopping:
-            with contextlib.suppress(ServerFailed):  # it ended by itself just now
+            with contextlib.suppress(ServerFailed):  # it has just ended by itself
                 server.terminate()
         failures = []
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
@@ -239,10 +253,10 @@ class Cluster:
             raise failures[0]
 
     def start(self, node_id: int, *, wait: bool = True) -> None:
-        """Start a server that is stopped and return when it serves; its data and its port are those it had.
+        """Start a stopped server, with its data and port, and wait until it is ready.
 
-        Without `wait` it returns at once: one that needs others to serve comes up with them, and `start_all` waits, or
-        `wait_ready`.
+        Without `wait` it returns at once; `start_all` or `wait_ready` can wait later. A server that needs others to
+        become ready is started this way.
         """
         server = self._server(node_id)
         self._prepare()
@@ -252,10 +266,10 @@ class Cluster:
             server.launch()
 
     def wait_ready(self, node_id: int) -> None:
-        """Return when a server serves that was started without waiting for it.
+        """Wait until a server is ready that was started without `wait`.
 
         Raises:
-            ServerFailed: it ended, or does not serve within `start_timeout_s` from now, and was killed.
+            ServerFailed: it ended, or was not ready within `start_timeout_s` from now and was killed.
         """
         self._server(node_id).wait_ready(time.monotonic() + self._start_timeout_s)
 
@@ -272,7 +286,7 @@ class Cluster:
         self._server(node_id).kill()
 
     def configure(self, node_id: int, config: Mapping[str, ConfigValue]) -> None:
-        """Set keys of a server's configuration over those that it has; they count when it is started next."""
+        """Set further keys of a server's configuration; they apply from its next start."""
         self._prepare()
         self._server(node_id).reconfigure(config)
 
@@ -281,11 +295,11 @@ class Cluster:
         self._server(node_id).pause()
 
     def resume(self, node_id: int) -> None:
-        """Let a frozen server go on (SIGCONT)."""
+        """Continue a frozen server (SIGCONT)."""
         self._server(node_id).resume()
 
     def _prepare(self) -> None:
-        """Make the directory, and give every server its place in the cluster, at the first start."""
+        """At the first start, create the directory and configure every server."""
         if self._layout is not None and self.directory.exists():
             return
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700 if self._temporary else 0o777)
@@ -307,48 +321,48 @@ class Cluster:
             config |= self._config
             if node_id in self._racks:
                 config["rack"] = self._racks[node_id]
-            server.configure(config, layout.client_ports.get(node_id, 0))
+            port = layout.client_ports.get(node_id, 0)
+            server.configure(config, port, port + KAFKA_PORT_OFFSET if port and self._kafka else 0)
         self._layout = layout
 
     # The network between servers
 
     def partition(self, some: Iterable[int], others: Iterable[int], *, one_way: bool = False) -> None:
-        """Let nothing pass between these servers and those, metadata and records; clients reach all of them still.
+        """Cut the connections between `some` and `others`, for metadata and records; clients still reach all servers.
 
-        In both directions, or with `one_way` only what `some` send is held and what `others` send arrives: they hear
-        of those that do not hear them. Servers that stand on neither side reach all, and cuts add up until `heal`. Of
-        three servers:
+        With `one_way` only what `some` send is held, and what `others` send arrives. Servers on neither side reach all
+        servers. Cuts add up until `heal`. With three servers:
 
-            partition([1], [2, 3])                 1 is alone, a minority
-            partition([1], [2, 3], one_way=True)   nobody hears 1, which hears everybody
-            partition([2, 3], [1], one_way=True)   1 hears nobody, and everybody hears it
-            partition([1], [2])                    1 and 2 do not reach one another, 3 is the bridge between them
-            partition([1], [2]); partition([2], [3]); partition([1], [3])    everybody is alone
+            partition([1], [2, 3])                 1 is isolated, a minority
+            partition([1], [2, 3], one_way=True)   1 receives everything, but nothing that it sends arrives
+            partition([2, 3], [1], one_way=True)   1 receives nothing, but everything that it sends arrives
+            partition([1], [2])                    1 and 2 do not reach each other, 3 reaches both
+            partition([1], [2]); partition([2], [3]); partition([1], [3])    all are isolated
 
-        Connections stay open and silent, as with a broken network; `heal` lets go on what was held.
+        Connections stay open but silent, as in a broken network; `heal` delivers the held bytes.
 
         Raises:
-            InvalidConfig: the cluster was not made with `can_be_partitioned`, or has no such server.
+            InvalidConfig: the cluster was not created with `can_be_partitioned`, or has no such server.
         """
         sides = [[self._server(node_id).node_id for node_id in side] for side in (some, others)]
         self._cuttable().cut(*sides, one_way=one_way)
 
     def heal(self) -> None:
-        """Let everything pass again; what was sent meanwhile arrives late. Raises as `partition`."""
+        """End all cuts; held bytes arrive late. Raises as `partition`."""
         self._cuttable().heal()
 
     def _cuttable(self) -> Network:
         if self._network is None:
             raise InvalidConfig(
-                "the servers of this cluster reach each other directly; make it with Cluster(nodes, "
-                "can_be_partitioned=True), and start it, to cut them off from one another"
+                "the servers of this cluster reach each other directly; to cut them off, create it with Cluster(nodes, "
+                "can_be_partitioned=True), and start it"
             )
         return self._network
 
-    # Who leads
+    # Leaders
 
     def leader(self, topic: str, partition: int = 0, *, timeout_s: float = 60.0, other_than: int | None = None) -> int:
-        """Return the server that leads a partition, as soon as one does that runs (and is not `other_than`)."""
+        """Wait until a running server (and not `other_than`) leads a partition, and return its id."""
 
         def ask(admin: Admin) -> int:
             return admin.describe_topic(topic, timeout=timeout_s).partitions[partition].leader
@@ -356,7 +370,7 @@ class Cluster:
         return self._node(ask, f"leads {topic}-{partition}", timeout_s, other_than)
 
     def controller(self, *, timeout_s: float = 60.0, other_than: int | None = None) -> int:
-        """Return the server that is the active controller, as soon as one is that runs (and is not `other_than`)."""
+        """Wait until a running server (and not `other_than`) is the active controller, and return its id."""
 
         def ask(admin: Admin) -> int:
             return admin.describe_cluster(linearizable=True, timeout=timeout_s).controller_id
@@ -364,7 +378,7 @@ class Cluster:
         return self._node(ask, "is the active controller", timeout_s, other_than)
 
     def wait_for(self, condition: Callable[[Admin], T], *, timeout_s: float = 60.0, what: str = "that") -> T:
-        """Return what `condition` does as soon as that is true; it may raise errors of the SDK until then.
+        """Call `condition` until its result is true, and return that; SDK errors count as false.
 
         Raises:
             ServerFailed: it was not true in time.
@@ -395,6 +409,4 @@ class Cluster:
         try:
             return self._servers[node_id]
         except KeyError:
-            raise InvalidConfig(
-                f"there is no server {node_id}; this cluster has {', '.join(map(str, self._servers))}"
-            ) from None
+            raise InvalidConfig(f"no server {node_id}; this cluster has {', '.join(map(str, self._servers))}") from None

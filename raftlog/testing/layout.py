@@ -1,7 +1,7 @@
-"""Who is what in a cluster of server processes, at which ports; kept in a file, so that a cluster can be started again.
+"""Roles and ports of the servers of a cluster, stored in a file so that the cluster can be started again.
 
 DIRECTORY/cluster.json      the cluster's id, its controllers and every port
-DIRECTORY/users.toml        the users that servers know from the start, if there are any
+DIRECTORY/users.toml        the users that servers know from the start, if any
 DIRECTORY/node-N/           configuration, log and data of server N
 """
 
@@ -22,16 +22,16 @@ from raftlog.errors import InvalidConfig
 LAYOUT_FILE: Final = "cluster.json"
 USERS_FILE: Final = "users.toml"
 _PORT_RANGE: Final = (10_000, 32_000)
-"""Below the ports that the system hands to outgoing connections: none of those takes one of ours meanwhile."""
+"""Below the ports of outgoing connections, which could otherwise take one of these."""
 _MAX_ALL_CONTROLLERS: Final = 5
 
 
 @dataclass
 class Layout:
-    """A cluster's nodes.
+    """The nodes of a cluster.
 
-    Where each listens for the others: `inter_node_ports` has the controllers, `broker_only_ports` the rest; both are
-    empty for a node alone.
+    The ports of inter-node listeners are in `inter_node_ports` for controllers and in `broker_only_ports` for others;
+    both are empty for a single node.
     """
 
     nodes: int
@@ -42,24 +42,24 @@ class Layout:
     client_ports: dict[int, int] = field(default_factory=dict)
 
     def roles(self, node_id: int) -> list[str]:
-        """Return what a node is."""
+        """Return a node's roles."""
         if not self.inter_node_ports or (node_id in self.inter_node_ports and not self.dedicated_controllers):
             return ["broker", "controller"]
         return ["controller"] if node_id in self.inter_node_ports else ["broker"]
 
     def is_broker(self, node_id: int) -> bool:
-        """Whether a node serves clients."""
+        """Return whether a node is a broker."""
         return "broker" in self.roles(node_id)
 
     @property
     def all_inter_node_ports(self) -> dict[int, int]:
-        """Where each node listens for the others."""
+        """The ports of all inter-node listeners."""
         return {**self.inter_node_ports, **self.broker_only_ports}
 
     def config(self, node_id: int, reached_at: Mapping[int, int]) -> dict[str, str | bool]:
-        """Return the keys that make a node a part of this cluster.
+        """Return the config that makes a node part of this cluster.
 
-        `reached_at` has the ports of others as this node reaches them, where these are not the ones they listen at.
+        `reached_at` has the ports at which this node reaches others, for example of proxies; the default is their own.
         """
         if not self.inter_node_ports:
             return {}
@@ -77,15 +77,15 @@ class Layout:
         return config
 
     def store(self, directory: Path) -> None:
-        """Write the layout down."""
+        """Write the layout to its file."""
         aside = directory / f"{LAYOUT_FILE}.tmp"
         aside.write_text(json.dumps(asdict(self), indent=2) + "\n")
         aside.replace(directory / LAYOUT_FILE)
 
 
 def write_users(file: Path, users: Mapping[str, str]) -> Path:
-    """Write users and their passwords down as servers read them (`sasl.users.location`); return the file."""
-    # What JSON quotes TOML reads, once nothing is split into surrogates, and DEL is written out.
+    """Write users and passwords to a file for the server key `sasl.users.location`; return the file."""
+    # JSON strings are TOML strings if there are no surrogates and DEL is escaped.
     lines = [
         f"{json.dumps(user, ensure_ascii=False)} = {json.dumps(users[user], ensure_ascii=False)}" for user in users
     ]
@@ -101,17 +101,17 @@ def _nodes(ports: Mapping[int, int]) -> str:
 
 
 def default_controllers(nodes: int) -> int:
-    """Return how many of so many nodes are controllers: all where that makes a quorum, else the most that do."""
+    """Return the default number of controllers: 3 above 5 nodes, otherwise the largest odd number."""
     if nodes > _MAX_ALL_CONTROLLERS:
         return 3
     return nodes if nodes % 2 else nodes - 1
 
 
 def check_size(nodes: int, controllers: int, dedicated_controllers: bool) -> None:
-    """Check that a cluster can have so many nodes.
+    """Check the size of a cluster.
 
     Raises:
-        InvalidConfig: it cannot.
+        InvalidConfig: no such cluster is possible.
     """
     if nodes < 1:
         raise InvalidConfig(f"nodes={nodes}: a cluster has at least one node")
@@ -122,7 +122,7 @@ def check_size(nodes: int, controllers: int, dedicated_controllers: bool) -> Non
 
 
 def open_layout(directory: Path, nodes: int, controllers: int, dedicated_controllers: bool, port: int) -> Layout:
-    """Return the layout of the cluster in a directory, made up now if there is none. `port` is of the first broker.
+    """Return the layout of the cluster in a directory, or create one. `port`: the client port of the first broker.
 
     Raises:
         InvalidConfig: the directory has a cluster of another size.
@@ -135,7 +135,7 @@ def open_layout(directory: Path, nodes: int, controllers: int, dedicated_control
         if kept != (nodes, controllers, dedicated_controllers):
             raise InvalidConfig(
                 f"{directory} has a cluster of {kept[0]} nodes, {kept[1]} of them controllers"
-                f"{' only' if kept[2] else ''}; start it as such, or use another directory"
+                f"{' only' if kept[2] else ''}; start it with this size, or use another directory"
             )
         layout = found
     else:
@@ -157,20 +157,20 @@ def _read(directory: Path) -> Layout | None:
     path = directory / LAYOUT_FILE
     try:
         kept = json.loads(path.read_text())
-        kept = {"broker_only_ports": {}, **kept}  # layouts of earlier versions do not have them
+        kept = {"broker_only_ports": {}, **kept}  # absent in layouts of earlier versions
         ports = {name: {int(node): port for node, port in kept[name].items()} for name in _PORT_FIELDS}
         return Layout(**{**kept, **ports})
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidConfig(f"{path} is damaged: {error}; put it back, or use another directory") from None
+        raise InvalidConfig(f"{path} is damaged: {error}; restore it, or use another directory") from None
 
 
 _PORT_FIELDS: Final = ("inter_node_ports", "broker_only_ports", "client_ports")
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on loopback that nobody uses."""
+    """Return unused ports on loopback."""
     held: list[socket.socket] = []
     try:
         while len(held) < count:

@@ -1,9 +1,8 @@
-"""Connections between nodes that can be cut: one proxy on loopback for each ordered pair of nodes.
+"""Cuts connections between nodes: one proxy on loopback for each ordered pair of nodes.
 
-A cut is what a broken network looks like: connections stay open and nothing arrives. Healed, the bytes that were held
-go on their way, late, as a network would deliver them. A cut in one direction holds what the one node sends, on
-connections that it made and on those that it accepted; a connection that is made meanwhile comes about only when both
-directions are open again, since both belong to a handshake.
+A cut looks like a broken network: connections stay open and nothing arrives. After the cut, the held bytes are
+delivered late. A cut in one direction holds everything that one node sends, on connections that it made or accepted.
+A connection that is opened meanwhile is established only when both directions are open, as a handshake needs both.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _CHUNK_BYTES: Final = 64 << 10
 
 
 class _Link:
-    """Connections that `source` makes to `target`: a listening port of its own, and a gate for each direction."""
+    """The connections that a source makes to a target: a listening port, and a gate for each direction."""
 
     def __init__(self, target_port: int, there: asyncio.Event, back: asyncio.Event) -> None:
         self.port = 0
@@ -41,7 +40,7 @@ class _Link:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None, "a connection is served by a task"
+        assert task is not None, "asyncio serves a connection in a task"
         self._connections.add(task)
         try:
             while not (self._there.is_set() and self._back.is_set()):
@@ -63,7 +62,7 @@ class _Link:
             finally:
                 far_writer.close()
         except asyncio.CancelledError:
-            pass  # `close` asked for it, and gathers
+            pass  # from `close`, which gathers the tasks
         finally:
             writer.close()
             self._connections.discard(task)
@@ -76,13 +75,13 @@ class _Link:
 
 
 class Network:
-    """Proxies for all pairs, on a thread of their own. `ports[source][target]` is where `source` reaches `target`."""
+    """Proxies for all pairs, on one thread. `source` reaches `target` at `ports[source][target]`."""
 
     def __init__(self, sources: Iterable[int], target_ports: dict[int, int]) -> None:
         self.ports: dict[int, dict[int, int]] = {}
         self._links: dict[tuple[int, int], _Link] = {}
         self._gates: dict[tuple[int, int], asyncio.Event] = {}
-        """What the first node sends to the second one goes through here, whoever made the connection."""
+        """By (sender, receiver): the gate for these bytes, on connections from either node."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="raftlog-test-network", daemon=True)
         self._thread.start()
@@ -112,9 +111,9 @@ class Network:
         return gate
 
     def cut(self, some: Iterable[int], others: Iterable[int], *, one_way: bool = False) -> None:
-        """Let nothing pass between the nodes of the one side and those of the other, from now on.
+        """Hold everything between the nodes of one side and the nodes of the other.
 
-        With `one_way` nothing that the first ones send arrives at the others; what these send does.
+        With `one_way`, hold only what `some` send to `others`.
         """
         pairs = {(a, b) for a in some for b in others}
         if not one_way:
@@ -122,7 +121,7 @@ class Network:
         self._run(self._set(pairs, is_open=False))
 
     def heal(self) -> None:
-        """Let everything pass."""
+        """Open all gates."""
         self._run(self._set(set(self._gates), is_open=True))
 
     async def _set(self, pairs: set[tuple[int, int]], *, is_open: bool) -> None:

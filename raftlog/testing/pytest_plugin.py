@@ -1,6 +1,8 @@
-"""The pytest fixture `raftlog_cluster`; pytest loads this by itself where raftlog is installed.
+"""Pytest's fixtures `raftlog_cluster` and `raftlog_session_cluster`.
 
-It is imported into every test run of whoever installed raftlog; `-p no:raftlog` keeps it out of one.
+pytest loads this plugin in every run where raftlog is installed.
+
+`-p no:raftlog` disables it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,16 @@ from raftlog.testing import Cluster
 
 @pytest.fixture
 def raftlog_cluster() -> Iterator[Cluster]:
-    """Give a test a running cluster of its own; it is gone after the test."""
+    """Give a test its own running cluster, which is removed after the test."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def raftlog_session_cluster() -> Iterator[Cluster]:
+    """Give the tests of a run one running cluster together, started by the first one: let each use its own topics.
+
+    With pytest-xdist each worker has one.
+    """
     with Cluster() as cluster:
         yield cluster

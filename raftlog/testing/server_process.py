@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from raftlog._server_root import dependent_server_command, server_environment
+from raftlog._installed import dependent_server_command, server_environment
 from raftlog.errors import RaftlogError
 
 ConfigValue = str | int | float | bool
@@ -22,24 +22,24 @@ _LOG_TAIL_LINES = 25
 _READY_POLL_S = 0.01
 
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftlog-server-starter")
-"""A server dies with the thread that started it; this one lives until the interpreter ends."""
+"""A server dies with the thread that started it; this thread lives until the interpreter ends."""
 
 
 class ServerFailed(RaftlogError):
-    """A server process did not come up, or did not stop cleanly; the message has the end of its log. Never travels."""
+    """A server process did not start or stop cleanly; the message has the end of its log. It has no wire code."""
 
 
 def _environment() -> dict[str, str]:
-    """Return a server's environment without settings that whoever runs the tests has for another server."""
+    """Return the environment of a server, without the caller's RAFTLOG_* variables, which are for other servers."""
     return {key: value for key, value in server_environment().items() if not key.startswith("RAFTLOG_")}
 
 
 class ServerProcess:
-    """A server with a directory of its own: configuration, log and data stay there when the process ends.
+    """A server with its own directory: configuration, log and data stay there when the process ends.
 
     States: stopped -start-> running -kill/stop-> stopped; running -pause-> paused -resume-> running.
-    The first start picks a free port unless `port` names one; every later start uses that one again.
-    From a start until its end, or `release`, it holds a lock on its directory: the files there have one writer.
+    The first start picks a free port unless `port` is set; later starts use the same one.
+    From a start until the process ends, or `release`, this object holds a lock on the directory.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class ServerProcess:
         port: int = 0,
         *,
         serves_clients: bool = True,
+        serves_kafka: bool = False,
     ) -> None:
         self.node_id = node_id
         self.directory = directory
@@ -59,25 +60,33 @@ class ServerProcess:
         self._config = dict(config)
         self._port = port
         self._serves_clients = serves_clients
+        self._serves_kafka = serves_kafka and serves_clients
+        self._kafka_port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
         self._lock: IO[str] | None = None
         self._log_begins_at = 0
         self._launched_at_s = 0.0
 
-    def configure(self, config: Mapping[str, ConfigValue], port: int) -> None:
-        """Set the configuration of later starts, and the port unless it is 0."""
+    def configure(self, config: Mapping[str, ConfigValue], port: int, kafka_port: int = 0) -> None:
+        """Set the configuration of later starts, and the ports that are not 0."""
         self._config = dict(config)
         self._port = port or self._port
+        self._kafka_port = kafka_port or self._kafka_port
 
     def reconfigure(self, config: Mapping[str, ConfigValue]) -> None:
-        """Set keys of later starts over those that there are."""
+        """Set further keys for later starts."""
         self._config |= config
 
     @property
     def port(self) -> int:
-        """The port of the client listener; 0 before the first start, and where there is none."""
+        """The port of the client listener; 0 before the first start, and without such a listener."""
         return self._port
+
+    @property
+    def kafka_port(self) -> int:
+        """The port of the listener for Kafka clients; 0 before the first start, and without such a listener."""
+        return self._kafka_port
 
     @property
     def pid(self) -> int:
@@ -90,12 +99,12 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there; a paused one is."""
+        """Whether the process exists; a paused one does."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def ending(self) -> str | None:
-        """How the process ended, `with exit code 1` or `by SIGKILL`; None when it runs or was never started."""
+        """How the process ended: `with exit code 1`, `by SIGKILL`; None if it runs or was never started."""
         code = self._process.poll() if self._process is not None else None
         if code is None:
             return None
@@ -107,7 +116,7 @@ class ServerProcess:
         self.wait_ready(time.monotonic() + timeout_s)
 
     def launch(self) -> None:
-        """Start the process; `wait_ready` is to follow.
+        """Start the process; the caller then calls `wait_ready`.
 
         Raises:
             ServerFailed: it runs already, or another process has started a server in the directory.
@@ -122,10 +131,10 @@ class ServerProcess:
             raise
 
     def wait_ready(self, deadline_s: float) -> None:
-        """Return when the server is ready, until a time of the monotonic clock.
+        """Wait until the server is ready; `deadline_s`: on the monotonic clock.
 
         Raises:
-            ServerFailed: it ended, or is not ready in time and was killed.
+            ServerFailed: it ended, or was not ready in time and was killed.
         """
         try:
             self._wait_ready(deadline_s)
@@ -135,9 +144,9 @@ class ServerProcess:
             raise
 
     def release(self) -> None:
-        """Let others start a server in the directory; for one that has ended."""
+        """Release the lock on the directory of a server that has ended."""
         if self._lock is not None:
-            self._ready_file.unlink(missing_ok=True)  # the process id in it is somebody else's before long
+            self._ready_file.unlink(missing_ok=True)  # its process id will be reused
             self._lock.close()
             self._lock = None
 
@@ -184,35 +193,36 @@ class ServerProcess:
                 raise ServerFailed(self._describe(f"is not ready after {waited_s:.0f} s"))
             time.sleep(_READY_POLL_S)
         if self._serves_clients:
-            picked = int(json.loads(self._ready_file.read_bytes())["bootstrap"].rpartition(":")[2])
-            if picked != self._port:  # whoever starts it again, with this file, is to find it at this port
-                self._port = picked
+            ready = json.loads(self._ready_file.read_bytes())
+            picked, kafka_picked = (int(ready.get(key, "").rpartition(":")[2] or 0) for key in ("bootstrap", "kafka"))
+            if (picked, kafka_picked) != (self._port, self._kafka_port):  # later starts use the same ports
+                self._port, self._kafka_port = picked, kafka_picked
                 self.config_file.write_text(self._toml())
 
     def kill(self) -> None:
-        """End the process with SIGKILL; nothing that it had in memory survives."""
+        """End the process with SIGKILL."""
         process = self._running()
         process.kill()
         process.wait()
         self.release()
 
     def stop(self, timeout_s: float) -> None:
-        """End the process with SIGTERM and wait for its clean shutdown. Raises as `wait_stopped`."""
+        """End the process with SIGTERM, and wait for its clean shutdown. Raises as `wait_stopped`."""
         self.terminate()
         self.wait_stopped(timeout_s)
 
     def terminate(self) -> None:
-        """Ask the process to stop (SIGTERM); `wait_stopped` is to follow."""
+        """Ask the process to stop (SIGTERM); the caller then calls `wait_stopped`."""
         process = self._running()
         if self._paused:
             self.resume()
         process.send_signal(signal.SIGTERM)
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Return when a process that was asked to stop has done so.
+        """Wait until a process stops after `terminate`.
 
         Raises:
-            ServerFailed: it had to be killed after `timeout_s`, or its exit code is not 0.
+            ServerFailed: it was killed after `timeout_s`, or its exit code is not 0.
         """
         process = self._process
         assert process is not None, "terminate comes first"
@@ -226,17 +236,17 @@ class ServerProcess:
             raise ServerFailed(self._describe(f"ended {self.ending} after SIGTERM"))
 
     def pause(self) -> None:
-        """Freeze the process (SIGSTOP); its connections stay open and silent."""
+        """Freeze the process (SIGSTOP); its connections stay open but silent."""
         self._running().send_signal(signal.SIGSTOP)
         self._paused = True
 
     def resume(self) -> None:
-        """Let a frozen process go on (SIGCONT)."""
+        """Continue a frozen process (SIGCONT)."""
         self._running().send_signal(signal.SIGCONT)
         self._paused = False
 
     def log_tail(self) -> str:
-        """Return the last lines of the server's log since the last start, and of these its error last."""
+        """Return the last lines of the log since the last start; lines with `error:` come last."""
         try:
             with self.log_file.open("rb") as log:
                 log.seek(self._log_begins_at)
@@ -255,7 +265,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env=_environment(),
                 cwd=self.directory,
-                start_new_session=True,  # Ctrl-C in a terminal is for the parent, which then stops this in order
+                start_new_session=True,  # Ctrl-C reaches only the parent, which then stops the server in order
             )
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -274,9 +284,12 @@ class ServerProcess:
     def _toml(self) -> str:
         config: dict[str, ConfigValue] = {"node.id": self.node_id}
         if self._serves_clients:
-            config |= {"listeners": f"127.0.0.1:{self._port}", "log.dirs": str(self.data_directory)}
+            listeners = f"127.0.0.1:{self._port}"
+            if self._serves_kafka:
+                listeners += f",kafka://127.0.0.1:{self._kafka_port}"
+            config |= {"listeners": listeners, "log.dirs": str(self.data_directory)}
         else:
             config["metadata.log.dir"] = str(self.data_directory)
         config |= self._config
-        # A JSON string is a TOML basic string, and JSON's numbers, true and false are TOML's.
+        # JSON's strings, numbers, true and false are also valid TOML.
         return "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in config.items())

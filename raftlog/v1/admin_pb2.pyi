@@ -121,11 +121,11 @@ class ReplicaProgress(_message.Message):
     IN_SYNC_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     log_end_offset: _builtins.int
-    """what it holds durably; -1: it has not been heard of in this leader epoch"""
+    """durable; -1: not reported yet in this leader epoch"""
     lag: _builtins.int
-    """records behind the leader's log end; -1: not known"""
+    """records behind the leader's log end; -1: unknown"""
     last_caught_up_ms: _builtins.int
-    """since it had everything; -1: not in this leader epoch"""
+    """time since it had all records; -1: not in this leader epoch"""
     in_sync: _builtins.bool
     def __init__(
         self,
@@ -146,7 +146,7 @@ Global___ReplicaProgress: _TypeAlias = ReplicaProgress  # noqa: Y015
 
 @_typing.final
 class AdminAlterReassignmentsRequest(_message.Message):
-    """Several partitions; each is begun, turned or cancelled by itself."""
+    """Several partitions; each reassignment begins, changes or is cancelled independently."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -177,7 +177,7 @@ class Reassignment(_message.Message):
     partition: _builtins.int
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """in order of preference; empty: cancel the move under way"""
+        """in order of preference; empty: cancel the reassignment"""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class DescribeClusterRequest(_message.Message):
     LINEARIZABLE_FIELD_NUMBER: _builtins.int
     MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     linearizable: _builtins.bool
-    """pass a commit barrier first: no change that was acknowledged before this is missed"""
+    """pass a commit barrier first, so that the answer has every change acknowledged before"""
     min_metadata_offset: _builtins.int
     def __init__(
         self,
@@ -312,7 +312,7 @@ class DescribeClusterResponse(_message.Message):
 
     @_builtins.property
     def supported_features(self) -> _containers.RepeatedCompositeFieldContainer[_records_pb2.FeatureRange]:
-        """what every registered broker, and this one, knows"""
+        """known to every registered broker and to this one"""
 
     def __init__(
         self,
@@ -350,6 +350,7 @@ class BrokerDescription(_message.Message):
     CORDONED_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
     DRAINED_UNTIL_RESTART_FIELD_NUMBER: _builtins.int
+    STORAGE_FULL_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     host: _builtins.str
     port: _builtins.int
@@ -362,8 +363,10 @@ class BrokerDescription(_message.Message):
     cordoned: _builtins.bool
     """gets no new replicas: by its own flag, or because it is drained"""
     drained: _builtins.bool
-    """leads nothing that another member of the ISR can lead"""
+    """leads no partition that another member of the ISR can lead"""
     drained_until_restart: _builtins.bool
+    storage_full: _builtins.bool
+    """a log directory refuses writes for want of space; leads as a drained broker does"""
     def __init__(
         self,
         *,
@@ -379,10 +382,11 @@ class BrokerDescription(_message.Message):
         cordoned: _builtins.bool = ...,
         drained: _builtins.bool = ...,
         drained_until_restart: _builtins.bool = ...,
+        storage_full: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cordoned", b"cordoned", "drained", b"drained", "drained_until_restart", b"drained_until_restart", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "leaderships", b"leaderships", "port", b"port", "rack", b"rack", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cordoned", b"cordoned", "drained", b"drained", "drained_until_restart", b"drained_until_restart", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "leaderships", b"leaderships", "port", b"port", "rack", b"rack", "replicas", b"replicas", "storage_full", b"storage_full"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -436,7 +440,7 @@ class ElectLeadersRequest(_message.Message):
     UNCLEAN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     unclean: _builtins.bool
-    """else to the preferred replica"""
+    """else the preferred replica"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """empty: all of the topic"""
@@ -463,7 +467,7 @@ class ElectLeadersResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """at which this is in effect; ask others for no older metadata"""
+    """from which this is in effect; ask other brokers for this metadata offset or later"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -506,7 +510,7 @@ class AdminUnregisterBrokerResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """at which this is in effect; ask others for no older metadata"""
+    """from which this is in effect; ask other brokers for this metadata offset or later"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -533,10 +537,10 @@ class AdminAlterBrokerRequest(_message.Message):
     UNTIL_RESTART_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     cordoned: _builtins.bool
-    """absent: as it is"""
+    """absent: unchanged"""
     drained: _builtins.bool
     until_restart: _builtins.bool
-    """with drained=true: over when the broker is started again"""
+    """with drained=true: ends when the broker restarts"""
     def __init__(
         self,
         *,
@@ -567,7 +571,7 @@ class AdminAlterBrokerResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """at which this is in effect; ask others for no older metadata"""
+    """from which this is in effect; ask other brokers for this metadata offset or later"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -616,7 +620,7 @@ class AdminUpdateFeatureResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """at which this is in effect; ask others for no older metadata"""
+    """from which this is in effect; ask other brokers for this metadata offset or later"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -671,14 +675,14 @@ class CreateTopicRequest(_message.Message):
     """0: the broker's default.replication.factor"""
     validate_only: _builtins.bool
     topic_id: _builtins.bytes
-    """16 bytes, chosen by the client: asking again with the same one, after no answer came, is no mistake. Empty: the
+    """16 bytes, chosen by the client, which can send the request again with the same id after a lost answer. Empty: the
     broker chooses.
     """
     @_builtins.property
     def configs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[_records_pb2.ReplicaAssignment]:
-        """then neither partitions nor replication_factor"""
+        """set: without partitions and replication_factor"""
 
     def __init__(
         self,
@@ -708,7 +712,7 @@ class CreateTopicResponse(_message.Message):
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     metadata_offset: _builtins.int
-    """at which this is in effect; ask others for no older metadata"""
+    """from which this is in effect; ask other brokers for this metadata offset or later"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -752,7 +756,7 @@ class DeleteTopicResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """at which this is in effect; ask others for no older metadata"""
+    """from which this is in effect; ask other brokers for this metadata offset or later"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -798,7 +802,7 @@ class CreatePartitionsResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """at which this is in effect; ask others for no older metadata"""
+    """from which this is in effect; ask other brokers for this metadata offset or later"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -822,7 +826,7 @@ class DescribeConfigsRequest(_message.Message):
     RESOURCE_FIELD_NUMBER: _builtins.int
     MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     min_metadata_offset: _builtins.int
-    """wait until the broker knows the metadata up to there"""
+    """wait until the broker has the metadata up to this offset"""
     @_builtins.property
     def resource(self) -> _records_pb2.ConfigResource: ...
     def __init__(
@@ -973,7 +977,7 @@ class AlterConfigsResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """at which this is in effect; ask others for no older metadata"""
+    """from which this is in effect; ask other brokers for this metadata offset or later"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -1043,7 +1047,7 @@ class LogDirInfo(_message.Message):
     usable_bytes: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """set: the directory is offline, and why"""
+        """set: the directory is offline, for this reason"""
 
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogDirPartition]: ...

@@ -170,21 +170,21 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AlterBroker(self, request, context):
-        """Cordons, drains, and takes that back.
+        """Cordons or drains a broker, or undoes that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateFeature(self, request, context):
-        """Raises the level of a feature, once every broker knows it (KIP-584).
+        """Raises the level of a feature that every broker knows (KIP-584).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeReplicas(self, request, context):
-        """What a leader knows of its replicas; each broker answers for the partitions that it leads.
+        """The leader's view of its replicas; each broker answers for the partitions that it leads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

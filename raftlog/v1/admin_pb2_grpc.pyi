@@ -42,11 +42,11 @@ class AdminStub:
     ElectLeaders: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]
     UnregisterBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminUnregisterBrokerRequest, _admin_pb2.AdminUnregisterBrokerResponse]
     AlterBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterBrokerRequest, _admin_pb2.AdminAlterBrokerResponse]
-    """Cordons, drains, and takes that back."""
+    """Cordons or drains a broker, or undoes that."""
     UpdateFeature: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminUpdateFeatureRequest, _admin_pb2.AdminUpdateFeatureResponse]
-    """Raises the level of a feature, once every broker knows it (KIP-584)."""
+    """Raises the level of a feature that every broker knows (KIP-584)."""
     DescribeReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeReplicasRequest, _admin_pb2.DescribeReplicasResponse]
-    """What a leader knows of its replicas; each broker answers for the partitions that it leads."""
+    """The leader's view of its replicas; each broker answers for the partitions that it leads."""
     AlterReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterReassignmentsRequest, _admin_pb2.AdminAlterReassignmentsResponse]
 
 @_typing.type_check_only
@@ -63,11 +63,11 @@ class AdminAsyncStub(AdminStub):
     ElectLeaders: _aio.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]  # type: ignore[assignment]
     UnregisterBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminUnregisterBrokerRequest, _admin_pb2.AdminUnregisterBrokerResponse]  # type: ignore[assignment]
     AlterBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterBrokerRequest, _admin_pb2.AdminAlterBrokerResponse]  # type: ignore[assignment]
-    """Cordons, drains, and takes that back."""
+    """Cordons or drains a broker, or undoes that."""
     UpdateFeature: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminUpdateFeatureRequest, _admin_pb2.AdminUpdateFeatureResponse]  # type: ignore[assignment]
-    """Raises the level of a feature, once every broker knows it (KIP-584)."""
+    """Raises the level of a feature that every broker knows (KIP-584)."""
     DescribeReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeReplicasRequest, _admin_pb2.DescribeReplicasResponse]  # type: ignore[assignment]
-    """What a leader knows of its replicas; each broker answers for the partitions that it leads."""
+    """The leader's view of its replicas; each broker answers for the partitions that it leads."""
     AlterReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterReassignmentsRequest, _admin_pb2.AdminAlterReassignmentsResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -147,7 +147,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AdminAlterBrokerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AdminAlterBrokerResponse, _abc.Awaitable[_admin_pb2.AdminAlterBrokerResponse]]:
-        """Cordons, drains, and takes that back."""
+        """Cordons or drains a broker, or undoes that."""
 
     @_abc_1.abstractmethod
     def UpdateFeature(
@@ -155,7 +155,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AdminUpdateFeatureRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AdminUpdateFeatureResponse, _abc.Awaitable[_admin_pb2.AdminUpdateFeatureResponse]]:
-        """Raises the level of a feature, once every broker knows it (KIP-584)."""
+        """Raises the level of a feature that every broker knows (KIP-584)."""
 
     @_abc_1.abstractmethod
     def DescribeReplicas(
@@ -163,7 +163,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeReplicasResponse, _abc.Awaitable[_admin_pb2.DescribeReplicasResponse]]:
-        """What a leader knows of its replicas; each broker answers for the partitions that it leads."""
+        """The leader's view of its replicas; each broker answers for the partitions that it leads."""
 
     @_abc_1.abstractmethod
     def AlterReassignments(

@@ -60,21 +60,21 @@ class ControllerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Propose(self, request, context):
-        """Commits a command. The active controller stamps clock and epoch; any other answers NOT_CONTROLLER and names it.
+        """Commits a command. The active controller adds clock and epoch; any other answers NOT_CONTROLLER and names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request_iterator, context):
-        """Keeps a broker registered and gives it leases. Answers come in the order of the requests, some without a lease.
+        """Keeps a broker registered and grants it leases. Answers come in the order of the requests, some without a lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Barrier(self, request, context):
-        """A commit barrier: every change that was acknowledged before this call is at or below the offset returned.
+        """A commit barrier: every change acknowledged before this call is at or below the returned offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

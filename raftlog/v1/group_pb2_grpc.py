@@ -92,8 +92,8 @@ class GroupServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """One member of one group for as long as the stream lasts. The first request is `join`. A stream that breaks is not a
-        leave: the member may come back on another one, with its member id and epoch, within the session timeout.
+        """One member of one group for as long as the stream lasts. The first request is `join`. A broken stream is not a
+        leave: the member may reconnect with its member id and epoch, within the session timeout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,7 +106,7 @@ class GroupServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitTransactionOffsets(self, request, context):
-        """Offsets that count once their transaction commits (KIP-98, KIP-447); the group was added to the transaction before.
+        """Offsets that take effect when their transaction commits (KIP-98, KIP-447); add the group to it before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,7 +125,7 @@ class GroupServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """Of the groups that the asked broker coordinates.
+        """Of the groups that this broker coordinates.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

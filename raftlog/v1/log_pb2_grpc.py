@@ -65,14 +65,15 @@ class LogServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Produce(self, request_iterator, context):
-        """Pipelined produce. One response per request (acks = 0: none), matched by `correlation_id`, not by order.
+        """Pipelined produce. One response per request, matched by `correlation_id`, not by order. A request with acks = 0 has
+        a response only if a part of it was refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request_iterator, context):
-        """A fetch session: the broker pushes committed data as it appears, within the credit that the client granted.
+        """A fetch session: the broker pushes committed data as it appears, within the credit granted by the client.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

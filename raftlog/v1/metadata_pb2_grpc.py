@@ -56,7 +56,7 @@ class MetadataServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The image as it is, then every change in order. Ends only with the connection.
+        """The present image, then every change in order. Ends only with the connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ class NodeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def DescribeNode(self, request, context):
-        """A broker asks another node on behalf of its client; on the inter-node listener a node answers for itself only.
+        """A broker passes a client's request on to another node; on the inter-node listener a node describes only itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

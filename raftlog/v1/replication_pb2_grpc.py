@@ -45,8 +45,8 @@ class ReplicationServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Replicate(self, request_iterator, context):
-        """One stream from a follower to each broker that leads partitions of it, for all of those. The follower opens
-        partitions, the leader pushes what is appended, the follower says what it holds durably.
+        """One stream from a follower to each broker that leads partitions of it, for all of these. The follower opens
+        partitions, the leader pushes appended records, the follower reports its durable end offsets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

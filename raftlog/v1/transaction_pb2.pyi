@@ -3,7 +3,7 @@
 isort:skip_file
 Producer ids, transactions (KIP-98, KIP-890) and staged batches. The coordinator of a transactional id, or of a sink,
 is the leader of hash(id) % transaction.state.log.num.partitions of __transaction_state. A decision is made when the
-coordinator's record of it is committed there; markers then tell the partitions, as often as it takes.
+coordinator's record of it is committed there; then markers go to the partitions, repeated until they are written.
 """
 
 from collections import abc as _abc
@@ -32,10 +32,10 @@ class _TransactionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tran
     DESCRIPTOR: _descriptor.EnumDescriptor
     TRANSACTION_STATE_UNKNOWN: _TransactionState.ValueType  # 0
     TRANSACTION_EMPTY: _TransactionState.ValueType  # 1
-    """no transaction was ever begun with this epoch"""
+    """no transaction was begun with this epoch"""
     TRANSACTION_ONGOING: _TransactionState.ValueType  # 2
     PREPARE_COMMIT: _TransactionState.ValueType  # 3
-    """decided; markers are on their way"""
+    """decided; markers are under way"""
     PREPARE_ABORT: _TransactionState.ValueType  # 4
     COMPLETE_COMMIT: _TransactionState.ValueType  # 5
     COMPLETE_ABORT: _TransactionState.ValueType  # 6
@@ -44,10 +44,10 @@ class TransactionState(_TransactionState, metaclass=_TransactionStateEnumTypeWra
 
 TRANSACTION_STATE_UNKNOWN: TransactionState.ValueType  # 0
 TRANSACTION_EMPTY: TransactionState.ValueType  # 1
-"""no transaction was ever begun with this epoch"""
+"""no transaction was begun with this epoch"""
 TRANSACTION_ONGOING: TransactionState.ValueType  # 2
 PREPARE_COMMIT: TransactionState.ValueType  # 3
-"""decided; markers are on their way"""
+"""decided; markers are under way"""
 PREPARE_ABORT: TransactionState.ValueType  # 4
 COMPLETE_COMMIT: TransactionState.ValueType  # 5
 COMPLETE_ABORT: TransactionState.ValueType  # 6
@@ -66,7 +66,7 @@ class InitProducerIdRequest(_message.Message):
     transaction_timeout_ms: _builtins.int
     """at most transaction.max.timeout.ms"""
     producer_id: _builtins.int
-    """What the producer has had: it goes on after its transaction timed out (KIP-360). Absent: a new process."""
+    """The producer's present id and epoch: it goes on after its transaction timed out (KIP-360). Absent: a new process."""
     producer_epoch: _builtins.int
     def __init__(
         self,
@@ -102,7 +102,7 @@ class InitProducerIdResponse(_message.Message):
     producer_epoch: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """CONCURRENT_TRANSACTIONS: what was open is being aborted; ask again"""
+        """CONCURRENT_TRANSACTIONS: the open transaction is being aborted; try again"""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class AddToTransactionRequest(_message.Message):
 
     @_builtins.property
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """whose offsets it is going to commit"""
+        """groups whose offsets it will commit"""
 
     def __init__(
         self,
@@ -264,8 +264,8 @@ class EndTransactionResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     producer_epoch: _builtins.int
-    """With which the next transaction begins: each has an epoch of its own (KIP-890). 32767: the producer id is used up,
-    InitProducerId gives another one.
+    """The epoch of the next transaction: each has its own (KIP-890). 32767: the producer id is used up,
+    InitProducerId returns another one.
     """
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
@@ -296,16 +296,16 @@ class InitStageRequest(_message.Message):
     sink_id: _builtins.str
     """1 to 255 characters"""
     batch_id: _builtins.int
-    """0 or above; grows from batch to batch"""
+    """0 or above; rises from batch to batch"""
     target: _builtins.str
-    """where the sink writes; the first batch fixes it, another one later is SINK_MISMATCH"""
+    """the sink's destination; the first batch fixes it, another one later is SINK_MISMATCH"""
     timeout_ms: _builtins.int
-    """after which a stage that no batch has named is aborted"""
+    """after this time a stage without a commit is aborted"""
     attempt: _builtins.str
     """for people: task and attempt"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]:
-        """by topic id: those that are written to first"""
+        """by topic id: the first ones that it writes to"""
 
     def __init__(
         self,
@@ -334,13 +334,13 @@ class InitStageResponse(_message.Message):
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     LAST_BATCH_ID_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
-    """of this stage alone; its name"""
+    """of this stage only; identifies it"""
     producer_epoch: _builtins.int
     last_batch_id: _builtins.int
     """of the sink; -1: none yet"""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """BATCH_ALREADY_COMMITTED: there is nothing left to write"""
+        """BATCH_ALREADY_COMMITTED: nothing is left to write"""
 
     def __init__(
         self,
@@ -391,7 +391,7 @@ class AddToStageResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """STAGE_EXPIRED: it is gone"""
+        """STAGE_EXPIRED: the stage is gone"""
 
     def __init__(
         self,
@@ -416,13 +416,13 @@ class AbortStagesRequest(_message.Message):
     BATCH_ID_FIELD_NUMBER: _builtins.int
     sink_id: _builtins.str
     fenced_attempts: _builtins.str
-    """Not empty: besides, all stages of `batch_id` whose attempt begins with these words, and those that would begin later
-    are STAGE_EXPIRED. So a writer is told that goes on after its driver gave up, and has not begun its stage yet.
+    """Not empty: in addition, aborts all stages of `batch_id` whose attempt has this prefix; those that begin later get
+    STAGE_EXPIRED. This stops a writer that goes on after its driver gave up, and has not begun its stage yet.
     """
     batch_id: _builtins.int
     @_builtins.property
     def producer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """those that are gone already are passed over"""
+        """stages that are already gone are skipped"""
 
     def __init__(
         self,
@@ -473,12 +473,12 @@ class CommitBatchRequest(_message.Message):
     batch_id: _builtins.int
     target: _builtins.str
     expire_after_ms: _builtins.int
-    """How long the sink is remembered after this batch, if that is less than sink.expiration.ms; 0: as long as that. For
+    """How long the sink is remembered after this batch, if less than sink.expiration.ms; 0: sink.expiration.ms. For
     sinks that write one batch and are never used again.
     """
     @_builtins.property
     def producer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the winners' stages; may be empty: the batch has no records"""
+        """of the winning stages; may be empty: the batch has no records"""
 
     def __init__(
         self,
@@ -499,7 +499,7 @@ Global___CommitBatchRequest: _TypeAlias = CommitBatchRequest  # noqa: Y015
 
 @_typing.final
 class CommitBatchResponse(_message.Message):
-    """One log entry of the coordinator is the decision. Answered when every partition has its markers, or a second later."""
+    """The decision is one log entry of the coordinator. Answered when every partition has its markers, or a second later."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -508,12 +508,12 @@ class CommitBatchResponse(_message.Message):
     ALREADY_COMMITTED_FIELD_NUMBER: _builtins.int
     last_batch_id: _builtins.int
     already_committed: _builtins.bool
-    """batch_id is not above the last, and it is not that commit itself which comes again: nothing was done. Stages of that
-    batch were dropped when it was passed; one of a later batch stands, though it be named.
+    """batch_id is not above the last, and this is not a repetition of that commit: nothing was done. Stages of that
+    batch were dropped when it was passed; a named stage of a later batch stays.
     """
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """STAGE_EXPIRED: a winner is gone, nothing was committed: the batch has to be written again"""
+        """STAGE_EXPIRED: a winner is gone and nothing was committed: write the batch again"""
 
     def __init__(
         self,
@@ -559,14 +559,14 @@ class LastBatchResponse(_message.Message):
     UPDATED_MS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     last_batch_id: _builtins.int
-    """-1: the sink has committed nothing"""
+    """-1: the sink has not committed a batch"""
     target: _builtins.str
     updated_ms: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageDescription]:
-        """that stand: open, or decided with markers still on their way"""
+        """that exist: open, or decided with markers under way"""
 
     def __init__(
         self,
@@ -671,11 +671,11 @@ class ListTransactionsResponse(_message.Message):
 
     @_builtins.property
     def sinks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListedSink]:
-        """by id; only when neither states nor producer ids are asked for"""
+        """by id; only without a filter by states or producer ids"""
 
     @_builtins.property
     def loading(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Error]:
-        """partitions of __transaction_state that are not known yet"""
+        """partitions of __transaction_state that are not loaded yet"""
 
     def __init__(
         self,
@@ -821,7 +821,7 @@ class TransactionDescription(_message.Message):
     state: Global___TransactionState.ValueType
     timeout_ms: _builtins.int
     started_ms: _builtins.int
-    """0: none is open"""
+    """0: no open transaction"""
     updated_ms: _builtins.int
     coordinator_id: _builtins.int
     state_partition: _builtins.int
@@ -835,7 +835,7 @@ class TransactionDescription(_message.Message):
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def pending(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]:
-        """whose markers are still missing"""
+        """whose markers are missing"""
 
     def __init__(
         self,
@@ -995,9 +995,9 @@ class ActiveProducer(_message.Message):
     """-1: none in this epoch"""
     last_append_ms: _builtins.int
     transaction_start_offset: _builtins.int
-    """-1: none is open"""
+    """-1: no open transaction"""
     transaction_started_ms: _builtins.int
-    """append time of its first record here, by the log; 0: none is open"""
+    """append time of its first record here, by the log; 0: no open transaction"""
     def __init__(
         self,
         *,
@@ -1030,7 +1030,7 @@ class AbortHangingRequest(_message.Message):
     producer_id: _builtins.int
     producer_epoch: _builtins.int
     start_offset: _builtins.int
-    """of the transaction; another one is not touched"""
+    """of the transaction; no other transaction is affected"""
     def __init__(
         self,
         *,
@@ -1153,7 +1153,7 @@ class Marker(_message.Message):
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     producer_epoch: _builtins.int
-    """that of the next transaction: what still comes from this one is refused (KIP-890)"""
+    """that of the next transaction: later batches of this one are refused (KIP-890)"""
     commit: _builtins.bool
     coordinator_epoch: _builtins.int
     def __init__(
@@ -1180,7 +1180,7 @@ class WriteMarkersResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Error]:
-        """in the order of the request; NONE: written, and committed there"""
+        """in the order of the request; NONE: written and committed"""
 
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Error]: ...
@@ -1206,10 +1206,18 @@ class VerifyTransactionRequest(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    SINK_ID_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     producer_id: _builtins.int
     producer_epoch: _builtins.int
     group_id: _builtins.str
+    sink_id: _builtins.str
+    """set, with an empty transactional id: a stage of this sink"""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]:
+        """by topic id"""
+
     def __init__(
         self,
         *,
@@ -1217,10 +1225,12 @@ class VerifyTransactionRequest(_message.Message):
         producer_id: _builtins.int = ...,
         producer_epoch: _builtins.int = ...,
         group_id: _builtins.str = ...,
+        partitions: _abc.Iterable[_group_pb2.TopicPartitions] | None = ...,
+        sink_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "sink_id", b"sink_id", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1233,8 +1243,8 @@ class VerifyTransactionResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """NONE: the transaction is open, and the group was added to it: its marker is going to come. INVALID_TXN_STATE,
-        INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING, TRANSACTION_ABORTABLE: it is not, so none ever would.
+        """NONE: the transaction is open and includes all that is named: its marker will come. INVALID_TXN_STATE,
+        INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING, TRANSACTION_ABORTABLE: it is not, so no marker would come.
         """
 
     def __init__(

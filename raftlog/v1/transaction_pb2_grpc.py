@@ -110,8 +110,8 @@ class TransactionServicer:
     """Missing associated documentation comment in .proto file."""
 
     def InitProducerId(self, request, context):
-        """Without a transactional id: a producer id that nobody has had, with epoch 0; any broker answers.
-        With one: fences whoever had it before, aborts what that left open; its coordinator answers.
+        """Without a transactional id: an unused producer id, with epoch 0; any broker answers.
+        With one: fences its previous producer and aborts the open transaction; its coordinator answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,7 +124,7 @@ class TransactionServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AddToTransaction(self, request, context):
-        """Begins the transaction if it has not begun, and adds to it: persisted before the answer, so before any record of it.
+        """Begins the transaction if it has not begun, and adds to it; committed before the answer, so before its records.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +138,7 @@ class TransactionServicer:
         raise NotImplementedError('Method not implemented!')
 
     def InitStage(self, request, context):
-        """Staged batches: each attempt of a writer's task stages records as a transactional producer of its own; one decision
+        """Staged batches: each attempt of a writer's task stages records as a separate transactional producer; one decision
         commits the winners of a batch, aborts all others up to it, and remembers the batch id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -170,7 +170,7 @@ class TransactionServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTransactions(self, request, context):
-        """For tools: of the ids that the asked broker coordinates.
+        """For tools: of the ids that this broker coordinates.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,21 +183,21 @@ class TransactionServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AbortTransaction(self, request, context):
-        """Aborts what is open, fencing the producer; what is prepared is never aborted.
+        """Aborts an open transaction and fences its producer; never aborts a prepared one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeProducers(self, request, context):
-        """For tools: of the partitions that the asked broker leads (KIP-664).
+        """For tools: of the partitions that this broker leads (KIP-664).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbortHanging(self, request, context):
-        """Writes an abort marker for a transaction that no coordinator knows of (KIP-664); the leader answers.
+        """Writes an abort marker for a transaction that no coordinator knows (KIP-664); the partition's leader answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -694,14 +694,15 @@ class MarkersServicer:
 
     def Write(self, request, context):
         """From a transaction coordinator to leaders of partitions and coordinators of groups.
-        Idempotent: a marker whose epoch the partition has for the producer already is taken for written.
+        Idempotent: a marker counts as written if the partition already has its epoch for the producer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request, context):
-        """From a group's coordinator to that of a transaction, before it keeps offsets for it (KIP-890).
+        """To a transaction's coordinator (KIP-890): from a group's coordinator before it stores offsets for the transaction,
+        and from a partition's leader before it appends the first batch of the transaction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,7 +3,7 @@
 isort:skip_file
 Producer ids, transactions (KIP-98, KIP-890) and staged batches. The coordinator of a transactional id, or of a sink,
 is the leader of hash(id) % transaction.state.log.num.partitions of __transaction_state. A decision is made when the
-coordinator's record of it is committed there; markers then tell the partitions, as often as it takes.
+coordinator's record of it is committed there; then markers go to the partitions, repeated until they are written.
 """
 
 from collections import abc as _abc
@@ -35,16 +35,16 @@ class TransactionStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TransactionAsyncStub: ...
     InitProducerId: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.InitProducerIdRequest, _transaction_pb2.InitProducerIdResponse]
-    """Without a transactional id: a producer id that nobody has had, with epoch 0; any broker answers.
-    With one: fences whoever had it before, aborts what that left open; its coordinator answers.
+    """Without a transactional id: an unused producer id, with epoch 0; any broker answers.
+    With one: fences its previous producer and aborts the open transaction; its coordinator answers.
     """
     FindCoordinator: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.FindTransactionCoordinatorRequest, _transaction_pb2.FindTransactionCoordinatorResponse]
     AddToTransaction: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.AddToTransactionRequest, _transaction_pb2.AddToTransactionResponse]
-    """Begins the transaction if it has not begun, and adds to it: persisted before the answer, so before any record of it."""
+    """Begins the transaction if it has not begun, and adds to it; committed before the answer, so before its records."""
     EndTransaction: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.EndTransactionRequest, _transaction_pb2.EndTransactionResponse]
     """Answered when every partition has its marker, or a second after the decision."""
     InitStage: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.InitStageRequest, _transaction_pb2.InitStageResponse]
-    """Staged batches: each attempt of a writer's task stages records as a transactional producer of its own; one decision
+    """Staged batches: each attempt of a writer's task stages records as a separate transactional producer; one decision
     commits the winners of a batch, aborts all others up to it, and remembers the batch id.
     """
     AddToStage: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.AddToStageRequest, _transaction_pb2.AddToStageResponse]
@@ -52,29 +52,29 @@ class TransactionStub:
     CommitBatch: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.CommitBatchRequest, _transaction_pb2.CommitBatchResponse]
     LastBatch: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.LastBatchRequest, _transaction_pb2.LastBatchResponse]
     ListTransactions: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]
-    """For tools: of the ids that the asked broker coordinates."""
+    """For tools: of the ids that this broker coordinates."""
     DescribeTransactions: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.DescribeTransactionsRequest, _transaction_pb2.DescribeTransactionsResponse]
     AbortTransaction: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.AbortTransactionRequest, _transaction_pb2.AbortTransactionResponse]
-    """Aborts what is open, fencing the producer; what is prepared is never aborted."""
+    """Aborts an open transaction and fences its producer; never aborts a prepared one."""
     DescribeProducers: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.DescribeProducersRequest, _transaction_pb2.DescribeProducersResponse]
-    """For tools: of the partitions that the asked broker leads (KIP-664)."""
+    """For tools: of the partitions that this broker leads (KIP-664)."""
     AbortHanging: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.AbortHangingRequest, _transaction_pb2.AbortHangingResponse]
-    """Writes an abort marker for a transaction that no coordinator knows of (KIP-664); the leader answers."""
+    """Writes an abort marker for a transaction that no coordinator knows (KIP-664); the partition's leader answers."""
 
 @_typing.type_check_only
 class TransactionAsyncStub(TransactionStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     InitProducerId: _aio.UnaryUnaryMultiCallable[_transaction_pb2.InitProducerIdRequest, _transaction_pb2.InitProducerIdResponse]  # type: ignore[assignment]
-    """Without a transactional id: a producer id that nobody has had, with epoch 0; any broker answers.
-    With one: fences whoever had it before, aborts what that left open; its coordinator answers.
+    """Without a transactional id: an unused producer id, with epoch 0; any broker answers.
+    With one: fences its previous producer and aborts the open transaction; its coordinator answers.
     """
     FindCoordinator: _aio.UnaryUnaryMultiCallable[_transaction_pb2.FindTransactionCoordinatorRequest, _transaction_pb2.FindTransactionCoordinatorResponse]  # type: ignore[assignment]
     AddToTransaction: _aio.UnaryUnaryMultiCallable[_transaction_pb2.AddToTransactionRequest, _transaction_pb2.AddToTransactionResponse]  # type: ignore[assignment]
-    """Begins the transaction if it has not begun, and adds to it: persisted before the answer, so before any record of it."""
+    """Begins the transaction if it has not begun, and adds to it; committed before the answer, so before its records."""
     EndTransaction: _aio.UnaryUnaryMultiCallable[_transaction_pb2.EndTransactionRequest, _transaction_pb2.EndTransactionResponse]  # type: ignore[assignment]
     """Answered when every partition has its marker, or a second after the decision."""
     InitStage: _aio.UnaryUnaryMultiCallable[_transaction_pb2.InitStageRequest, _transaction_pb2.InitStageResponse]  # type: ignore[assignment]
-    """Staged batches: each attempt of a writer's task stages records as a transactional producer of its own; one decision
+    """Staged batches: each attempt of a writer's task stages records as a separate transactional producer; one decision
     commits the winners of a batch, aborts all others up to it, and remembers the batch id.
     """
     AddToStage: _aio.UnaryUnaryMultiCallable[_transaction_pb2.AddToStageRequest, _transaction_pb2.AddToStageResponse]  # type: ignore[assignment]
@@ -82,14 +82,14 @@ class TransactionAsyncStub(TransactionStub):
     CommitBatch: _aio.UnaryUnaryMultiCallable[_transaction_pb2.CommitBatchRequest, _transaction_pb2.CommitBatchResponse]  # type: ignore[assignment]
     LastBatch: _aio.UnaryUnaryMultiCallable[_transaction_pb2.LastBatchRequest, _transaction_pb2.LastBatchResponse]  # type: ignore[assignment]
     ListTransactions: _aio.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]  # type: ignore[assignment]
-    """For tools: of the ids that the asked broker coordinates."""
+    """For tools: of the ids that this broker coordinates."""
     DescribeTransactions: _aio.UnaryUnaryMultiCallable[_transaction_pb2.DescribeTransactionsRequest, _transaction_pb2.DescribeTransactionsResponse]  # type: ignore[assignment]
     AbortTransaction: _aio.UnaryUnaryMultiCallable[_transaction_pb2.AbortTransactionRequest, _transaction_pb2.AbortTransactionResponse]  # type: ignore[assignment]
-    """Aborts what is open, fencing the producer; what is prepared is never aborted."""
+    """Aborts an open transaction and fences its producer; never aborts a prepared one."""
     DescribeProducers: _aio.UnaryUnaryMultiCallable[_transaction_pb2.DescribeProducersRequest, _transaction_pb2.DescribeProducersResponse]  # type: ignore[assignment]
-    """For tools: of the partitions that the asked broker leads (KIP-664)."""
+    """For tools: of the partitions that this broker leads (KIP-664)."""
     AbortHanging: _aio.UnaryUnaryMultiCallable[_transaction_pb2.AbortHangingRequest, _transaction_pb2.AbortHangingResponse]  # type: ignore[assignment]
-    """Writes an abort marker for a transaction that no coordinator knows of (KIP-664); the leader answers."""
+    """Writes an abort marker for a transaction that no coordinator knows (KIP-664); the partition's leader answers."""
 
 class TransactionServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -98,8 +98,8 @@ class TransactionServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.InitProducerIdRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.InitProducerIdResponse, _abc.Awaitable[_transaction_pb2.InitProducerIdResponse]]:
-        """Without a transactional id: a producer id that nobody has had, with epoch 0; any broker answers.
-        With one: fences whoever had it before, aborts what that left open; its coordinator answers.
+        """Without a transactional id: an unused producer id, with epoch 0; any broker answers.
+        With one: fences its previous producer and aborts the open transaction; its coordinator answers.
         """
 
     @_abc_1.abstractmethod
@@ -115,7 +115,7 @@ class TransactionServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.AddToTransactionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.AddToTransactionResponse, _abc.Awaitable[_transaction_pb2.AddToTransactionResponse]]:
-        """Begins the transaction if it has not begun, and adds to it: persisted before the answer, so before any record of it."""
+        """Begins the transaction if it has not begun, and adds to it; committed before the answer, so before its records."""
 
     @_abc_1.abstractmethod
     def EndTransaction(
@@ -131,7 +131,7 @@ class TransactionServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.InitStageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.InitStageResponse, _abc.Awaitable[_transaction_pb2.InitStageResponse]]:
-        """Staged batches: each attempt of a writer's task stages records as a transactional producer of its own; one decision
+        """Staged batches: each attempt of a writer's task stages records as a separate transactional producer; one decision
         commits the winners of a batch, aborts all others up to it, and remembers the batch id.
         """
 
@@ -169,7 +169,7 @@ class TransactionServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.ListTransactionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.ListTransactionsResponse, _abc.Awaitable[_transaction_pb2.ListTransactionsResponse]]:
-        """For tools: of the ids that the asked broker coordinates."""
+        """For tools: of the ids that this broker coordinates."""
 
     @_abc_1.abstractmethod
     def DescribeTransactions(
@@ -184,7 +184,7 @@ class TransactionServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.AbortTransactionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.AbortTransactionResponse, _abc.Awaitable[_transaction_pb2.AbortTransactionResponse]]:
-        """Aborts what is open, fencing the producer; what is prepared is never aborted."""
+        """Aborts an open transaction and fences its producer; never aborts a prepared one."""
 
     @_abc_1.abstractmethod
     def DescribeProducers(
@@ -192,7 +192,7 @@ class TransactionServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.DescribeProducersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.DescribeProducersResponse, _abc.Awaitable[_transaction_pb2.DescribeProducersResponse]]:
-        """For tools: of the partitions that the asked broker leads (KIP-664)."""
+        """For tools: of the partitions that this broker leads (KIP-664)."""
 
     @_abc_1.abstractmethod
     def AbortHanging(
@@ -200,7 +200,7 @@ class TransactionServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.AbortHangingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.AbortHangingResponse, _abc.Awaitable[_transaction_pb2.AbortHangingResponse]]:
-        """Writes an abort marker for a transaction that no coordinator knows of (KIP-664); the leader answers."""
+        """Writes an abort marker for a transaction that no coordinator knows (KIP-664); the partition's leader answers."""
 
 def add_TransactionServicer_to_server(servicer: TransactionServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -213,10 +213,12 @@ class MarkersStub:
     def __new__(cls, channel: _aio.Channel) -> MarkersAsyncStub: ...
     Write: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.WriteMarkersRequest, _transaction_pb2.WriteMarkersResponse]
     """From a transaction coordinator to leaders of partitions and coordinators of groups.
-    Idempotent: a marker whose epoch the partition has for the producer already is taken for written.
+    Idempotent: a marker counts as written if the partition already has its epoch for the producer.
     """
     Verify: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.VerifyTransactionRequest, _transaction_pb2.VerifyTransactionResponse]
-    """From a group's coordinator to that of a transaction, before it keeps offsets for it (KIP-890)."""
+    """To a transaction's coordinator (KIP-890): from a group's coordinator before it stores offsets for the transaction,
+    and from a partition's leader before it appends the first batch of the transaction.
+    """
 
 @_typing.type_check_only
 class MarkersAsyncStub(MarkersStub):
@@ -225,10 +227,12 @@ class MarkersAsyncStub(MarkersStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Write: _aio.UnaryUnaryMultiCallable[_transaction_pb2.WriteMarkersRequest, _transaction_pb2.WriteMarkersResponse]  # type: ignore[assignment]
     """From a transaction coordinator to leaders of partitions and coordinators of groups.
-    Idempotent: a marker whose epoch the partition has for the producer already is taken for written.
+    Idempotent: a marker counts as written if the partition already has its epoch for the producer.
     """
     Verify: _aio.UnaryUnaryMultiCallable[_transaction_pb2.VerifyTransactionRequest, _transaction_pb2.VerifyTransactionResponse]  # type: ignore[assignment]
-    """From a group's coordinator to that of a transaction, before it keeps offsets for it (KIP-890)."""
+    """To a transaction's coordinator (KIP-890): from a group's coordinator before it stores offsets for the transaction,
+    and from a partition's leader before it appends the first batch of the transaction.
+    """
 
 class MarkersServicer(metaclass=_abc_1.ABCMeta):
     """Between brokers, on the inter-node listener."""
@@ -240,7 +244,7 @@ class MarkersServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.WriteMarkersResponse, _abc.Awaitable[_transaction_pb2.WriteMarkersResponse]]:
         """From a transaction coordinator to leaders of partitions and coordinators of groups.
-        Idempotent: a marker whose epoch the partition has for the producer already is taken for written.
+        Idempotent: a marker counts as written if the partition already has its epoch for the producer.
         """
 
     @_abc_1.abstractmethod
@@ -249,6 +253,8 @@ class MarkersServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.VerifyTransactionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.VerifyTransactionResponse, _abc.Awaitable[_transaction_pb2.VerifyTransactionResponse]]:
-        """From a group's coordinator to that of a transaction, before it keeps offsets for it (KIP-890)."""
+        """To a transaction's coordinator (KIP-890): from a group's coordinator before it stores offsets for the transaction,
+        and from a partition's leader before it appends the first batch of the transaction.
+        """
 
 def add_MarkersServicer_to_server(servicer: MarkersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,15 +1,13 @@
-"""What a command does to the cluster: pure, so that every controller decides the same.
+"""Decisions on commands: pure, so that every controller decides alike.
 
-A command carries everything that is not in the image: the proposer's clock, chosen ids and the controller epoch in
-which the proposer believed itself controller. Deciding changes nothing; `raftmeta.replay` applies the records.
+A command carries everything that is not in the image: the proposer's clock, chosen ids, and the controller epoch in
+which it was proposed. A decision changes nothing; `raftmeta.replay` applies its records.
 
-    cluster.py      claiming the controller's place, features, producer ids
-    brokers.py      registration, fencing, shutdown, cordoning and draining
-    topics.py       topics and their partitions
-    configs.py      configs of topics and brokers
-    leadership.py   ISR and leaders
-    reassignment.py moving partitions to other brokers
-    security.py     users and permissions
+brokers.py      controllers and brokers: registration, fencing, shutdown, draining, features, producer ids
+topics.py       topics, their partitions and configs
+leadership.py   ISRs, leaders, reassignments
+security.py     users and ACLs
+outcome.py      what a decision returns
 """
 
 from __future__ import annotations
@@ -19,29 +17,32 @@ from typing import assert_never
 from raftlog.errors import FencedController, InvalidRequestError, RaftlogError
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide.brokers import (
+    PRODUCER_IDS_PER_BLOCK,
+    allocate_producer_ids,
     alter_broker,
     begin_shutdown,
+    claim_controller,
     fence_broker,
     register_broker,
     unfence_broker,
     unregister_broker,
+    update_feature,
 )
-from raftmeta.decide.cluster import PRODUCER_IDS_PER_BLOCK, allocate_producer_ids, claim_controller, update_feature
-from raftmeta.decide.configs import alter_configs
 from raftmeta.decide.leadership import (
     MAX_PARTITIONS_PER_COMMAND,
     alter_partition,
+    alter_reassignments,
     elect_leaders,
     offline_replicas,
     revoke_leaders,
 )
 from raftmeta.decide.outcome import Accepted, CommandResult, Decision, outcome_from_wire, outcome_to_wire
-from raftmeta.decide.reassignment import alter_reassignments
 from raftmeta.decide.security import alter_acls, alter_users
 from raftmeta.decide.topics import (
     FIRST_LEADER_EPOCH,
     MAX_PARTITIONS_PER_TOPIC,
     MAX_TOPIC_NAME_CHARACTERS,
+    alter_configs,
     check_topic_name,
     create_partitions,
     create_topic,

@@ -8,7 +8,10 @@ What a broker's state means for its partitions comes with the `ElectLeaders(SETT
 proposes for `raftmeta.elections.unsettled`, in pieces, so that no entry of the log grows with the cluster. A broker is
 unfenced only after them.
 
-Beside these states a broker is cordoned or drained when an operator says so (`alter_broker`), until he says otherwise.
+Beside these states a broker is cordoned or drained when an operator says so (`alter_broker`), until he says otherwise,
+and its storage is full while the broker says so.
+
+Decisions that concern the cluster as a whole: its controller, its features, its producer ids.
 """
 
 from __future__ import annotations
@@ -17,26 +20,47 @@ from dataclasses import replace
 from typing import Final
 
 from raftlog._core.words import some
+from raftlog.config import MAX_INT64
 from raftlog.errors import (
     BrokerIdNotRegistered,
     DuplicateBrokerRegistration,
+    FeatureUpdateFailed,
+    FencedController,
+    InconsistentClusterId,
     InvalidRequestError,
     StaleBrokerEpoch,
     UnsupportedVersion,
 )
 from raftlog.v1 import records_pb2
-from raftmeta.decide.outcome import Accepted, CommandResult
+from raftlog.v1.records_pb2 import MetadataRecord
+from raftmeta.decide.outcome import MAX_NAME_SHOWN, Accepted, CommandResult
 from raftmeta.elections import has_unsettled
 from raftmeta.features import (
     BASELINE,
     DRAIN_LEVEL,
     DRAINING,
+    FULL_STORAGE,
+    FULL_STORAGE_LEVEL,
+    KAFKA_LISTENER_LEVEL,
+    PRODUCER_OWNERS_LEVEL,
     REPLACED_DISK_LEVEL,
+    SYNCED_LEVEL,
     check_metadata_version,
     metadata_version,
     supports,
 )
-from raftmeta.image import NO_LOAD, BrokerImage, FeatureSupport, MetadataImage, broker_record, remove_broker_record
+from raftmeta.image import (
+    NO_LOAD,
+    BrokerImage,
+    FeatureSupport,
+    MetadataImage,
+    broker_record,
+    feature_record,
+    producer_id_key_record,
+    producer_ids_record,
+    remove_broker_record,
+)
+from raftmeta.producer_ids import MAX_NUMBER, SECRET_BYTES, ProducerIdKey
 
 _UUID_BYTES = 16
 MAX_PORT = 65535
@@ -45,6 +69,7 @@ MAX_CHARACTERS: Final = 255
 """Of a host, a rack, a feature's name."""
 MAX_FEATURES: Final = 64
 MAX_DIRECTORIES: Final = 256
+MAX_UNSYNCED_TOPICS: Final = 10_000
 _MAX_LISTED: Final = 20
 
 
@@ -60,6 +85,11 @@ def register_broker(image: MetadataImage, command: records_pb2.RegisterBrokerCom
         _check_predecessor(known, command)
     drained = known is not None and known.drained and (again or not known.drained_until_restart)
     knows_directories = metadata_version(image) >= REPLACED_DISK_LEVEL
+    if known is not None and again:
+        unclean, unsynced = known.unclean, known.unsynced_topic_ids
+    else:
+        unclean, unsynced = _may_lack(known, command, counts_syncs=metadata_version(image) >= SYNCED_LEVEL)
+    knows_kafka = metadata_version(image) >= KAFKA_LISTENER_LEVEL
     broker = BrokerImage(
         broker_id=command.broker_id,
         incarnation_id=command.incarnation_id,
@@ -69,7 +99,7 @@ def register_broker(image: MetadataImage, command: records_pb2.RegisterBrokerCom
         rack=command.rack,
         fenced=known.fenced if known is not None and again else True,
         in_controlled_shutdown=known.in_controlled_shutdown if known is not None and again else False,
-        unclean=known.unclean if known is not None and again else _was_unclean(known, command),
+        unclean=unclean,
         directory_id=command.directory_id,
         lock_identity=command.lock_identity,
         inter_node_host=command.inter_node_host,
@@ -80,6 +110,10 @@ def register_broker(image: MetadataImage, command: records_pb2.RegisterBrokerCom
         drained_until_restart=drained and known is not None and known.drained_until_restart,
         other_directory_ids=tuple(sorted({*command.other_directory_ids})) if knows_directories else (),
         former_directory_ids=_former_directories(known, command) if knows_directories else (),
+        unsynced_topic_ids=unsynced,
+        storage_full=known is not None and again and known.storage_full,
+        kafka_host=command.kafka_host if knows_kafka else "",
+        kafka_port=command.kafka_port if knows_kafka else 0,
     )
     if broker == known:
         return (), CommandResult(image.offset, broker_epoch=broker.broker_epoch)
@@ -96,16 +130,23 @@ def _check_registration(image: MetadataImage, command: records_pb2.RegisterBroke
             f"broker {command.broker_id} names {len(command.other_directory_ids)} directories besides its first one, "
             f"it may name {MAX_DIRECTORIES}"
         )
+    if len(command.unsynced_topic_ids) > MAX_UNSYNCED_TOPICS:
+        raise InvalidRequestError(
+            f"broker {command.broker_id} names {len(command.unsynced_topic_ids)} topics with records that were not "
+            f"fsynced, it may name {MAX_UNSYNCED_TOPICS}"
+        )
     for what, given in (
         ("directory id", command.directory_id),
         ("lock identity", command.lock_identity),
         *(("directory id", each or b"-") for each in command.other_directory_ids),
+        *(("topic id", each or b"-") for each in command.unsynced_topic_ids[: MAX_UNSYNCED_TOPICS + 1]),
     ):
         if len(given) not in (0, _UUID_BYTES):
             raise InvalidRequestError(f"a {what} has 16 bytes, this one has {len(given)}")
     for what, text in (
         ("host", command.host),
         ("inter-node host", command.inter_node_host),
+        ("host for Kafka clients", command.kafka_host),
         ("rack", command.rack),
         *(("feature's name", each.name) for each in command.features[: MAX_FEATURES + 1]),
     ):
@@ -126,6 +167,10 @@ def _check_registration(image: MetadataImage, command: records_pb2.RegisterBroke
             f"broker {command.broker_id}: {command.inter_node_host!r}:{command.inter_node_port} "
             "is no address between nodes"
         )
+    if not 0 <= command.kafka_port <= MAX_PORT or bool(command.kafka_host) != bool(command.kafka_port):
+        raise InvalidRequestError(
+            f"broker {command.broker_id}: {command.kafka_host!r}:{command.kafka_port} is no address for Kafka clients"
+        )
     features = tuple(sorted(FeatureSupport(each.name, each.min_level, each.max_level) for each in command.features))
     for name, level in sorted({**BASELINE, **image.features}.items()):
         if not supports(features, name, level):
@@ -145,24 +190,38 @@ def _check_predecessor(known: BrokerImage, command: records_pb2.RegisterBrokerCo
         )
 
 
-def _was_unclean(known: BrokerImage | None, command: records_pb2.RegisterBrokerCommand) -> bool:
-    """Whether the new process may lack what the one before acknowledged.
+def _may_lack(
+    known: BrokerImage | None, command: records_pb2.RegisterBrokerCommand, *, counts_syncs: bool
+) -> tuple[bool, tuple[bytes, ...]]:
+    """Return whether the new process may lack what the one before acknowledged, and if not, the topics where it may.
 
-    Its clean-shutdown mark must be of the epoch that is known here, or it is from an earlier life, and of the same
-    directory. Once unclean it stays so until it has been unfenced: a clean stop in between does not bring anything
-    back.
+    A mark that it found must be of the epoch that is known here, or the mark is from an earlier life, and of the same
+    directory. A clean-shutdown mark vouches for everything. `synced_broker_epoch` vouches for everything that was
+    fsynced before it was acknowledged, which is all topics except `unsynced_topic_ids` (docs/adr/0024).
+
+    A topic or broker that may lack records stays so until the broker has been unfenced: a clean stop in between does
+    not bring anything back.
     """
     if known is None:
-        return False
-    clean_mark = command.HasField("previous_broker_epoch") and command.previous_broker_epoch == known.broker_epoch
-    return known.unclean or not clean_mark or command.directory_id != known.directory_id
+        return False, ()
+    same_directory = command.directory_id == known.directory_id
+    clean = command.HasField("previous_broker_epoch") and command.previous_broker_epoch == known.broker_epoch
+    synced = (
+        counts_syncs and command.HasField("synced_broker_epoch") and command.synced_broker_epoch == known.broker_epoch
+    )
+    if known.unclean or not same_directory or not (clean or synced):
+        return True, ()
+    lacking = set(known.unsynced_topic_ids)
+    if not clean:
+        lacking.update(command.unsynced_topic_ids)
+    return False, tuple(sorted(lacking))
 
 
 def _former_directories(known: BrokerImage | None, command: records_pb2.RegisterBrokerCommand) -> tuple[bytes, ...]:
     """Return the log directories that the broker had, if it comes back without any of them; else none.
 
-    Where one of several is still there, some of its logs are, and nobody here knows which. Until the broker has been
-    unfenced it is about the directories that it had when it was so last, and over when all of them are back.
+    If one of several is still there, some of its logs are, and only the broker knows which. Until the broker has been
+    unfenced, "had" means when it was last unfenced; the state ends when all of those directories are back.
     """
     if known is None:
         return ()
@@ -212,12 +271,12 @@ def unfence_broker(image: MetadataImage, command: records_pb2.UnfenceBrokerComma
             f"broker {broker.broker_id} is still the leader of {leaderships} partitions from before it was fenced; "
             "settle those first"
         )
-    if broker.unclean and has_unsettled(image, broker.broker_id):
+    if (broker.unclean or broker.unsynced_topic_ids) and has_unsettled(image, broker.broker_id):
         raise InvalidRequestError(
             f"broker {broker.broker_id} is back from an unclean stop and still counts as in sync with others; "
             "settle its partitions first"
         )
-    unfenced = replace(broker, fenced=False, unclean=False, former_directory_ids=())
+    unfenced = replace(broker, fenced=False, unclean=False, former_directory_ids=(), unsynced_topic_ids=())
     return _changed(image, broker, unfenced, offset)
 
 
@@ -228,10 +287,14 @@ def begin_shutdown(image: MetadataImage, command: records_pb2.BeginShutdownComma
 
 
 def alter_broker(image: MetadataImage, command: records_pb2.AlterBrokerCommand, offset: int) -> Accepted:
-    """Cordon or drain a broker, or take that back, whatever state it is in.
+    """Cordon, uncordon, drain or undrain a broker, in any state; or note whether its disk is full, as the broker says.
 
-    Nothing moves by that itself: the controller settles its partitions afterwards.
+    This moves nothing by itself: the controller settles the broker's partitions afterwards.
     """
+    if command.HasField("storage_full"):
+        check_metadata_version(image, FULL_STORAGE_LEVEL, FULL_STORAGE)
+        broker = find_broker(image, command.broker_id, command.broker_epoch)
+        return _changed(image, broker, replace(broker, storage_full=command.storage_full), offset)
     check_metadata_version(image, DRAIN_LEVEL, DRAINING)
     known = image.brokers.get(command.broker_id)
     if known is None:
@@ -269,3 +332,93 @@ def unregister_broker(image: MetadataImage, command: records_pb2.UnregisterBroke
             "bring it back, move them with a reassignment, or delete their topics, first"
         )
     return (remove_broker_record(broker.broker_id),), CommandResult(offset)
+
+
+PRODUCER_IDS_PER_BLOCK = 1000
+
+
+def claim_controller(
+    image: MetadataImage, command: records_pb2.ClaimControllerCommand, controller_epoch: int, offset: int
+) -> Accepted:
+    """Make a controller the active one, with an epoch above all before.
+
+    The first claim names the cluster, and says at which levels its features begin.
+    """
+    if controller_epoch <= image.controller_epoch:
+        raise FencedController(
+            f"controller epoch {controller_epoch} cannot be claimed, "
+            f"controller {image.controller_id} already has {image.controller_epoch}"
+        )
+    records = []
+    if not image.cluster_id:
+        if not command.cluster_id:
+            raise InvalidRequestError("the first claim names the cluster: cluster_id is empty")
+        records.append(MetadataRecord(cluster=records_pb2.ClusterRecord(cluster_id=command.cluster_id)))
+        records += [
+            feature_record(each.name, each.level)
+            for each in command.features
+            if each.level > BASELINE.get(each.name, 0)
+        ]
+    elif command.cluster_id not in ("", image.cluster_id):
+        raise InconsistentClusterId(
+            f"cluster.id={command.cluster_id!r}, but this metadata belongs to the cluster {image.cluster_id!r}; "
+            "correct cluster.id or metadata.log.dir"
+        )
+    records.append(
+        MetadataRecord(
+            controller=records_pb2.ControllerRecord(
+                controller_id=command.controller_id, controller_epoch=controller_epoch
+            )
+        )
+    )
+    return tuple(records), CommandResult(offset)
+
+
+def update_feature(image: MetadataImage, command: records_pb2.UpdateFeatureCommand, offset: int) -> Accepted:
+    """Finalize a feature at a higher level, once every registered broker knows that level (KIP-584)."""
+    name = command.name[:MAX_NAME_SHOWN]
+    level = image.features.get(command.name, BASELINE.get(command.name, 0))
+    if command.level < level or command.level < 0:
+        raise FeatureUpdateFailed(
+            f"{name} is at level {level} and cannot be lowered to {command.level}: "
+            "what was committed at that level may need it"
+        )
+    if command.level == level:
+        return (), CommandResult(image.offset)
+    if not image.brokers:
+        raise FeatureUpdateFailed(f"no broker is registered, so none supports {name}; start the brokers first")
+    for broker_id in sorted(image.brokers):
+        if not supports(image.brokers[broker_id].features, command.name, command.level):
+            raise FeatureUpdateFailed(
+                f"broker {broker_id} does not know {name} at level {command.level}; "
+                "run a newer version there first, or unregister it if it is gone for good"
+            )
+    if command.validate_only:
+        return (), CommandResult(image.offset)
+    return (feature_record(command.name, command.level),), CommandResult(offset)
+
+
+def allocate_producer_ids(
+    image: MetadataImage, command: records_pb2.AllocateProducerIdsCommand, offset: int
+) -> Accepted:
+    """Give a broker a block of numbers for producer ids that no other broker ever gets (KIP-730).
+
+    The first one from metadata.version 5 on makes the secret, by which ids are bound to their owners, the cluster's.
+    """
+    find_broker(image, command.broker_id, command.broker_epoch)
+    first = image.next_producer_id
+    records: list[MetadataRecord] = []
+    is_bound = image.producer_id_key is not None
+    if not is_bound and metadata_version(image) >= PRODUCER_OWNERS_LEVEL:
+        if len(command.new_secret) != SECRET_BYTES:
+            raise InvalidRequestError(
+                f"the cluster needs a secret for its producer ids: {SECRET_BYTES} random bytes, not "
+                f"{len(command.new_secret)}"
+            )
+        records.append(producer_id_key_record(ProducerIdKey(command.new_secret, first)))
+        is_bound = True
+    if first > (MAX_NUMBER if is_bound else MAX_INT64) - PRODUCER_IDS_PER_BLOCK:
+        raise InvalidRequestError("all producer ids are used up")
+    records.append(producer_ids_record(first + PRODUCER_IDS_PER_BLOCK))
+    result = CommandResult(offset, first_producer_id=first, producer_ids=PRODUCER_IDS_PER_BLOCK)
+    return tuple(records), result

@@ -1,4 +1,8 @@
-"""Decisions on who is in sync and who leads."""
+"""Decisions on ISRs, on leaders, and on moving partitions to other brokers (KIP-455).
+
+replicas 1 2 3, wanted 3 4 5:   replicas 3 4 5 1 2   adding 4 5   removing 1 2
+all of 4 5 are in the ISR:      replicas 3 4 5       the ISR without 1 and 2 (`elections.settle` does it)
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from raftlog.errors import (
     EligibleLeadersNotAvailable,
     FencedLeaderEpoch,
     IneligibleReplica,
+    InvalidReplicaAssignment,
     InvalidRequestError,
     InvalidUpdateVersion,
+    NoReassignmentInProgress,
     PreferredLeaderNotAvailable,
     RaftlogError,
     StaleBrokerEpoch,
@@ -22,6 +28,7 @@ from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataRecord, PartitionRef
 from raftmeta.decide.brokers import find_broker
 from raftmeta.decide.outcome import Accepted, CommandResult
+from raftmeta.decide.topics import check_takes_replicas, find_topic
 from raftmeta.elections import (
     SETTLE,
     UNCLEAN,
@@ -31,10 +38,12 @@ from raftmeta.elections import (
     revoke,
     settle,
     take_offline,
+    why_leaderless,
     with_new_epochs,
+    with_replicas,
+    without_marks,
 )
 from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage, partition_record
-from raftmeta.replica_marks import why_leaderless, without_marks
 
 MAX_PARTITIONS_PER_COMMAND = 500
 
@@ -75,7 +84,7 @@ def alter_partition(image: MetadataImage, command: records_pb2.AlterPartitionCom
     if set(partition.isr) == members:
         isr = partition.isr
     altered = replace(
-        without_marks(partition, members),  # who has caught up has a working log again
+        without_marks(partition, members),  # a replica that has caught up has a working log again
         isr=isr,
         eligible_leader_replicas=eligible_replicas(image, topic, partition, isr),
     )
@@ -145,10 +154,9 @@ def offline_replicas(image: MetadataImage, command: records_pb2.OfflineReplicasC
 
 
 def elect_leaders(image: MetadataImage, command: records_pb2.ElectLeadersCommand, offset: int) -> Accepted:
-    """Settle partitions (`raftmeta.elections`). Those that are gone, or as they should be, are passed over.
+    """Settle partitions (`raftmeta.elections`); deleted partitions and those that need no change are skipped.
 
-    What somebody asked for by PREFERRED or UNCLEAN and no partition needs or allows is refused, with the reason of
-    the first one.
+    A PREFERRED or UNCLEAN election that no partition needs or allows is refused, with the reason of the first one.
     """
 
     def settled(topic: TopicImage, partition: PartitionImage) -> PartitionImage:
@@ -178,7 +186,7 @@ def _why_nothing(image: MetadataImage, ref: PartitionRef, election: ElectionType
 
 
 def revoke_leaders(image: MetadataImage, command: records_pb2.RevokeLeadersCommand, offset: int) -> Accepted:
-    """Take the leadership of partitions from their live leaders, where somebody in sync can follow."""
+    """Revoke the leadership of partitions from their live leaders, where another replica in sync can lead."""
 
     def revoked(topic: TopicImage, partition: PartitionImage) -> PartitionImage:
         return revoke(image, topic, partition, offset=offset)
@@ -204,3 +212,56 @@ def _change_partitions(
             records.append(partition_record(topic_id, after, unclean_election=is_unclean(image, before, after.leader)))
     result = CommandResult(offset if records else image.offset, partitions=tuple(each.partition for each in records))
     return tuple(records), result
+
+
+def alter_reassignments(image: MetadataImage, command: records_pb2.AlterReassignmentsCommand, offset: int) -> Accepted:
+    """Begin to move a partition, turn a move under way to another goal, or cancel it (no replicas named)."""
+    topic = find_topic(image, command.topic)
+    if not 0 <= command.partition < len(topic.partitions):
+        raise UnknownTopicOrPartition(f"topic {topic.name!r} has no partition {command.partition}")
+    partition = topic.partitions[command.partition]
+    if command.replicas:
+        altered = _begin(image, topic, partition, tuple(command.replicas))
+    else:
+        altered = _cancel(image, topic, partition, offset)
+    altered = with_new_epochs(partition, settle(image, topic, altered, offset=offset))
+    unclean = is_unclean(image, partition, altered.leader)
+    record = partition_record(topic.topic_id, altered, unclean_election=unclean)
+    if altered is partition:
+        return (), CommandResult(image.offset, topic_id=topic.topic_id, partitions=(record.partition,))
+    return (record,), CommandResult(offset, topic_id=topic.topic_id, partitions=(record.partition,))
+
+
+def _begin(
+    image: MetadataImage, topic: TopicImage, partition: PartitionImage, wanted: tuple[int, ...]
+) -> PartitionImage:
+    if len(set(wanted)) < len(wanted):
+        raise InvalidReplicaAssignment(f"{topic.name}-{partition.partition}: {list(wanted)} names a broker twice")
+    unknown = sorted(set(wanted) - image.brokers.keys())
+    if unknown:
+        raise InvalidReplicaAssignment(f"{topic.name}-{partition.partition}: broker {unknown[0]} is not registered")
+    for replica in wanted:
+        if replica not in partition.replicas:
+            check_takes_replicas(image.brokers[replica], f"{topic.name}-{partition.partition}")
+    # A replica that was being added does not count yet: it has to catch up for the new goal as well.
+    held = set(partition.replicas).difference(partition.adding_replicas)
+    removing = tuple(replica for replica in partition.replicas if replica not in wanted)
+    return replace(
+        partition,
+        replicas=wanted + removing,
+        adding_replicas=tuple(replica for replica in wanted if replica not in held),
+        removing_replicas=removing,
+    )
+
+
+def _cancel(image: MetadataImage, topic: TopicImage, partition: PartitionImage, offset: int) -> PartitionImage:
+    if not partition.adding_replicas and not partition.removing_replicas:
+        raise NoReassignmentInProgress(f"{topic.name}-{partition.partition} is not being moved")
+    held = tuple(replica for replica in partition.replicas if replica not in partition.adding_replicas)
+    cancelled = with_replicas(image, partition, held, offset)
+    if cancelled is None:
+        raise EligibleLeadersNotAvailable(
+            f"{topic.name}-{partition.partition}: none of {list(held)} could lead after the move is cancelled; "
+            "wait until one of them is up and in sync"
+        )
+    return cancelled

@@ -8,12 +8,11 @@ from raftlog.errors import InvalidRequestError, ResourceNotFound, UnacceptableCr
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM, ScramCredential, UserMechanism
-from raftmeta.acls import Acl, check_acl
+from raftmeta.acls import Acl, check_acl, why_no_user
 from raftmeta.credentials import KEY_BYTES, MECHANISM_NAMES, Credential, CredentialKey, remove_credential_record
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
 from raftmeta.features import SECURITY, SECURITY_LEVEL, check_metadata_version
 from raftmeta.image import MetadataImage
-from raftmeta.user_names import why_no_user
 
 MAX_CREDENTIALS: Final = 10_000
 """In a cluster; every controller and broker holds all of them."""
@@ -62,7 +61,7 @@ def alter_users(image: MetadataImage, command: records_pb2.AlterUsersCommand, of
     if credentials > MAX_CREDENTIALS and credentials > len(image.credentials):
         raise InvalidRequestError(
             f"the cluster would have {credentials} credentials, at most {MAX_CREDENTIALS} are allowed; delete users "
-            "that nobody needs (raftlog user delete)"
+            "that are not needed (raftlog user delete)"
         )
     return _accepted(image, records, offset)
 
@@ -91,7 +90,7 @@ def alter_acls(image: MetadataImage, command: records_pb2.AlterAclsCommand, offs
     if added and acls > MAX_ACLS:
         raise InvalidRequestError(
             f"the cluster would have {acls} ACLs, at most {MAX_ACLS} are allowed; use prefixed ones "
-            "(--resource-pattern-type prefixed), or remove those that nobody needs (raftlog acl remove)"
+            "(--resource-pattern-type prefixed), or remove those that are not needed (raftlog acl remove)"
         )
     return _accepted(image, [*removed, *added], offset)
 

@@ -1,14 +1,23 @@
-"""Decisions on topics and the number of their partitions."""
+"""Decisions on topics and the number of their partitions.
+
+Which brokers hold a new partition: evenly, racks apart, the same on every controller.
+
+Decisions on configs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from raftlog.config import ConfigDef
 from raftlog.errors import (
+    InvalidConfig,
     InvalidPartitions,
     InvalidReplicaAssignment,
+    InvalidReplicationFactor,
     InvalidRequestError,
     InvalidTopic,
     TopicAlreadyExists,
@@ -18,8 +27,11 @@ from raftlog.errors import (
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
+from raftmeta.elections import eligible_replicas, with_new_epochs
 from raftmeta.features import OWN_TOPIC_ID_LEVEL, metadata_version
 from raftmeta.image import (
+    CLUSTER_DEFAULT,
+    NO_LOAD,
     BrokerImage,
     MetadataImage,
     PartitionImage,
@@ -30,8 +42,59 @@ from raftmeta.image import (
     partition_record,
     topic_record,
 )
-from raftmeta.placement import place_partitions
-from raftmeta.topic_configs import TOPIC_CONFIGS
+from raftmeta.replay import replay_all
+from raftmeta.topic_configs import DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
+
+
+def place_partitions(image: MetadataImage, partitions: int, replication_factor: int) -> Iterator[tuple[int, ...]]:
+    """Yield the replicas of each of `partitions` new partitions, the preferred leader first.
+
+    The leader is the broker that leads fewest partitions, the others those that hold fewest, first from racks that
+    the partition is not in yet; ties go to the lowest broker id. Brokers that are fenced, shutting down, cordoned or
+    drained get nothing.
+    What each has comes from `image.load`, so the partitions that are there already cost nothing.
+
+    Raises:
+        InvalidReplicationFactor: below 1 or above the number of brokers that take replicas.
+    """
+    available = [broker for _, broker in sorted(image.brokers.items()) if broker.takes_replicas]
+    if not 1 <= replication_factor <= len(available):
+        cordoned = sum(broker.active and not broker.takes_replicas for broker in image.brokers.values())
+        many = len(available)
+        raise InvalidReplicationFactor(
+            f"replication factor {replication_factor}: of {len(image.brokers)} registered brokers {many or 'none'} "
+            f"{'is' if many < 2 else 'are'} up{' and not cordoned or drained' if cordoned else ''}"
+            + (f", so it can be {'1' if many == 1 else f'from 1 to {many}'}" if many else "")
+        )
+    led = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).leaderships for broker in available}
+    held = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).replicas for broker in available}
+    return _place(available, led, held, partitions, replication_factor)
+
+
+def _place(
+    available: Sequence[BrokerImage],
+    led: dict[int, int],
+    held: dict[int, int],
+    partitions: int,
+    replication_factor: int,
+) -> Iterator[tuple[int, ...]]:
+    rack_of = {broker.broker_id: broker.rack for broker in available}
+    one_rack = len(set(rack_of.values())) == 1
+    for _ in range(partitions):
+        _, _, leader = min([(led[broker_id], held[broker_id], broker_id) for broker_id in rack_of])
+        replicas = [leader]
+        if one_rack and replication_factor > 1:  # the same as below, in one step: no rack comes first
+            rest_by_load = sorted([(held[broker_id], broker_id) for broker_id in rack_of if broker_id != leader])
+            replicas += [broker_id for _, broker_id in rest_by_load[: replication_factor - 1]]
+        while len(replicas) < replication_factor:
+            racks = {rack_of[broker_id] for broker_id in replicas}
+            rest = [broker_id for broker_id in rack_of if broker_id not in replicas]
+            replicas.append(min(rest, key=lambda broker_id: (rack_of[broker_id] in racks, held[broker_id], broker_id)))
+        led[leader] += 1
+        for broker_id in replicas:
+            held[broker_id] += 1
+        yield tuple(replicas)
+
 
 MAX_TOPIC_NAME_CHARACTERS = 249
 MAX_PARTITIONS_PER_TOPIC = 10_000
@@ -96,7 +159,7 @@ def _new_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, of
 
 
 def _assigned(image: MetadataImage, command: records_pb2.CreateTopicCommand) -> Iterator[tuple[int, ...]]:
-    """Return the replicas that somebody chose for each partition. Raises InvalidReplicaAssignment."""
+    """Return the replicas that the client chose for each partition. Raises InvalidReplicaAssignment."""
     chosen = [tuple(each.replicas) for each in command.assignments]
     if len(chosen) != command.partitions or any(len(each) != command.replication_factor for each in chosen):
         raise InvalidReplicaAssignment(
@@ -220,3 +283,59 @@ def _replication_factor(topic: TopicImage) -> int:
     """Return how many replicas a new partition gets: as many as the first one wants."""
     first = topic.partitions[0]
     return len(first.replicas) - len(first.removing_replicas)
+
+
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
+"""Has the same name as a topic's config and as the default of all topics."""
+
+
+def alter_configs(image: MetadataImage, command: records_pb2.AlterConfigsCommand, offset: int) -> Accepted:
+    """Set and take back configs of one resource, all or nothing."""
+    table = _config_table(image, command.resource)
+    values = table.canonical(command.set)
+    unset = {table.key(name).name for name in command.unset}
+    both = sorted(unset & values.keys())
+    if both:
+        raise InvalidConfig(f"{table.what} {both[0]} is both set and unset in one request")
+    resource = ResourceKey(command.resource.type, command.resource.name)
+    present = image.resource_configs(resource.type, resource.name)
+    records = [config_record(resource, key, value) for key, value in values.items() if present.get(key) != value] + [
+        config_record(resource, key, None) for key in sorted(unset & present.keys())
+    ]
+    if command.validate_only or not records:
+        return (), CommandResult(image.offset)
+    if any(record.config.key == MIN_INSYNC_REPLICAS for record in records):
+        records += _no_longer_eligible(replay_all(image, records, offset), resource)
+    return tuple(records), CommandResult(offset)
+
+
+def _no_longer_eligible(image: MetadataImage, resource: ResourceKey) -> Iterator[MetadataRecord]:
+    """Yield the partitions whose ISR is large enough by the new min.insync.replicas, without eligible replicas.
+
+    The leader may commit from now on, and replicas outside the ISR do not get those records. This cannot wait until
+    partitions are settled: if the config is raised again before, the time in between would go unnoticed.
+    """
+    named = image.topic(resource.name) if resource.type == ConfigResource.TOPIC else None
+    topics = [image.topics[topic_id] for topic_id in sorted(image.topics)] if named is None else [named]
+    for topic in topics:
+        for partition in topic.partitions:
+            if partition.eligible_leader_replicas:
+                eligible = eligible_replicas(image, topic, partition, partition.isr)
+                after = with_new_epochs(partition, replace(partition, eligible_leader_replicas=eligible))
+                if after is not partition:
+                    yield partition_record(topic.topic_id, after)
+
+
+def _config_table(image: MetadataImage, resource: ConfigResource) -> ConfigDef:
+    if resource.type == ConfigResource.TOPIC:
+        find_topic(image, resource.name)
+        return TOPIC_CONFIGS
+    if resource.type == ConfigResource.BROKER:
+        known = {CLUSTER_DEFAULT, *(str(broker_id) for broker_id in image.brokers)}
+        if resource.name not in known:
+            raise InvalidRequestError(
+                f"there is no broker {shown(resource.name)}; name a registered one, or none for the default of all "
+                "brokers"
+            )
+        return DYNAMIC_BROKER_CONFIGS
+    raise InvalidRequestError(f"config resource type {resource.type} is not known here")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from raftlog._client.tls import ChannelTls
+from raftlog._client.security import ChannelTls
 
 MAX_COMMAND_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = 32 << 20
@@ -15,11 +15,7 @@ MAX_MESSAGE_BYTES: Final = 32 << 20
 CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 300),
-    ("grpc.enable_http_proxy", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
 ]
 SERVER_OPTIONS: Final[list[tuple[str, Any]]] = [
@@ -44,7 +40,7 @@ class Endpoint(NamedTuple):
 
 
 class Clock(Protocol):
-    """Two clocks: one to stamp commands with, one to measure with."""
+    """Two clocks: one that stamps records and commands, one that measures durations. Simulations have their own."""
 
     def now_ms(self) -> int:
         """Unix time in milliseconds; may jump."""

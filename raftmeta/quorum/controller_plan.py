@@ -1,6 +1,6 @@
-"""What the active controller should propose next, from the image and what brokers have said; pure.
+"""The next proposals of the active controller, from the image and the brokers' reports; pure.
 
-Scans over all partitions are the caller's to place: `scan` takes an image and nothing else, so it may run in a thread.
+`scan` looks at all partitions. It needs nothing but an image, so the caller may run it in a thread.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from raftmeta.elections import not_preferred
 from raftmeta.image import MetadataImage
 
 PARTITIONS_PER_COMMAND: Final = 100
-"""Fewer than a command may have: deciding on one must not hold the event loop up."""
+"""Fewer than a command may have, because its decision must not block the event loop."""
 assert PARTITIONS_PER_COMMAND <= MAX_PARTITIONS_PER_COMMAND
 
 BROKER_KINDS: Final = frozenset({"broker", "remove_broker"})
 WATCHED_KINDS: Final = BROKER_KINDS | {"config", "partition", "remove_topic"}
-"""Records that can ask something of the controller."""
+"""Kinds of records that may need an action of the controller."""
 
 PartitionKey = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """A leadership that was taken from a live broker; it has let go once it has applied `at_offset`."""
+    """A leadership that was revoked from a live broker, which has resigned once it has applied `at_offset`."""
 
     broker_id: int
     at_offset: int
@@ -35,7 +35,7 @@ class Revoked:
 
 @dataclass(slots=True)
 class BrokerReport:
-    """What a broker's newest heartbeat said, and what it was told last."""
+    """A broker's newest heartbeat, and the last answer to it."""
 
     broker_epoch: int
     applied_offset: int = -1
@@ -43,12 +43,12 @@ class BrokerReport:
     lease_released: bool = False
     heard_ms: float = float("-inf")
     catch_up_to: int = -1
-    """The metadata offset that a fenced broker has to have applied before it may serve."""
+    """The metadata offset that a fenced broker must apply before it may serve."""
     stands_since_ms: float = float("inf")
-    """Since when it is behind and applies nothing."""
+    """The time since which it is behind and applies nothing."""
 
     def applied(self, applied_offset: int, metadata_offset: int, now_ms: float) -> None:
-        """Note what a heartbeat said, `metadata_offset` being what was committed when it came."""
+        """Note a heartbeat; `metadata_offset` is the committed offset at its arrival."""
         if applied_offset > self.applied_offset:
             self.applied_offset = applied_offset
             self.stands_since_ms = float("inf")
@@ -88,7 +88,7 @@ def follow_revoked(revoked: dict[PartitionKey, Revoked], records: Iterable[Metad
 
 @dataclass(slots=True)
 class Unsettled:
-    """What has to be looked at for partitions that ask for another ISR or leader: these topics, or everything."""
+    """The topics to check for partitions that need another ISR or leader, or all topics."""
 
     everything: bool = True
     topic_ids: set[bytes] = field(default_factory=set)
@@ -109,7 +109,7 @@ class Unsettled:
                     pass
 
     def take(self) -> Unsettled:
-        """Return what there is to look at and begin anew."""
+        """Return the topics to check, and begin anew."""
         taken = Unsettled(self.everything, self.topic_ids)
         self.everything, self.topic_ids = False, set()
         return taken
@@ -121,7 +121,7 @@ class Unsettled:
 def let_go(
     image: MetadataImage, revoked: Mapping[PartitionKey, Revoked], reports: Mapping[int, BrokerReport]
 ) -> list[PartitionKey]:
-    """Return the revoked partitions whose former leader has let go: it applied the revocation, or cannot lead."""
+    """Return the revoked partitions whose former leader has resigned: it applied the revocation, or cannot lead."""
     free_up_to: dict[int, float] = {}
     for broker_id in {each.broker_id for each in revoked.values()}:
         broker = image.brokers.get(broker_id)
@@ -161,9 +161,9 @@ def to_unfence(
 def standing_still(
     image: MetadataImage, reports: Mapping[int, BrokerReport], now_ms: float, *, patience_ms: float
 ) -> list[tuple[int, int]]:
-    """Return (broker id, broker epoch) of unfenced brokers that are behind and have applied nothing for so long.
+    """Return (broker id, broker epoch) of unfenced brokers that are behind and have applied nothing for a while.
 
-    Their heartbeats arrive, and what is decided does not: they would be given partitions and never hear of it.
+    Their heartbeats arrive but the metadata does not reach them, so they would not learn of partitions given to them.
     """
     return sorted(
         (broker_id, report.broker_epoch)
@@ -176,7 +176,7 @@ def standing_still(
 
 
 def to_begin_shutdown(image: MetadataImage, reports: Mapping[int, BrokerReport]) -> list[tuple[int, int]]:
-    """Return (broker id, broker epoch) of brokers that want to go and are not marked so yet."""
+    """Return (broker id, broker epoch) of brokers that ask to shut down and are not marked so yet."""
     return sorted(
         (broker_id, broker.broker_epoch)
         for broker_id, broker in image.brokers.items()
@@ -191,9 +191,9 @@ def to_begin_shutdown(image: MetadataImage, reports: Mapping[int, BrokerReport])
 def may_shut_down(
     image: MetadataImage, broker_id: int, revoked: Mapping[PartitionKey, Revoked], *, settled: bool
 ) -> bool:
-    """Return whether every leadership of the broker that others can take has been taken.
+    """Whether other brokers have taken over every leadership that they can.
 
-    `settled`: no partition waits for the consequences of a broker's change.
+    `settled`: no partition needs to be settled after a broker's change.
     """
     broker = image.brokers.get(broker_id)
     if broker is None or broker.fenced:
@@ -226,7 +226,7 @@ def imbalanced(image: MetadataImage, percentage: float) -> list[PartitionKey]:
 
 
 def chunks(keys: Sequence[PartitionKey]) -> Iterator[list[PartitionRef]]:
-    """Yield the partitions in the pieces that one command may have."""
+    """Yield the partitions in pieces for one command each."""
     for start in range(0, len(keys), PARTITIONS_PER_COMMAND):
         yield [
             PartitionRef(topic_id=topic_id, partition=partition)

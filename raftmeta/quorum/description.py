@@ -11,8 +11,7 @@ from raftlog.v1.raft_pb2 import FRESH, JOINING
 from raftmeta.image import MetadataImage
 from raftmeta.quorum.config import Endpoint, QuorumConfig
 from raftmeta.quorum.controller_plan import BrokerReport
-from raftmeta.raft.node import RaftNode
-from raftmeta.raft.status import PeerStatus
+from raftmeta.raft.node import PeerStatus, RaftNode
 
 NOT_KNOWN = -1
 

@@ -31,7 +31,7 @@ TIMER_GRAIN_S: Final = 0.001
 
 
 class WriteAheadPort(Protocol):
-    """The log of the core, as far as the driver syncs it."""
+    """The part of the write-ahead log that the driver uses."""
 
     @property
     def dirty(self) -> bool:
@@ -39,7 +39,7 @@ class WriteAheadPort(Protocol):
         ...
 
     def take(self) -> Any:
-        """Hand out what is to be written."""
+        """Return the next write."""
         ...
 
     def write(self, pending: Any) -> None:
@@ -47,12 +47,12 @@ class WriteAheadPort(Protocol):
         ...
 
     def done(self, pending: Any) -> None:
-        """Note that it is durable; on the event loop."""
+        """Note that the write is durable; on the event loop."""
         ...
 
 
 class RaftPort(Protocol):
-    """The core, as far as the driver runs it; see `raftmeta.raft.node.RaftNode`."""
+    """The part of the core that the driver uses; see `raftmeta.raft.node.RaftNode`."""
 
     @property
     def wants_cycle(self) -> bool:
@@ -68,15 +68,15 @@ class RaftPort(Protocol):
         ...
 
     def take_immediate(self) -> Sequence[tuple[int, RaftMessage]]:
-        """Hand out messages that promise nothing."""
+        """Return messages that promise nothing."""
         ...
 
     def take_durable(self) -> Sequence[tuple[int, RaftMessage]]:
-        """Hand out messages that may leave once the log is synced."""
+        """Return messages that may leave once the log is synced."""
         ...
 
     def propose(self, command: bytes, done: Callable[[ProposalOutcome], None]) -> None:
-        """Append a command; `done` hears what came of it."""
+        """Append a command; `done` is called with its outcome."""
         ...
 
     def read_index(self, done: Callable[[int | None], None]) -> None:
@@ -124,9 +124,7 @@ class Driver:
         self._waiting: set[asyncio.Future[Any]] = set()
         self._stopped_by: RaftlogError | None = ShuttingDown("the quorum has not been started yet")
         self.on_commit: Callable[[float], None] = lambda seconds: None
-        """Told how long each command took, from the proposal until it was applied."""
-        self.cycles = 0
-        self.syncs = 0
+        """Called with the time of each command from its proposal until it was applied."""
 
     @property
     def failed(self) -> bool:
@@ -235,7 +233,7 @@ class Driver:
         self.kick()
 
     def kick(self) -> None:
-        """Ask for a cycle; cheap, and as often as one likes."""
+        """Ask for a cycle; cheap, and may be called at any rate."""
         if self._syncing:
             self._again = True
         elif not self._soon and self._stopped_by is None:
@@ -259,7 +257,6 @@ class Driver:
         self._held_back = self._proposed = False
         node = self._node
         assert node is not None
-        self.cycles += 1
         try:
             node.cycle()
             for peer_id, message in node.take_immediate():
@@ -287,7 +284,6 @@ class Driver:
         assert node is not None
         try:
             future.result()
-            self.syncs += 1
             self._wal.done(pending)
             self._finish(node)
         except Exception as error:
@@ -308,7 +304,7 @@ class Driver:
             self._arm(node.next_deadline_s())
 
     def _arm(self, due_s: float) -> None:
-        """Have a timer that fires no later than `due_s`: one that fires earlier finds nothing due and arms anew.
+        """Arm a timer that fires no later than `due_s`; one that fires earlier finds nothing due and is armed again.
 
         A deadline mostly moves away; leaving the old timer in place is cheaper than moving it each time.
         """
@@ -372,4 +368,4 @@ class Driver:
 
 
 def _drop(peer_id: int, message: RaftMessage) -> None:
-    """Stand in for the links until there are some."""
+    """Drop messages until there are links."""

@@ -1,6 +1,6 @@
-"""Whether two voters belong together, from what they say of themselves; pure.
+"""Whether two voters belong to one quorum, by their hellos; pure.
 
-What comes from outside is measured before it is compared, sorted, or put into a message or a log.
+Data from a peer is checked for size before it is compared, sorted, sent or logged.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAX_REASON: Final = 1_000
 
 
 def refusal(mine: RaftHello, theirs: RaftHello) -> RaftlogError | None:
-    """Return why the node that said `theirs` is not the voter it was taken for, or None.
+    """Return why the node that sent `theirs` is not the expected voter, or None.
 
-    `mine.peer_id` is whom this node believes to talk to, or 0 to take the other's word; the message is for both logs.
+    `mine.peer_id` is the expected node, or 0 to accept any voter; both nodes log the message.
     """
     me, other = mine.node_id, theirs.node_id
     if len(theirs.voters) > max(MAX_VOTERS, len(mine.voters)):
@@ -36,7 +36,7 @@ def refusal(mine: RaftHello, theirs: RaftHello) -> RaftlogError | None:
         )
     if not same_cluster(mine.cluster_id, theirs.cluster_id):
         return InconsistentClusterId(
-            f"controller {other} belongs to the cluster {shown(theirs.cluster_id)} and controller {me} to "
+            f"controller {other} belongs to the cluster {shown_id(theirs.cluster_id)} and controller {me} to "
             f"{mine.cluster_id!r}: set the same cluster.id on both, or correct the address of one of them in "
             "controller.quorum.voters"
         )
@@ -67,14 +67,14 @@ def refusal(mine: RaftHello, theirs: RaftHello) -> RaftlogError | None:
 
 
 def same_cluster(ours: str, theirs: str) -> bool:
-    """Whether two cluster ids go together: equal, or one of them not known yet; never one that cannot be."""
+    """Whether two cluster ids match: both valid, and equal or one of them still unknown."""
     if len(theirs) > MAX_CLUSTER_ID_BYTES or len(theirs.encode()) > MAX_CLUSTER_ID_BYTES:
         return False
     return not ours or not theirs or ours == theirs
 
 
-def shown(text: str) -> str:
-    """Return a text from outside as messages show it."""
+def shown_id(text: str) -> str:
+    """Return a peer's text in the form for messages."""
     return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r} and {len(text) - MAX_SHOWN} characters more"
 
 

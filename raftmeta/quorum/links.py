@@ -1,15 +1,17 @@
 """Streams between voters: `Raft.Exchange`, one for each ordered pair, dialled by the one that sends on it.
 
-Messages go one way; the other direction carries the answering hello, and after it empty frames that say "I live".
-Raft copes with lost messages, so a link that is in trouble is dropped and dialled again: when nobody reads (the queue
-overflows), when nothing is heard for SILENCE_S, when it breaks.
+Messages go one way; the other direction carries the answering hello, then empty frames as signs of life. Raft copes
+with lost messages, so a link is dropped and dialled again when its queue overflows, when it is silent for SILENCE_S,
+and when it breaks.
 
-The states of an outgoing link, each change of which makes one line in the log:
+The states of an outgoing link; each change is one line in the log:
 
     connecting --(hello accepted)--> up
     up         --(broken, silent, overflow)--> connecting
     connecting --(hello refused, by either side)--> refused: <why>     and dialled again all the same
     refused    --(hello accepted)--> up
+
+The accepting end checks which node calls. A frame that no voter sends ends its stream before any of it is used.
 """
 
 from __future__ import annotations
@@ -20,48 +22,53 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
 
 from raftlog._client.connections import in_words
-from raftlog._client.tls import ChannelTls, dial
-from raftlog.errors import AuthorizationError, BrokerUnavailable, RaftlogError, from_wire
+from raftlog._client.security import ChannelTls, dial
+from raftlog.errors import AuthorizationError, BrokerUnavailable, RaftlogError, from_wire, to_wire
 from raftlog.v1 import raft_pb2, raft_pb2_grpc
 from raftlog.v1.common_pb2 import NONE
 from raftmeta.quorum.config import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, Endpoint
-from raftmeta.quorum.hello import MAX_REASON, refusal
+from raftmeta.quorum.hello import MAX_REASON, duplicate, refusal
+from raftmeta.quorum.peer_identity import refuse_false_claim
+from raftmeta.raft.messages import flaw
 
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S: Final = 1.0
 PING_AFTER_S: Final = 0.5
-"""An idle link says this often that it lives."""
+"""Interval of the signs of life on an idle link."""
 SILENCE_S: Final = 2.0
-"""A peer that says nothing for so long is taken for unreachable."""
+"""After this silence a peer counts as unreachable."""
 FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 0.3
 REFUSED_RETRY_S: Final = 1.0
 MAX_QUEUED_MESSAGES: Final = 20_000
 MAX_QUEUED_BYTES: Final = 128 << 20
 MAX_FRAME_BYTES: Final = 4 << 20
-"""A frame is closed once it has this much; the last message may go beyond it."""
+"""A frame is closed at this size; its last message may exceed it."""
 MAX_FRAME_MESSAGES: Final = 4096
-"""The accepting end takes no frame of more."""
+"""The most messages in a frame that the accepting end takes."""
 
 assert PING_AFTER_S * 2 < SILENCE_S
 assert MAX_FRAME_BYTES * 2 < MAX_MESSAGE_BYTES
 
 
 class LinkedCore(Protocol):
-    """The core, as far as links deal with it."""
+    """The part of the core that links use."""
 
     def hello(self) -> raft_pb2.RaftHello:
         """Return how this voter introduces itself."""
         ...
 
     def hello_from(self, peer_id: int, hello: raft_pb2.RaftHello) -> None:
-        """Take what a peer said of itself."""
+        """Take a peer's hello."""
         ...
 
     def receive(self, peer_id: int, message: raft_pb2.RaftMessage) -> None:
@@ -69,15 +76,15 @@ class LinkedCore(Protocol):
         ...
 
     def link_up(self, peer_id: int, hello: raft_pb2.RaftHello) -> None:
-        """Messages to the peer have a way now."""
+        """Note that messages can be sent to the peer."""
         ...
 
     def link_down(self, peer_id: int) -> None:
-        """Messages to the peer have no way any more."""
+        """Note that messages can no longer be sent to the peer."""
         ...
 
     def stream_lost(self, peer_id: int) -> None:
-        """The peer's own stream to this node broke."""
+        """Note that the peer's own stream to this node broke."""
         ...
 
 
@@ -105,13 +112,13 @@ class OutgoingLink:
         self._up = False
         self._heard_s = 0.0
         self._idle = True
-        """Nothing was sent since the last tick."""
+        """Whether nothing was sent since the last tick."""
         self._ticker: asyncio.TimerHandle | None = None
         self._call: Any = None
         self._task: asyncio.Task[None] | None = None
         self._broken: RaftlogError | None = None
         self.trouble = "not connected yet"
-        """Why there is no link, in words; "" while there is one."""
+        """The reason why there is no link, as text; "" while there is one."""
 
     def start(self) -> None:
         """Begin to dial."""
@@ -145,7 +152,7 @@ class OutgoingLink:
                     delay_s = FIRST_RETRY_S
                 elif not error.retriable:
                     delay_s = REFUSED_RETRY_S
-            except Exception as error:  # whatever a peer makes us stumble over, the link is dialled again
+            except Exception as error:  # a peer may cause any error; the link is dialled again
                 logger.exception("the link to controller %d failed", self.peer_id)
                 self._down(BrokerUnavailable(f"{type(error).__name__}: {error}"))
             finally:
@@ -211,7 +218,7 @@ class OutgoingLink:
         return hello
 
     async def _write(self, call: Any) -> None:
-        """Send what is queued, and a sign of life when nothing is; `_tick` notices silence: no timer a message."""
+        """Send queued messages, or a sign of life; `_tick` detects silence, so that messages need no timers."""
         while True:
             if self._broken is not None:
                 raise self._broken
@@ -225,7 +232,7 @@ class OutgoingLink:
                 await call.write(raft_pb2.RaftFrame())
 
     def _tick(self) -> None:
-        """Every PING_AFTER_S while the link is up: is the peer silent, and have we been?"""
+        """Check the silence of the peer and of this node, every PING_AFTER_S while the link is up."""
         self._ticker = asyncio.get_running_loop().call_later(PING_AFTER_S, self._tick)
         if time.monotonic() - self._heard_s > SILENCE_S:
             self._break(BrokerUnavailable(f"nothing was heard of it for {SILENCE_S:g} s"))
@@ -244,7 +251,7 @@ class OutgoingLink:
         return frame
 
     async def _read(self, call: Any) -> None:
-        """Notice signs of life, and the end."""
+        """Note signs of life, and the end."""
         error = BrokerUnavailable("it closed the connection")
         try:
             while (frame := await call.read()) is not grpc.aio.EOF:
@@ -326,7 +333,7 @@ class RaftLinks:
             link.start()
 
     def send(self, peer_id: int, message: raft_pb2.RaftMessage) -> None:
-        """Send a message, or lose it: Raft sends again what matters."""
+        """Send a message, which may get lost; Raft sends it again if needed."""
         self._links[peer_id].send(message)
 
     def troubles(self) -> dict[int, str]:
@@ -336,3 +343,118 @@ class RaftLinks:
     async def close(self) -> None:
         """End all streams."""
         await asyncio.gather(*(link.close() for link in self._links.values()))
+
+
+_Context = aio.ServicerContext[Any, Any]
+
+
+@dataclass(eq=False, slots=True)
+class _Inbound:
+    """The stream of one peer."""
+
+    incarnation: int
+    heard_s: float = field(default_factory=time.monotonic)
+
+
+class RaftExchange(raft_pb2_grpc.RaftServicer):
+    """Takes the messages of the other voters; one stream of each, the newest.
+
+    A peer that reconnects replaces its own older stream, whose late messages are dropped. A second process that
+    claims the id of a living one is refused.
+    """
+
+    def __init__(self, node: LinkedCore, kick: Callable[[], None]) -> None:
+        self._node = node
+        self._kick = kick
+        self._inbound: dict[int, _Inbound] = {}
+        self._refused: dict[int, str] = {}
+        self._closed = False
+
+    async def Exchange(  # type: ignore[override] # the stub knows generators only; with read() both ends show
+        self, request_iterator: Any, context: _Context
+    ) -> None:
+        """Serve one stream until it breaks, falls silent, or is superseded."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                frame = await context.read()
+        except (TimeoutError, DecodeError):
+            return
+        if self._closed or frame is aio.EOF or frame is None or not frame.HasField("hello"):
+            return
+        theirs = frame.hello
+        mine = self._node.hello()
+        peer_id = theirs.node_id
+        await refuse_false_claim(context, peer_id)
+        refused = refusal(mine, theirs) or self._duplicate(theirs)
+        mine.peer_id = peer_id
+        if refused is not None:
+            self._note_refused(peer_id, refused)
+            mine.error.CopyFrom(to_wire(refused))
+            await context.write(raft_pb2.RaftFrame(hello=mine))
+            return
+        self._refused.pop(peer_id, None)
+        inbound = self._inbound[peer_id] = _Inbound(theirs.incarnation)
+        self._node.hello_from(peer_id, theirs)
+        self._kick()
+        try:
+            await context.write(raft_pb2.RaftFrame(hello=mine))
+            await self._serve(peer_id, inbound, context)
+        except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+            pass  # broken or silent: the same to Raft
+        except DecodeError as error:
+            logger.error("ended the stream of controller %d: it does not parse: %s", peer_id, error)
+        finally:
+            if self._inbound.get(peer_id) is inbound:
+                del self._inbound[peer_id]
+                if not self._closed:
+                    self._node.stream_lost(peer_id)
+                    self._kick()
+
+    async def _serve(self, peer_id: int, inbound: _Inbound, context: _Context) -> None:
+        node, kick = self._node, self._kick
+        loop = asyncio.get_running_loop()
+        answered_s = inbound.heard_s
+        async with asyncio.timeout(SILENCE_S) as deadline:  # one for all frames, moved as often as the peer is answered
+            while True:
+                frame = await context.read()
+                if frame is aio.EOF or frame is None or self._inbound.get(peer_id) is not inbound or self._closed:
+                    return
+                wrong = flaw_in(frame)
+                if wrong:
+                    logger.error("ended the stream of controller %d: it sent %s", peer_id, wrong)
+                    return
+                now_s = inbound.heard_s = time.monotonic()
+                for message in frame.messages:
+                    node.receive(peer_id, message)
+                if frame.messages:
+                    kick()
+                if now_s - answered_s >= PING_AFTER_S / 2:
+                    answered_s = now_s
+                    deadline.reschedule(loop.time() + SILENCE_S)
+                    await context.write(raft_pb2.RaftFrame())
+
+    def _duplicate(self, theirs: raft_pb2.RaftHello) -> RaftlogError | None:
+        present = self._inbound.get(theirs.node_id)
+        if present is None or present.incarnation == theirs.incarnation:
+            return None
+        return duplicate(theirs.node_id) if time.monotonic() - present.heard_s < SILENCE_S else None
+
+    def _note_refused(self, peer_id: int, error: RaftlogError) -> None:
+        """Log each new reason once, not each attempt."""
+        if self._refused.get(peer_id) != str(error):
+            if len(self._refused) >= 100:  # ids come from outside
+                self._refused.clear()
+            self._refused[peer_id] = str(error)
+            logger.error("refused a stream of controller %d: %s", peer_id, error)
+
+    def close(self) -> None:
+        """Accept no more streams."""
+        self._closed = True
+        self._inbound.clear()
+
+
+def flaw_in(frame: raft_pb2.RaftFrame) -> str:
+    """Return why no voter sends such a frame, as text; "" if it is valid."""
+    if len(frame.messages) > MAX_FRAME_MESSAGES:
+        return f"{len(frame.messages)} messages in one frame, at most {MAX_FRAME_MESSAGES} are allowed"
+    return next(filter(None, map(flaw, frame.messages)), "")

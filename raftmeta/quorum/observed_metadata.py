@@ -19,7 +19,7 @@ from typing import Any, Final
 import grpc
 
 from raftlog._client.connections import from_grpc
-from raftlog._client.tls import dial
+from raftlog._client.security import dial
 from raftlog.errors import BrokerUnavailable, InconsistentClusterId, InvalidRecord, RaftlogError, ShuttingDown
 from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.common_pb2 import QuorumInfo
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 0.3
 BEHIND_S: Final = 0.3
-"""A controller that does not show what is known to be committed for so long is left for another one."""
+"""After this time without the known committed changes the node leaves a controller for another one."""
 CONNECT_TIMEOUT_S: Final = 2.0
 READY_ATTEMPT_S: Final = 5.0
 READY_RETRY_S: Final = 0.1
 MAX_SNAPSHOT_RECORDS: Final = 10_000_000
 INLINE_RECORDS: Final = 2_000
-"""So many records are applied on the event loop; a larger image is built in a thread."""
+"""Up to this many records are applied on the event loop; a larger image is built in a thread."""
 
 
 class ObservedMetadata:
@@ -79,7 +79,7 @@ class ObservedMetadata:
 
     @property
     def image(self) -> MetadataImage:
-        """The newest committed image this node has heard of."""
+        """The newest committed image that this node has received."""
         return self._feed.image
 
     async def propose(self, command: MetadataCommand) -> CommandResult:
@@ -103,7 +103,7 @@ class ObservedMetadata:
         return offset
 
     async def describe_quorum(self) -> QuorumInfo:
-        """Return the quorum as its leader sees it, or as a controller does when nobody leads."""
+        """Return the leader's view of the quorum, or another controller's while there is no leader."""
         return await self._channel.describe_quorum()
 
     async def open_heartbeats(self) -> HeartbeatStream:
@@ -127,7 +127,7 @@ class ObservedMetadata:
                 return
 
     def waiting_for(self) -> str:
-        """Say which controllers cannot be reached, in words for a log line; "" while one is watched."""
+        """Return the unreachable controllers as text for a log line; "" while one is watched."""
         if self._watched is not None and self._feed.image.controller_epoch > 0:
             return ""
         said = (f"{self._name(each)}: {why}" for each, why in sorted(self._troubles.items()))
@@ -262,7 +262,7 @@ class ObservedMetadata:
                             f"it stays at offset {self._feed.image.offset}, but {self._committed_offset} is committed"
                         )
                     continue
-                if pending.cancelled():  # with the call, by somebody else
+                if pending.cancelled():  # with the call, not by this task
                     raise BrokerUnavailable("the watch was cancelled")
                 response, pending = pending.result(), None
                 if response is grpc.aio.EOF:

@@ -1,8 +1,8 @@
 """Which node is at the other end of a call between nodes, by its certificate.
 
 A certificate names a node with the URI `raftlog://node/ID` among its subject alternative names, or several nodes that
-share it; one without such a URI by the common name `raftlog-node-ID`. Whoever claims to be a node has to have a
-certificate that names it. In plaintext nobody has one, and claims are taken as they are.
+share it; one without such a URI by the common name `raftlog-node-ID`. A caller that claims to be a node must have a
+certificate that names that node. In plaintext there are no certificates, and claims are accepted.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def node_ids_of(auth_context: Mapping[str, Iterable[bytes]]) -> frozenset[int] |
 
 
 def check_claim(node_id: int) -> None:
-    """Check that who is at the other end of this call may say that it is this node.
+    """Check that the caller's certificate names this node.
 
     Raises:
-        AuthorizationError: its certificate is another node's.
+        AuthorizationError: it names other nodes.
     """
     nodes = peer_nodes.get()
     if nodes is not None and node_id not in nodes:
@@ -65,7 +65,7 @@ def check_claim(node_id: int) -> None:
 
 
 async def refuse_false_claim(context: aio.ServicerContext[Any, Any], node_id: int) -> None:
-    """End a call with PERMISSION_DENIED when who is at the other end may not say that it is this node."""
+    """End a call with PERMISSION_DENIED if the caller's certificate does not name this node."""
     try:
         check_claim(node_id)
     except AuthorizationError as error:

@@ -33,13 +33,13 @@ from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand
 from raftmeta.decide import CommandResult
 from raftmeta.decide.outcome import outcome_to_wire
 from raftmeta.quorum.channel import CLIENT_ID_BYTES, LocalController
-from raftmeta.quorum.hello import same_cluster, shown
+from raftmeta.quorum.hello import same_cluster, shown_id
 from raftmeta.quorum.peer_identity import check_claim, refuse_false_claim
 
 logger = logging.getLogger(__name__)
 
 MAX_UNANSWERED: Final = 16
-"""Heartbeats of one stream whose answers are out; gRPC holds the ones after them back."""
+"""Unanswered heartbeats of one stream; gRPC holds back further ones."""
 WRITE_TIMEOUT_S: Final = 5.0
 
 ALLOWED_KINDS: Final = frozenset(
@@ -61,13 +61,13 @@ ALLOWED_KINDS: Final = frozenset(
         "update_feature",
     }
 )
-"""The others are the controller's own: it proposes them from what it knows."""
+"""Other commands are proposed only by the controller itself."""
 
 _Context = aio.ServicerContext[Any, Any]
 
 
 class ControllerView(Protocol):
-    """What the service says about the quorum."""
+    """The service's source for the state of the quorum."""
 
     def hint(self) -> ControllerHint:
         """Where the active controller is."""
@@ -100,7 +100,7 @@ def check_command(command: MetadataCommand) -> None:
 
 
 def claimed_node(command: MetadataCommand) -> int | None:
-    """Return which broker says what is in a command; None where it does not matter who does."""
+    """Return the broker that must be the sender of a command; None if any node may send it."""
     match command.WhichOneof("command"):
         case "register_broker":
             return command.register_broker.broker_id
@@ -125,14 +125,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def Propose(
         self, request: controller_pb2.ProposeRequest, context: _Context
     ) -> controller_pb2.ProposeResponse:
-        """Commit a command; not one that its sender has given up: it will ask again."""
+        """Commit a command, unless its sender has given up already and will ask again."""
         if (claimed := claimed_node(request.command)) is not None:
             await refuse_false_claim(context, claimed)
         outcome: CommandResult | RaftlogError
         remaining_s = context.time_remaining()
         try:
             if remaining_s is not None and remaining_s <= 0:
-                raise RequestTimedOut("nobody waits for this answer any more; nothing was done")
+                raise RequestTimedOut("the caller's deadline has passed; nothing was done")
             self._check_cluster(request.cluster_id)
             check_command(request.command)
             outcome = await self._controller.propose(request.command)
@@ -152,7 +152,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def Barrier(
         self, request: controller_pb2.BarrierRequest, context: _Context
     ) -> controller_pb2.BarrierResponse:
-        """Confirm with a majority, and say what is committed."""
+        """Confirm leadership with a majority, and return the committed offset."""
         try:
             offset = await self._controller.barrier()
         except RaftlogError as error:
@@ -163,7 +163,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def DescribeQuorum(
         self, request: controller_pb2.DescribeQuorumRequest, context: _Context
     ) -> controller_pb2.DescribeQuorumResponse:
-        """Say how the quorum is: the leader does, or anybody when nobody leads."""
+        """Describe the quorum: the leader answers, or any voter while there is no leader."""
         hint = self._view.hint()
         quorum = self._view.quorum_info()
         if hint.controller_id >= 0 and not self._controller.serving:
@@ -185,6 +185,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                     await context.write(response)
                 if response.error.code != NONE:
                     return
+            if (refusal := await reader) is not None:
+                await context.abort(*refusal)
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
             pass  # the broker is gone, or reads nothing: it opens another stream
         finally:
@@ -193,8 +195,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def _take_heartbeats(
         self, context: _Context, stream: object, answers: asyncio.Queue[asyncio.Future[HeartbeatResponse] | None]
-    ) -> None:
-        """Count each heartbeat the moment it arrives, even while the answer to the one before is out."""
+    ) -> tuple[grpc.StatusCode, str] | None:
+        """Count each heartbeat when it arrives, even before the last one is answered.
+
+        Return the status for a stream that is refused; None: it has ended.
+        """
         try:
             while (request := await context.read()) is not aio.EOF and request is not None:
                 check_claim(request.broker_id)
@@ -203,18 +208,21 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             pass
         except DecodeError as error:
             logger.warning("ended a heartbeat stream: it does not parse: %s", error)
+            return grpc.StatusCode.INVALID_ARGUMENT, f"the heartbeat does not parse: {error}"
         except AuthorizationError as error:
             logger.error("ended a heartbeat stream: %s", error, extra={"peer": context.peer()})
+            return grpc.StatusCode.PERMISSION_DENIED, str(error)
         finally:
-            # Nobody reads answers any more: what is queued may go, so that the end has room.
+            # The answers have no reader any more: drop the queued ones to make room for the end mark.
             while answers.full():
                 answers.get_nowait()
             answers.put_nowait(None)
+        return None
 
     def _check_cluster(self, cluster_id: str) -> None:
         ours = self._cluster_id()
         if not same_cluster(ours, cluster_id):
             raise InconsistentClusterId(
-                f"the request is for the cluster {shown(cluster_id)}, this controller belongs to {ours!r}: "
+                f"the request is for the cluster {shown_id(cluster_id)}, this controller belongs to {ours!r}: "
                 "correct cluster.id or controller.quorum.voters"
             )

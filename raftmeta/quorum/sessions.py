@@ -1,25 +1,42 @@
-"""The active controller's side of liveness: when a broker counts as gone, and whether it may have a lease.
+"""Liveness of brokers: sessions at the active controller, leases at the brokers.
 
-The states of a broker here, with what moves it:
+The states of a broker in the controller's `BrokerSessions`, with the events that change them:
 
     fenced    --(UnfenceBroker applied)-->                    live
     live      --(session over, or lease over after its stream broke; `expired` says so)--> fencing
     fencing   --(FenceBroker applied, or a new registration)--> fenced
     live      --(FenceBroker applied: controlled shutdown)-->  fenced
 
-Only a live broker gets leases (`may_lease`). *Fencing* begins the moment `expired` has named the broker: the command
-that fences it is under way, so a heartbeat that comes in now must not be answered with a lease, or the next leader
-would be elected under a valid one. It ends only with what the log says.
+Only a live broker gets leases (`may_lease`). *Fencing* begins when `expired` has named the broker: the command that
+fences it is under way, so no heartbeat is answered with a lease any more. Otherwise the next leader would be elected
+while that lease is valid. Only a committed record ends this state.
 
-A lease must not make an old image powerful either. A broker that was fenced and came back has lost leaderships that it
-may not have heard of yet; it gets a lease only once it has applied the metadata offset at which it became live. After
-an election the controller does not know those offsets, so that everyone has to have reached the controller's own.
+A lease must not be used with an old image. A broker that was fenced and has returned may not know yet which
+leaderships it has lost, so it gets a lease only once it has applied the metadata offset at which it became live. A
+newly elected controller does not know those offsets; it asks every broker to reach its own.
 
-Why it is safe to fence after a session, and after a lease where the stream broke: see `raftmeta.quorum.leases`. What
-remains to be shown is that every lease a broker may hold was asked for by a heartbeat sent no later than the time
-from which its session counts. That time is the last heartbeat received, or the election of this controller: a
-deposed controller's grants were confirmed by a majority that had not elected this one yet, so they were asked for
-before.
+It is safe to fence after a session, or after a lease if the stream broke, because of the argument below and because
+every lease that a broker may hold was requested by a heartbeat sent no later than the time from which its session
+counts. That time is the last heartbeat received, or the election of this controller. A deposed controller's grants
+were confirmed by a majority that had not elected this one yet, so they were requested before its election.
+
+A broker leads a partition while its image says so *and* its lease is valid. A controller that elects another leader
+waits until that lease has expired, so two brokers never lead at once, regardless of the network, the scheduler and
+deposed controllers. The argument, in order of time:
+
+1. The broker sends a heartbeat at `sent`. A lease granted for it ends `lease_ms` after `sent`.
+2. A controller receives it at `received >= sent`, and only then begins a round with a majority of the voters. It
+   answers with a lease once that round has confirmed that it still leads.
+3. So no later term had a leader when the round began, and a controller that deposes this one is elected after `sent`.
+   It gives every broker a full session from its own election, and a session is longer than a lease.
+4. The granting controller itself fences the broker one session after the last heartbeat it received, which is at
+   least one session after `sent`. Once it has decided to fence, no heartbeat gets a lease (`BrokerSessions`).
+
+Counting from the *answer* would break 3 and 4, because an answer may wait in a socket for any time.
+
+Each clock is compared only with itself, as a duration. Each side allows for an error of DRIFT_PPM: the broker shortens
+the lease by it, the controller waits that much longer. The clock must advance while the process is paused, so that a
+broker that resumes sees that its lease has expired before it answers a client.
 """
 
 from __future__ import annotations
@@ -27,12 +44,76 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raftmeta.image import BrokerImage, MetadataImage
-from raftmeta.quorum.leases import CLOCK_GRAIN_MS, DRIFT_PPM
+
+DRIFT_PPM = 1_000
+"""How far a clock may run from true time, in parts of a million; NTP slews by at most 500."""
+CLOCK_GRAIN_MS = 1.0
+"""Callers may round the time to whole milliseconds."""
+MAX_UNANSWERED = 256
+"""Heartbeats remembered while their answers are out; the oldest is forgotten, and its lease with it."""
+
+assert 0 <= DRIFT_PPM < 100_000
+
+
+class BrokerLease:
+    """The lease of one broker, over all streams and controllers it has talked to.
+
+    Invariant: `expires_at_ms` never goes back except by `revoke`.
+    """
+
+    def __init__(self, drift_ppm: int = DRIFT_PPM) -> None:
+        assert 0 <= drift_ppm < 1_000_000
+        self._drift = drift_ppm / 1_000_000
+        self._sent_at_ms: dict[int, float] = {}
+        self._last_sequence = -1
+        self._expires_at_ms = float("-inf")
+
+    @property
+    def expires_at_ms(self) -> float:
+        """When the lease ends on the broker's clock; -inf before the first and after `revoke`."""
+        return self._expires_at_ms
+
+    def valid(self, now_ms: float) -> bool:
+        """Return whether the broker may act as a leader at this moment. Ask right before an answer leaves."""
+        return now_ms < self._expires_at_ms
+
+    def sent(self, sequence: int, now_ms: float) -> None:
+        """Note when a heartbeat leaves; call it *before* handing the heartbeat to the network.
+
+        Sequences rise over all streams of the process: a late answer on an old stream is then never taken for
+        the answer to a newer heartbeat.
+        """
+        assert sequence > self._last_sequence, f"heartbeat {sequence} after {self._last_sequence}"
+        self._last_sequence = sequence
+        self._sent_at_ms[sequence] = now_ms
+        if len(self._sent_at_ms) > MAX_UNANSWERED:
+            del self._sent_at_ms[next(iter(self._sent_at_ms))]
+
+    def granted(self, sequence: int, lease_ms: float, now_ms: float) -> bool:
+        """Take the answer to a heartbeat; `lease_ms` 0 grants nothing and takes nothing away.
+
+        Returns whether the lease is valid now. A lease that arrives later than it lasts changes nothing.
+        """
+        sent_at_ms = self._sent_at_ms.pop(sequence, None)
+        if sent_at_ms is None or lease_ms <= 0:
+            return self.valid(now_ms)
+        for older in [each for each in self._sent_at_ms if each < sequence]:
+            del self._sent_at_ms[older]  # answers come in order on a stream: these had none, or an older stream's
+        self._expires_at_ms = max(self._expires_at_ms, sent_at_ms + lease_ms * (1 - self._drift) - CLOCK_GRAIN_MS)
+        return self.valid(now_ms)
+
+    def revoke(self) -> None:
+        """Give the lease up, and those that were asked for: after a new registration, or when shutting down."""
+        self._sent_at_ms.clear()
+        self._expires_at_ms = float("-inf")
+
 
 PAUSE_SHARE = 0.1
 """Of a session: a controller that looks this much too late has itself stood still."""
 GRACE_SHARE = 0.25
 """Of a session: what a broker then gets, once, for the heartbeats that wait in the controller's sockets."""
+SILENT_SHARE = 0.5
+"""Of a lease, which is longer than two heartbeat intervals."""
 
 assert 0 < PAUSE_SHARE < GRACE_SHARE < 1
 
@@ -128,6 +209,21 @@ class BrokerSessions:
             and now_ms < session.last_heartbeat_ms + self.session_timeout_ms
         )
 
+    def is_silent(self, broker_id: int, now_ms: float) -> bool:
+        """Return whether a broker that is not fenced has missed a heartbeat: it may be dead.
+
+        None has come since `activate`, its stream is broken, or the last one is older than SILENT_SHARE of a lease.
+        """
+        session = self._sessions.get(broker_id)
+        if session is None or session.fenced:
+            return False
+        heard_ms = session.last_heartbeat_ms
+        return heard_ms is None or session.stream_lost or now_ms - heard_ms > SILENT_SHARE * self.lease_ms
+
+    def silent(self, now_ms: float) -> frozenset[int]:
+        """Return all silent brokers."""
+        return frozenset(broker_id for broker_id in self._sessions if self.is_silent(broker_id, now_ms))
+
     def stream_lost(self, broker_id: int, now_ms: float) -> None:
         """The broker's heartbeat stream broke: it need not be waited for longer than a lease may last.
 
@@ -178,7 +274,7 @@ class BrokerSessions:
         return session.counts_from_ms + allowed_ms + session.extra_ms
 
     def _forgive_own_pause(self, now_ms: float) -> None:
-        """If this controller stood still, heartbeats wait in its sockets: let them be read before anyone is fenced."""
+        """If this controller was paused, heartbeats wait in its sockets: let it read them before it fences brokers."""
         due_ms = self.next_deadline_ms()
         if due_ms is None or now_ms - due_ms < PAUSE_SHARE * self.session_timeout_ms:
             return

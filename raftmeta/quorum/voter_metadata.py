@@ -19,22 +19,20 @@ from raftlog.v1.controller_pb2 import ControllerHint
 from raftlog.v1.raft_pb2 import FRESH
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
+from raftmeta.disk import OsDisk
 from raftmeta.image import MetadataImage
-from raftmeta.os_disk import OsDisk
 from raftmeta.port import Change, HeartbeatStream, Listener, Unsubscribe
-from raftmeta.quorum.channel import ControllerChannel
+from raftmeta.quorum.channel import ControllerChannel, better, leads
 from raftmeta.quorum.config import MAX_COMMAND_BYTES, Clock, QuorumConfig
 from raftmeta.quorum.controller import ActiveController
 from raftmeta.quorum.description import RaftView, describe
 from raftmeta.quorum.driver import Driver
-from raftmeta.quorum.exchange import RaftExchange
 from raftmeta.quorum.image_feed import ImageFeed
-from raftmeta.quorum.links import RaftLinks
-from raftmeta.quorum.quorum_views import better, leads
+from raftmeta.quorum.links import RaftExchange, RaftLinks
 from raftmeta.quorum.service import ControllerService
-from raftmeta.raft import engine
+from raftmeta.raft import consensus
+from raftmeta.raft.consensus import RaftOptions
 from raftmeta.raft.node import RaftNode
-from raftmeta.raft.options import RaftOptions
 from raftmeta.raft.snapshots import SnapshotStore
 from raftmeta.raft.voters import MetadataDirectory, read_properties
 from raftmeta.raft.wal import WriteAheadLog
@@ -70,7 +68,7 @@ class QuorumMetadata:
         self._executor = executor
         self._clock = clock
         self._state = MetadataState()
-        self._driver = Driver(wal, engine.monotonic_s, executor, on_fatal)
+        self._driver = Driver(wal, consensus.monotonic_s, executor, on_fatal)
         self._controller = ActiveController(
             config.node_id,
             lambda: directory.cluster_id,
@@ -140,7 +138,7 @@ class QuorumMetadata:
         return offset
 
     async def describe_quorum(self) -> QuorumInfo:
-        """Return the quorum as its leader sees it, or when nobody leads or the leader is silent, as who knows most."""
+        """Return the leader's view of the quorum, or the best other view if there is no leader or it is silent."""
         if self._controller.serving or not self._node.has_peers:
             return self.quorum_info()
         try:
@@ -175,7 +173,7 @@ class QuorumMetadata:
                 return
 
     def waiting_for(self) -> str:
-        """Say which voters are missing, in words for a log line; "" once somebody leads."""
+        """Return the missing voters as text for a log line; "" once there is a leader."""
         if self._controller.serving or (self._node.role != "leader" and self._node.leader_id >= 0):
             return ""
         if self._node.role == "leader":
@@ -274,7 +272,7 @@ class QuorumMetadata:
         self._links.start()
 
     async def step_down(self, timeout_s: float = STEP_DOWN_TIMEOUT_S) -> None:
-        """Hand the leadership of the quorum over, if it is here and somebody else can have it."""
+        """Hand the leadership of the quorum to another voter, if this one leads and another can."""
         if not self._started or self._driver.failed or not self._leads():
             return
         if not self._node.transfer_leadership():
@@ -282,7 +280,7 @@ class QuorumMetadata:
         self._driver.kick()
         try:
             async with asyncio.timeout(timeout_s):
-                while self._leads() or self._node.leader_id < 0:  # noqa: ASYNC110 # nobody announces either
+                while self._leads() or self._node.leader_id < 0:  # noqa: ASYNC110 # no event announces either
                     await asyncio.sleep(WATCH_S)
         except TimeoutError:
             logger.info("controller %d could not hand its leadership over", self._config.node_id)

@@ -1,5 +1,9 @@
-"""Raft for the metadata quorum: PySyncObj as the engine, with what it leaves open closed around it.
+"""Raft for the metadata quorum, with PySyncObj as the engine in `consensus.py`; only it and `wal.py` import it.
 
-A node is `RaftNode`; it has no thread and no clock of its own: its owner calls `cycle` and carries messages. Only this
-package imports pysyncobj (`engine` says what of it is used, and checks that at import).
+node.py         `RaftNode`: proposals, reads, messages; its owner calls `cycle` and carries messages
+consensus.py    the interface to PySyncObj, checked at import
+elections.py    pre-votes, votes, handing leadership over
+replication.py  entries and snapshots to followers
+wal.py, snapshots.py, voters.py   log, snapshots and voters on the disk
+messages.py, ports.py   the messages; what a node needs from outside
 """

@@ -1,8 +1,8 @@
-"""Who campaigns when, and who answers: pre-vote, the sticky leader, votes by identity, handing leadership over.
+"""Elections of a Raft node: pre-vote, the sticky leader, votes by identity, handing leadership over.
 
-A node asks first whether it would be elected (pre-vote, Raft thesis 9.6), so that one which was cut off does not depose
-a working leader with a higher term when it comes back. Nodes that hear a leader answer neither that nor a candidate,
-unless the leader itself asked for the election.
+A node first asks whether it would be elected (pre-vote, Raft thesis 9.6), so that a node that was cut off does not
+depose a working leader with a higher term when it returns. Nodes that hear a leader answer neither a pre-vote nor a
+candidate, unless the leader itself asked for the election.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ import random
 
 from raftlog.v1.raft_pb2 import PreVoteAnswer, PreVoteRequest, VoteRequest
 from raftmeta.raft import messages
-from raftmeta.raft.consensus import LEADER, Consensus, Peer
-from raftmeta.raft.options import RaftOptions
-from raftmeta.raft.transport import RaftTransport
+from raftmeta.raft.consensus import LEADER, Consensus, Peer, RaftOptions, RaftTransport
 from raftmeta.raft.voters import JoinGuard
 from raftmeta.raft.wal import WriteAheadLog
 
 logger = logging.getLogger(__name__)
 
 CAMPAIGN_ROOM_BYTES = 4 << 10
-"""What a node must be able to write before it asks to lead."""
+"""Space that a node must have on its disk before it campaigns."""
 
 
 class Elections:
@@ -41,15 +39,15 @@ class Elections:
         self._peers, self._consensus, self._wal, self._transport = peers, consensus, wal, transport
         self._guard, self._rng, self._options = guard, rng, options
         self._needed = (len(peers) + 1) // 2
-        """Others that make a majority together with this node."""
+        """The number of other voters that form a majority with this node."""
         self.connected: set[int] = set()
         self.last_heard_s: dict[int, float] = {}
-        """When something of the current term was last heard from each peer."""
+        """The time of each peer's last message of the current term."""
         self._leader_heard_s = -math.inf
         self._leader_suspected = False
         self._round = 0
         self._pre_votes: set[int] | None = None
-        """Who granted the pre-vote under way."""
+        """The peers that granted the pre-vote under way."""
         self._pre_vote_term = 0
         self._elected_beforehand = False
         self._votes: set[int] = set()
@@ -58,10 +56,10 @@ class Elections:
         self._transfer_until_s = 0.0
         self._transfer_sent = False
         self._asked_until_s = -math.inf
-        """Until when a leader's wish that this node campaign at once is followed."""
+        """Until when a leader's request to campaign at once is valid."""
         self._said_last_term = False
 
-    # Who leads
+    # The leader
 
     def heard_leader(self, now_s: float) -> None:
         """Note a message of the current term's leader."""
@@ -69,7 +67,7 @@ class Elections:
         self._leader_suspected = False
 
     def leader_stream_lost(self, now_s: float) -> None:
-        """Note that the leader's stream broke: a process that was killed is found out so, long before a timeout."""
+        """Note that the leader's stream broke, which shows a killed process long before a timeout."""
         self._leader_suspected = True
         soon = now_s + self._rng.uniform(*self._options.prevote_after_break_s)
         if self._consensus.election_deadline_s > soon:
@@ -156,7 +154,7 @@ class Elections:
     # Votes
 
     def vote_requested(self, peer: Peer, body: VoteRequest, now_s: float) -> None:
-        """Let PySyncObj decide about a vote, unless it must not even hear of it."""
+        """Let PySyncObj decide on a vote, unless the request must be ignored."""
         term = self._consensus.term
         if body.term < term:
             self._transport.post(peer.node_id, messages.term_notice(term))
@@ -189,7 +187,7 @@ class Elections:
 
     @property
     def handing_over(self) -> bool:
-        """Whether leadership is on its way to somebody: nothing new is taken on meanwhile."""
+        """Whether leadership is being handed over: no new proposals are accepted meanwhile."""
         return self._transfer_to is not None
 
     def hand_over(self, progress: dict[int, tuple[int, int]], now_s: float) -> bool:
@@ -215,7 +213,7 @@ class Elections:
             self._transfer_sent = True
 
     def asked_to_campaign(self, peer: Peer, term: int, now_s: float) -> None:
-        """Campaign at once, if it is the leader who asks and this node may; forgotten after an election timeout."""
+        """Campaign at once, if the leader asks for it and this node may; the wish expires after an election timeout."""
         consensus = self._consensus
         if term == consensus.term and consensus.leader is peer and self._guard.may_vote:
             self._asked_until_s = now_s + self._options.election_timeout_s[0]

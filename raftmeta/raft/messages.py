@@ -1,4 +1,4 @@
-"""The messages between voters (`raft.proto`), made and taken apart.
+"""Encoding and decoding of the messages between voters (`raft.proto`).
 
     message             sent by      leaves                  answered by
     append_entries      leader       at once                 append_answer
@@ -11,13 +11,13 @@
     timeout_now         leader       at once                 vote_request
     read_probe          leader       at once                 read_answer
     read_answer         follower     at once
-    term_notice         anybody      at once
-    voter_notice        anybody      at once
+    term_notice         any node     at once
+    voter_notice        any node     at once
 
-Each carries its sender's term. "At once" holds as long as that term is durable; else it waits for the sync as well.
+Each carries its sender's term. "At once" is true if that term is durable; otherwise the message waits for the sync too.
 
-A term is at most MAX_TERM, which the controller epoch has room for (int32). Terms are adopted from whoever shows a
-higher one, and are durable: one that nobody can go beyond would leave the quorum without a leader for good.
+A term is at most MAX_TERM, the largest controller epoch (int32). A node adopts any higher term that it sees, durably: a
+term without a successor would leave the quorum without a leader for good.
 """
 
 from __future__ import annotations

@@ -7,6 +7,21 @@ The owner carries messages and calls `cycle`:
 
 A node stops for good (`fatal`) when it can no longer be trusted to agree with the others: its disk failed, an applied
 entry raised, a leader contradicts what is committed.
+
+`Proposals` holds a leader's proposals until their outcome is known.
+
+`ReadRounds` serves linearizable reads without a log entry (Raft thesis, 6.4: ReadIndex), many in one round. A round
+asks all followers whether they still follow in this term. Once a majority with the leader has confirmed it, no newer
+leader had been elected when the round began, so the commit index of that moment was the newest. It counts only once the
+first entry of the leader's own term is committed, because before that the leader's commit index may lag.
+
+`Receiver` handles messages before PySyncObj sees them:
+
+- An invalid message (`messages.flaw`) is dropped, and nothing in it is used.
+- A message of an older term is dropped, or answered with a term notice; a higher term is adopted first.
+- Only new entries are passed on. Matching entries are never truncated, committed ones never replaced, and only compared
+  entries are acknowledged. A rejection names the next index, so that one round trip finds the common entry.
+- A commit index counts only as far as entries were compared.
 """
 
 from __future__ import annotations
@@ -14,7 +29,9 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from raftlog.errors import (
@@ -26,26 +43,366 @@ from raftlog.errors import (
     StorageFull,
     UnsupportedVersion,
 )
-from raftlog.v1.raft_pb2 import FRESH, JOINING, VIRGIN, VOTER, RaftHello, RaftMessage
-from raftmeta.raft import engine, messages
-from raftmeta.raft.consensus import CANDIDATE, FOLLOWER, LEADER, Consensus, Peer
+from raftlog.v1.raft_pb2 import FRESH, JOINING, VIRGIN, VOTER, AppendEntries, RaftHello, RaftMessage, SnapshotChunk
+from raftmeta.raft import consensus, messages
+from raftmeta.raft.consensus import CANDIDATE, FOLLOWER, LEADER, Consensus, Outgoing, Peer, RaftOptions, RaftTransport
 from raftmeta.raft.elections import CAMPAIGN_ROOM_BYTES, Elections
-from raftmeta.raft.options import RaftOptions
 from raftmeta.raft.ports import Applied, ProposalOutcome, RaftListener, ReplicatedState, RunOffLoop, Unknown, run_inline
-from raftmeta.raft.proposals import ProposalDone, Proposals
-from raftmeta.raft.reads import ReadDone, ReadRounds
-from raftmeta.raft.receiving import Receiver
 from raftmeta.raft.replication import Replication
-from raftmeta.raft.snapshots import SnapshotStore
-from raftmeta.raft.snapshotting import Snapshotter
-from raftmeta.raft.status import PeerStatus
-from raftmeta.raft.transport import Outgoing, RaftTransport
+from raftmeta.raft.snapshots import SnapshotStore, Snapshotter
 from raftmeta.raft.voters import JoinGuard, MetadataDirectory, VoterStateValue
-from raftmeta.raft.wal import ABSTAINED, Entry, WriteAheadLog
+from raftmeta.raft.wal import ABSTAINED, ENTRY_OVERHEAD_BYTES, Entry, WriteAheadLog
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """Another voter, as this node sees it."""
+
+    connected: bool
+    """Whether this node's stream to it is up."""
+    match_index: int
+    """The last index at which its log is known to match the leader's; 0 if this node does not lead."""
+    last_contact_s: float | None
+    """Seconds since its last message; None if there was none."""
+    state: VoterStateValue
+    """Its voter state, by its last hello."""
+
+
+ProposalDone = Callable[[ProposalOutcome], None]
+COMMAND = b"\x00"
+"""Prefix of a command in an entry's data."""
+
+
+class Proposals:
+    """Proposals that wait to be appended, or to be applied."""
+
+    def __init__(self, wal: WriteAheadLog) -> None:
+        self._wal = wal
+        self.waiting: list[tuple[bytes, ProposalDone]] = []
+        self._waiting_bytes = 0
+        self._pending: dict[int, tuple[int, ProposalDone]] = {}
+        """Index → (term, callback of the proposer)."""
+        self._abandoned: list[ProposalDone] = []
+
+    def add(self, command: bytes, done: ProposalDone) -> bool:
+        """Accept a command; False if there is no room for it on the disk."""
+        size = len(command) + len(COMMAND) + ENTRY_OVERHEAD_BYTES
+        if not self._wal.has_room(self._waiting_bytes + size):
+            return False
+        self._waiting_bytes += size
+        self.waiting.append((command, done))
+        return True
+
+    def append(self, term: int) -> None:
+        """Move the waiting proposals into the log."""
+        waiting, self.waiting, self._waiting_bytes = self.waiting, [], 0
+        index = self._wal.last_index
+        add, pending = self._wal.add, self._pending
+        for command, done in waiting:
+            index += 1
+            add(COMMAND + command, index, term)
+            pending[index] = (term, done)
+
+    def applied(self, index: int, term: int, result: object) -> None:
+        """Answer the proposer of the entry at `index`."""
+        if not self._pending:
+            return
+        waiting = self._pending.pop(index, None)
+        if waiting is None:
+            return
+        if waiting[0] == term:
+            waiting[1](Applied(index, term, result))
+        else:
+            self._abandoned.append(waiting[1])
+
+    def abandon(self) -> None:
+        """This node leads no longer, so the outcomes will not be known."""
+        self._abandoned += [done for _, done in self._pending.values()]
+        self._abandoned += [done for _, done in self.waiting]
+        self._pending.clear()
+        self.waiting, self._waiting_bytes = [], 0
+
+    def tell_abandoned(self) -> None:
+        """Answer the proposers whose outcome is unknown."""
+        abandoned, self._abandoned = self._abandoned, []
+        for done in abandoned:
+            done(Unknown())
+
+
+ReadDone = Callable[[int | None], None]
+
+
+class ReadRounds:
+    """The waiting reads and the rounds under way, of a leader. Pure."""
+
+    def __init__(self, majority: int) -> None:
+        self._needed = majority - 1
+        self._waiting: list[ReadDone] = []
+        self._rounds: deque[tuple[int, int, list[ReadDone]]] = deque()
+        """(round, commit index when it began, callbacks of its readers)"""
+        self._confirmed: dict[int, int] = {}
+        self._round = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether reads wait for a round to begin."""
+        return bool(self._waiting)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether reads wait for answers."""
+        return bool(self._rounds)
+
+    def add(self, done: ReadDone) -> None:
+        """Let a read wait for the next round."""
+        self._waiting.append(done)
+
+    def begin(self, commit_index: int) -> int:
+        """Begin a round for all waiting reads, and return its number for the answers."""
+        self._round += 1
+        if self._waiting:
+            self._rounds.append((self._round, commit_index, self._waiting))
+            self._waiting = []
+        return self._round
+
+    def confirm(self, peer_id: int, round_number: int) -> None:
+        """Note that a follower has confirmed this round and all earlier ones."""
+        if round_number > self._confirmed.get(peer_id, 0):
+            self._confirmed[peer_id] = round_number
+
+    def ready(self) -> list[tuple[int, list[ReadDone]]]:
+        """Return (commit index, reads) of the rounds that a majority has confirmed."""
+        found = []
+        while self._rounds:
+            round_number, commit_index, reads = self._rounds[0]
+            if sum(confirmed >= round_number for confirmed in self._confirmed.values()) < self._needed:
+                break
+            self._rounds.popleft()
+            found.append((commit_index, reads))
+        return found
+
+    def abandon(self) -> list[ReadDone]:
+        """Drop all rounds, because this node leads no longer; return the callbacks of their readers."""
+        reads = [read for _, _, waiting in self._rounds for read in waiting] + self._waiting
+        self._rounds.clear()
+        self._confirmed.clear()
+        self._waiting = []
+        return reads
+
+
+logger = logging.getLogger(__name__)
+
+
+class Receiver:
+    """Handles the messages of one node."""
+
+    def __init__(
+        self,
+        peers: dict[int, Peer],
+        consensus: Consensus,
+        wal: WriteAheadLog,
+        transport: RaftTransport,
+        guard: JoinGuard,
+        elections: Elections,
+        replication: Replication,
+        reads: ReadRounds,
+        snapshotter: Snapshotter,
+    ) -> None:
+        self._peers, self._consensus, self._wal, self._transport = peers, consensus, wal, transport
+        self._guard, self._elections, self._replication = guard, elections, replication
+        self._reads, self._snapshotter = reads, snapshotter
+        self._verified = (0, 0)
+        """(term, last index at which the log was compared with that of the term's leader)"""
+        self._answer: tuple[bool, int] | None = None
+        """(success, next index) in place of what PySyncObj answers."""
+        transport.answer = self._send_answer
+
+    def handle(self, peer_id: int, message: RaftMessage, now_s: float) -> None:
+        """Process one message."""
+        flaw = messages.flaw(message)
+        if flaw:
+            logger.warning("dropped a message of node %d: %s", peer_id, flaw)
+            return
+        kind = message.WhichOneof("body")
+        peer, sender_term, term = self._peers[peer_id], message.sender_term, self._consensus.term
+        if kind == "append_entries":
+            self._append_entries(peer, message.append_entries, now_s)
+            return
+        if kind == "snapshot_chunk":
+            self._snapshot_chunk(peer, message.snapshot_chunk, now_s)
+            return
+        if kind == "vote_request":
+            self._elections.vote_requested(peer, message.vote_request, now_s)
+            return
+        if kind == "pre_vote_request":
+            self._elections.pre_vote_requested(peer_id, message.pre_vote_request, now_s)
+            return
+        if kind == "read_probe":
+            if sender_term < term:
+                self._transport.post(peer_id, messages.term_notice(term))
+            elif sender_term == term and self._guard.may_take_entries:
+                self._transport.post(peer_id, messages.read_answer(term, message.read_probe.round))
+            return
+        if sender_term > term:
+            if self._guard.may_take_entries:
+                self._consensus.adopt_term(sender_term)
+            return
+        if sender_term < term and kind != "pre_vote_answer":
+            return
+        self._elections.last_heard_s[peer_id] = now_s
+        if kind == "append_answer":
+            if self._consensus.role == LEADER:
+                self._replication.answered(peer_id, message.append_answer, now_s)
+        elif kind == "read_answer":
+            if self._consensus.role == LEADER:
+                self._consensus.note_answer(peer, now_s)
+                self._reads.confirm(peer_id, message.read_answer.round)
+        elif kind == "vote_granted":
+            self._elections.vote_granted(peer, message.vote_granted.term)
+        elif kind == "pre_vote_answer":
+            self._elections.pre_vote_answered(peer_id, message.pre_vote_answer)
+        elif kind == "timeout_now":
+            self._elections.asked_to_campaign(peer, message.timeout_now.term, now_s)
+
+    def _follows(self, peer: Peer, leader_term: int, now_s: float) -> bool:
+        """Whether to process a message from a leader of this term."""
+        self._guard.offered_entries()
+        if not self._guard.may_take_entries:
+            return False
+        term = self._consensus.term
+        if leader_term < term:
+            self._transport.post(peer.node_id, messages.term_notice(term))
+            return False
+        if leader_term == term and self._consensus.role == LEADER:
+            raise InternalError(f"nodes {peer.node_id} and this one both lead in term {term}")
+        self._elections.heard_leader(now_s)
+        if self._verified[0] != leader_term:
+            self._verified = (leader_term, 0)
+        return True
+
+    # Entries
+
+    def _append_entries(self, peer: Peer, body: AppendEntries, now_s: float) -> None:
+        leader_term = body.term
+        if not self._follows(peer, leader_term, now_s):
+            return
+        wal, consensus = self._wal, self._consensus
+        committed = consensus.commit_index
+        first_index, last_index = wal.first_index, wal.last_index
+        previous = body.previous_index
+        previous_term: int | None = body.previous_term
+        if previous > last_index or (previous >= first_index and wal.term_at(previous) != previous_term):
+            if previous <= max(committed, wal.known_committed):
+                raise InternalError(
+                    f"node {peer.node_id}, leader of term {leader_term}, disagrees about the committed entry {previous}"
+                )
+            hint = max(committed, self._verified[1]) + 1
+            if previous > last_index and wal.last_term == leader_term:
+                hint = last_index + 1
+            consensus.heard_leader(peer, leader_term)
+            self._post_answer(peer, success=False, next_index=hint, reset=True)
+            return
+        entries = messages.entries_of(body)
+        size = sum([len(entry[0]) for entry in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
+        if entries and not wal.has_room(size):
+            consensus.heard_leader(peer, leader_term)
+            return  # no answer: nothing may be promised
+        verified, known = previous, 0
+        if entries and entries[0][1] <= last_index:
+            for _, index, term in entries:
+                if index > last_index or (index >= first_index and wal.term_at(index) != term):
+                    break
+                verified, known = index, known + 1
+            del entries[:known]
+        # Everything up to the first entry of the log is committed.
+        verified = max(verified, first_index)
+        if entries:
+            if entries[0][1] <= max(committed, consensus.last_applied, wal.known_committed):
+                raise InternalError(
+                    f"node {peer.node_id}, leader of term {leader_term}, would replace the committed entry "
+                    f"{entries[0][1]}"
+                )
+            previous, previous_term = verified, wal.term_at(verified)
+            verified = entries[-1][1]
+        else:
+            previous, previous_term = last_index, wal.last_term
+        commit_index = min(body.commit_index, verified)
+        verified = max(verified, committed)
+        if verified > self._verified[1]:
+            self._verified = (leader_term, verified)
+        self._answer = (True, verified + 1)
+        consensus.deliver(
+            peer,
+            {
+                "type": "append_entries",
+                "term": leader_term,
+                "commit_index": commit_index,
+                "entries": entries,
+                "prevLogIdx": previous,
+                "prevLogTerm": previous_term,
+            },
+        )
+        self._answer = None
+        self._guard.told_commit(leader_term, body.commit_index)
+
+    def _send_answer(self, peer: Peer, message: dict[str, object]) -> None:
+        assert self._answer is not None, "PySyncObj answers only to entries that were delivered to it"
+        assert message["success"], "what was delivered to PySyncObj fits its log"
+        success, next_index = self._answer
+        self._post_answer(peer, success=success, next_index=next_index)
+
+    def _post_answer(
+        self, peer: Peer, *, success: bool, next_index: int, reset: bool = False, chunk: int | None = None
+    ) -> None:
+        self._transport.post_durable(
+            peer.node_id,
+            messages.append_answer(self._consensus.term, next_index, success=success, reset=reset, chunk=chunk),
+        )
+
+    # Snapshots
+
+    def _snapshot_chunk(self, peer: Peer, body: SnapshotChunk, now_s: float) -> None:
+        if not self._follows(peer, body.term, now_s):
+            return
+        self._consensus.heard_leader(peer, body.term)
+        self._guard.told_commit(body.term, body.commit_index)
+        if body.not_ready:
+            self._post_answer(peer, success=False, next_index=self._wal.last_index + 1)
+            return
+        wanted, complete = self._snapshotter.collect(peer.node_id, body.term, body)
+        if not (complete and wanted and self._snapshotter.arrived is not None):
+            self._post_answer(
+                peer, success=False, next_index=self._wal.last_index + 1, reset=not wanted, chunk=body.sequence
+            )
+
+    def finish_snapshot(self) -> None:
+        """Install a leader's snapshot that has become durable, and acknowledge it.
+
+        Raises:
+            RaftlogError: the state in it does not parse.
+        """
+        if self._snapshotter.arrived is None:
+            return
+        incoming, snapshot = self._snapshotter.arrived
+        self._snapshotter.arrived = None
+        own_term = self._wal.term_at(snapshot.index)
+        committed = max(self._consensus.commit_index, self._wal.known_committed)
+        if snapshot.index <= committed and own_term not in (None, snapshot.term):
+            raise InternalError(
+                f"node {incoming.peer_id}, leader of term {incoming.term}, disagrees about the committed entry "
+                f"{snapshot.index}: it is of term {own_term} here and of {snapshot.term} in its snapshot"
+            )
+        if snapshot.index > self._consensus.commit_index and not self._snapshotter.already_has(snapshot):
+            self._snapshotter.install(snapshot, incoming.state, self._consensus)
+        if incoming.term == self._consensus.term:
+            verified = max(snapshot.index, self._consensus.commit_index)
+            if verified > self._verified[1]:
+                self._verified = (incoming.term, verified)
+            self._post_answer(self._peers[incoming.peer_id], success=True, next_index=verified + 1)
+
 
 __all__ = ["Applied", "PeerStatus", "ProposalOutcome", "RaftNode", "Unknown"]
 
-logger = logging.getLogger(__name__)
 
 _ROLES: dict[int, Literal["leader", "candidate", "follower"]] = {
     FOLLOWER: "follower",
@@ -70,13 +427,13 @@ class RaftNode:
         listener: RaftListener,
         rng: random.Random,
         options: RaftOptions = _DEFAULT_OPTIONS,
-        clock: Callable[[], float] = engine.monotonic_s,
+        clock: Callable[[], float] = consensus.monotonic_s,
         run_off_loop: RunOffLoop = run_inline,
     ) -> None:
         """Take over an open directory and an open log; restores the newest snapshot.
 
         Raises:
-            RaftlogError: snapshot and log cannot be read or do not fit; nothing was changed.
+            RaftlogError: snapshot and log cannot be read or do not fit each other; nothing was changed.
         """
         assert node_id in voters
         self.node_id, self.voters = node_id, tuple(sorted(voters))
@@ -92,15 +449,15 @@ class RaftNode:
         self._was_active = False
         self._sent_index = self._sent_commit = 0
         self._notice_due_s = math.inf
-        """When followers are told a commit index that no entry has carried to them before."""
+        """When followers are sent a commit index that no entry has carried to them yet."""
         self._probe_again_s = math.inf
         self._hand_over_again_s = -math.inf
         self._last_contact_s: dict[int, float] = {}
         self._peer_states: dict[int, VoterStateValue] = {}
         self._state_changed = False
-        """Whether hellos of this process may say what is over."""
+        """Whether an earlier hello of this process may show an outdated state."""
         self._untold: set[int] = set()
-        """Peers that have to hear of the present state."""
+        """Peers that must be told the present state."""
 
         self._peers = {peer_id: Peer(peer_id) for peer_id in self.voters if peer_id != node_id}
         peers = list(self._peers.values())
@@ -135,7 +492,7 @@ class RaftNode:
 
     @property
     def role(self) -> Literal["leader", "candidate", "follower"]:
-        """What the node is in the current term."""
+        """The node's role in the current term."""
         return _ROLES[self._consensus.role]
 
     @property
@@ -145,7 +502,7 @@ class RaftNode:
 
     @property
     def leader_id(self) -> int:
-        """Who leads, as far as this node knows; -1 when it does not, or has not heard of it for an election timeout."""
+        """The leader, as far as this node knows; -1 if unknown, or silent for an election timeout."""
         leader = self._consensus.leader
         if leader is None or not self._elections.hears_leader(self._clock()):
             return -1
@@ -195,7 +552,7 @@ class RaftNode:
         return self._consensus.commit_index < self._wal.last_index
 
     def peers(self) -> Mapping[int, PeerStatus]:
-        """Return what is known of the other voters."""
+        """Return the status of the other voters."""
         now, leads = self._clock(), self._consensus.role == LEADER
         found = {}
         for peer_id, peer in self._peers.items():
@@ -220,10 +577,10 @@ class RaftNode:
             voter_state=self.voter_state,
         )
 
-    # Input; whatever comes in is processed by the next cycle
+    # Input, which the next cycle processes
 
     def receive(self, peer_id: int, message: RaftMessage) -> None:
-        """Take a message in that came on the newest stream from `peer_id`, behind all earlier ones of it."""
+        """Take a message of the newest stream from `peer_id`, in the stream's order."""
         self._inbox.append((peer_id, message))
 
     def hello_from(self, peer_id: int, hello: RaftHello) -> None:
@@ -235,7 +592,7 @@ class RaftNode:
         self._guard.heard(peer_id, hello.voter_state, hello.current_term)
 
     def link_up(self, peer_id: int, hello: RaftHello) -> None:
-        """Our stream to `peer_id` is there, and nothing was sent on it yet."""
+        """Note that this node's stream to `peer_id` is up, with nothing sent on it yet."""
         self.hello_from(peer_id, hello)
         self._transport.drop(peer_id)
         self._elections.connected.add(peer_id)
@@ -245,20 +602,20 @@ class RaftNode:
             self._untold.add(peer_id)
 
     def link_down(self, peer_id: int) -> None:
-        """Our stream to `peer_id` is gone."""
+        """Note that this node's stream to `peer_id` is gone."""
         self._elections.connected.discard(peer_id)
         self._consensus.disconnected(self._peers[peer_id])
         self._replication.link_down(peer_id)
 
     def stream_lost(self, peer_id: int) -> None:
-        """The stream from `peer_id` to us is gone."""
+        """Note that the stream from `peer_id` to this node is gone."""
         if self._consensus.leader is self._peers[peer_id]:
             self._elections.leader_stream_lost(self._clock())
 
     # Asking
 
     def propose(self, command: bytes, done: ProposalDone) -> None:
-        """Have a command committed; `done` is called in the cycle in which it is applied, or in which that is given up.
+        """Propose a command; `done` is called in the cycle that applies it, or gives it up.
 
         Raises:
             NotController: this node is not active, or is handing leadership over.
@@ -300,7 +657,7 @@ class RaftNode:
 
     @property
     def wants_cycle(self) -> bool:
-        """Whether a cycle would do something now, whatever the time is."""
+        """Whether a cycle would do something now, regardless of timers."""
         if self._inbox or self._proposals.waiting or self._snapshotter.arrived is not None or self._snapshotter.failed:
             return True
         if self._consensus.role == LEADER:
@@ -325,7 +682,7 @@ class RaftNode:
         return self._transport.take_durable()
 
     def cycle(self) -> None:
-        """Process what has come in and do what is due.
+        """Process the input and do what is due.
 
         Raises:
             RaftlogError: the node has stopped for good; every later cycle raises it again.
@@ -398,7 +755,7 @@ class RaftNode:
                 logger.warning("no space is left in the metadata directory: handing leadership over")
 
     def _follow_guard(self) -> None:
-        """Make on disk what the guard has decided."""
+        """Make the guard's decision durable."""
         guard, before = self._guard, self._directory.state
         if guard.state != before:
             if guard.state == VOTER and before == FRESH and self.has_peers:
@@ -457,7 +814,7 @@ class RaftNode:
         self._replication.send(self._clock(), heartbeat=heartbeat)
 
     def role_changed(self, before: int, now: int) -> None:
-        """Note a change of role; who waits for something is told at the end of the cycle."""
+        """Note a change of role; waiting callers are answered at the end of the cycle."""
         if now == LEADER:
             self._replication.begin_term_at(self._wal.last_index + 1)
             logger.info(

@@ -1,4 +1,4 @@
-"""What a Raft node needs from outside: the state it replicates, and who listens to its fate."""
+"""The ports of a Raft node: the state that it replicates, and the listener to its changes of role."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run_inline(work: Work, done: WorkDone) -> None:
     """Run the work at once, on the caller's thread."""
     try:
         work()
-    except Exception as error:  # whatever it is goes to `done`, as from another thread
+    except Exception as error:  # every error goes to `done`, as from another thread
         done(error)
     else:
         done(None)

@@ -1,11 +1,10 @@
-"""A leader's side of replication: what each follower gets, and when.
+"""A leader's side of replication: the messages to each follower.
 
     probing       one message with entries, then heartbeats, until the follower's answer says where its log agrees
-    pipelined     entries as they come, up to a window of unanswered bytes; nothing is sent twice on one stream
-    snapshot      what the follower lacks is not in the log any more: a snapshot in chunks, a few unanswered at a time
+    pipelined     new entries at once, up to a window of unanswered bytes; nothing is sent twice on one stream
+    snapshot      the log no longer has the entries that the follower lacks: a snapshot in chunks, a few unanswered
 
-A stream delivers in order or breaks; when it breaks, what was under way is sent again from where the follower's
-answers had come to.
+A stream delivers in order or breaks. After a break, the leader continues behind the last acknowledged entry.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from dataclasses import dataclass, field
 
 from raftlog.v1.raft_pb2 import AppendAnswer, RaftMessage
 from raftmeta.raft import messages
-from raftmeta.raft.consensus import LEADER, Consensus, Peer
-from raftmeta.raft.options import RaftOptions
+from raftmeta.raft.consensus import LEADER, Consensus, Peer, RaftOptions, RaftTransport
 from raftmeta.raft.ports import RunOffLoop
 from raftmeta.raft.snapshots import SnapshotStore
-from raftmeta.raft.transport import RaftTransport
 from raftmeta.raft.wal import ENTRY_OVERHEAD_BYTES, WriteAheadLog
 
 logger = logging.getLogger(__name__)
@@ -30,7 +27,7 @@ WINDOW_BATCHES = 4
 WINDOW_CHUNKS = 4
 MAX_ENTRIES_A_MESSAGE = 1024
 TRANSFER_PATIENCE_S = 10.0
-"""A snapshot that was sent whole and not acknowledged for so long is sent again."""
+"""A snapshot that was sent completely but not acknowledged for this time is sent again."""
 
 
 @dataclass(slots=True)
@@ -48,12 +45,12 @@ class Transfer:
 
 @dataclass(slots=True)
 class Progress:
-    """What a leader knows of one follower."""
+    """A leader's state of one follower."""
 
     peer: Peer
     connected: bool = False
     next_index: int = 1
-    """The first entry that was not sent yet."""
+    """The first entry not sent yet."""
     probing: bool = True
     probed: bool = False
     """A probe is under way."""
@@ -102,13 +99,13 @@ class Replication:
         self._batch: tuple[int, int, int, RaftMessage] = (0, 0, 0, RaftMessage())
 
     def begin_term_at(self, index: int) -> None:
-        """This node was elected, and its own first entry will be at `index`: do the logs agree before that?"""
+        """Begin a term whose first entry will be at `index`; followers are probed for agreement before it."""
         for progress in self.progress.values():
             progress.transfer = None
             progress.probe_from(index)
 
     def link_up(self, peer_id: int) -> None:
-        """A new stream: what was under way on the old one may be lost."""
+        """Note a new stream: messages under way on the old one may be lost."""
         progress = self.progress[peer_id]
         progress.connected, progress.transfer = True, None
         consensus = self._consensus_of()
@@ -117,12 +114,12 @@ class Replication:
             progress.probe_from(matched + 1 if matched else self._wal.last_index)
 
     def link_down(self, peer_id: int) -> None:
-        """The stream is gone."""
+        """Note that the stream is gone."""
         progress = self.progress[peer_id]
         progress.connected, progress.transfer = False, None
 
     def send(self, now_s: float, *, heartbeat: bool) -> None:
-        """Send every follower what it lacks; with `heartbeat` at least one message to each."""
+        """Send every follower the entries it lacks; with `heartbeat` at least one message to each."""
         consensus = self._consensus_of()
         term, commit_index = consensus.term, consensus.commit_index
         self._batch = (0, 0, 0, self._batch[3])
@@ -206,7 +203,7 @@ class Replication:
             self._transport.post(peer_id, messages.snapshot_heartbeat(term, commit_index))
 
     def _load(self) -> bool:
-        """Whether the newest snapshot is in memory; if not, it is being read."""
+        """Whether the newest snapshot is in memory; if not, a read of it is begun."""
         if self._loaded is None and not self._loading:
             index = self._snapshots.newest()
             if index is None:
@@ -227,7 +224,7 @@ class Replication:
     # Answers
 
     def answered(self, peer_id: int, body: AppendAnswer, now_s: float) -> None:
-        """Take in a follower's answer of this term."""
+        """Process a follower's answer of this term."""
         progress = self.progress[peer_id]
         transfer = progress.transfer
         if body.success:
@@ -255,7 +252,7 @@ class Replication:
 
     @property
     def behind(self) -> bool:
-        """Whether somebody can be sent something right now."""
+        """Whether there is something to send to a peer right now."""
         last_index = self._wal.last_index
         return any(
             progress.connected

@@ -1,4 +1,4 @@
-"""Who votes: the file `meta.properties` of a metadata directory, and the guard against a voter that lost its data.
+"""Voters: the file `meta.properties` of a metadata directory, and the guard against a voter that lost its data.
 
     meta.properties, one `key=value` a line, in this order
     format.version  1
@@ -8,12 +8,12 @@
     voters          node ids, rising, separated by commas
     voter.state     VOTER or JOINING
 
-A directory without the file is FRESH: nothing in it was ever promised to anybody. The log is made first, empty, then
-the file. So a log that holds something without the file, or the file without a log, is the rest of something that was
-damaged: a voter without its log would have forgotten its term, its vote and what it acknowledged.
+A directory without the file is FRESH: its node has promised nothing yet. The empty log is made first, then the file. So
+a log with entries but no file, or a file without a log, is damage: a voter without its log would have forgotten its
+term, its vote and what it acknowledged.
 
-A voter whose directory was emptied has forgotten what it acknowledged and whom it voted for. Taken back as if nothing
-had happened it could help to elect a leader that lacks committed entries. `JoinGuard` decides what a node may do.
+A voter whose directory was emptied has forgotten its acknowledgements and its vote. If it voted again at once, it could
+help to elect a leader that lacks committed entries. `JoinGuard` decides what such a node may do.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from raftlog.errors import (
 from raftlog.v1 import raft_pb2
 from raftlog.v1.raft_pb2 import FRESH, JOINING, VIRGIN, VOTER
 from raftmeta.disk import DAMAGE_REMEDY, NO_SPACE, MetadataDisk
-from raftmeta.raft.recovery import has_log, unused_log
+from raftmeta.raft.wal import has_log, unused_log
 
 VoterStateValue: TypeAlias = "raft_pb2.VoterState.ValueType"
 """FRESH, VIRGIN, JOINING or VOTER, as in every hello."""
 PROPERTIES_NAME = "meta.properties"
 BEFORE_NAME = "meta.properties.before"
-"""What `raftlog quorum set-voters` replaced; removed by the next start, since the change cannot be taken back then."""
+"""The file before `raftlog quorum set-voters`; the next start removes it and makes the change final."""
 FORMAT_VERSION = 1
 _KEYS = ("format.version", "cluster.id", "node.id", "directory.id", "voters", "voter.state")
 _STATES = {"VOTER": VOTER, "JOINING": JOINING}
@@ -74,7 +74,7 @@ class MetaProperties:
 
 
 def parse_properties(data: bytes, where: str) -> MetaProperties:
-    """Return what a `meta.properties` says.
+    """Return the parsed `meta.properties`.
 
     Raises:
         UnsupportedVersion: written by a newer version.
@@ -103,7 +103,7 @@ def parse_properties(data: bytes, where: str) -> MetaProperties:
 
 
 def _first_difference(data: bytes) -> str:
-    """Say which line is not as it was written, with no more of it than fits a message."""
+    """Return a description of the first altered line, short enough for a message."""
     lines = data.split(b"\n")
     for number, key in enumerate(_KEYS):
         line = lines[number] if number < len(lines) else b""
@@ -138,7 +138,7 @@ def read_properties(disk: MetadataDisk) -> MetaProperties | None:
 
 
 def write_properties(disk: MetadataDisk, properties: MetaProperties, name: str = PROPERTIES_NAME) -> None:
-    """Replace `meta.properties`, or the file that has that name, durably."""
+    """Replace `meta.properties`, or the file of this name, durably."""
     temporary = name + ".tmp"
     disk.write(temporary, properties.encode())
     disk.sync(temporary)
@@ -195,7 +195,7 @@ class MetadataDirectory:
         except OSError as error:
             disk.close()
             raise StorageError(f"cannot read the metadata directory {disk.path}: {error}") from error
-        except BaseException:  # whatever it is, the directory must not stay locked
+        except BaseException:  # the directory must not stay locked
             disk.close()
             raise
 
@@ -206,17 +206,17 @@ class MetadataDirectory:
 
     @property
     def cluster_id(self) -> str:
-        """Of the cluster."""
+        """The cluster id."""
         return self._properties.cluster_id
 
     @property
     def node_id(self) -> int:
-        """Of the node."""
+        """The node id."""
         return self._properties.node_id
 
     @property
     def directory_id(self) -> uuid.UUID:
-        """Tells this directory from any other; final once it is formatted."""
+        """The id of this directory; final once it is formatted."""
         return self._properties.directory_id
 
     @property
@@ -247,7 +247,7 @@ class MetadataDirectory:
         self._properties, self._fresh = changed, False
 
     def close(self) -> None:
-        """Give the directory up."""
+        """Unlock the directory."""
         self.disk.close()
 
 
@@ -272,7 +272,7 @@ def _list(ids: Sequence[int]) -> str:
 
 
 class JoinGuard:
-    """What a node may do in the quorum. Pure: what it has heard goes in, and states come out.
+    """Decides what a node may do in the quorum, from what it has heard. Pure.
 
         FRESH ── only voter, or every other voter said FRESH or VIRGIN ─► VOTER
         FRESH ── another voter said something else, or sent entries ────► JOINING
@@ -280,9 +280,9 @@ class JoinGuard:
                    term among them, in which it has no vote
                 ── then applied a commit index that a leader told it in an entry of its own term ──► VOTER
 
-    Why a joining node takes no entries before it has heard everybody: it may have voted in a term that it forgot, and
-    an acknowledgement in an older one would count for a leader that was deposed by that vote. Everybody it could have
-    voted for is somebody it hears from, in that term or a later one.
+    A joining node takes no entries before it has heard every other voter, because it may have voted in a term that it
+    forgot: an acknowledgement in an older term would count for a leader that this vote deposed. Any candidate it can
+    have voted for is among the voters it hears from, in that term or a later one.
     """
 
     def __init__(self, node_id: int, voters: Iterable[int], state: VoterStateValue) -> None:
@@ -291,7 +291,7 @@ class JoinGuard:
         self._highest_term = 0
         self._target: tuple[int, int] | None = None
         self.state = VOTER if state == FRESH and not self._others else state
-        """The state that the node should have; what it has on disk follows."""
+        """The state that the node should have; its state on disk follows."""
 
     @property
     def may_vote(self) -> bool:
@@ -332,10 +332,9 @@ class JoinGuard:
             self._target = (term, commit_index)
 
     def applied(self, last_applied: int, term_of: Callable[[int], int | None]) -> None:
-        """Note how far entries were applied; `term_of` returns the term of the entry at an index.
+        """Note the last applied index; `term_of` returns the term of the entry at an index.
 
-        A new leader's commit index may lag behind what is committed until an entry of its own term is: only then it
-        is the measure.
+        A new leader's commit index may lag until an entry of its own term is committed; only then it counts.
         """
         if self.state != JOINING or self._target is None:
             return

@@ -1,0 +1,1 @@
+"""gRPC around the sessions: `service.py` is the leader's end, `fetchers.py` the follower's."""

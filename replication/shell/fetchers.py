@@ -1,11 +1,12 @@
 """The streams by which this broker follows others: one to each broker that leads a partition of it.
 
-The states of a link to a leader, each change of which makes one line in the log:
+`ReplicaFetchers` knows what is followed where, a `LeaderLink` is the connection to one leader. Its states, with one log
+line for each change:
 
-    connecting --(the leader takes the hello)--> up
-    up         --(broken, silent, another address)--> connecting      dialled again at once, if it was of use
-    connecting --(refused, or nobody there)--> trouble: <why>         and dialled again, with growing pauses
-    trouble    --(the leader takes the hello)--> up
+    connecting --(the leader accepts the hello)-->       up
+    up         --(broken, silent, another address)-->    connecting       dialled again at once, if it lasted
+    connecting --(refused, or no answer)-->              trouble: <why>   dialled again, with growing pauses
+    trouble    --(the leader accepts the hello)-->       up
 """
 
 from __future__ import annotations
@@ -20,40 +21,35 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
-from raftlog import wire
 from raftlog._client.connections import in_words
-from raftlog._client.tls import ChannelTls, dial
+from raftlog._client.security import ChannelTls, dial
 from raftlog.errors import AuthorizationError, BrokerUnavailable, InvalidRequestError, RaftlogError
+from raftlog.format import wire
 from raftlog.v1 import replication_pb2
 from replication.follower_session import FollowerOptions, FollowerSession, PartitionKey
 from replication.ports import FollowedPartition, Replica
-from replication.shell.alarm import Alarm, now_ms
-from replication.shell.service import METHOD, SERVICE, SIGN_OF_LIFE_MS, WELCOME
+from replication.shell.service import METHOD, SERVICE, SIGN_OF_LIFE_MS, WELCOME, WakeTimer, now_ms
 from replication.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S: Final = 1.0
 OF_USE_S: Final = 1.0
-"""A stream that lasted for less does not end the pauses: the leader welcomes it and breaks it, for whatever reason."""
+"""A shorter stream does not reset the pauses: the leader accepts streams, and breaks them for some reason."""
 CLEAN_UP_S: Final = 3.0
-"""How long the end of a stream may take before it is left to itself."""
+"""How long to wait for the tasks of a stream to end."""
 FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 0.3
 REFUSED_RETRY_S: Final = 1.0
 SILENCE_S: Final = 2.0
-"""A leader that says nothing for so long is taken for gone: paused or cut off, it keeps its connections open."""
+"""A leader that is silent for this long counts as gone; paused or cut off, it keeps its connections open."""
 LINGER_S: Final = 1.0
-"""How long a link without partitions stays: leaderships often come back."""
+"""How long a link without partitions stays open; leaderships often come back."""
 CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
-    (
-        "grpc.max_receive_message_length",
-        -1,
-    ),  # the credit bounds it, and a batch as large as the topic allows has to pass
+    # No limit on received messages: the credit bounds them, and the largest batch that a topic allows has to pass.
+    ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
     ("grpc.http2.lookahead_bytes", 16 << 20),
     ("grpc.http2.max_frame_size", 1 << 20),
 ]
@@ -61,13 +57,13 @@ CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
 assert SIGN_OF_LIFE_MS * 2 / 1000 < SILENCE_S
 
 AddressOf = Callable[[int], str | None]
-"""Where a broker listens for other nodes, as `host:port`; None while that is not known."""
+"""Returns where a broker listens for other nodes, as `host:port`; None while that is not known."""
 
 
 class ReplicaFetchers:
-    """What this broker follows, whoever leads it.
+    """All partitions that this broker follows, from all leaders.
 
-    `throttle` has `follower.replication.throttled.rate`; `me` is this life of this broker.
+    `me`: this life of this broker. `throttle`: `follower.replication.throttled.rate`.
     """
 
     def __init__(
@@ -94,7 +90,6 @@ class ReplicaFetchers:
         self._closed = False
 
     def follow(self, partition: FollowedPartition, leader_id: int) -> None:
-        """Follow a partition in its present epoch; the same again changes nothing."""
         if self._closed:
             return
         key = (partition.topic_id, partition.partition)
@@ -103,14 +98,21 @@ class ReplicaFetchers:
         self._leader_of[key] = leader_id
         link = self._links.get(leader_id)
         if link is None:
-            assert leader_id != self._me.broker_id, "nobody follows himself"
-            session_parts = (self._me, leader_id, self._cluster_id, self._throttle, self._options)
-            link = self._links[leader_id] = LeaderLink(*session_parts, self._address_of, self._rng, self._tls)
+            assert leader_id != self._me.broker_id, "a broker does not follow itself"
+            link = self._links[leader_id] = LeaderLink(
+                self._me,
+                leader_id,
+                self._cluster_id,
+                self._throttle,
+                self._options,
+                self._address_of,
+                self._rng,
+                self._tls,
+            )
             link.start()
         link.session.follow(partition)
 
     def unfollow(self, topic_id: bytes, partition: int) -> None:
-        """Do not follow a partition any more; one that is not followed is fine."""
         leader_id = self._leader_of.pop((topic_id, partition), None)
         if leader_id is None:
             return
@@ -127,16 +129,16 @@ class ReplicaFetchers:
             task.add_done_callback(self._ending.discard)
 
     def endpoints_changed(self) -> None:
-        """Look again where the leaders are; a link to another address than it should have is dialled anew."""
+        """Look up the leaders' addresses again; a link to an outdated address is dialled again."""
         for link in self._links.values():
             link.look_up()
 
     def troubles(self) -> dict[int, str]:
-        """Return why there is no link to a leader, for each that has none."""
+        """Return, by leader id, why there is no link to that leader."""
         return {leader_id: link.trouble for leader_id, link in self._links.items() if link.trouble}
 
     async def close(self) -> None:
-        """End all streams; nothing is followed any more."""
+        """End all streams, and follow nothing from now on."""
         self._closed = True
         links, self._links = list(self._links.values()), {}
         self._leader_of.clear()
@@ -144,7 +146,7 @@ class ReplicaFetchers:
 
 
 class LeaderLink:
-    """The stream to one leader, dialled again whenever it breaks; `session` outlives them."""
+    """The stream to one leader, dialled again whenever it breaks; `session` outlives the streams."""
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class LeaderLink:
         self._leader_id = leader_id
         self._address_of = address_of
         self._rng = rng
-        self._alarm = Alarm()
+        self._wake_timer = WakeTimer()
         self._look_up = asyncio.Event()
         self._address: str | None = None
         self._up = False
@@ -169,22 +171,21 @@ class LeaderLink:
         self._heard_ms = 0.0
         self._task: asyncio.Task[None] | None = None
         self.trouble = "not connected yet"
-        """Why there is no stream, in words; "" while there is one."""
+        """Why there is no stream; "" while there is one."""
         self.session = FollowerSession(
             me=me,
             leader_id=leader_id,
             cluster_id=cluster_id,
-            wake=self._alarm.ring,
+            wake=self._wake_timer.ring,
             throttle=throttle,
             options=options,
         )
 
     def start(self) -> None:
-        """Begin to dial."""
         self._task = asyncio.create_task(self._run(), name=f"replica-link-{self._leader_id}")
 
     def look_up(self) -> None:
-        """The leader's address may be another one, or known now."""
+        """Dial again if the leader's address has changed, or is known now."""
         if self._address_of(self._leader_id) != self._address:
             self._look_up.set()
 
@@ -193,14 +194,14 @@ class LeaderLink:
         if self._task is not None:
             self._task.cancel()
             await _end_of([self._task])
-        self._alarm.close()
+        self._wake_timer.close()
 
     async def _run(self) -> None:
         delay_s = 0.0
         while True:
             self._up = False
             error = await self._one_stream()
-            self.session.lost(error)
+            self.session.lost()
             self._say_lost(error)
             if self._up and now_ms() - self._up_ms >= OF_USE_S * 1000:
                 delay_s = 0.0  # the first retry comes at once
@@ -213,7 +214,7 @@ class LeaderLink:
             delay_s = min(max(FIRST_RETRY_S, delay_s * 1.7), LAST_RETRY_S)
 
     async def _one_stream(self) -> RaftlogError:
-        """Dial, and serve the stream until something breaks; return what."""
+        """Dial, and serve the stream until it breaks; return the reason."""
         try:
             self._look_up.clear()
             self._address = self._address_of(self._leader_id)
@@ -226,7 +227,7 @@ class LeaderLink:
                 await _end_of([asyncio.ensure_future(channel.close())])
         except RaftlogError as error:
             return error
-        except Exception as error:  # a bug, which must not leave a replica behind that nobody fetches
+        except Exception as error:  # a bug, after which the link is dialled again
             logger.exception("the link to broker %d failed", self._leader_id)
             return BrokerUnavailable(f"{type(error).__name__}: {error}")
 
@@ -251,7 +252,7 @@ class LeaderLink:
                 asyncio.create_task(self._watch_silence()),
             ]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:  # what was read tells more than a write that failed
+            for task in tasks:  # the reader comes first: its error says more than a failed write
                 if task.done() and not task.cancelled():
                     task.result()
             return BrokerUnavailable("the stream was broken off")
@@ -262,7 +263,7 @@ class LeaderLink:
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr] # there is one
                 raise
-            return await _ending(call)  # gRPC says so when the call, not this task, was cancelled
+            return await _ending(call)  # gRPC raises this when the call, not this task, was cancelled
         finally:
             call.cancel()
             for task in tasks:
@@ -273,20 +274,20 @@ class LeaderLink:
         session = self.session
         while (frames := await call.read()) is not aio.EOF:
             if frames is None:
-                raise InvalidRequestError(f"broker {self._leader_id} sends what is no ReplicateResponse")
+                raise InvalidRequestError(f"broker {self._leader_id} sent a message that is not a ReplicateResponse")
             self._heard_ms = now_ms()
             session.handle(frames, self._heard_ms)
         raise await _ending(call)
 
     async def _write(self, call: Any) -> None:
-        session, alarm = self.session, self._alarm
+        session, timer = self.session, self._wake_timer
         while True:
-            alarm.clear()
+            timer.clear()
             request = session.take_request(now_ms())
             if request is not None:
                 await call.write(request)
             else:
-                await alarm.wait(session.next_deadline_ms(now_ms()))
+                await timer.wait(session.next_deadline_ms(now_ms()))
 
     async def _watch_address(self) -> None:
         await self._look_up.wait()
@@ -294,7 +295,7 @@ class LeaderLink:
 
     async def _watch_silence(self) -> None:
         self._heard_ms = now_ms()
-        while (left_s := SILENCE_S - (now_ms() - self._heard_ms) / 1000) > 0:  # noqa: ASYNC110 - the instant moves
+        while (left_s := SILENCE_S - (now_ms() - self._heard_ms) / 1000) > 0:  # noqa: ASYNC110 - `_read` moves `_heard_ms`
             await asyncio.sleep(left_s)
         raise BrokerUnavailable(f"nothing was heard of it for {SILENCE_S:g} s")
 
@@ -324,18 +325,18 @@ class LeaderLink:
 
 
 async def _end_of(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Wait until tasks that have to end have ended, whatever with; not for ever."""
+    """Wait until cancelled tasks have ended, with any result, for at most `CLEAN_UP_S`."""
     if tasks:
         done, pending = await asyncio.wait(tasks, timeout=CLEAN_UP_S)
         for task in done:
             if not task.cancelled():
-                task.exception()  # has been seen
+                task.exception()  # marks it as retrieved
         if pending:
             logger.warning("%d tasks of a stream to a leader do not end", len(pending))
 
 
 async def _ending(call: Any) -> RaftlogError:
-    """Return why a call ended, or is about to."""
+    """Return why a call has ended, or is about to end."""
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             code, details = await call.code(), await call.details()

@@ -1,7 +1,7 @@
-"""The `Replication` service on the inter-node listener: each stream a `LeaderSession`.
+"""The `Replication` service on the inter-node listener: each stream has a `LeaderSession`.
 
-Errors of partitions are values in frames; a stream ends with a gRPC status when the protocol is broken, the follower
-is not who it should be, or this broker is starting or stopping.
+Errors of partitions are values in frames. A stream ends with a gRPC status when the protocol is broken, the follower is
+not the expected broker, or this broker is starting or stopping.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from raftlog import wire
 from raftlog.errors import (
     AuthorizationError,
     BrokerOverloaded,
@@ -30,33 +30,76 @@ from raftlog.errors import (
     RaftlogError,
     ShuttingDown,
 )
+from raftlog.format import wire
 from raftlog.v1 import replication_pb2
-from replication.leader_session import LeaderSession
+from replication.leader_session import LeaderSession, ReadDone
 from replication.ports import LedPartition, Read, Replica, Wake
-from replication.push_queue import ReadDone
-from replication.shell.alarm import Alarm, now_ms
 from replication.token_bucket import TokenBucket
+
+
+def now_ms() -> float:
+    """Return the time that sessions are given: monotonic, in milliseconds."""
+    return time.monotonic() * 1000
+
+
+class WakeTimer:
+    """What the loop of a stream waits for: `ring`, or a deadline.
+
+    It has at most one timer, and keeps one that is early enough, so that a message does not cost a timer.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0.0
+
+    def ring(self) -> None:
+        """Wake the waiting call of `wait`, or the next one."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Forget earlier rings; called before looking for work, so that no ring is missed."""
+        self._event.clear()
+
+    async def wait(self, deadline_ms: float | None) -> None:
+        """Return after `ring`, or at `deadline_ms`, or at an earlier call's deadline."""
+        if deadline_ms is not None and (self._timer is None or deadline_ms < self._timer_ms):
+            self.close()
+            self._timer_ms = deadline_ms
+            delay_s = max(0.0, (deadline_ms - now_ms()) / 1000)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
+        await self._event.wait()
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._event.set()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 logger = logging.getLogger(__name__)
 
 SERVICE: Final = "raftlog.v1.Replication"
 METHOD: Final = "Replicate"
 SIGN_OF_LIFE_MS: Final = 500.0
-"""A stream with nothing to send says this often, with an empty message, that the leader lives."""
+"""How often a stream without frames sends an empty message, to show that the leader lives."""
 WELCOME: Final = ("raftlog-replicate", "open")
-"""In the initial metadata: a call that is refused has none of its own, and ends with an empty one."""
+"""Sent in the initial metadata of an accepted stream; that of a refused call is empty."""
 HELLO_TIMEOUT_S: Final = 5.0
-"""Who opens a stream and says nothing does not keep it from others."""
+"""A stream without a hello for this long ends, since the number of streams is limited."""
 CLEAN_UP_S: Final = 3.0
 MAX_STREAMS: Final = 1_000
-"""More than there are brokers, several times over: streams that broke may not be noticed yet."""
+"""Several times the number of brokers, as streams that broke may not be noticed yet."""
 
 _Context = aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LedPartitions:
-    """What the service needs of the broker behind it; see `LeaderSession`. `reads`: threads that may wait for disks."""
+    """What the service needs of its broker; see `LeaderSession`. `reads`: threads that may wait for disks."""
 
     me: int
     cluster_id: str
@@ -75,11 +118,10 @@ class ReplicationService:
         self._streams: set[_Stream] = set()
 
     def __len__(self) -> int:
-        """How many streams there are."""
         return len(self._streams)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the service's handler: the generated one's names, responses written by `wire`."""
+        """Return the service's handler, with the generated names; `wire` encodes the responses."""
         stream = grpc.stream_stream_rpc_method_handler(
             self.Replicate, replication_pb2.ReplicateRequest.FromString, wire.encode_replicate
         )
@@ -91,13 +133,12 @@ class ReplicationService:
         self._led = led
 
     def close(self) -> None:
-        """End every stream, and take no other."""
+        """End every stream, and refuse new ones."""
         self._led = None
         for stream in self._streams:
             stream.end(ShuttingDown("the broker is stopping"))
 
     async def Replicate(self, request_iterator: object, context: _Context) -> None:
-        """One follower's stream."""
         if self._led is None:
             await _abort(context, BrokerUnavailable("the broker is starting or stopping, or keeps no partitions"))
             return
@@ -119,13 +160,13 @@ class ReplicationService:
 
 
 class _Stream:
-    """A session, a task that reads into it, and the loop that writes what it has."""
+    """A session, a task that reads requests into it, and the loop that writes its frames."""
 
     def __init__(self, led: LedPartitions, context: _Context) -> None:
         self._context = context
         self._reads = led.reads
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm()
+        self._wake_timer = WakeTimer()
         self._requests_done = False
         self._ended_by: RaftlogError | None = None
         self._session = LeaderSession(
@@ -133,7 +174,7 @@ class _Stream:
             me=led.me,
             cluster_id=led.cluster_id,
             check_replica=led.check_replica,
-            wake=self._alarm.ring,
+            wake=self._wake_timer.ring,
             read_later=self._read_later,
             max_frame_bytes=led.max_frame_bytes,
             throttle=led.throttle,
@@ -141,13 +182,12 @@ class _Stream:
 
     @property
     def replica(self) -> Replica | None:
-        """Who is at the other end, as it says."""
+        """The follower at the other end, by its own hello."""
         return self._session.replica
 
     def end(self, error: RaftlogError) -> None:
-        """Have `run` raise `error`."""
         self._ended_by = self._ended_by or error
-        self._alarm.ring()
+        self._wake_timer.ring()
 
     async def run(self) -> None:
         """Serve the stream until the follower ends it.
@@ -162,28 +202,28 @@ class _Stream:
                     if not await self._take_next():
                         return
             except TimeoutError:
-                raise BrokerUnavailable(f"nothing was said on this stream for {HELLO_TIMEOUT_S:g} s") from None
-            # Tells the follower that it is welcome, before there is anything to send.
+                raise BrokerUnavailable(f"no hello came on this stream within {HELLO_TIMEOUT_S:g} s") from None
+            # Tells the follower that the stream is accepted, before any frame.
             await self._context.send_initial_metadata((WELCOME,))
             reader = asyncio.create_task(self._read(), name="replica-requests")
             await self._write()
         finally:
             self._session.close()
-            self._alarm.close()
+            self._wake_timer.close()
             if reader is not None:
                 reader.cancel()
                 await asyncio.wait([reader], timeout=CLEAN_UP_S)
 
     async def _take_next(self) -> bool:
-        """Take a request; return False at the end of the stream."""
+        """Handle the next request; return False at the end of the stream."""
         try:
             request = await self._context.read()
         except DecodeError as error:
-            raise InvalidRequestError(f"a request is no ReplicateRequest: {error}") from None
+            raise InvalidRequestError(f"a request is not a ReplicateRequest: {error}") from None
         if request is aio.EOF:
             return False
         if request is None:
-            raise InvalidRequestError("a request is no ReplicateRequest")
+            raise InvalidRequestError("a request is not a ReplicateRequest")
         self._session.handle(request, now_ms())
         return True
 
@@ -200,13 +240,13 @@ class _Stream:
             self.end(InternalError(f"{type(error).__name__}: {error}"))
         finally:
             self._requests_done = True
-            self._alarm.ring()
+            self._wake_timer.ring()
 
     async def _write(self) -> None:
-        session, alarm, context = self._session, self._alarm, self._context
+        session, timer, context = self._session, self._wake_timer, self._context
         sent_ms = now_ms()
         while self._ended_by is None and not self._requests_done:
-            alarm.clear()
+            timer.clear()
             looked_ms = now_ms()
             frames = session.take_frames(looked_ms)
             if frames or looked_ms - sent_ms >= SIGN_OF_LIFE_MS:
@@ -215,7 +255,7 @@ class _Stream:
             else:
                 due_ms = session.next_deadline_ms(looked_ms)
                 sign_ms = sent_ms + SIGN_OF_LIFE_MS
-                await alarm.wait(sign_ms if due_ms is None else min(due_ms, sign_ms))
+                await timer.wait(sign_ms if due_ms is None else min(due_ms, sign_ms))
         if self._ended_by is not None:
             raise self._ended_by
 
@@ -251,5 +291,5 @@ def _status(error: RaftlogError) -> grpc.StatusCode:
 
 
 async def _abort(context: _Context, error: RaftlogError) -> None:
-    with contextlib.suppress(asyncio.InvalidStateError):  # it ended by itself meanwhile
+    with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended meanwhile
         await context.abort(_status(error), f"{type(error).__name__}: {error}")

@@ -1,1 +1,1 @@
-"""Pipelines between raftlog and Spark, each a script of its own: `python spark/examples/backfill.py --help`."""
+"""Pipelines between raftlog and Spark, each a separate script: `python spark/examples/backfill.py --help`."""

@@ -1,37 +1,37 @@
-"""A topic into a Parquet archive, one directory a day, with a report on the quality of the data.
+"""Archives a topic as Parquet files, a directory for each day, and reports on the quality of the data.
 
     python spark/examples/archive.py --bootstrap 127.0.0.1:9092 --topic flights --archive /data/archive \\
         --checkpoint /data/checkpoints/archive
 
-Every record is kept as it is, with what its value says in columns beside it, or with what is wrong with it in the
-column `problem`. Kill it whenever you like and start it again with the same checkpoint: it goes on, and no record is in
-the archive twice. Read the archive with Spark, which knows by its `_spark_metadata` which files count; files of killed
-attempts may lie beside them. At its end it compares the archive with the topic, prints a report and leaves it as
-`_report.json` in the archive; it fails if a record is missing or doubled.
+Every record is kept unchanged, with the fields of its value in further columns, or with an error in the column
+`problem`. You can kill it at any time and restart it with the same checkpoint: it continues, and no record is in the
+archive twice. Read the archive with Spark, whose `_spark_metadata` lists the valid files, as files of killed attempts
+may be among them. At the end it compares the archive with the topic, prints a report, and writes it to `_report.json`
+in the archive; it fails if a record is missing or doubled.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import pyspark_raftlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 FLIGHT = "number long, origin string, dest string, tailnum string, dep_delay double, time_hour timestamp, _bad string"
-"""What is wanted of an event; `_bad` is where Spark puts what is no JSON."""
+"""The wanted fields of an event; Spark puts text that is not JSON into `_bad`."""
 LONGEST_DELAY_MIN = 24 * 60
 REPORT = "_report.json"
-"""Spark does not read files with an underscore in front."""
+"""Spark does not read files whose names begin with an underscore."""
 
 
 def read(spark: SparkSession, bootstrap: str, topic: str, max_events: int) -> DataFrame:
-    """Return the records of a topic from its beginning on."""
+    """Return the records of a topic, from its beginning."""
     return (
         spark.readStream.format("raftlog")
         .option("bootstrap.servers", bootstrap)
@@ -43,7 +43,7 @@ def read(spark: SparkSession, bootstrap: str, topic: str, max_events: int) -> Da
 
 
 def judged(records: DataFrame) -> DataFrame:
-    """Return records with what they say, what is wrong with them (null: nothing), and their day."""
+    """Return records with their fields, their problem (null: none), and their day."""
     text = sf.col("value").cast("string")
     flight = sf.from_json(text, FLIGHT, {"columnNameOfCorruptRecord": "_bad"}).alias("flight")
     problem = (
@@ -63,7 +63,7 @@ def judged(records: DataFrame) -> DataFrame:
 
 
 def start(judged_records: DataFrame, archive: str, checkpoint: str, *, once: bool) -> StreamingQuery:
-    """Start the query that fills the archive; `once` it ends when what is there is read."""
+    """Start the query that fills the archive; `once`: it ends at the current end of the topic."""
     writer = (
         judged_records.writeStream.format("parquet")
         .partitionBy("day")
@@ -74,7 +74,7 @@ def start(judged_records: DataFrame, archive: str, checkpoint: str, *, once: boo
 
 
 def report(kept: DataFrame, bootstrap: str, topic: str) -> dict[str, Any]:
-    """Compare what is archived with the topic, and say how good the data is."""
+    """Compare the archive with the topic, and return a report on the data."""
     places = kept.groupBy("partition").agg(
         sf.min("offset").alias("first"),
         sf.max("offset").alias("last"),
@@ -104,7 +104,7 @@ def report(kept: DataFrame, bootstrap: str, topic: str) -> dict[str, Any]:
 def _count_in_topic(
     spark: SparkSession, bootstrap: str, topic: str, archived: dict[int, dict[str, Any]]
 ) -> dict[int, int]:
-    """Return how many records the topic has between what is first and last in the archive, by partition."""
+    """Return by partition how many records the topic has from the archive's first to its last."""
     if not archived:
         return {}
     bounds = {
@@ -113,7 +113,7 @@ def _count_in_topic(
     }
     records = (
         spark.read.format("raftlog")
-        .schema("partition int")  # nothing else is wanted
+        .schema("partition int")  # no other column is needed
         .option("bootstrap.servers", bootstrap)
         .option("assign", json.dumps({topic: sorted(archived)}))
         .options(**{option: json.dumps({topic: numbers}) for option, numbers in bounds.items()})
@@ -123,17 +123,19 @@ def _count_in_topic(
 
 
 def main() -> int:
-    """Do what the command line says; return 1 if the archive is not what the topic is."""
+    """Run the command line; return 1 if the archive differs from the topic."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap", required=True, help="host:port, several with commas between them")
     parser.add_argument("--topic", required=True)
     parser.add_argument("--archive", required=True, help="the directory for Parquet files")
-    parser.add_argument("--checkpoint", required=True, help="the directory by which a query is known again")
-    parser.add_argument("--max-events", type=int, default=100_000, help="of one trigger (default: %(default)s)")
-    parser.add_argument("--follow", action="store_true", help="go on with what comes, until it is stopped; no report")
+    parser.add_argument("--checkpoint", required=True, help="the directory with the query's progress")
+    parser.add_argument("--max-events", type=int, default=100_000, help="limit of one trigger (default: %(default)s)")
+    parser.add_argument(
+        "--follow", action="store_true", help="continue with new records until it is stopped; no report"
+    )
     arguments = parser.parse_args()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # which Python looks for data sources
+    pyspark_raftlog.setup()  # Spark uses this Python, unless PYSPARK_PYTHON names one
     spark = SparkSession.builder.appName("archive").config("spark.sql.session.timeZone", "UTC").getOrCreate()
     records = read(spark, arguments.bootstrap, arguments.topic, arguments.max_events)
     to_archive = judged(records)

@@ -1,18 +1,17 @@
-"""Parquet files into a topic, once: each row is a record, its columns are a JSON object.
+"""Writes Parquet files into a topic, once: each row becomes a record with its columns as a JSON object.
 
     python spark/examples/backfill.py --bootstrap 127.0.0.1:9092 --topic flights --name flights-2013 \\
         --key tailnum --time time_hour /data/flights
 
-What is written becomes visible as a whole, when all of it is there. Run it again, after a crash or by mistake, under
-the same `--name`: what was written is not written again.
+All records become readable together, at the end. A second run with the same `--name`, after a crash or by mistake,
+writes nothing again.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 
+import pyspark_raftlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -21,7 +20,7 @@ from raftlog.errors import TransactionalIdNotFound
 
 
 def records(rows: DataFrame, key: str | None = None, time: str | None = None) -> DataFrame:
-    """Return rows as records: all columns as JSON, one of them as the key, one as the time."""
+    """Return rows as records: all columns as JSON, and columns for the key and the time."""
     value = sf.to_json(sf.struct("*")).alias("value")
     columns = [value]
     if key is not None:
@@ -32,7 +31,7 @@ def records(rows: DataFrame, key: str | None = None, time: str | None = None) ->
 
 
 def backfill(found: DataFrame, bootstrap: str, topic: str, name: str) -> None:
-    """Write records under a name that is used once."""
+    """Write records under a name that is valid for one write."""
     (
         found.write.format("raftlog")
         .mode("append")
@@ -45,7 +44,7 @@ def backfill(found: DataFrame, bootstrap: str, topic: str, name: str) -> None:
 
 
 def is_written(bootstrap: str, name: str) -> bool:
-    """Return whether a load of that name is there; the cluster remembers it."""
+    """Return whether a load of that name was written, which the cluster remembers."""
     with raftlog.Admin(bootstrap) as admin:
         try:
             return admin.describe_sink(name).last_batch_id >= 0
@@ -54,20 +53,22 @@ def is_written(bootstrap: str, name: str) -> bool:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap", required=True, help="host:port, several with commas between them")
     parser.add_argument("--topic", required=True)
-    parser.add_argument("--name", required=True, help="of this load; a name is written once")
+    parser.add_argument("--name", required=True, help="the name of this load, which is written once")
     parser.add_argument("--key", help="the column that decides the partition")
-    parser.add_argument("--time", help="the column that says when it happened; otherwise it happens now")
+    parser.add_argument("--time", help="the column with the time of the event; by default the time of writing")
     parser.add_argument("files", help="a Parquet file, or a directory of them")
     arguments = parser.parse_args()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # which Python looks for data sources
+    pyspark_raftlog.setup()  # Spark uses this Python, unless PYSPARK_PYTHON names one
     spark = SparkSession.builder.appName("backfill").getOrCreate()
-    if is_written(arguments.bootstrap, arguments.name):  # only now: Spark forks as it starts, which gRPC must not see
-        print(f"{arguments.name} was written before, and is not written again; another load needs another --name")
+    if is_written(
+        arguments.bootstrap, arguments.name
+    ):  # only now: Spark forks as it starts, and gRPC must not be in use then
+        print(f"{arguments.name} was written before and is not written again; use another --name for another load")
     else:
         rows = spark.read.parquet(arguments.files)
         backfill(records(rows, arguments.key, arguments.time), arguments.bootstrap, arguments.topic, arguments.name)

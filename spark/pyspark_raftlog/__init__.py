@@ -1,13 +1,13 @@
-"""Spark connector: `df.writeStream.format("raftlog")` and `df.write.format("raftlog")`.
+"""Spark connector: `format("raftlog")` for `readStream`, `read`, `writeStream` and `write`.
 
-Spark looks through the installed modules named `pyspark_*` for a `DefaultSource`, so there is nothing to register. It
-does so in processes that fork later and for queries that have nothing to do with raftlog: importing this package
-imports nothing heavy and never touches gRPC.
+Spark finds `DefaultSource` in installed modules named `pyspark_*`, so nothing has to be registered. It imports these
+modules even for queries that do not use raftlog, in processes that fork later: so this package imports nothing heavy,
+and never gRPC. Spark finds it only if *its* Python has it: a program that imports `pyspark_raftlog` before it makes its
+session tells Spark to use the program's own Python, unless `PYSPARK_PYTHON` names one (docs/spark.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -18,17 +18,48 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
 )
 
-from pyspark_raftlog import preflight
+from pyspark_raftlog import interpreter
+from pyspark_raftlog import options as option_rules
 from pyspark_raftlog.options import SinkOptions
 from pyspark_raftlog.schema import SinkSchema
 from pyspark_raftlog.sink import BatchSink, StreamSink
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.types import StructType
 
     from pyspark_raftlog.read_options import SourceOptions
+    from raftlog.types import TopicPartition
 
-__all__ = ["DefaultSource"]
+__all__ = ["DefaultSource", "lag", "setup"]
+
+
+def setup(spark: SparkSession | None = None) -> None:
+    """Make `format("raftlog")` known to Spark where it is not by itself.
+
+    Without a session, call it before Spark starts: it does what the import of this package has done. With a session, it
+    registers the source there, which Spark then runs with the Python of its functions (`spark.pyspark.python`,
+    `PYSPARK_PYTHON`) instead of the one that the JVM started with.
+
+    Raises:
+        RuntimeError: the session's Python lacks this package; the message says what to do.
+    """
+    if spark is None:
+        interpreter.prepare()
+    else:
+        interpreter.register(spark, DefaultSource)
+
+
+def lag(progress: StreamingQueryProgress) -> dict[TopicPartition, int]:
+    """Return how many offsets a streaming query has left to read in each partition, for a `StreamingQueryListener`.
+
+    Offsets that the query's next batches read: those between the end of this progress's batch, and the ends of the
+    partitions when that batch was planned. Sources other than raftlog's are left out.
+    """
+    from pyspark_raftlog import ranges
+
+    return ranges.lag(progress)
 
 
 class DefaultSource(DataSource):
@@ -36,14 +67,14 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(...)`."""
+        """Return the name for `format(...)`."""
         return "raftlog"
 
     def schema(self) -> StructType:
-        """Return the source's columns, after a first look at its options.
+        """Return the source's columns, after a first check of its options.
 
         Raises:
-            ValueError: an option that cannot be.
+            ValueError: an invalid option.
         """
         from pyspark_raftlog.columns import source_schema
         from pyspark_raftlog.read_options import SourceOptions
@@ -51,63 +82,63 @@ class DefaultSource(DataSource):
         return source_schema(include_headers=SourceOptions.parse(self.options).include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the source of a batch query, after checking its options and the columns that it wants.
+        """Return the source of a batch query, after checking its options and columns.
 
         Raises:
-            ValueError: an option or a column that cannot be; nothing is read.
+            ValueError: an invalid option or column; nothing is read.
         """
         from pyspark_raftlog.source import BatchSource
 
-        return BatchSource(*_checked(self.options, schema, streaming=False))
+        return BatchSource(*self._checked_source(schema, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the source of a streaming query, after checking its options and the columns that it wants.
+        """Return the source of a streaming query, after checking its options and columns.
 
         Raises:
-            ValueError: an option or a column that cannot be; the query does not start.
+            ValueError: an invalid option or column; the query does not start.
         """
         from pyspark_raftlog.source import StreamSource
 
-        return StreamSource(*_checked(self.options, schema, streaming=True))
+        return StreamSource(*self._checked_source(schema, streaming=True))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Return the sink of a streaming query, after checking its options, its columns and where it writes.
+        """Return the sink of a streaming query, after checking its options, columns and topic.
 
         Raises:
-            ValueError: an option, a column or a topic that cannot be; no task runs.
+            ValueError: an invalid option, column or topic; no task runs.
         """
-        options = SinkOptions.parse(self.options, streaming=True)
-        _refuse_overwrite(overwrite, 'outputMode("append")')
-        checked = SinkSchema.check(schema, options)
-        preflight.check_cluster(options)
-        return StreamSink(options, checked)
+        return StreamSink(*self._checked_sink(schema, overwrite, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Return the sink of a batch query, after checking its options, its columns and where it writes.
+        """Return the sink of a batch query, after checking its options, columns and topic.
 
         Raises:
-            ValueError: an option, a column or a topic that cannot be; nothing is written.
+            ValueError: an invalid option, column or topic; nothing is written.
         """
-        options = SinkOptions.parse(self.options, streaming=False)
-        _refuse_overwrite(overwrite, 'mode("append")')
+        return BatchSink(*self._checked_sink(schema, overwrite, streaming=False))
+
+    def _checked_sink(self, schema: StructType, overwrite: bool, *, streaming: bool) -> tuple[SinkOptions, SinkSchema]:
+        options = SinkOptions.parse(self.options, streaming=streaming)
+        if overwrite:
+            instead = 'outputMode("append")' if streaming else 'mode("append")'
+            raise ValueError(f"raftlog topics are logs: a query can only append to them; use {instead}")
         checked = SinkSchema.check(schema, options)
-        preflight.check_cluster(options)
-        return BatchSink(options, checked)
+        option_rules.check_cluster(options)
+        return options, checked
+
+    def _checked_source(self, schema: StructType, *, streaming: bool) -> tuple[SourceOptions, StructType]:
+        from pyspark_raftlog.columns import check_schema
+        from pyspark_raftlog.read_options import SourceOptions
+
+        try:
+            import pyspark.sql.streaming.datasource  # noqa: F401 # to report an old PySpark
+        except ImportError:
+            raise ValueError(
+                "the raftlog source needs PySpark 4.2 or newer; older versions can only use the sink"
+            ) from None
+        checked = SourceOptions.parse(self.options, streaming=streaming)
+        check_schema(schema, include_headers=checked.include_headers)
+        return checked, schema
 
 
-def _checked(options: Mapping[str, str], schema: StructType, *, streaming: bool) -> tuple[SourceOptions, StructType]:
-    from pyspark_raftlog.columns import check_schema
-    from pyspark_raftlog.read_options import SourceOptions
-
-    try:
-        import pyspark.sql.streaming.datasource  # noqa: F401 # to say in words that it is missing
-    except ImportError:
-        raise ValueError("the raftlog source needs PySpark 4.2 or newer; with an older one there is the sink") from None
-    checked = SourceOptions.parse(options, streaming=streaming)
-    check_schema(schema, include_headers=checked.include_headers)
-    return checked, schema
-
-
-def _refuse_overwrite(overwrite: bool, instead: str) -> None:
-    if overwrite:
-        raise ValueError(f"raftlog topics are logs: a query can only append to them; use {instead}")
+interpreter.prepare()

@@ -1,4 +1,4 @@
-"""The source's columns, which are Kafka's, and how fetched rows become the Arrow batches that Spark takes.
+"""The source's columns, which are those of Kafka's source, and how fetched rows become Arrow batches for Spark.
 
 column         Spark type                                  meaning
 key            binary                                      null: the record has none
@@ -22,7 +22,7 @@ from pyspark_raftlog.values import did_you_mean
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from raftlog._core.fetched import Rows
+    from raftlog._core.positions import Rows
 
 _HEADERS: Final = "headers"
 _TYPES: Final = {
@@ -35,20 +35,20 @@ _TYPES: Final = {
     "timestamptype": "int",
     _HEADERS: "array<struct<key:string,value:binary>>",
 }
-"""By lower-case name, as `simpleString` says it."""
+"""By lower-case name; types as `simpleString` writes them."""
 
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 1 << 20
-"""An Arrow batch goes to Spark once it has so many rows or bytes: handing one over costs as much as copying 100 KB."""
+"""An Arrow batch goes to Spark once it has so many rows or bytes: each costs as much as copying 100 KB."""
 
 
 _MAX_MS: Final = ((1 << 63) - 1) // 1000
-"""The log's times are milliseconds of 64 bits, Spark's are microseconds."""
+"""The log has milliseconds of 64 bits, Spark microseconds of 64 bits."""
 
 
 def source_schema(*, include_headers: bool) -> StructType:
-    """Return the columns of a query that does not say which it wants."""
-    from pyspark.sql import types as t  # building types takes Spark's session on some ways; not at import
+    """Return the columns of a query without a schema."""
+    from pyspark.sql import types as t  # may need Spark's session, so not at import
 
     header = t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
     fields = [
@@ -64,34 +64,34 @@ def source_schema(*, include_headers: bool) -> StructType:
 
 
 def check_schema(schema: StructType, *, include_headers: bool = False) -> None:
-    """Check the columns that a query says it wants: any of the source's, in any order.
+    """Check the columns of a query's schema: any of the source's, in any order.
 
     Raises:
-        ValueError: there is no such column, or it is of another type; headers are to be included, and have none.
+        ValueError: a column is unknown or has another type, or includeHeaders=true comes without a column headers.
     """
     seen = set()
     for field in schema.fields:
         name = field.name.lower()
         if name not in _TYPES:
             names = source_schema(include_headers=True).names
-            advice = did_you_mean(name, names, f"there are {', '.join(names)}.")
+            advice = did_you_mean(name, names, f"its columns are {', '.join(names)}.")
             raise ValueError(
-                f"the raftlog source has no column {field.name}; {advice} What a value consists of is got out of it by "
-                "the query, for example with from_json(cast(value as string), ...)"
+                f"the raftlog source has no column {field.name}; {advice} Extract the fields of a value in the query, "
+                "for example with from_json(cast(value as string), ...)"
             )
         if name in seen:
-            raise ValueError(f"there are two columns {name}; drop one")
+            raise ValueError(f"the schema has two columns {name}; drop one")
         seen.add(name)
         found = field.dataType.simpleString()
         if found != _TYPES[name]:
             raise ValueError(
-                f"column {field.name} of the raftlog source is {_TYPES[name]}, not {found}; "
-                "read it as that, and cast it in the query"
+                f"column {field.name} of the raftlog source has the type {_TYPES[name]}, not {found}; "
+                "use that type in the schema, and cast it in the query"
             )
 
     if include_headers and _HEADERS not in seen:
         raise ValueError(
-            f"includeHeaders=true, but among the columns of .schema(...) there is no column headers; add "
+            f"includeHeaders=true, but .schema(...) has no column headers; add "
             f'"{_HEADERS} {_TYPES[_HEADERS]}", or leave the option out'
         )
 
@@ -106,9 +106,9 @@ class BatchMaker:
         self._names = [field.name.lower() for field in schema.fields]
 
     def batches(self, chunks: Iterable[Rows]) -> Iterator[Any]:
-        """Yield the rows as `pyarrow.RecordBatch`es; neighbours share one as long as they are small.
+        """Yield the rows as `pyarrow.RecordBatch`es; small chunks are combined.
 
-        Values of a large chunk are not copied, those of small ones once.
+        Values of a large chunk are not copied, those of small chunks once.
         """
         waiting: list[Rows] = []
         rows = size = 0
@@ -126,7 +126,7 @@ class BatchMaker:
         """Return rows of one partition as one batch."""
         import pyarrow as pa
 
-        assert chunks, "there is something to hand over"
+        assert chunks, "a batch has rows"
         arrays = [
             _COLUMN_MAKERS[name](chunks, field.type) for name, field in zip(self._names, self._schema, strict=True)
         ]
@@ -189,14 +189,14 @@ def _timestamps(chunks: list[Rows], kind: Any) -> Any:
 
 
 def _beyond_spark(chunk: Rows, times_ms: Any) -> str:
-    """Say which record of these has a time that Spark does not have, and how to read it nevertheless."""
+    """Return which record has a time beyond Spark's range, and how to read it nevertheless."""
     import numpy as np
 
     at = int(np.argmax((times_ms > _MAX_MS) | (times_ms < -_MAX_MS)))
     offset = chunk.first_offset + at if chunk.offsets is None else int(chunk.offsets[at])
     return (
-        f"{chunk.topic_partition}: the record at offset {offset} has the timestamp {int(times_ms[at])} ms, which is no "
-        "time to Spark: its microseconds end at 64 bits. To read such records leave the column timestamp out, with "
+        f"{chunk.topic_partition}: the record at offset {offset} has the timestamp {int(times_ms[at])} ms, which is "
+        "beyond Spark's microseconds of 64 bits. To read such records leave the column timestamp out, with "
         '.schema("key binary, value binary, topic string, partition int, offset bigint") before load()'
     )
 
@@ -211,20 +211,16 @@ def _timestamp_types(chunks: list[Rows], kind: Any) -> Any:
     return pa.array(np.repeat(np.array(stamped, np.int32), [len(chunk) for chunk in chunks]), kind)
 
 
-def _topic(chunks: list[Rows], kind: Any) -> Any:
-    return _constant(chunks[0].topic_partition.topic, _rounded(sum(map(len, chunks))), kind).slice(
-        0, sum(map(len, chunks))
-    )
+def _place_column(name: str) -> Any:
+    def make(chunks: list[Rows], kind: Any) -> Any:
+        rows = sum(map(len, chunks))
+        return _constant(getattr(chunks[0].topic_partition, name), _rounded(rows), kind).slice(0, rows)
 
-
-def _partition(chunks: list[Rows], kind: Any) -> Any:
-    return _constant(chunks[0].topic_partition.partition, _rounded(sum(map(len, chunks))), kind).slice(
-        0, sum(map(len, chunks))
-    )
+    return make
 
 
 def _rounded(rows: int) -> int:
-    """Round up to a power of two, so that few arrays serve all sizes."""
+    """Round up to a power of two, so that a few cached arrays serve all sizes."""
     return max(1024, 1 << (rows - 1).bit_length())
 
 
@@ -238,8 +234,8 @@ def _constant(value: str | int, rows: int, kind: Any) -> Any:
 _COLUMN_MAKERS: Final = {
     "key": _bytes_column("key"),
     "value": _bytes_column("value"),
-    "topic": _topic,
-    "partition": _partition,
+    "topic": _place_column("topic"),
+    "partition": _place_column("partition"),
     "offset": _offsets,
     "timestamp": _timestamps,
     "timestamptype": _timestamp_types,

@@ -1,26 +1,100 @@
-"""The source's options: what to read, from where to where, how much at a time; consumer settings pass through.
+"""The source's options: topics, where to begin and end, how much to read at a time, and settings of the consumer.
 
-Names and meanings are those of Kafka's source. Spark does not tell names of options apart by case.
+Names and meanings are those of Kafka's source. Spark ignores the case of names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pyspark_raftlog.bounds import EARLIEST, LATEST, Bound, ending, starting
-from pyspark_raftlog.values import as_bool, as_count, as_duration_ms, as_partitions, did_you_mean, given_twice
+from pyspark_raftlog.values import (
+    MAX_INT64,
+    as_bool,
+    as_count,
+    as_duration_ms,
+    as_partition_numbers,
+    as_partitions,
+    whole_number,
+)
+from pyspark_raftlog.vocabulary import BOOTSTRAP, IGNORED_BY_SOURCE, REFUSED_BY_SOURCE, Vocabulary
 
-_BOOTSTRAP: Final = "bootstrap.servers"
-_PREFIX: Final = "kafka."
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+OFFSETS: Final = "offsets"
+TIMES: Final = "times"
+TIME: Final = "time"
+
+_LATEST_OFFSET: Final = -1
+_EARLIEST_OFFSET: Final = -2
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The start or the end of what a query reads. `option`: the option that sets it, for messages.
+
+    `kind`: EARLIEST, LATEST; OFFSETS: `numbers` has an offset for each partition (-1 latest, -2 earliest); TIMES:
+    `numbers` has a time (ms) for each partition; TIME: `time_ms` is for all partitions. For a partition without records
+    from the time on, the bound is its end if `or_latest`, otherwise an error.
+    """
+
+    option: str
+    kind: str
+    numbers: tuple[tuple[tuple[str, int], int], ...] = ()
+    time_ms: int = 0
+    or_latest: bool = True
+
+
+def starting(own: Mapping[str, str], default: str) -> Bound:
+    """Return where the query begins: at one time, or else at times, at offsets, or at the default.
+
+    Raises:
+        ValueError: an invalid value.
+    """
+    strategy = own.get("startingOffsetsByTimestampStrategy", "error").strip().lower()
+    if strategy not in ("error", LATEST):
+        raise ValueError(f"option startingOffsetsByTimestampStrategy={strategy}: expected error or latest")
+    return _bound(own, "starting", default, or_latest=strategy == LATEST)
+
+
+def ending(own: Mapping[str, str]) -> Bound:
+    """Return where a batch query ends, like `starting`; by default at the end of each partition.
+
+    Raises:
+        ValueError: an invalid value.
+    """
+    return _bound(own, "ending", LATEST, or_latest=True)
+
+
+def _bound(own: Mapping[str, str], side: str, default: str, *, or_latest: bool) -> Bound:
+    name = f"{side}Timestamp"
+    if name in own:
+        time_ms = whole_number(own[name])
+        if time_ms is None:
+            raise ValueError(f"option {name}={own[name]}: expected Unix time in milliseconds, at most {MAX_INT64}")
+        return Bound(name, TIME, time_ms=time_ms, or_latest=or_latest)
+    name = f"{side}OffsetsByTimestamp"
+    if name in own:
+        times = as_partition_numbers(name, own[name], 0)
+        return Bound(name, TIMES, tuple(sorted(times.items())), or_latest=or_latest)
+    name = f"{side}Offsets"
+    text = own.get(name, default).strip()
+    if text.lower() in (EARLIEST, LATEST):
+        return Bound(name, text.lower())
+    if not text.startswith("{"):
+        raise ValueError(f'option {name}={text}: expected earliest, latest, or JSON like {{"topicA": {{"0": 23}}}}')
+    least = _EARLIEST_OFFSET if side == "starting" else _LATEST_OFFSET
+    return Bound(name, OFFSETS, tuple(sorted(as_partition_numbers(name, text, least).items())))
+
+
 _TOPICS: Final = ("subscribe", "subscribePattern", "assign")
 _ENDS: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _OWN: Final = {
     name.lower(): name
     for name in (
-        _BOOTSTRAP,
+        BOOTSTRAP,
         *_TOPICS,
         "startingOffsets",
         "startingOffsetsByTimestamp",
@@ -37,25 +111,7 @@ _OWN: Final = {
         "kafkaConsumer.pollTimeoutMs",
     )
 }
-"""As Spark hands them over, and as they are written."""
-_NO_GROUP: Final = "the source reads without a consumer group, the query's checkpoint has its offsets; leave it out"
-_REFUSED: Final = {
-    "groupidprefix": _NO_GROUP,
-    "group.id": _NO_GROUP,
-    "group.instance.id": _NO_GROUP,
-    "group.remote.assignor": _NO_GROUP,
-    "enable.auto.commit": _NO_GROUP,
-    "auto.commit.interval.ms": _NO_GROUP,
-    "max.poll.interval.ms": _NO_GROUP,
-    "auto.offset.reset": "startingOffsets says where a query begins, and failOnDataLoss=false lets it go on when "
-    "offsets are gone",
-    "max.poll.records": "rows leave the source as whole Arrow batches; maxOffsetsPerTrigger limits a trigger",
-    "consumer.timeout.ms": "kafkaConsumer.pollTimeoutMs says how long a task waits for records",
-    "fetchoffset.numretries": "offsets are asked for until default.api.timeout.ms has passed",
-    "fetchoffset.retryintervalms": "retry.backoff.ms is the pause between two tries",
-    "topic": "that is the sink's; a source has subscribe",
-    "path": "a source has no path; subscribe names its topics",
-}
+"""By lower-case name, as Spark passes it, the documented name."""
 _BATCH_ONLY: Final = "a streaming query has no end; leave it out, or read the range with spark.read"
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _DEFAULT_DELAY_MS: Final = 15 * 60_000.0
@@ -64,11 +120,11 @@ _DEFAULT_PATIENCE_MS: Final = 120_000.0
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Checked options; times in the unit that their names say.
+    """Checked options.
 
-    Exactly one of `topics`, `pattern` and `assigned` is there. `consumer` holds the consumer's settings, under its own
-    names; a password may be among them, so they are not shown. `read_timeout_s`: how long a task waits for records that
-    are to be there.
+    Exactly one of `topics`, `pattern` and `assigned` is set. `consumer` has the consumer's settings under its own
+    names, and is not shown, as it may have a password. `read_timeout_s`: how long a task waits for records that should
+    exist.
     """
 
     bootstrap: str
@@ -89,32 +145,18 @@ class SourceOptions:
 
     @staticmethod
     def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
-        """Return the options of a query; with `streaming` None what only one kind of query can have is not checked.
+        """Return the options of a query; with `streaming` None, rules for only one kind of query are not checked.
 
         Raises:
-            ValueError: unknown, missing, contradictory, or nothing that the value can mean.
+            ValueError: an option is unknown, missing or invalid, or options contradict each other.
             InvalidConfig: a consumer setting with a bad value.
         """
-        # Not at the top: Spark imports this module where gRPC must not be, in processes that fork.
-        from raftlog._client.options import CONSUMER_KEYS, ConsumerOptions, refuse_security
-        from raftlog._core.bootstrap import parse_bootstrap
+        # Not at the top: Spark imports this module in processes that fork, where gRPC must not be loaded.
+        from raftlog._client.options import CONSUMER_KEYS, ConsumerOptions
 
-        known = _OWN.keys() | {key.name for key in CONSUMER_KEYS} - _REFUSED.keys()
-        given: dict[str, str] = {}
-        for name, value in options.items():
-            key = name.lower()
-            key = key if key in _OWN else key.removeprefix(_PREFIX)
-            refuse_security(key)
-            if key in _REFUSED:
-                raise ValueError(f"the raftlog source has no option {name}: {_REFUSED[key]}")
-            if key not in known:
-                raise ValueError(_unknown(name, known))
-            if given.setdefault(key, value) != value:
-                raise ValueError(given_twice(key, given[key], value))
+        consumers = [key.name for key in CONSUMER_KEYS]
+        given = Vocabulary("source", _OWN, consumers, IGNORED_BY_SOURCE, REFUSED_BY_SOURCE).collect(options)
         own = {name: given.pop(key) for key, name in _OWN.items() if key in given}
-        if _BOOTSTRAP not in own:
-            raise ValueError(f'the address of the cluster is missing; add option("{_BOOTSTRAP}", "host:port")')
-        parse_bootstrap(own[_BOOTSTRAP])
         _check_kind(own, streaming)
         topics, pattern, assigned = _what(own)
         consumer = {**given, "auto.offset.reset": "none"}
@@ -123,8 +165,8 @@ class SourceOptions:
         patience_ms = as_duration_ms("kafkaConsumer.pollTimeoutMs", own.get("kafkaConsumer.pollTimeoutMs"))
         if patience_ms == 0:
             raise ValueError(
-                "kafkaConsumer.pollTimeoutMs=0: expected more than 0, since no task would wait for its records; leave "
-                f"it out for {_DEFAULT_PATIENCE_MS:.0f} ms"
+                "kafkaConsumer.pollTimeoutMs=0: expected more than 0, as tasks have to wait for records; leave it out "
+                f"for {_DEFAULT_PATIENCE_MS:.0f} ms"
             )
         max_offsets = as_count("maxOffsetsPerTrigger", own.get("maxOffsetsPerTrigger"))
         min_offsets = as_count("minOffsetsPerTrigger", own.get("minOffsetsPerTrigger"))
@@ -133,7 +175,7 @@ class SourceOptions:
                 f"minOffsetsPerTrigger={min_offsets} is more than maxOffsetsPerTrigger={max_offsets}; lower one of them"
             )
         return SourceOptions(
-            own[_BOOTSTRAP],
+            own[BOOTSTRAP],
             topics,
             pattern,
             assigned,
@@ -152,10 +194,10 @@ class SourceOptions:
 
 
 def _check_kind(own: Mapping[str, str], streaming: bool | None) -> None:
-    """Refuse what a streaming query, or a batch query, cannot have.
+    """Refuse options that this kind of query does not support.
 
     Raises:
-        ValueError: says which.
+        ValueError: names the option.
     """
     if streaming:
         for name in _ENDS:
@@ -166,7 +208,7 @@ def _check_kind(own: Mapping[str, str], streaming: bool | None) -> None:
             if name in own:
                 raise ValueError(f"option {name}: a batch query has no triggers; leave it out")
         if own.get("startingOffsets", "").strip().lower() == LATEST:
-            raise ValueError("startingOffsets=latest: a batch query would find nothing; use earliest, or offsets")
+            raise ValueError("startingOffsets=latest: a batch query would read nothing; use earliest, or offsets")
     if own.get("endingOffsets", "").strip().lower() == EARLIEST:
         raise ValueError("endingOffsets=earliest: nothing would be read; use latest, or offsets")
 
@@ -174,15 +216,15 @@ def _check_kind(own: Mapping[str, str], streaming: bool | None) -> None:
 def _what(
     own: Mapping[str, str],
 ) -> tuple[tuple[str, ...] | None, str | None, tuple[tuple[str, int], ...] | None]:
-    """Return the topics, or their pattern, or partitions that are to be read.
+    """Return the topics, their pattern, or the partitions to read.
 
     Raises:
-        ValueError: none of them or several, or a value that cannot be.
+        ValueError: none or several of them are given, or a value is invalid.
     """
     named = [name for name in _TOPICS if name in own]
     if len(named) != 1:
-        found = f"there are {' and '.join(named)}" if named else "there is none"
-        raise ValueError(f"say what to read with one of the options {', '.join(_TOPICS)}; {found}")
+        found = f"not {' and '.join(named)}" if named else "none is given"
+        raise ValueError(f"give exactly one of the options {', '.join(_TOPICS)}; {found}")
     [name] = named
     value = own[name].strip()
     if name == "assign":
@@ -192,15 +234,9 @@ def _what(
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(f"subscribePattern {value!r} is no regular expression of Python: {error}") from None
+            raise ValueError(f"subscribePattern {value!r} is not a regular expression of Python: {error}") from None
         return None, value, None
     topics = tuple(dict.fromkeys(topic.strip() for topic in value.split(",") if topic.strip()))
     if not topics:
         raise ValueError("subscribe names no topic; give one, or several with commas between them")
     return topics, None, None
-
-
-def _unknown(name: str, known: Set[str]) -> str:
-    written = sorted(_OWN.get(key, key) for key in known)
-    advice = did_you_mean(name.lower().removeprefix(_PREFIX), written, f"the source knows {', '.join(written)}")
-    return f"the raftlog source has no option {name}; {advice}"

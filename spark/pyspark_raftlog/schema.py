@@ -1,14 +1,14 @@
-"""The sink's columns: what a query may have, and how its Arrow batches become what the producer takes.
+"""The sink's columns, and how a query's Arrow batches become batches for the producer.
 
     column     Spark type                                  meaning
     value      binary or string                            required; null is a tombstone
     key        binary or string                            decides the partition
     headers    array<struct<key: string, value: binary>>
-    topic      string                                      required unless the option `topic` is there, which wins
-    partition  int                                         null or absent: by the key, or in turn
-    timestamp  timestamp                                   null or absent: when it is sent
+    topic      string                                      required without the option `topic`, which wins
+    partition  int                                         null or absent: chosen by the key, or sticky
+    timestamp  timestamp                                   null or absent: the time of sending
 
-`offset` and `timestampType`, which a raftlog or Kafka source yields, are passed over.
+`offset` and `timestampType`, which a raftlog or Kafka source yields, are ignored.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ class SinkSchema:
 
     columns: tuple[tuple[str, int], ...]
     topic_position: int | None
-    """Position of the topic column; None where the option decides."""
+    """Position of the topic column; None if the option sets the topic."""
     topic: str | None
 
     @staticmethod
     def check(schema: StructType, options: SinkOptions) -> SinkSchema:
-        """Check a query's columns and return which of them go where.
+        """Check a query's columns, and return their positions.
 
         Raises:
             ValueError: a column is missing, of another type, or unknown; the message says how to change the query.
         """
         if "value" not in (name.lower() for name in schema.names):
             raise ValueError(
-                f"there is no column value among {', '.join(schema.names) or 'no columns'}; select what the records "
-                'are to hold, for example to_json(struct("*")).alias("value")'
+                f"the query has no column value, only {', '.join(schema.names) or 'no columns'}; select the content of "
+                'records, for example to_json(struct("*")).alias("value")'
             )
         positions: dict[str, int] = {}
         for position, field in enumerate(schema.fields):
@@ -71,21 +71,21 @@ class SinkSchema:
             if name not in _EXPECTED:
                 raise ValueError(_unknown(field.name))
             if name in positions:
-                raise ValueError(f"there are two columns {name}; drop or rename one")
+                raise ValueError(f"the query has two columns {name}; drop or rename one")
             found = field.dataType.simpleString()
             if found not in _EXPECTED[name]:
                 wanted = " or ".join(_EXPECTED[name])
-                raise ValueError(f"column {field.name} is {found}, expected {wanted}; {_ADVICE[name]}")
+                raise ValueError(f"column {field.name} has the type {found}, expected {wanted}; {_ADVICE[name]}")
             positions[name] = position
         topic_position = positions.pop("topic", None)
         if options.topic is not None:
             topic_position = None
         elif topic_position is None:
-            raise ValueError('nothing says which topic to write to; add option("topic", ...) or a column topic')
+            raise ValueError('the topic is missing; add option("topic", ...) or a column topic')
         return SinkSchema(tuple(positions.items()), topic_position, options.topic)
 
     def split(self, batch: Any) -> Iterator[tuple[str, Any]]:
-        """Yield (topic, RecordBatch for the producer) of one Arrow batch of the query; rows keep their order.
+        """Yield (topic, RecordBatch for the producer) of an Arrow batch of the query; rows keep their order.
 
         Raises:
             ValueError: a row's topic is null.
@@ -103,7 +103,7 @@ class SinkSchema:
 
 
 def _plain(array: Any) -> Any:
-    """Return strings as the UTF-8 bytes that they are, and any other array as it is."""
+    """Return strings as their UTF-8 bytes, and other arrays unchanged."""
     import pyarrow as pa
 
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type):
@@ -117,7 +117,7 @@ def _by_topic(topics: Any, records: Any) -> Iterator[tuple[str, Any]]:
 
     if topics.null_count:
         raise ValueError(
-            f"{topics.null_count} rows have null in column topic; filter them out or give the option topic"
+            f"{topics.null_count} rows have null in column topic; filter them out, or set the option topic"
         )
     encoded = topics.dictionary_encode()
     names = encoded.dictionary.to_pylist()

@@ -1,14 +1,18 @@
 """The source: `spark.readStream.format("raftlog")` and `spark.read.format("raftlog")`.
 
-The driver plans ranges of offsets, tasks read them. A range is the same whenever it is read, so a batch that Spark
-repeats has the same rows: with a sink that is exactly once, so is the query.
+The driver plans ranges of offsets (`Planner`), and tasks read them as Arrow batches (`read_range`). A range has the
+same rows whenever it is read, so a batch that Spark repeats has too: with an exactly-once sink the query is exactly
+once.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -19,18 +23,316 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pyspark_raftlog.planner import Planner
+from pyspark_raftlog.columns import BatchMaker
 from pyspark_raftlog.ranges import Offsets, Range, limited, split
-from pyspark_raftlog.read_options import SourceOptions
-from pyspark_raftlog.tasks import read_range
+from pyspark_raftlog.read_options import EARLIEST, LATEST, OFFSETS, TIME, Bound, SourceOptions
 from raftlog.types import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from raftlog._core.cluster import TopicView
+    from raftlog._core.positions import Rows
+    from raftlog._range_reader import RangeReader
+
+
+logger = logging.getLogger(__name__)
+
+_LATEST: Final = -1
+_EARLIEST: Final = -2
+"""The values of the client's look-ups."""
+_AGAIN_S: Final = 0.2
+_TRIES: Final = 5
+
+
+class DataLoss(RuntimeError):
+    """Records that the query should read are gone."""
+
+
+class Planner:
+    """Asks the cluster for partitions and offsets. It is created when first needed, and never pickled."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        from raftlog._range_reader import RangeReader
+
+        self.options = options
+        self._pattern = re.compile(options.pattern) if options.pattern is not None else None
+        self._reader: RangeReader = RangeReader(options.bootstrap, config=dict(options.consumer))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._reader.close()
+
+    def lose(self, what: str) -> None:
+        """Report lost records: with an error or, if `failOnDataLoss` is false, a warning in the log.
+
+        Raises:
+            DataLoss: `failOnDataLoss` is true.
+        """
+        if self.options.fail_on_data_loss:
+            raise DataLoss(
+                f"{what}. Records that this query should read are lost; to continue without them set "
+                'option("failOnDataLoss", "false")'
+            )
+        logger.warning("%s; continuing, as failOnDataLoss=false", what)
+
+    # Partitions
+
+    def partitions(self, *, fresh: bool = False, at_start: bool = False) -> dict[TopicPartition, str]:
+        """Return the partitions that the query reads now, in order, with the ids (hex) of their topics.
+
+        Raises:
+            UnknownTopicOrPartition: with `at_start`, if a topic or partition in the query's options does not exist.
+        """
+        from raftlog.errors import UnknownTopicOrPartition
+
+        options = self.options
+        names = options.topics if options.topics is not None else sorted({name for name, _ in options.assigned or ()})
+        views = self._reader.topics(names, self._pattern, fresh=fresh)
+        if self._pattern is None and at_start:
+            for name in names:
+                if name not in views:
+                    raise UnknownTopicOrPartition(
+                        f"topic {name!r} does not exist; create it before the query starts, for example with "
+                        f"`raftlog topic create {name}`, or correct the option"
+                    )
+        if options.assigned is None:
+            return {
+                TopicPartition(name, part.partition): view.topic_id.hex()
+                for name, view in sorted(views.items())
+                for part in view.partitions
+            }
+        return {part: view.topic_id.hex() for part, view in self._assigned(views, at_start)}
+
+    def _assigned(self, views: Mapping[str, TopicView], at_start: bool) -> Iterable[tuple[TopicPartition, TopicView]]:
+        from raftlog.errors import UnknownTopicOrPartition
+
+        for name, partition in self.options.assigned or ():
+            view = views.get(name)
+            if view is not None and partition < len(view.partitions):
+                yield TopicPartition(name, partition), view
+            elif at_start:
+                raise UnknownTopicOrPartition(
+                    f"partition {name}-{partition} does not exist; numbers begin at 0; correct the option assign"
+                )
+
+    # Bounds
+
+    def ends(self, *, fresh: bool = False) -> Offsets:
+        """Return the end of each partition that the query reads: the offset after its last readable record."""
+        return self._at(self.partitions(fresh=fresh), _LATEST)
+
+    def _at(self, partitions: Mapping[TopicPartition, str], which: int) -> Offsets:
+        """Return the earliest or latest offsets of partitions, together with the ids of exactly these topics."""
+        while True:
+            ids = {part.topic: topic_id for part, topic_id in partitions.items()}
+            found = self._find(dict.fromkeys(partitions, which))
+            changed = {topic for topic, known in ids.items() if self._id_of(topic) != known}
+            if not changed:
+                return Offsets({part: found[part] for part in partitions}, ids)
+            logger.info(
+                "topics were deleted and created again during the look-up of their offsets: %s",
+                ", ".join(sorted(changed)),
+            )
+            partitions = self.partitions(fresh=True)
+
+    def _id_of(self, topic: str) -> str:
+        topic_id = self._reader.topic_id(topic)
+        return "" if topic_id is None else topic_id.hex()
+
+    def _find(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return offsets; a partition without records from the time on is left out."""
+        found = self._reader.find(wanted) if wanted else {}
+        return {part: answer.offset for part, answer in found.items() if answer is not None}
+
+    def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the first offsets of the partitions that exist."""
+        wanted = list(partitions)
+        there = self.partitions() if wanted else {}
+        return self._find(dict.fromkeys([part for part in wanted if part in there], _EARLIEST))
+
+    def start(self) -> tuple[Offsets, bool]:
+        """Return where the query begins, and whether a later call gives the same result: `latest` does not.
+
+        Raises:
+            ValueError: offsets or times are missing for partitions, or given for other ones; or a partition has no
+                record from the time on. DataLoss: an offset is not in the log.
+        """
+        return self._resolve(self.options.start)
+
+    def end(self) -> Offsets:
+        """Return where a batch query ends. Raises as `start`."""
+        return self._resolve(self.options.end)[0]
+
+    def _resolve(self, bound: Bound) -> tuple[Offsets, bool]:
+        partitions = self.partitions(fresh=True, at_start=True)
+        if bound.kind in (EARLIEST, LATEST):
+            return self._at(partitions, _LATEST if bound.kind == LATEST else _EARLIEST), bound.kind == EARLIEST
+        ids = {part.topic: topic_id for part, topic_id in partitions.items()}
+        if bound.kind == TIME:
+            positions, stays = self._by_time(bound, dict.fromkeys(partitions, bound.time_ms))
+        else:
+            numbers = _for_all(bound, partitions)
+            positions, stays = (self._by_offset if bound.kind == OFFSETS else self._by_time)(bound, numbers)
+        return Offsets(positions, ids), stays
+
+    def _by_time(self, bound: Bound, times_ms: Mapping[TopicPartition, int]) -> tuple[dict[TopicPartition, int], bool]:
+        found = self._find(times_ms)
+        beyond = sorted(times_ms.keys() - found.keys())
+        if beyond and not bound.or_latest:
+            raise ValueError(
+                f"{bound.option}: {beyond[0]} has no record from {times_ms[beyond[0]]} on; choose an earlier time, or "
+                "set startingOffsetsByTimestampStrategy=latest to begin at its end"
+            )
+        return {**found, **self._find(dict.fromkeys(beyond, _LATEST))}, not beyond
+
+    def _by_offset(self, bound: Bound, numbers: Mapping[TopicPartition, int]) -> tuple[dict[TopicPartition, int], bool]:
+        first = self.earliest(numbers)
+        last = self._find(dict.fromkeys(numbers, _LATEST))
+        found: dict[TopicPartition, int] = {}
+        for part, number in numbers.items():
+            if number < 0:
+                found[part] = last[part] if number == _LATEST else first[part]
+                continue
+            found[part] = min(max(number, first[part]), last[part])
+            if found[part] != number:
+                self.lose(f"{bound.option}: {part} has offsets from {first[part]} up to {last[part]}, not {number}")
+        return found, _LATEST not in numbers.values()
+
+    # Progress
+
+    def carried_on(self, start: Offsets, now: Offsets) -> tuple[Offsets, Offsets]:
+        """Return where each existing partition continues, and its end; new partitions begin at their first record.
+
+        Raises:
+            DataLoss: partitions are gone, a topic was deleted and created again, or a log has become shorter, and
+                `failOnDataLoss` is true.
+        """
+        made_again = {
+            topic for topic, topic_id in start.topic_ids.items() if now.topic_ids.get(topic, topic_id) != topic_id
+        }
+        for topic in sorted(made_again):
+            self.lose(f"topic {topic} was deleted and created again: its offsets now belong to other records")
+        gone = [part for part in start.positions if part not in now.positions and part.topic not in made_again]
+        if gone:
+            self.lose(f"partitions are gone: {', '.join(map(str, sorted(gone)))}")
+        going_on = {
+            part: position
+            for part, position in start.positions.items()
+            if part in now.positions and part.topic not in made_again
+        }
+        now = self._not_shorter(going_on, now)
+        new = self.earliest(part for part in now.positions if part not in going_on)
+        for part, first in sorted(new.items()):
+            if first > 0 and part.topic not in made_again:
+                self.lose(f"partition {part} is new and begins at {first}, not at 0")
+        positions = {
+            part: new[part] if part in new else min(going_on[part], now.positions[part]) for part in now.positions
+        }
+        ends = {part: max(now.positions[part], positions[part]) for part in positions}
+        return Offsets(positions, now.topic_ids), Offsets(ends, now.topic_ids)
+
+    def _not_shorter(self, positions: Mapping[TopicPartition, int], now: Offsets) -> Offsets:
+        for tries_left in reversed(range(_TRIES)):
+            shorter = [part for part, position in positions.items() if now.positions[part] < position]
+            if not shorter:
+                return now
+            if tries_left:  # a new leader may not know the end yet
+                time.sleep(_AGAIN_S)
+                again = self._find(dict.fromkeys(shorter, _LATEST))
+                now = Offsets({**now.positions, **again}, now.topic_ids)
+        for part in sorted(shorter):
+            self.lose(
+                f"{part} ends at {now.positions[part]}, but was read up to {positions[part]}: its log was truncated"
+            )
+        return now
+
+
+def _for_all(bound: Bound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return the numbers of an option, which must name exactly the partitions that are read.
+
+    Raises:
+        ValueError: it names too few or too many.
+    """
+    numbers = {TopicPartition(*part): number for part, number in bound.numbers}
+    wanted = set(partitions)
+    for problem, parts in (
+        ("lacks", wanted - numbers.keys()),
+        ("names partitions that are not read:", numbers.keys() - wanted),
+    ):
+        if parts:
+            raise ValueError(
+                f"{bound.option} {problem} {', '.join(map(str, sorted(parts)))}; it must name exactly the partitions "
+                "that are read"
+            )
+    return numbers
+
+
+_Key = tuple[int, str, tuple[tuple[str, str], ...]]
+
+_idle: dict[_Key, RangeReader] = {}
+"""The reader that no task uses, by process id, so that a forked child does not use its parent's. A Python worker of
+Spark runs many tasks, and keeps the connections between them."""
+
+
+def read_range(options: SourceOptions, schema: StructType, wanted: Range) -> Iterator[Any]:
+    """Yield the rows of a range as `pyarrow.RecordBatch`es with the columns of `schema`.
+
+    Raises:
+        DataLoss: rows are gone, and `failOnDataLoss` is true.
+        RaftlogError: it cannot be read; Spark may retry the task.
+    """
+    from raftlog._range_reader import RangeReader
+
+    key = (os.getpid(), options.bootstrap, options.consumer)
+    reader = _idle.pop(key, None) or RangeReader(options.bootstrap, config=dict(options.consumer))
+    try:
+        yield from BatchMaker(schema).batches(_rows(reader, options, wanted))
+    except BaseException:
+        reader.close()  # its state is unknown: the next task gets a new one
+        raise
+    _keep(key, reader)
+
+
+def _keep(key: _Key, reader: RangeReader) -> None:
+    """Keep this reader for the next task, and close any other."""
+    for other in list(_idle):
+        found = _idle.pop(other)
+        if other[0] == os.getpid():
+            found.close()
+    _idle[key] = reader
+
+
+def _rows(reader: RangeReader, options: SourceOptions, wanted: Range) -> Iterator[Rows]:
+    from raftlog.errors import OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
+
+    part = wanted.topic_partition
+    topic_id = bytes.fromhex(wanted.topic_id) if wanted.topic_id is not None else None
+    position = wanted.start
+    while position < wanted.end:
+        try:
+            for rows in reader.read(part, topic_id, position, wanted.end, options.read_timeout_s):
+                yield rows
+                position = rows.header.next_offset
+            return
+        except (OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition) as error:
+            what = f"{part}: some of the offsets {position} to {wanted.end - 1} are missing: {error}"
+            if options.fail_on_data_loss:
+                raise DataLoss(
+                    f"{what}. They expired, or the topic was deleted; to continue without them set "
+                    'option("failOnDataLoss", "false")'
+                ) from error
+            logger.warning("%s; continuing, as failOnDataLoss=false", what)
+            if not isinstance(error, OffsetOutOfRange):
+                return
+            first = reader.beginning_offset(part)
+            if first <= position:
+                return  # the missing offsets are at the end
+            position = first
+
 
 class _Source:
-    """What the batch and the streaming source share. Pickled to the tasks before anything is asked of the cluster."""
+    """The common part of batch and streaming source. It is pickled to tasks before it asks the cluster."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -40,9 +342,9 @@ class _Source:
         """Yield the rows of one range as Arrow batches.
 
         Raises:
-            RaftlogError: it cannot be read; Spark may try the task again.
+            RaftlogError: it cannot be read; Spark may retry the task.
         """
-        if isinstance(partition, Range):  # Spark makes a task of its own for a query that has none
+        if isinstance(partition, Range):  # Spark creates a task even for a query without ranges
             yield from read_range(self._options, self._schema, partition)
 
     def _split(self, ranges: Sequence[Range]) -> list[Range]:
@@ -53,10 +355,10 @@ class BatchSource(_Source, DataSourceReader):
     """The source of `spark.read.format("raftlog")`."""
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges that the query reads, of partitions that are there now.
+        """Return the ranges that the query reads, of the existing partitions.
 
         Raises:
-            ValueError, DataLoss, RaftlogError: they cannot be told.
+            ValueError, DataLoss, RaftlogError: they cannot be determined.
         """
         planner = Planner(self._options)
         try:
@@ -70,8 +372,8 @@ class BatchSource(_Source, DataSourceReader):
 class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of `spark.readStream.format("raftlog")`.
 
-    Spark asks one object, in one process, for offsets and ranges, from a query's start to its stop; others, which are
-    asked for nothing, are pickled to the tasks.
+    For offsets and ranges Spark uses one object, in one process, from a query's start to its stop; the copies that it
+    pickles to tasks only read.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -81,9 +383,9 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._initial_stays = True
         self._begun = False
         self._target: Offsets | None = None
-        """Where a query with the trigger AvailableNow ends."""
+        """The end of a query with the trigger AvailableNow."""
         self._seen: dict[str, Any] | None = None
-        """The ends of the partitions when they were last asked for."""
+        """The ends of the partitions at the last look-up."""
         self._last_batch_s = time.monotonic()
 
     @property
@@ -95,15 +397,15 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return where a new query begins.
 
         Raises:
-            ValueError, DataLoss, RaftlogError: it cannot be told.
+            ValueError, DataLoss, RaftlogError: it cannot be determined.
         """
-        if self._initial is None:  # Spark asks twice, and means the same
+        if self._initial is None:  # Spark asks twice, and expects the same answer
             start, self._initial_stays = self._planner.start()
             self._initial = start.to_json()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return what the options say of the size of a trigger."""
+        """Return the limit of a trigger's size from the options."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.min_offsets is not None:
@@ -111,18 +413,18 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note where the partitions end now: nothing behind is read."""
+        """Note the current ends of the partitions; the query reads nothing after them."""
         self._target = self._planner.ends(fresh=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return how far the next batch reads.
+        """Return the end of the next batch.
 
-        A query that begins at `latest` has an empty batch first. Spark does not write down where batch 0 begins: if it
-        died in it, the new one would ask for `latest` again, and what came in between would be lost. An empty batch 0
-        writes down its end, where batch 1 goes on.
+        A query that begins at `latest` has an empty batch first. Spark does not store the start of batch 0: if the
+        query died in it, a restart would ask for `latest` again, and records in between would be lost. But Spark stores
+        the end of an empty batch 0, where batch 1 begins.
 
         Raises:
-            DataLoss, RaftlogError: the cluster is away, or records are.
+            DataLoss, RaftlogError: records are lost, or the cluster does not answer.
         """
         if not self._begun and not self._initial_stays and start == self._initial:
             self._begun = True
@@ -143,7 +445,7 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return Offsets(positions, end.topic_ids).to_json()
 
     def _within_target(self, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-        """Leave out what has come since the query began, whole partitions among it."""
+        """Leave out records and partitions that have come since the query began."""
         assert self._target is not None
         target = self._target
         old = {
@@ -156,7 +458,7 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return Offsets(starts, end.topic_ids), Offsets(ends, end.topic_ids)
 
     def _is_too_little(self, begin: Offsets, end: Offsets) -> bool:
-        """Whether a trigger waits for `minOffsetsPerTrigger`, which `maxTriggerDelay` ends."""
+        """Return whether the trigger still waits for `minOffsetsPerTrigger`, at most `maxTriggerDelay`."""
         least = self._options.min_offsets
         if least is None or self._target is not None:  # AvailableNow would never end
             return False
@@ -168,14 +470,14 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return False
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the ends of the partitions, for the query's progress: what lies behind its end offset is the lag."""
+        """Return the ends of the partitions, from which the query's progress computes its lag."""
         return self._seen
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the ranges of one batch.
 
         Raises:
-            DataLoss: records between are gone for certain, and `failOnDataLoss` is true.
+            DataLoss: records of the batch are certainly gone, and `failOnDataLoss` is true.
         """
         first, last = Offsets.from_json(start), Offsets.from_json(end)
         planner = self._planner
@@ -188,7 +490,7 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if start != self._initial or self._initial_stays:
             for part, at in sorted(begin.items()):
                 if at > last.positions.get(part, at):
-                    planner.lose(f"{part} was to be read from {at} to {last.positions[part]}: its log was cut")
+                    planner.lose(f"{part} should be read from {at} to {last.positions[part]}: its log was truncated")
         return [*self._split(_ranges(Offsets(begin, last.topic_ids), last))]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -201,7 +503,7 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 def _ranges(start: Offsets, end: Offsets) -> list[Range]:
-    """Return what lies between, in order; nothing where a start is not before its end."""
+    """Return the ranges between two sets of offsets, in order, without empty ones."""
 
     def between(part: TopicPartition) -> Range:
         return Range(*part, start.positions[part], end.positions[part], end.topic_ids.get(part.topic))

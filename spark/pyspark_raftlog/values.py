@@ -1,4 +1,4 @@
-"""Values of options: text as Spark hands it over, checked and with the message that says what it should be."""
+"""Values of options: parses the text from Spark; errors say what is expected."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _MAX_DIGITS: Final = 100
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number of 64 bits, zero or above, that digits stand for; None: they do not."""
+    """Return the value of digits, if it fits 63 bits; otherwise None."""
     text = text.strip()
-    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS:  # Python refuses to read thousands
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS:  # Python refuses to parse thousands
         return None
     return int(text) if int(text) <= MAX_INT64 else None
 
 
 def given_twice(name: str, one: str, other: str) -> str:
-    """Return what is said of an option with two values; a password is not shown."""
-    from raftlog._core.redaction import shown
+    """Return the message for an option with two values; a password is not shown."""
+    from raftlog._core.words import shown
 
     return f"option {name} is given twice, as {shown(name, one)!r} and as {shown(name, other)!r}; give it once"
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return which of the known names somebody has meant, as a question; `otherwise` where none is near."""
+    """Return the question whether a similar known name was meant, or `otherwise` if none is similar."""
     written = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), written, n=1, cutoff=0.7)
     return f"did you mean {written[near[0]]}?" if near else otherwise
 
 
 def as_bool(name: str, value: str | None, default: bool) -> bool:
-    """Return what true or false stands for.
+    """Return the value of true or false.
 
     Raises:
         ValueError: it is neither.
@@ -52,10 +52,10 @@ def as_bool(name: str, value: str | None, default: bool) -> bool:
 
 
 def as_count(name: str, value: str | None) -> int | None:
-    """Return a number above zero, None where there is none.
+    """Return a whole number above 0; None without a value.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is malformed.
     """
     if value is None:
         return None
@@ -66,21 +66,21 @@ def as_count(name: str, value: str | None) -> int | None:
 
 
 def as_duration_ms(name: str, value: str | None) -> float | None:
-    """Return a time as Spark writes it, `15m` or `30s`, in milliseconds, which is its unit where it has none.
+    """Return a duration as Spark writes it, such as `15m` or `30s`, in milliseconds, which is also the default unit.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is malformed.
     """
     if value is None:
         return None
     found = _DURATION.fullmatch(value.strip().lower())
     if found is None or len(found[1]) > _MAX_DIGITS or (found[2] or "ms") not in _UNITS_MS:
-        raise ValueError(f"option {name}={value}: expected a number and one of {', '.join(_UNITS_MS)}, as 15m")
+        raise ValueError(f"option {name}={value}: expected a number and one of {', '.join(_UNITS_MS)}, such as 15m")
     return int(found[1]) * _UNITS_MS[found[2] or "ms"]
 
 
 def as_partitions(name: str, value: str) -> list[tuple[str, int]]:
-    """Return the partitions that `{"topicA": [0, 1], "topicB": [2]}` names.
+    """Return the partitions of `{"topicA": [0, 1], "topicB": [2]}`.
 
     Raises:
         ValueError: it is not of this form.
@@ -98,7 +98,7 @@ def as_partitions(name: str, value: str) -> list[tuple[str, int]]:
 
 
 def as_partition_numbers(name: str, value: str, least: int) -> dict[tuple[str, int], int]:
-    """Return the numbers, `least` or more, that `{"topicA": {"0": 23, "1": -1}}` has for partitions.
+    """Return the numbers, at least `least`, of the partitions in `{"topicA": {"0": 23, "1": -1}}`.
 
     Raises:
         ValueError: it is not of this form.
@@ -110,7 +110,7 @@ def as_partition_numbers(name: str, value: str, least: int) -> dict[tuple[str, i
             raise ValueError(wanted)
         for partition, number in numbers.items():
             if not partition.isascii() or not partition.isdigit():
-                raise ValueError(f"{wanted}; {partition!r} is no partition")
+                raise ValueError(f"{wanted}; {partition!r} is not a partition")
             found[topic, int(partition)] = _number(wanted, number, least)
     return found
 
@@ -119,7 +119,7 @@ def _object(wanted: str, value: str) -> dict[str, Any]:
     try:
         parsed = json.loads(value)
     except ValueError as error:
-        raise ValueError(f"{wanted}; it is no JSON: {error}") from None
+        raise ValueError(f"{wanted}; it is not JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise ValueError(wanted)
     return parsed
@@ -127,5 +127,5 @@ def _object(wanted: str, value: str) -> dict[str, Any]:
 
 def _number(wanted: str, value: object, least: int = 0) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_INT64:
-        raise ValueError(f"{wanted}; {value!r} is no number from {least} on")
+        raise ValueError(f"{wanted}; {value!r} is not a number of at least {least}")
     return value

@@ -1,1 +1,1 @@
-"""`./dev demo`: real records through Spark into raftlog and back, compared one by one."""
+"""`./dev demo`: streams real records through Spark into raftlog and back, and compares them one by one."""

@@ -32,17 +32,17 @@ FILES = 24
 SERVERS = 3
 TOPIC_CONFIGS = {
     "min.insync.replicas": "2",
-    "retention.ms": "-1",  # the flights are of 2013: with the usual seven days they would be old on arrival
+    "retention.ms": "-1",  # the flights are from 2013: the default of seven days would delete them
 }
 KILL_SERVER_AT, KILL_DRIVER_AT = 0.2, 0.6
-"""The part of the rows that is written when a server is killed, and when Spark's driver is."""
+"""The shares of rows after which a server and Spark's driver are killed."""
 _READ_TIMEOUT_S = 60.0
 _MIB = 1 << 20
 _LOG_TAIL = 4000
 
 
 def main() -> int:
-    """Do everything in a temporary directory and say what is happening."""
+    """Run the demo in a temporary directory, and print each step."""
     argparse.ArgumentParser(
         prog="./dev demo",
         description="Stream every flight out of New York City in 2013 through Spark into three raftlog servers, "
@@ -54,7 +54,7 @@ def main() -> int:
     console.print("[bold]raftlog demo: real records through Spark into a replicated log, and back[/bold]\n")
     with tempfile.TemporaryDirectory(prefix="raftlog-demo-") as directory:
         verdict = _run(console, Path(directory))
-    console.print(f"\nThat took {time.monotonic() - started:.0f} s; the servers and their files are gone again.")
+    console.print(f"\nThat took {time.monotonic() - started:.0f} s; the servers and their files are removed.")
     return 0 if verdict.is_complete else 1
 
 
@@ -67,19 +67,19 @@ def _run(console: Console, directory: Path) -> Verdict:
         sent_checksum = flight_data.checksum(flights)
     console.print(f"   {flights.num_rows:,} flights in {FILES} Parquet files")
     with contextlib.ExitStack() as stack:
-        with _step(console, f"2  Starting {SERVERS} raftlog servers, processes of their own on loopback"):
+        with _step(console, f"2  Starting {SERVERS} raftlog servers, separate processes on loopback"):
             cluster = stack.enter_context(Cluster(nodes=SERVERS, directory=directory / "cluster"))
             with raftlog.Admin(cluster.bootstrap) as admin:
                 admin.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=SERVERS, configs=TOPIC_CONFIGS)
         console.print(f"   {cluster.bootstrap}")
         console.print(
-            f"   topic {TOPIC}: {PARTITIONS} partitions, a replica of each on every server; key: the aeroplane"
+            f"   topic {TOPIC}: {PARTITIONS} partitions, each with a replica on every server; key: the aeroplane"
         )
         _write(console, Driver(directory, source, cluster.bootstrap, TOPIC), cluster, flights)
         with _step(console, "4  Reading the topic back with the Python SDK, as Arrow tables"):
             result = read_back(cluster.bootstrap, TOPIC, _READ_TIMEOUT_S)
         _print_partitions(console, result)
-        with _step(console, "5  Comparing every flight with the data it came from"):
+        with _step(console, "5  Comparing every flight with the original data"):
             verdict = compare(flights, sent_checksum, result.records)
         verdict.print(console)
     return verdict
@@ -113,10 +113,10 @@ def _write(console: Console, driver: Driver, cluster: Cluster, flights: pa.Table
     console.print(
         f"   (kill -9) after {happened.at_rows:,} rows; the others took over in {happened.new_leaders_s:.1f} s."
     )
-    console.print(f"   Started again, it had caught up after {happened.in_sync_s:.1f} s")
+    console.print(f"   Restarted, it had caught up after {happened.in_sync_s:.1f} s")
     console.print("   [bold]Spark's driver was killed[/bold], with its JVM,")
     console.print(
-        f"   (kill -9) in the middle of a batch after {ride.killed_at_rows:,} rows. Started again from its checkpoint, "
+        f"   (kill -9) in the middle of a batch after {ride.killed_at_rows:,} rows. Restarted from its checkpoint, "
         f"it had written a batch after {ride.restart_s:.1f} s"
     )
 
@@ -142,7 +142,7 @@ def _print_partitions(console: Console, result: ReadBack) -> None:
 
 @contextlib.contextmanager
 def _step(console: Console, title: str) -> Iterator[None]:
-    """Say what begins, and when it is done how long it took."""
+    """Print a step with its duration; show a status meanwhile."""
     started = time.monotonic()
     with console.status(title):
         yield

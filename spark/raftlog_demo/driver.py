@@ -1,4 +1,4 @@
-"""Spark's driver as a process that can die: it is killed once on the way, and goes on from its checkpoint."""
+"""Spark's driver as a separate process: it is killed once, and continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SPARK_LOG = "spark.log"
-"""Where Spark's own messages go, in the demo's directory."""
+"""The file of Spark's own messages, in the demo's directory."""
 _MIDDLE_OF_A_BATCH_S = 0.4
-"""After a batch is noted: by then the next one is being written, or committed."""
+"""Time after the report of a batch until the next one is being written or committed."""
 
 
 class DriverFailed(RuntimeError):
-    """Spark's driver has ended by itself, before everything was streamed."""
+    """Spark's driver has ended by itself before all rows were streamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What Spark reported of one micro-batch."""
+    """Spark's report of a micro-batch."""
 
     number: int
     rows: int
@@ -34,16 +34,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Ride:
-    """How the query went. `batches` are those that a driver reported, each once."""
+    """The run of the query. `batches`: each reported batch once."""
 
     batches: list[Batch]
     killed_at_rows: int
     restart_s: float
-    """From the kill until the driver that followed had reported a batch."""
+    """From the kill until the next driver reported a batch."""
 
 
 class Driver:
-    """Runs the query of `raftlog_demo.stream` to its end, over a kill -9 of the driver and its JVM on the way."""
+    """Runs the query of `raftlog_demo.stream` to its end, with one kill -9 of the driver and its JVM."""
 
     def __init__(self, directory: Path, source: Path, bootstrap: str, topic: str) -> None:
         self._log = directory / SPARK_LOG
@@ -53,14 +53,14 @@ class Driver:
 
     @property
     def rows(self) -> int:
-        """Return how many rows were reported so far."""
+        """Return the number of rows reported so far."""
         return sum(batch.rows for batch in self._reported.values())
 
     def run(self, kill_at_rows: int, on_rows: Callable[[int], None]) -> Ride:
-        """Stream everything; the driver is killed in the middle of a batch after so many rows.
+        """Stream all files; kill the driver in the middle of a batch after `kill_at_rows` rows.
 
         Raises:
-            DriverFailed: it ended otherwise.
+            DriverFailed: the driver ended by itself too early, or with an error.
         """
         try:
             self._follow(on_rows, until_rows=kill_at_rows)
@@ -92,11 +92,11 @@ class Driver:
             process.stdout.close()
 
     def log_tail(self, characters: int) -> str:
-        """Return the end of what Spark said."""
+        """Return the end of Spark's log."""
         return self._log.read_text()[-characters:] if self._log.exists() else ""
 
     def _follow(self, on_rows: Callable[[int], None], until_rows: int | None = None) -> None:
-        """Start a driver and read what it reports, until its end or until so many rows."""
+        """Start a driver, and read its reports until it ends or has reported `until_rows`."""
         with self._log.open("a") as log:
             process = self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "raftlog_demo.stream", *self._arguments],

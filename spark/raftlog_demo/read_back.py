@@ -1,4 +1,4 @@
-"""Reads a topic from its beginning to its end as it is now, partition by partition."""
+"""Reads a topic from its beginning to its current end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PartitionRead:
-    """What one partition gave."""
+    """The records of one partition, summed up."""
 
     partition: int
     records: int
@@ -28,7 +28,7 @@ class PartitionRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """All records of the topic, and what each partition had."""
+    """All records of the topic, and a summary of each partition."""
 
     records: pa.Table
     partitions: list[PartitionRead]
@@ -39,7 +39,7 @@ def read_back(bootstrap: str, topic: str, timeout_s: float) -> ReadBack:
     """Return every record of a topic.
 
     Raises:
-        TimeoutError: the end was not reached in time; says how far it came.
+        TimeoutError: the end was not reached in time; names the positions.
     """
     started = time.monotonic()
     tables = []

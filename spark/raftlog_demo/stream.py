@@ -1,9 +1,9 @@
-"""The Spark part: a streaming query from Parquet files into a topic, in a process of its own.
+"""The streaming query from Parquet files into a topic, in a separate process.
 
     python -m raftlog_demo.stream SOURCE CHECKPOINT BOOTSTRAP TOPIC DIRECTORY
 
-Prints a line of JSON for every micro-batch that Spark has taken note of. Whatever kills it, started again it goes on
-from its checkpoint.
+It prints a line of JSON for every micro-batch that Spark has reported. After any kill, a restart continues from the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _POLL_S = 0.05
 
 
 def make_session(directory: Path) -> SparkSession:
-    """Return a small Spark on this machine; whatever it writes goes to `directory`."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # data sources are looked up by this Python
+    """Return a small local Spark, which writes all its files to `directory`."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark finds data sources with this Python
     return _builder(directory).getOrCreate()
 
 
@@ -62,7 +62,7 @@ def run(
     topic: str,
     on_batch: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Stream all files in `source` that the checkpoint does not know into `topic`.
+    """Stream the files in `source` that are not in the checkpoint into `topic`.
 
     `on_batch` is called with Spark's report of every micro-batch.
 
@@ -100,7 +100,7 @@ def run(
 
 
 def main(source: str, checkpoint: str, bootstrap: str, topic: str, directory: str) -> None:
-    """Run the query to its end, and print what became of every micro-batch."""
+    """Run the query to its end, and print a report of every micro-batch."""
 
     def print_batch(progress: dict[str, Any]) -> None:
         report = {

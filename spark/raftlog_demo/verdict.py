@@ -1,4 +1,4 @@
-"""Compares what was read with what was sent."""
+"""Compares the flights that were read with the ones that were sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raftlog_demo.flights import NUMBER, checksum, from_json
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came back of what was sent."""
+    """The result of the comparison."""
 
     sent: int
     received: int
@@ -25,28 +25,28 @@ class Verdict:
     """Records with a number that no flight has."""
     sent_checksum: str
     received_checksum: str
-    """Of the flights that came back, each once."""
+    """The checksum of the flights that came back, each counted once."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every flight came back once and unchanged, and nothing else did."""
+        """Whether every flight, and nothing else, came back once and unchanged."""
         return self.missing == self.repeated == self.unknown == 0 and self.sent_checksum == self.received_checksum
 
     def print(self, console: Console) -> None:
-        """Print it for somebody who has not read the code."""
+        """Print the result."""
         console.print(f"\n  sent      {self.sent:>9,} records, checksum {self.sent_checksum[:16]}")
         console.print(
             f"  received  {self.received:>9,} records, checksum {self.received_checksum[:16]}, each flight once"
         )
         console.print(f"  missing {self.missing:,}, repeated {self.repeated:,}, unknown {self.unknown:,}")
         if not self.is_complete:
-            console.print("\n[bold red]What came back is not what was sent.[/bold red]")
+            console.print("\n[bold red]The records that came back differ from those sent.[/bold red]")
         else:
             console.print(
-                "\n[bold green]Every record came back exactly once and unchanged: none is missing, none is there "
-                "twice.[/bold green]\nTasks stage their records; one decision commits a whole batch and remembers its "
-                "number. What a dead driver\nhad staged was dropped, and a batch that it had committed would have "
-                "been recognised."
+                "\n[bold green]Every record came back exactly once and unchanged: none is missing, none is "
+                "doubled.[/bold green]\nTasks stage their records; one decision commits a whole batch and remembers "
+                "its number. Stages of a dead driver\nare aborted, and a batch that it had committed would be "
+                "recognized."
             )
 
 

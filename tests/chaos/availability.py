@@ -1,4 +1,4 @@
-"""How long writes paused, against promise 5; without the time in which this machine let nobody run."""
+"""How long writes paused, against promise 5, without the time in which this machine ran no process."""
 
 from __future__ import annotations
 

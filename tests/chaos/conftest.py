@@ -11,8 +11,7 @@ import pytest
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 from tests.chaos import host
-from tools.docker import Image, NoEngine, ensure_image, ensure_previous_image
-from tools.docker_base import NoBaseImage
+from tools.docker import Image, NoBaseImage, NoEngine, ensure_image, ensure_previous_image
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from tests.chaos.host import run
 BYTES: Final = 192 << 20
 _SPARE_BLOCKS: Final = 64
 UID: Final = 10001
-"""Who the image's servers are."""
+"""The user that the image's servers run as."""
 
 
 class Disk:

@@ -142,7 +142,7 @@ class Drops(Fault):
 
 
 class Mute(Drops):
-    """Nobody hears the victim, which hears everybody: one-way drops."""
+    """No node hears the victim, which hears all others: one-way drops."""
 
     def do(self, nodes: NodeSet, victim: Node) -> None:
         for other in nodes.others(victim.node_id):
@@ -150,7 +150,7 @@ class Mute(Drops):
 
 
 class Deafen(Drops):
-    """The victim hears nobody, and everybody hears it: one-way drops."""
+    """The victim hears no node, and all others hear it: one-way drops."""
 
     def do(self, nodes: NodeSet, victim: Node) -> None:
         for other in nodes.others(victim.node_id):
@@ -173,7 +173,7 @@ class Bridge(Drops):
 
 
 class Shatter(Drops):
-    """Nobody reaches anybody: there is no majority."""
+    """No node reaches another: there is no majority."""
 
     keeps_serving = False
     hold_s = 3.0

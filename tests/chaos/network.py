@@ -15,7 +15,7 @@ _FIRST_HOST: Final = 10
 
 
 class ChaosNetwork:
-    """A bridge network in a subnet that nobody else has here; nodes are reached from this machine as well."""
+    """A bridge network in a subnet that is otherwise unused here; this machine reaches the nodes as well."""
 
     def __init__(self) -> None:
         chance = random.SystemRandom()

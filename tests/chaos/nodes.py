@@ -284,14 +284,14 @@ class NodeSet:
         self.wait_for(complete, f"every replica of {topic} in sync")
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Return who leads a partition."""
+        """Return the leader of a partition."""
         return self.wait_for(
             lambda admin: max(0, admin.describe_topic(topic).partitions[partition].leader),
             f"a leader of {topic}-{partition}",
         )
 
     def controller(self) -> int:
-        """Return who is the active controller."""
+        """Return the active controller."""
         return self.wait_for(
             lambda admin: max(0, admin.describe_cluster(linearizable=True).controller_id), "a controller"
         )
@@ -302,6 +302,6 @@ class NodeSet:
         for node in self.nodes.values():
             try:
                 parts.append(f"--- node {node.node_id} ({node.docker.status}), {node.image}\n{node.log_tail()}")
-            except Exception as error:  # whatever hinders: the rest is to be shown
+            except Exception as error:  # the rest is shown all the same
                 parts.append(f"--- node {node.node_id}: {error}")
         return "\n".join(parts)

@@ -16,7 +16,7 @@ Outcome = Literal["ok", "failed", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing that somebody did. Times are of the monotonic clock of the test's process; `ended_s` None: never.
+    """One operation of a client. Times are of the monotonic clock of the test's process; `ended_s` None: never.
 
     `kind`: append, transaction, fault, or what else a workload does. `who`: the client, or for a fault its name.
     `node`: the server that it was about, if one in particular. `outcome`: "unknown" where it may have happened or not.

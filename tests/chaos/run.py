@@ -21,10 +21,10 @@ from tests.support.append_checker import assert_sound
 from tests.support.append_workload import AppendWorkload, read_replicas
 from tests.support.group_checker import assert_sound as assert_group_sound
 from tests.support.group_workload import GroupWorkload
-from tests.support.history.artifacts import running_test
 from tests.support.history.containers import drawn
 from tests.support.history.model import Operation as Noted
 from tests.support.history.recorder import RoleWatch
+from tests.support.history.timeline import running_test
 from tests.support.history.workloads import of_appends, of_group, polls
 
 PARTITIONS: Final = 3

@@ -70,7 +70,7 @@ SERIES: dict[str, tuple[Callable[[], Fault], ...]] = {
 
 
 def test_rolling_upgrade(nodes: NodeSet, image: Image, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """From the release before, with clients at work; who tries again is told no error."""
+    """From the release before, with clients at work; a client that retries hears no error."""
     with at_work(nodes, topic_of(request), tmp_path) as run:
         run.suffer(RollingRestart(image.tag))
     assert {node.image for node in nodes.nodes.values()} == {image.tag}
@@ -85,7 +85,7 @@ def test_faults(upgraded: NodeSet, series: str, tmp_path: Path, request: pytest.
 
 @pytest.mark.spark("own")
 def test_spark_writes_all_the_while(upgraded: NodeSet, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """A streaming query on local[2]: every row is there once, whatever happened to the servers."""
+    """A streaming query on local[2]: every row is there once, under all faults of servers."""
     topic = topic_of(request)
     upgraded.make_topic(topic, PARTITIONS)
     faults: list[Callable[[], Fault]] = [Kill, Isolate, Pause, Mute]

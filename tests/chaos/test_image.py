@@ -1,4 +1,4 @@
-"""The image by itself: who it runs as, that it writes nowhere but into its data, and that its command line works."""
+"""The image by itself: its user, that it writes only into its data, and that its command line works."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_every_fault_with_every_victim(image: Image, tmp_path: Path, form: str, 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rolling_restarts_and_upgrade(image: Image, previous_image: Image, tmp_path: Path, form: str) -> None:
-    """Who tries again is told no error, all the way."""
+    """A client that retries hears no error during the whole upgrade."""
     with NodeSet(previous_image.tag, tmp_path / "nodes", dedicated=FORMS[form]) as nodes:
         with at_work(nodes, "restarts", tmp_path) as run:
             run.suffer(RollingRestart())

@@ -46,7 +46,7 @@ class Transactor(threading.Thread):
         try:
             while not self.over.is_set():
                 self._live()
-        except BaseException as error:  # whatever it was, the test shows it
+        except BaseException as error:  # the test shows it
             self.broken = error
 
     def _live(self) -> None:
@@ -75,7 +75,7 @@ class Transactor(threading.Thread):
                 time.sleep(_PAUSE_S)
 
     def _transact(self, producer: Producer, value: bytes, *, commit: bool) -> Outcome:
-        """Run one transaction; an error that leaves here ends the producer, and nobody knows of the transaction."""
+        """Run one transaction; after an error that leaves here the outcome is unknown and the producer ends."""
         producer.begin_transaction()
         try:
             for partition in self._partitions:
@@ -135,7 +135,7 @@ class CommittedReader(threading.Thread):
                         self.seen[record.partition].append((record.offset, record.value or b""))
                         given.setdefault(record.partition, []).append(Entry(record.offset, record.value or b""))
                     self.polls += [Poll(0, part, tuple(found), asked_at, told_at) for part, found in given.items()]
-        except BaseException as error:  # whatever it was, the test shows it
+        except BaseException as error:  # the test shows it
             self.broken = error
 
 
@@ -194,7 +194,7 @@ class Transfers:
         self._check_threads()
 
     def abandon(self) -> None:
-        """Tell everybody to end, without waiting."""
+        """Tell all threads to end, without waiting."""
         threads: list[Transactor | CommittedReader] = [*self._producers, self._reader]
         for each in threads:
             each.over.set()
@@ -236,7 +236,7 @@ class Transfers:
         return found
 
     def _ends(self, places: list[TopicPartition], deadline_s: float) -> dict[TopicPartition, int]:
-        """Return where partitions end, once nothing is open: who commits is not kept waiting for late markers."""
+        """Return where partitions end, once nothing is open: a commit does not wait for late markers."""
         with (
             Consumer(self._bootstrap, isolation_level="read_committed") as committed,
             Consumer(self._bootstrap, isolation_level="read_uncommitted") as everything,

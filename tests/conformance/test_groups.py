@@ -1,10 +1,10 @@
-"""What Kafka's improvement proposals and its source say of consumer groups, each sentence proved on `broker.groups`."""
+"""Sentences of Kafka's improvement proposals and source on groups, each proved on `broker.coordinator.groups`."""
 
 from __future__ import annotations
 
 import pytest
 
-from broker.groups.config import GroupConfig
+from broker.coordinator.groups.commands import GroupConfig
 from raftlog.errors import FencedMemberEpoch, InvalidProducerEpoch, RaftlogError, UnknownMemberId
 from raftlog.v1 import common_pb2, group_pb2
 from tests.support.group_driver import GroupDriver, partitions_of, topic_id

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerConfig
+from broker.config.config import BrokerConfig
 from broker.log.producer_state import Duplicate, ProducerLimits, ProducerStates
 from raftlog.errors import (
     DuplicateSequence,
@@ -133,7 +133,7 @@ def test_kip_360_denied_only_for_sure(tmp_path: Path) -> None:
                 leader_epoch=3,
                 fetch_offset=0,
                 last_fetched_epoch=-1,
-                held_end_offset=0,
+                durable_end_offset=0,
                 on_change=lambda: None,
             )
             assert answer == Accepted()
@@ -147,7 +147,7 @@ def test_kip_360_denied_only_for_sure(tmp_path: Path) -> None:
 
 
 def test_kip_854_an_expiration_of_their_own() -> None:
-    """producer.id.expiration.ms, a day unless it is set, whatever the retention of the topic."""
+    """producer.id.expiration.ms, a day by default, independent of the topic's retention."""
     assert ProducerLimits().expiration_ms == DAY_MS
     states = after(1)
     assert states.expire(NOW + DAY_MS) == 0

@@ -1,4 +1,4 @@
-"""What Kafka's improvement proposals say of who is in sync and what is committed, each sentence proved on
+"""What Kafka's improvement proposals say of the ISR and of committed records, each sentence proved on
 `replication.leader`.
 """
 
@@ -23,7 +23,7 @@ def leader(isr: tuple[int, ...] = (1, 2, 3), *, mark: int = 80, min_insync: int 
         leader_epoch=7,
         epoch_start_offset=100,
         log_end_offset=100,
-        held_end_offset=100,
+        durable_end_offset=100,
         high_watermark=mark,
         membership=Membership((1, 2, 3), isr, 4, min_insync),
         now_ms=0.0,
@@ -34,7 +34,7 @@ def leader(isr: tuple[int, ...] = (1, 2, 3), *, mark: int = 80, min_insync: int 
 def append(state: LeaderState, count: int, now_ms: float = 1.0) -> None:
     """The leader appends, and holds it."""
     state.appended(state.log_end_offset + count, now_ms)
-    state.held(state.log_end_offset, now_ms)
+    state.flushed(state.log_end_offset, now_ms)
 
 
 def learn(state: LeaderState, isr: tuple[int, ...], partition_epoch: int, now_ms: float = 1.0) -> None:

@@ -1,12 +1,12 @@
 """What Kafka's improvement proposals and its source say of the transaction coordinator, each sentence proved on
-`broker.transactions`."""
+`broker.coordinator.transactions`."""
 
 from __future__ import annotations
 
 import pytest
 
-from broker.transactions import decisions, records, transaction
-from broker.transactions.transaction import State
+from broker.coordinator.transactions import coordinator, records, transaction
+from broker.coordinator.transactions.transaction import State
 from raftlog.errors import (
     ConcurrentTransactions,
     InvalidProducerEpoch,
@@ -178,7 +178,7 @@ def test_an_epoch_that_fences_is_given_to_nobody() -> None:
 def test_a_fence_that_uses_up_the_epochs_leads_to_a_new_producer_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """ "In particular, if fencing the current producer exhausts the available epochs for the current producerId, then
     when the client retries, we will generate a new producerId" (apache/kafka TransactionCoordinator.scala)."""
-    for module in (transaction, decisions, records):
+    for module in (transaction, coordinator, records):
         monkeypatch.setattr(module, "MAX_EPOCH", 5)
     driver = TransactionDriver()
     producer = driver.init()

@@ -1,4 +1,4 @@
-"""What Kafka's improvement proposals say of logs that part, each sentence proved on `replication.divergence`.
+"""What Kafka's improvement proposals say of logs that part, each sentence proved on `replication.leader_epochs`.
 
 Logs are written as the leader epoch of each record, as the proposals draw them.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 
 from raftlog.errors import InvalidRequestError
-from replication.divergence import NO_EPOCH, check_prefix, truncation_offset
-from replication.leader_epochs import OffsetAndEpoch
+from replication.leader_epochs import NO_EPOCH, OffsetAndEpoch, check_prefix, truncation_offset
 from replication.ports import Accepted, Diverging, Opening, OutOfRange
 from tests.support.epoch_logs import EpochLog, align
 

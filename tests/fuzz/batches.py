@@ -172,7 +172,7 @@ def checked_again(batch: bytes) -> bytes:
 
 
 def target(data: bytes) -> None:
-    """Whatever takes a batch apart: accepted ones are what they say, by every way of reading them."""
+    """All readers of batches: an accepted batch is what it says, by every way of reading it."""
     needs_keys, batch = bool(data[:1] > b"\x7f"), any_batch(Choices(data))
     with refusals():
         validated = validate_produced(batch, limits=LIMITS, needs_keys=needs_keys)
@@ -241,7 +241,7 @@ class _Range:
 
 
 def aborted_target(data: bytes) -> None:
-    """Ranges of aborted transactions, as a broker sends them: whatever they are, a batch is in one or it is not."""
+    """Ranges of aborted transactions, as a broker sends them: a batch is in one or it is not."""
     choices = Choices(data)
     ranges = [_Range(choices.below(3), choices.integer(), choices.integer()) for _ in range(choices.below(12))]
     held = AbortedRanges(ranges)

@@ -9,17 +9,17 @@ from typing import Final
 
 from google.protobuf.message import DecodeError, Message
 
-from broker.coordinator.records import decode, encode
-from broker.groups.assignors import BUILT_IN
-from broker.groups.config import GroupConfig
-from broker.groups.coordinator import GroupCoordinator
-from broker.transactions.state import HardState
+from broker.coordinator.core import decode, encode
+from broker.coordinator.groups.assignors import BUILT_IN
+from broker.coordinator.groups.commands import GroupConfig
+from broker.coordinator.groups.coordinator import GroupCoordinator
+from broker.coordinator.transactions.state import HardState
 from raftlog.errors import RaftlogError
 from raftlog.v1 import group_records_pb2 as group_records
 from raftlog.v1 import transaction_records_pb2 as transaction_records
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.quorum.service import check_command
-from raftmeta.raft.options import RaftOptions
+from raftmeta.raft.consensus import RaftOptions
 from raftmeta.state import Applied, MetadataState
 from tests.fuzz.batches import checked_again, with_fields_changed
 from tests.fuzz.choices import Choices, mutate

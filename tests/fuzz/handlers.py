@@ -1,4 +1,4 @@
-"""Every method of every service, on a real node over gRPC: whatever a client sends, it is answered or refused.
+"""Every method of every service, on a real node over gRPC: every request is answered or refused.
 
 A bug shows as a status or an error code that says so, as a traceback in the log, as silence, or when the requests of a
 good client, which come after every input, do not succeed any more.
@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from broker.services.bounds import MAX_REQUEST_BYTES
+from broker.net.interceptors import MAX_REQUEST_BYTES
 from raftlog.v1 import common_pb2
 from tests.fuzz.batches import any_batch, valid_batch
 from tests.fuzz.choices import Choices
@@ -151,7 +151,7 @@ def _harmless(server: Node, path: str) -> Iterator[None]:
     if tracebacks:
         server.restart()
         raise Violation(f"{path}: the log has a traceback: {tracebacks[0]}")
-    trusted = "/raftlog.v1.Controller/" in path  # who may propose may also say that this broker is another one
+    trusted = "/raftlog.v1.Controller/" in path  # a peer that may propose may also claim to be another broker
     try:
         server.set_up()
         require(trusted or server.failure is None, f"{path}: the node has stopped: {server.failure}")

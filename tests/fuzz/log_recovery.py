@@ -123,7 +123,7 @@ def _check_scanned(log: PartitionLog, recovery_point: int) -> None:
 
 
 def _lacks_transactions(topic: str, done: Damage) -> bool:
-    """Whether an index of transactions was taken away: a segment that has none needs none (`broker.log.txn_index`)."""
+    """Whether an index of transactions was taken away: a segment that has none needs none (`broker.log.index`)."""
     gone = (path for path in done.touched if path not in done.files)
     return any(path.endswith(".txnindex") and f"/{topic}-0/" in path for path in gone)
 
@@ -135,7 +135,7 @@ def _files_moved(done: Damage, whole: Base) -> bool:
 
 
 def _read(log: PartitionLog) -> tuple[list[tuple[int, bytes]], RaftlogError | None]:
-    """Return what a reader gets who checks every batch, as (base offset, bytes); and what stopped it."""
+    """Return what a reader that checks every batch gets, as (base offset, bytes); and what stopped it."""
     found: list[tuple[int, bytes]] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:

@@ -12,14 +12,13 @@ from typing import Final
 
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.image import MetadataImage
-from raftmeta.raft import engine, segments
+from raftmeta.raft import consensus, wal
 from raftmeta.raft import wal as wal_module
+from raftmeta.raft.consensus import RaftOptions
 from raftmeta.raft.node import RaftNode
-from raftmeta.raft.options import RaftOptions
-from raftmeta.raft.segments import ENTRY, Segment, split_records
 from raftmeta.raft.snapshots import SnapshotStore
 from raftmeta.raft.voters import MetadataDirectory
-from raftmeta.raft.wal import WriteAheadLog
+from raftmeta.raft.wal import ENTRY, Segment, WriteAheadLog, split_records
 from raftmeta.state import MetadataState
 from tests.support.metadata import claim, create_topic, delete_topic, register, unfence
 from tests.support.metadata_disk import MemoryDisk
@@ -35,14 +34,14 @@ COMMANDS: Final = 26
 @contextmanager
 def small_files() -> Iterator[None]:
     """Reserve little space at a time, and let the clock stand still."""
-    sizes = segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES
-    segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = ALLOCATION_BYTES, 512
-    clock = engine.use_clock(lambda: 1_000.0)
+    sizes = wal.ALLOCATION_BYTES, wal_module.RESERVE_BYTES
+    wal.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = ALLOCATION_BYTES, 512
+    clock = consensus.use_clock(lambda: 1_000.0)
     try:
         yield
     finally:
-        segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = sizes
-        engine.use_clock(clock)
+        wal.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = sizes
+        consensus.use_clock(clock)
 
 
 class Controller:

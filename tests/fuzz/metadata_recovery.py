@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError
 
 from raftlog.errors import InternalError, RaftlogError
 from raftlog.v1.records_pb2 import MetadataSnapshot
-from raftmeta.raft.segments import FRAME_OVERHEAD_BYTES, HEADER_BYTES, Segment, split_records, torn_entries
 from raftmeta.raft.snapshots import decode_snapshot
 from raftmeta.raft.voters import parse_properties
+from raftmeta.raft.wal import FRAME_OVERHEAD_BYTES, HEADER_BYTES, Segment, split_records, torn_entries
 from raftmeta.state import MetadataState
 from tests.fuzz.choices import Choices, mutate
 from tests.fuzz.messages import message_of

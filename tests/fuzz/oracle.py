@@ -1,4 +1,4 @@
-"""What a target may do with whatever it is given, and how it is found out that it did something else.
+"""What a target may do with any input, and how a violation is found.
 
     a value            that keeps the promises which the target asserts
     a refusal          an exception of `raftlog.errors` (or what a function documents instead) with something to read

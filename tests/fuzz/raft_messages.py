@@ -14,12 +14,12 @@ from google.protobuf.message import DecodeError
 
 from raftlog.errors import InternalError, RaftlogError
 from raftlog.v1.raft_pb2 import VOTER, RaftFrame, RaftHello, RaftMessage
-from raftmeta.quorum.exchange import flaw_in
 from raftmeta.quorum.hello import refusal
+from raftmeta.quorum.links import flaw_in
 from raftmeta.raft import messages
+from raftmeta.raft.consensus import RaftOptions
 from raftmeta.raft.messages import MAX_TERM
 from raftmeta.raft.node import RaftNode
-from raftmeta.raft.options import RaftOptions
 from raftmeta.raft.snapshots import Snapshot, encode_snapshot
 from tests.fuzz.choices import Choices, mutate
 from tests.fuzz.messages import Known, message_of
@@ -147,7 +147,7 @@ def _frame(choices: Choices, known: Known) -> RaftFrame:
     data = frame.SerializeToString()
     try:
         return RaftFrame.FromString(mutate(data, choices) if choices.one_in(6) else data)
-    except DecodeError:  # what does not parse ends the stream before anybody looks at it
+    except DecodeError:  # an unparsable message ends the stream before it is looked at
         return RaftFrame(messages=[message_of(RaftMessage, choices, known)])
 
 

@@ -10,6 +10,7 @@ from tests.fuzz import (
     batches,
     commands,
     handlers,
+    kafka_clients,
     log_directories,
     log_recovery,
     metadata_directories,
@@ -62,6 +63,8 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "small-batch": Target(batches.few_target, "the shortcut for small batches", examples=200),
     "aborted": Target(batches.aborted_target, "ranges of aborted transactions"),
+    "kafka-requests": Target(kafka_clients.request_target, "requests of Kafka clients", examples=200),
+    "kafka-batches": Target(kafka_clients.batch_target, "record batches of Kafka producers", examples=200),
     "wire": Target(wires.target, "produce, fetch and replicate messages", examples=200),
     "log-recovery": Target(
         log_recovery.target, "opening a damaged log directory", SLOW, prepare=log_directories.prepare, examples=40

@@ -8,10 +8,7 @@ from typing import Final
 import google_crc32c
 import numpy as np
 
-from broker.log.entries import seal_entries
-from broker.log.offset_index import OFFSET_ENTRY
-from broker.log.time_index import TIME_ENTRY
-from broker.log.txn_index import TXN_ENTRY
+from broker.log.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, seal_entries
 from raftlog.format import HEADER_BYTES
 from raftlog.format.header import LENGTH_END, build_batch, parse_header
 

@@ -6,12 +6,11 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from broker.following import Following
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
-from raftlog import wire
+from broker.partition.follower_term import Following
 from raftlog.errors import RaftlogError
-from raftlog.format import iter_headers, pack_stamp, parse_batch
+from raftlog.format import iter_headers, pack_stamp, parse_batch, wire
 from raftlog.v1 import replication_pb2
 from replication.follower_session import FollowerSession
 from replication.ports import Replica
@@ -37,7 +36,7 @@ class _Flushing:
         self._log = log
 
     @property
-    def held_end_offset(self) -> int:
+    def durable_end_offset(self) -> int:
         return self._log.flushed_end_offset
 
     def appended(self) -> bool:
@@ -172,7 +171,7 @@ def leader_target(data: bytes) -> None:
             fields={
                 "cluster_id": (CLUSTER,), "broker_id": (FOLLOWER,), "broker_epoch": (20, 21), "leader_id": (LEADER,),
                 "topic_id": (TOPIC,), "partition": (0, 1), "leader_epoch": (1, 0, 2), "fetch_offset": (3, 0, 2, 4),
-                "last_fetched_epoch": (1, -1, 0), "held_end_offset": (3, 0, 2), "subscription_id": (1, 2, 3, 4, 0),
+                "last_fetched_epoch": (1, -1, 0), "durable_end_offset": (3, 0, 2), "subscription_id": (1, 2, 3, 4, 0),
                 "close": (1, 2), "max_frame_bytes": (0, 1, 1 << 20), "damaged_offset": (0, 1),
                 "live_credit_bytes": (1 << 20, 1, 0, -1), "catch_up_credit_bytes": (1 << 20,),
                 "throttled_credit_bytes": (1 << 10,),

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from broker.config import BrokerConfig
-from broker.server import NodeServer
+from broker.config.config import BrokerConfig
+from broker.server.server import NodeServer
 from raftlog.testing.layout import free_ports
 from raftlog.v1 import admin_pb2, common_pb2, metadata_pb2
 
@@ -107,7 +107,7 @@ class Node:
     async def _watch(self, server: NodeServer) -> None:
         try:
             await server.failed()
-        except BaseException as error:  # whatever ends a node, to be asked for
+        except BaseException as error:  # any end of a node, reported later
             if self._server is server:
                 self.failure = error
 
@@ -138,7 +138,7 @@ class Node:
         return call(request, timeout=ANSWER_S, wait_for_ready=True)
 
     def set_up(self) -> None:
-        """Have the two topics there, and not many others. A good client's requests succeed, whatever came before."""
+        """Have the two topics there, and not many others. A good client's requests succeed after any input."""
         found = self.call("Metadata/Get", metadata_pb2.MetadataRequest(all_topics=True), metadata_pb2.MetadataResponse)
         names = {topic.name: topic.topic_id for topic in found.topics}
         for name in list(names):

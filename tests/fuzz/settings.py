@@ -8,11 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from broker.config import BrokerConfig
-from broker.config_keys import BROKER_CONFIGS
-from raftlog.cli import inputs
-from raftlog.cli.inputs import Columns, Format
-from raftlog.cli.segment_check import check_segment, read_markers, read_records
+from broker.config.config import BROKER_CONFIGS, BrokerConfig
+from raftlog.cli.records import produce
+from raftlog.cli.records.log_dump import check_segment, read_markers, read_records
+from raftlog.cli.records.produce import Columns, Format
 from tests.fuzz.choices import Choices, mutate
 from tests.fuzz.log_directories import base
 from tests.fuzz.oracle import refusals, require
@@ -86,7 +85,7 @@ def input_target(data: bytes) -> None:
     content = _content(source, choices)
     rows = 0
     with refusals():
-        for part in inputs.read(io.BytesIO(content), source, columns):
+        for part in produce.read(io.BytesIO(content), source, columns):
             require(len(part.records) == len(part.numbers), "a record without a place")
             rows += len(part.records)
             for index in range(min(len(part.records), 3)):

@@ -6,15 +6,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
-from broker.log import checkpoints as files
-from broker.log.offset_index import decode_offset_entries
-from broker.log.producer_snapshots import decode_snapshot, encode_producers, load_snapshot
-from broker.log.producer_state import ProducerLimits
-from broker.log.segment_index import SegmentIndex
+from broker.log import log_dir as files
+from broker.log.index import TxnIndex, decode_offset_entries, decode_time_entries
+from broker.log.producer_state import ProducerLimits, decode_snapshot, encode_producers, load_snapshot
+from broker.log.segment import SegmentIndex
 from broker.log.storage import Storage
-from broker.log.time_index import decode_time_entries
 from broker.log.transactions import AbortedTransaction
-from broker.log.txn_index import TxnIndex
 from replication.leader_epochs import EpochEntry, LeaderEpochCache
 from tests.fuzz.choices import Choices, mutate
 from tests.fuzz.log_directories import base

@@ -1,4 +1,4 @@
-"""Formats and files by themselves, against whatever bytes: a value that keeps its promises, or a refusal."""
+"""Formats and files by themselves, on arbitrary bytes: they give a valid value or refuse."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.fuzz.ci import fuzz
 NAMES = (
     *("batch", "small-batch", "aborted", "wire", "log-lines", "log-indexes", "producer-snapshots", "leader-epochs"),
     *("metadata-formats", "metadata-state", "server-config", "cli-inputs", "cli-segments"),
+    *("kafka-requests", "kafka-batches"),
 )
 
 

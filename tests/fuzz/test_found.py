@@ -10,19 +10,17 @@ import google_crc32c
 import pyarrow as pa
 import pytest
 
-from broker.config_keys import BROKER_CONFIGS
-from broker.following import Following
-from broker.log import checkpoints
-from broker.log.checkpoints import decode_lines, encode_lines, load_leader_epochs, load_marks, load_partition_metadata
+from broker.config.config import BROKER_CONFIGS
+from broker.coordinator.transactions.marker_sender import check_possible
+from broker.log import log_dir
+from broker.log.log_dir import decode_lines, encode_lines, load_leader_epochs, load_marks, load_partition_metadata
 from broker.log.partition_log import PartitionLog
-from broker.log.producer_snapshots import decode_snapshot
-from broker.log.producer_state import ProducerLimits
-from broker.marker_writing import check_possible
-from raftlog import wire
-from raftlog.cli.inputs import Columns, Format, read
+from broker.log.producer_state import ProducerLimits, decode_snapshot
+from broker.partition.follower_term import Following
+from raftlog.cli.records.produce import Columns, Format, read
 from raftlog.errors import CorruptRecordError, InvalidConfig, InvalidRecord, InvalidRequestError
 from raftlog.format import Columns as ArrowColumns
-from raftlog.format import encode_batch
+from raftlog.format import encode_batch, wire
 from raftlog.format.control import Marker
 from raftlog.v1.raft_pb2 import AppendEntries, RaftEntry, RaftMessage
 from raftmeta.raft.messages import flaw
@@ -47,21 +45,21 @@ def test_a_version_that_int_does_not_read_is_damage(version: str) -> None:
     "line", ["", "zz 0 1 1 1", "00 x 1 1 1", "00 0 1 1", "00 0 1 1 1 1", "00 0 -1 1 1", "00 0 1 1 ١", "00 0 +1 1_0 1"]
 )
 def test_an_offset_checkpoint_whose_lines_say_nothing_is_damage(line: str) -> None:
-    storage = directory_with(checkpoints.OFFSET_CHECKPOINT, encode_lines("offsets", [line]))
+    storage = directory_with(log_dir.OFFSET_CHECKPOINT, encode_lines("offsets", [line]))
     with pytest.raises(CorruptRecordError, match="offset-checkpoint is damaged"):
         load_marks(storage, "/d")
 
 
 @pytest.mark.parametrize("lines", [["x 0"], ["1"], ["1 0 0"], ["1 0", "1 5"], ["1 0", "2 0"], ["2 0", "1 5"], ["-1 0"]])
 def test_leader_epochs_that_do_not_rise_are_damage(lines: list[str]) -> None:
-    storage = directory_with(checkpoints.LEADER_EPOCH_CHECKPOINT, encode_lines("leader-epochs", lines))
+    storage = directory_with(log_dir.LEADER_EPOCH_CHECKPOINT, encode_lines("leader-epochs", lines))
     with pytest.raises(CorruptRecordError, match="leader-epoch-checkpoint is damaged"):
         load_leader_epochs(storage, "/d")
 
 
 @pytest.mark.parametrize("lines", [[], ["topic t"], ["topic_id zz", "topic t", "partition 0"], ["word"]])
 def test_partition_metadata_that_names_no_partition_is_damage(lines: list[str]) -> None:
-    storage = directory_with(checkpoints.PARTITION_METADATA, encode_lines("partition", lines))
+    storage = directory_with(log_dir.PARTITION_METADATA, encode_lines("partition", lines))
     with pytest.raises(CorruptRecordError, match=r"partition\.metadata is damaged"):
         load_partition_metadata(storage, "/d")
 
@@ -103,7 +101,7 @@ def test_a_marker_that_could_not_be_read_again_is_refused(producer_id: int, epoc
 
 def follower_of(storage: MemoryStorage) -> tuple[PartitionLog, Following]:
     log = open_manager(storage).create("topic", b"t" * 16, 0)
-    flushing: Any = SimpleNamespace(appended=log.flush, catch_up=log.flush, held_end_offset=0)
+    flushing: Any = SimpleNamespace(appended=log.flush, catch_up=log.flush, durable_end_offset=0)
     cuts: Any = SimpleNamespace(busy=False, run=lambda cut, done: cut())
     following = Following(
         log,

@@ -1,4 +1,4 @@
-"""Clients, followers, leaders and voters that say what they like: answered or refused, and nobody is harmed."""
+"""Clients, followers, leaders and voters that send arbitrary messages: answered or refused, without harm to others."""
 
 from __future__ import annotations
 

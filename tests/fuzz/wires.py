@@ -1,4 +1,4 @@
-"""The hot messages, which are taken apart without the protobuf runtime: it has to agree with whatever is accepted."""
+"""The hot messages are decoded without the protobuf runtime, which has to agree with every accepted message."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError, Message
 
-from raftlog import wire
 from raftlog.errors import InvalidRequestError
+from raftlog.format import wire
 from raftlog.v1 import log_pb2, replication_pb2
 from tests.fuzz.choices import Choices, mutate
 from tests.fuzz.messages import Known, message_of

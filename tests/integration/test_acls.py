@@ -19,7 +19,7 @@ import pytest
 from google.protobuf import symbol_database
 from google.protobuf.message_factory import GetMessageClass
 
-from broker.security.rules import RULES, anybody, inside
+from broker.security.permissions import RULES, anybody, inside
 from raftlog import (
     AclBinding,
     AclFilter,
@@ -42,9 +42,11 @@ from raftlog.errors import (
     TopicAuthorizationFailed,
     TransactionalIdAuthorizationFailed,
 )
+from raftlog.format import Attributes
 from raftlog.testing import Cluster
 from raftlog.v1 import (
     admin_pb2,
+    common_pb2,
     group_pb2,
     log_pb2,
     metadata_pb2,
@@ -54,6 +56,8 @@ from raftlog.v1 import (
     security_pb2_grpc,
     transaction_pb2,
 )
+from tests.support.batches import batch_of
+from tests.support.raw_client import RawClient
 from tests.support.sasl_client import TIMEOUT_S, secure_channel
 from tests.support.steady import STEADY
 
@@ -164,7 +168,7 @@ def write(writing: Producer, topic: str, value: bytes, partition: int = 0) -> No
 
 
 def test_nobody_gets_through_to_anything_without_permissions(cluster: Cluster, admin: Admin) -> None:
-    """Every call but those that anybody may make, on a real listener."""
+    """Every call that needs a permission, on a real listener."""
     admin.create_topic("theirs", partitions=1)
     pool = symbol_database.Default().pool  # type: ignore[attr-defined] # not in the stubs
     topic_id = admin.describe_topic("theirs").topic_id
@@ -314,6 +318,91 @@ def test_transactions_need_their_id_and_their_topics(cluster: Cluster, admin: Ad
     soon_refused(RaftlogError, write_where_it_may_only_read, "User:t may not WRITE to topic 'audited'")
 
 
+def test_a_tenant_harms_nobody_with_producer_ids(cluster: Cluster, admin: Admin) -> None:
+    """A hostile client with WRITE of the topic, and what it knows from reading it: the others' ids and epochs."""
+    created = admin.create_topic("shared", partitions=1)
+    assert created is not None
+    topic_id = created.topic_id
+    admin.create_acls(
+        [
+            *(may(user, WRITE, TOPIC, "shared") for user in ("hostile", "honest")),
+            may("honest", WRITE, TXN, "honest"),
+            may("hostile", WRITE, TXN, "hostile"),
+        ]
+    )
+    certificate = cluster.authority.issue("hostile", hosts=())
+
+    async def sent_to(address: str, batch: bytes, transactional_id: str) -> int:
+        async with secure_channel(address, cluster.authority.ca_file, certificate) as channel:
+            client = RawClient(channel)
+            try:
+                result = await client.produce(topic_id, batch, transactional_id=transactional_id)
+            finally:
+                await client.close()
+            return int(result.error.code)
+
+    async def refused(producer_id: int, epoch: int, *, transactional: bool, transactional_id: str = "") -> None:
+        """Send one record with these numbers to the leader; the other broker says that it is none."""
+        attributes = int(Attributes.TRANSACTIONAL) if transactional else 0
+        batch = batch_of(
+            b"hostile", attributes=attributes, producer_id=producer_id, producer_epoch=epoch, base_sequence=0
+        )
+        codes = {await sent_to(address, batch, transactional_id) for address in cluster.bootstrap.split(",")}
+        assert common_pb2.NONE not in codes
+        assert codes & {
+            common_pb2.INVALID_PRODUCER_ID_MAPPING,
+            common_pb2.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            common_pb2.UNSUPPORTED_VERSION,
+        }, codes
+
+    async def attack(producer_id: int, epoch: int) -> None:
+        for number in range(1, 4):  # not given out yet
+            await refused(number, 32_767, transactional=False)
+            await refused(producer_id + (number << 24), 32_767, transactional=False)
+        await refused(producer_id, epoch, transactional=False)
+        await refused(producer_id, 32_767, transactional=False)
+        for name in ("hostile", "honest", ""):
+            await refused(producer_id, epoch, transactional=True, transactional_id=name)
+            await refused(producer_id, 32_767, transactional=True, transactional_id=name)
+
+    def numbers() -> tuple[int, int]:
+        described = soon(lambda: admin.describe_transactions(["honest"])["honest"])
+        return described.producer_id, described.producer_epoch
+
+    def written() -> None:
+        with producer(cluster, "hostile") as one:
+            write(one, "shared", b"hostile")
+
+    soon(written)
+    with producer(cluster, "honest", transactional_id="honest") as honest:
+        soon(honest.init_transactions)
+        asyncio.run(attack(*numbers()))
+        honest.begin_transaction()
+        write(honest, "shared", b"first")
+        asyncio.run(attack(*numbers()))
+        write(honest, "shared", b"second")
+        honest.commit_transaction()
+
+    def ids() -> set[int]:
+        described = admin.describe_producers("shared")[TopicPartition("shared", 0)]
+        return {each.producer_id for each in described.producers}
+
+    before = ids()
+    assert len(before) == 2, "the refused batches left nothing"
+    with producer(cluster, "honest") as plain:
+        write(plain, "shared", b"third")
+        (producer_id,) = ids() - before
+        asyncio.run(refused(producer_id, 1, transactional=False))
+        write(plain, "shared", b"fourth")
+    config = cluster.authority.client_config("admin")
+    with Consumer(cluster.bootstrap, config=config, isolation_level="read_committed") as reading:
+        reading.assign([TopicPartition("shared", 0)])
+        reading.seek_to_beginning()
+        found: list[bytes] = []
+        polled(reading, 5, found)
+    assert found == [b"hostile", b"first", b"second", b"third", b"fourth"]
+
+
 def test_what_the_cluster_keeps_for_itself_is_for_super_users(cluster: Cluster, admin: Admin) -> None:
     admin.create_acls(
         [may("all", AclOperation.ALL, kind, "*") for kind in (TOPIC, GROUP, TXN)]
@@ -358,7 +447,7 @@ def test_credentials_reach_the_other_broker_and_no_client(cluster: Cluster, admi
                 kinds |= {record.WhichOneof("record") for record in response.records}
                 more = response.more
             assert {"topic", "partition", "acl"} <= kinds
-            assert "scram_credential" not in kinds
+            assert not kinds & {"scram_credential", "producer_id_key"}
             watch.cancel()
 
     asyncio.run(main())
@@ -419,6 +508,8 @@ def test_who_may_only_describe_a_topic_sees_it(cluster: Cluster, admin: Admin, t
         if done.returncode == 0 and "does not answer" not in done.stderr:
             break
         assert time.monotonic() < deadline_s, done.stderr
-    assert "note: how far the replicas are: not allowed (User:glimpse may not DESCRIBE the cluster" in done.stderr
+    assert "note: the lags of replicas are unknown: not allowed (User:glimpse may not DESCRIBE the cluster" in (
+        done.stderr
+    )
     assert "glimpsed: configs: not allowed (User:glimpse may not DESCRIBE_CONFIGS topic 'glimpsed'" in done.stderr
     assert "error" not in done.stderr

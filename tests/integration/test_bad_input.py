@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from raftlog import Admin
-from raftlog._server_root import server_command, server_environment
+from raftlog._installed import server_command, server_environment
 from raftlog.errors import (
     InvalidConfig,
     InvalidPartitions,
@@ -26,9 +26,9 @@ from raftlog.errors import (
 from raftlog.format import HEADER_BYTES, Codec
 from raftlog.format.compression import compress
 from raftlog.format.header import build_batch, parse_header
+from raftlog.format.wire import Frame
 from raftlog.testing import Cluster
 from raftlog.v1 import common_pb2, log_pb2
-from raftlog.wire import Frame
 from tests.support.batches import batch_of
 from tests.support.raw_client import TIMEOUT_S, RawClient, raw_client
 from tests.support.steady import STEADY

@@ -169,7 +169,7 @@ class Release:
     def client(
         self, *arguments: str, user: str | None = None, certificate: str | None = None, records: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as somebody."""
+        """Run a command as a user."""
         file = self._directory / f"password-of-{user}"
         settings = {"RAFTLOG_BOOTSTRAP": self.bootstrap, "RAFTLOG_SSL_CA_LOCATION": str(self.authority.ca_file)}
         settings["RAFTLOG_SECURITY_PROTOCOL"] = "ssl" if user is None else "sasl_ssl"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +19,10 @@ import raftlog
 from raftlog.cli import main
 from raftlog.testing import Cluster
 from tests.support.raftlog_up import raftlog_up
-from tests.support.steady import STEADY
 
 WAIT_S = 90.0
 ELECTION_MS = 60_000
-"""Nobody leads for so long after a start."""
+"""After a start no broker leads for at most this long."""
 
 
 class Ran(NamedTuple):
@@ -35,12 +34,6 @@ class Ran(NamedTuple):
 
 
 Run = Callable[..., Ran]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(config=STEADY) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -342,7 +335,31 @@ def test_an_offset_that_is_not_there_is_an_error(run: Run, topic: str) -> None:
     assert run("consume", topic, "-p", "0", "--offset", "1", "--no-follow").code == 0
     ran = run("consume", topic, "-p", "0", "--offset", "5", "--no-follow")
     assert (ran.code, ran.out) == (1, "")
-    assert f"{topic}-0 has offsets 0 to 1, 5 is not among them" in ran.err
+    assert f"{topic}-0 has offsets 0 to 1, not 5" in ran.err
+
+
+def test_where_logs_lie_and_where_they_begin_after_a_deletion(run: Run, topic: str, cluster: Cluster) -> None:
+    lines = "".join(f'{{"partition": {number % 2}, "value": "v{number}"}}\n' for number in range(6))
+    assert run("produce", topic, "-f", "json", stdin=lines).code == 0
+    [directory] = json.loads(run("broker", "log-dirs", "1", "--topic", topic, "-o", "json").out)
+    assert (directory["path"], directory["error"]) == (str(cluster.log_dir(1)), None)
+    assert [(part["partition"], part["log_end_offset"], part["lag"]) for part in directory["partitions"]] == [
+        (0, 3, 0),
+        (1, 3, 0),
+    ]
+    table = run("broker", "log-dirs", "--output", "tsv")
+    assert f"\t{topic}\t0\t{directory['partitions'][0]['size_bytes']}\t0\t1\n" in table.out
+    assert table.err.startswith(f"broker 1: {cluster.log_dir(1)}: ")
+    assert run("broker", "log-dirs", "9").err == "error: there is no broker 9; the cluster has 1\n"
+    assert f"{topic}\t1\t2\n" in run("topic", "delete-records", topic, "-p", "1", "--before-offset", "2").out
+    refused = run("topic", "delete-records", topic, "-p", "1", "--before-offset", "4", "-o", "json")
+    assert (refused.code, list(json.loads(refused.out)["refused"])) == (1, [f"{topic}-1"])
+    assert f"{topic}-1: cannot delete up to 4, the high watermark is 3" in refused.err
+    internal = run("topic", "delete-records", "__consumer_offsets", "-p", "0", "--before-offset", "0")
+    assert internal.code == 1
+    found = json.loads(run("topic", "offsets", topic, "--time", "earliest", "-o", "json").out)
+    assert [each["offset"] for each in found] == [0, 2]
+    assert sorted(run("consume", topic, "--last", "2", "--no-follow").out.split()) == ["v2", "v4", "v5"]
 
 
 def test_no_key_is_not_the_text_null(run: Run, topic: str) -> None:
@@ -419,8 +436,8 @@ def test_up_says_which_of_its_ports_is_in_use(cluster: Cluster) -> None:
     with raftlog_up("--nodes", "2", "--port", str(taken - 1)) as process:
         _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
-    assert errors.startswith("error: somebody else listens at 127.0.0.1:")
-    assert f"127.0.0.1:{taken}, another cluster perhaps; choose other ports with --port" in errors
+    assert errors.startswith("error: another process, perhaps another cluster, listens at 127.0.0.1:")
+    assert f"127.0.0.1:{taken}; choose other ports with --port" in errors
 
 
 def test_up_says_how_a_server_ended(tmp_path: Path) -> None:
@@ -486,7 +503,7 @@ def test_a_server_that_somebody_starts_again_counts(tmp_path: Path) -> None:
         command = [sys.executable, "-P", "-m", "raftlog", "server", "--config", str(tmp_path / "node-2/server.toml")]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as by_hand:
             try:
-                assert process.stderr.readline() == "server 2 runs again, started by hand\n"
+                assert process.stderr.readline() == "server 2 runs again; it was started by hand\n"
                 assert process.stderr.readline() == "all 2 servers run\n"
                 process.send_signal(signal.SIGINT)
                 _, errors = process.communicate(timeout=WAIT_S)

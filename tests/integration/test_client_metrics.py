@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,13 @@ from raftlog import Admin, Consumer, Producer, TopicPartition, aio
 from raftlog.errors import GroupIdNotFound, MessageTooLarge
 from raftlog.prometheus import ClientCollector
 from raftlog.testing import Cluster
+from tests.support import patience
 from tests.support.steady import STEADY
 
 WAIT_S = 90.0
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
+until = partial(patience.until, within_s=WAIT_S, pause_s=0.02)
 
 
 def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import raftlog
-from broker.quorum_role import FIRST_WORD_S
+from broker.server.quorum_role import FIRST_WORD_S
 from raftlog.errors import InvalidConfig
 from raftlog.testing import Cluster, ServerFailed
 
@@ -77,7 +77,10 @@ def test_closing_ends_every_process_even_a_paused_one_and_removes_what_was_tempo
     assert (tmp_path / "node-1" / "server.log").exists()
 
 
-def test_the_fixture_is_a_cluster(raftlog_cluster: Cluster) -> None:
+def test_the_fixtures_are_clusters(raftlog_cluster: Cluster, raftlog_session_cluster: Cluster) -> None:
+    assert raftlog_session_cluster.bootstrap != raftlog_cluster.bootstrap
+    with raftlog.Admin(raftlog_session_cluster.bootstrap) as admin:
+        assert [broker.broker_id for broker in admin.describe_cluster().brokers] == [1]
     with raftlog.Admin(raftlog_cluster.bootstrap) as admin:
         assert len(admin.describe_cluster().brokers) == 1
 
@@ -86,11 +89,11 @@ def test_server_keys_reach_the_server_and_a_wrong_one_is_named() -> None:
     with Cluster(num_partitions=3) as cluster, raftlog.Admin(cluster.bootstrap) as admin:
         assert admin.describe_configs(broker=1)["num.partitions"].value == "3"
     with pytest.raises(ServerFailed, match=r"exit code 2 while starting(.|\n)*num.partition"):
-        Cluster(num_partition=3).__enter__()
+        Cluster(config={"num.partition": 3}).__enter__()
 
 
 def test_a_port_in_use_is_told_with_the_servers_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAFTLOG_NODE_ID", "99")  # a test's cluster does not take settings from whoever runs the test
+    monkeypatch.setenv("RAFTLOG_NODE_ID", "99")  # a test's cluster takes no settings from the environment
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServerFailed) as caught:
@@ -114,7 +117,7 @@ def test_a_failed_start_quotes_its_own_lines_and_the_error_last(tmp_path: Path) 
     log.parent.mkdir()
     log.write_text("error: of an earlier start\n")
     with pytest.raises(ServerFailed) as caught:
-        Cluster(directory=tmp_path, num_partition=3).__enter__()
+        Cluster(directory=tmp_path, config={"num.partition": 3}).__enter__()
     lines = str(caught.value).splitlines()
     assert "an earlier start" not in str(caught.value)
     assert lines[-1].startswith("error: ")
@@ -139,7 +142,7 @@ def test_a_cluster_that_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="leaves no broker"):
         Cluster(nodes=3, dedicated_controllers=True)
     with Cluster() as cluster:
-        with pytest.raises(InvalidConfig, match="there is no server 2; this cluster has 1"):
+        with pytest.raises(InvalidConfig, match="no server 2; this cluster has 1"):
             cluster.kill(2)
         with pytest.raises(InvalidConfig, match="can_be_partitioned=True"):
             cluster.partition([1], [1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raftlog import Admin, Consumer, Producer, TopicPartition
-from raftlog.cli.segment_check import check_segment, read_records
+from raftlog.cli.records.log_dump import check_segment, read_records
 from raftlog.errors import InvalidRecord
 from raftlog.testing import Cluster
 from tests.support.steady import PATIENT
@@ -50,7 +50,7 @@ def write(cluster: Cluster, rounds: range) -> dict[bytes, bytes]:
 
 
 def read_all(cluster: Cluster, end: int) -> list[tuple[int, bytes | None, bytes | None]]:
-    """Return (offset, key, value) of what is there."""
+    """Return (offset, key, value) of all records."""
     found: list[tuple[int, bytes | None, bytes | None]] = []
     with Consumer(cluster.bootstrap) as consumer:
         consumer.assign([TOPIC])

@@ -1,9 +1,9 @@
-"""A bit that flips on one disk: found by whoever reads it, never served, fetched anew from a replica that is whole."""
+"""A bit that flips on one disk: any reader finds it, no reader gets it, and an intact replica sends the batch again."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 import raftlog
 from raftlog.errors import CorruptRecordError
 from raftlog.testing import Cluster
+from tests.support import patience
 from tests.support.steady import STEADY
 
 NODES = (1, 2, 3)
@@ -119,11 +120,7 @@ def strays(cluster: Cluster, node: int) -> int:
     return len(list(cluster.log_dir(node).glob("~stray-*")))
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.05)
+wait_until = partial(patience.until, within_s=WAIT_S, pause_s=0.05)
 
 
 def wait_for_equal_logs(cluster: Cluster, *nodes: int) -> None:
@@ -204,7 +201,7 @@ def test_the_only_replica_serves_what_is_whole(cluster: Cluster) -> None:
             rest += [record.value for record in consumer.poll(timeout=WAIT_S)]
         assert rest == values[len(found) + BATCH_RECORDS :]
     first, last = len(found), len(found) + BATCH_RECORDS - 1
-    log, words = cluster.directory / "node-2" / "server.log", "nobody can stand in for it"
+    log, words = cluster.directory / "node-2" / "server.log", "no other replica can replace it"
     wait_until(lambda: words in log.read_text().rpartition("\n")[0], "the server has not said so")
     (line,) = (line for line in log.read_text().splitlines() if words in line)
     assert " ERROR " in line

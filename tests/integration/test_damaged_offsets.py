@@ -1,4 +1,4 @@
-"""A record of __consumer_offsets that nobody can read: its groups hear where it is, and the others are served."""
+"""An unreadable record of __consumer_offsets: its groups hear where it is, and other groups are served."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from grpc import aio
 
 import raftlog
-from broker.coordinator.records import encode
-from broker.group_coordinators import partition_for
+from broker.coordinator.core import encode
+from broker.coordinator.groups.coordinators import partition_for
 from raftlog.format import iter_headers, pack_stamp
 from raftlog.testing import Cluster
 from raftlog.v1 import common_pb2, group_pb2, group_pb2_grpc

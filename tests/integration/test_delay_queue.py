@@ -1,10 +1,9 @@
-"""Delay queues on a real cluster: when records become visible, who gets them, and what survives."""
+"""Delay queues on a real cluster: when records become visible, which consumer gets them, and what survives."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import subprocess
 import sys
 import threading
@@ -31,7 +30,7 @@ from tests.support.steady import STEADY
 ROOT = Path(__file__).parents[2]
 WAIT_S = 90.0
 SHORT_SESSIONS = {"group.consumer.session.timeout.ms": 2_000, "group.consumer.heartbeat.interval.ms": 300}
-"""For tests in which somebody is missed; elsewhere nobody loses what it reads by standing still for seconds."""
+"""For tests in which a member is missed; in other tests a member that is paused for seconds keeps its partitions."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +85,7 @@ def forward_all(cluster: Cluster, queue: DelayQueue, topic: str, count: int) -> 
 
 
 def refusal(queue: DelayQueue) -> UnknownTopicOrPartition:
-    """Hand over until it is said that a target is not there; whoever would say so may not answer at first."""
+    """Hand over until a missing target is reported; the broker that reports it may not answer at first."""
     until = time.monotonic() + WAIT_S
     while True:
         assert time.monotonic() < until, "it was not refused"
@@ -118,16 +117,6 @@ def test_records_become_visible_when_they_are_due(cluster: Cluster) -> None:
         late_s = came[value] - at
         assert late_s > 0, f"{value!r} came {-late_s:.6f} s early"
         assert late_s < 5, f"{value!r} came {late_s:.3f} s late"
-
-
-def test_records_come_as_they_were_sent(cluster: Cluster) -> None:
-    with DelayQueue(cluster.bootstrap, "as-sent", levels=[0.2]) as queue:
-        queue.send(b"v", 0.2, key=b"k", headers={"lang": b"fr", "none": None})
-        queue.send(None, 0.2)
-        queue.flush()
-        (_, first), (_, second) = take(queue, 2)
-    assert (first.key, first.value, first.headers) == (b"k", b"v", (("lang", b"fr"), ("none", None)))
-    assert (first.topic, second.key, second.value) == ("as-sent.delay.200ms", None, None)
 
 
 def test_the_topics_of_the_levels(cluster: Cluster) -> None:
@@ -165,22 +154,6 @@ def test_what_a_worker_has_not_come_back_from_is_given_again(cluster: Cluster) -
         assert queue.poll(timeout=1) == []
         queue.send(b"3", 0.1)
         assert values(queue.poll(timeout=WAIT_S)) == [b"3"]
-
-
-def test_what_waits_survives_a_server_that_is_killed() -> None:
-    with Cluster(nodes=1) as cluster:
-        with DelayQueue(cluster.bootstrap, "survives", levels=[0.2, 4]) as queue:
-            queue.create()
-            queue.send(b"soon", 0.2).result(timeout=WAIT_S)
-            assert values(queue.poll(timeout=WAIT_S)) == [b"soon"]
-            queue.commit()
-            before = time.time()
-            queue.send(b"late", 4).result(timeout=WAIT_S)
-            cluster.kill(1)
-            cluster.start(1)
-            ((at, record),) = take(queue, 1)
-        assert record.value == b"late"
-        assert at >= before + 4
 
 
 def test_a_session_that_is_over_by_the_time_of_the_next_poll() -> None:
@@ -221,22 +194,19 @@ def test_nothing_is_fetched_while_everything_waits(cluster: Cluster, monkeypatch
         return records
 
     monkeypatch.setattr(Consumer, "poll", counted)
-    with DelayQueue(cluster.bootstrap, "quiet", levels=[7]) as queue:
+    with DelayQueue(cluster.bootstrap, "quiet", levels=[14]) as queue:
         queue.create()
-        first_due = time.time() + 7
+        first_due = time.time() + 14
         for number in range(1000):
-            queue.send(b"%d" % number, 7)
+            queue.send(b"%d" % number, 14)
         queue.flush()
-        looked_at = calls = 0
-        came: list[Record] = []
-        while time.time() < first_due - 1:
-            looked_at, calls = sum(polled), len(polled)
-            came = queue.poll(timeout=0.5)
-            assert came == [] or time.time() >= first_due
+        while time.time() < first_due - 8:
+            assert queue.poll(timeout=0.5) == []
+        looked_at, calls = sum(polled), len(polled)
         assert looked_at <= 2000
         assert calls <= 40
-        assert len(came) + len(take(queue, 1000 - len(came))) == 1000
-        assert sum(polled) <= looked_at + 5000
+        assert len(take(queue, 1000)) == 1000
+        assert sum(polled) <= looked_at + 4000
 
 
 def test_a_commit_that_is_refused(
@@ -260,7 +230,7 @@ def test_a_commit_that_is_refused(
         with pytest.raises(CoordinatorNotAvailable, match="it moves"):
             queue.poll(timeout=0)
         assert queue.poll(timeout=0) == []
-        assert "refused.delay.200ms-0 went to another worker" in caplog.text
+        assert "another worker has refused.delay.200ms-0" in caplog.text
         queue.send(b"1", 0.2).result(timeout=WAIT_S)
         assert values(queue.poll(timeout=WAIT_S)) == [b"1"]
         queue.commit()
@@ -287,23 +257,6 @@ def test_due_records_go_to_their_target(cluster: Cluster) -> None:
     assert found[b"mail"].topic == "mails"
 
 
-def test_a_target_that_is_not_there(cluster: Cluster) -> None:
-    with DelayQueue(cluster.bootstrap, "nowhere", levels=[0.2]) as queue:
-        with pytest.raises(UnknownTopicOrPartition, match="no-such-topic"):
-            queue.send(b"v", 0.2, target="no-such-topic")
-        with Admin(cluster.bootstrap) as admin:
-            admin.create_topic("goes-away")
-        queue.send(b"v", 0.2, target="goes-away").result(timeout=WAIT_S)
-    with Admin(cluster.bootstrap) as admin:
-        admin.delete_topic("goes-away")
-        options = {"max.block.ms": 3000, "delivery.timeout.ms": 3000, "request.timeout.ms": 1000}
-        with DelayQueue(cluster.bootstrap, "nowhere", levels=[0.2], producer_config=options) as queue:
-            assert "goes-away" in str(refusal(queue))
-            admin.create_topic("goes-away")
-            forward_all(cluster, queue, "goes-away", 1)
-    assert values(content(cluster, "goes-away")) == [b"v"], "nothing is lost by a refusal"
-
-
 def test_a_target_that_is_not_there_holds_up_its_own_partition_only(cluster: Cluster) -> None:
     options = {"max.block.ms": 3000, "delivery.timeout.ms": 3000, "request.timeout.ms": 1000}
     with Admin(cluster.bootstrap) as admin:
@@ -311,6 +264,8 @@ def test_a_target_that_is_not_there_holds_up_its_own_partition_only(cluster: Clu
         admin.create_topic("is-deleted")
         with DelayQueue(cluster.bootstrap, "one-bad", levels=[0.2, 0.4], producer_config=options) as queue:
             queue.create()
+            with pytest.raises(UnknownTopicOrPartition, match="no-such-topic"):
+                queue.send(b"v", 0.2, target="no-such-topic")
             queue.send(b"bad", 0.2, target="is-deleted").result(timeout=WAIT_S)
             for number in range(10):
                 queue.send(b"good %d" % number, 0.4, target="stays").result(timeout=WAIT_S)
@@ -414,44 +369,6 @@ def test_workers_share_a_queue(cluster: Cluster) -> None:
             thread.join(WAIT_S)
     assert min(took) > 0
     assert len(came) == sent
-
-
-_WORKER = """
-import sys, raftlog
-with raftlog.DelayQueue(sys.argv[1], "killed", levels=[0.2]) as queue:
-    while True:
-        for record in queue.poll(timeout=1):
-            print(record.value.decode(), flush=True)
-"""
-
-
-def test_another_worker_takes_over_from_one_that_is_killed() -> None:
-    with (
-        Cluster(nodes=1, config=SHORT_SESSIONS) as cluster,
-        DelayQueue(cluster.bootstrap, "killed", levels=[0.2]) as queue,
-    ):
-        queue.create(partitions=2)
-        worker = subprocess.Popen([sys.executable, "-c", _WORKER, cluster.bootstrap], stdout=subprocess.PIPE, cwd=ROOT)
-        try:
-            assert worker.stdout is not None
-            for number in range(20):
-                queue.send(b"%d" % number, 0.2, key=b"%d" % number)
-            queue.flush()
-            first: set[int] = set()
-            while len(first) < 20:  # it is given some again when it has stood still for longer than its session
-                first.add(int(worker.stdout.readline()))
-            worker.send_signal(signal.SIGKILL)
-            for number in range(20, 40):
-                queue.send(b"%d" % number, 0.2, key=b"%d" % number)
-            rest: set[int] = set()
-            until = time.monotonic() + WAIT_S
-            while not rest >= set(range(20, 40)) and time.monotonic() < until:
-                rest |= {int(record.value or b"") for record in queue.poll(timeout=0.5)}
-        finally:
-            worker.kill()
-            worker.communicate()
-    assert first == set(range(20))
-    assert rest >= set(range(20, 40))
 
 
 _FORWARDER = """

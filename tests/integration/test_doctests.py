@@ -12,11 +12,18 @@ from raftlog import Admin
 from raftlog.testing import Cluster
 from tests.support.steady import STEADY
 
-MODULES = ["raftlog._admin", "raftlog._admin_groups", "raftlog._admin_transactions",
-           "raftlog._producer", "raftlog._transactions", "raftlog._consumer", "raftlog._group",
-           "raftlog.aio._admin", "raftlog.aio._producer", "raftlog.aio._consumer",
-           "raftlog._delay_queue", "raftlog.aio._delay_queue", "raftlog.aio._transactions",
-           "raftlog._staged_writer", "raftlog._admin_security", "raftlog.security"]  # fmt: skip
+MODULES = [
+    "raftlog._admin",
+    "raftlog._producer",
+    "raftlog._consumer",
+    "raftlog.aio._admin",
+    "raftlog.aio._producer",
+    "raftlog.aio._consumer",
+    "raftlog._delay_queue",
+    "raftlog.aio._delay_queue",
+    "raftlog._staged_writer",
+    "raftlog.security",
+]
 TOPICS = ["greetings", "letters", "orders", "aio-greetings", "aio-orders", "accounts"]
 
 

@@ -92,7 +92,7 @@ def test_every_node_describes_itself_also_one_that_serves_no_clients(cluster: Cl
     with Admin(cluster.bootstrap) as admin:
         nodes = {node_id: admin.describe_node(node_id) for node_id in cluster.node_ids}
         brokers = {f"{broker.host}:{broker.port}" for broker in admin.describe_cluster().brokers}
-        with pytest.raises(InvalidRequestError, match="there is no node 77"):
+        with pytest.raises(InvalidRequestError, match="node 77 is not in this cluster"):
             admin.describe_node(77)
     for node_id, node in nodes.items():
         assert (node.node_id, node.version, node.not_ready) == (node_id, __version__, "")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 import raftlog
 from raftlog.errors import ElectionNotNeeded, InvalidReplicationFactor, PreferredLeaderNotAvailable
 from raftlog.testing import Cluster
+from tests.support import patience
 from tests.support.steady import PATIENT
 from tests.support.up_to_date import heard_everywhere
 
@@ -19,11 +19,7 @@ TOPIC = "orders"
 PARTITIONS = 6
 
 
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.05)
+eventually = partial(patience.until, within_s=WAIT_S, pause_s=0.05)
 
 
 def led_by(admin: raftlog.Admin, broker_id: int) -> list[int]:

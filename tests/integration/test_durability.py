@@ -49,7 +49,7 @@ class Breaker:
             controller = admin.describe_cluster(linearizable=True).controller_id
             led_by = {part.leader for part in admin.describe_topic(TOPIC).partitions}
             found = sorted(led_by & set(NODES) - {controller})
-            if not found:  # who stood still for too long leads nothing any more
+            if not found:  # a broker that was paused for too long leads nothing any more
                 admin.elect_leaders(TOPIC)
             return found
 
@@ -73,7 +73,7 @@ class Breaker:
         self.cluster.start(node_id)
 
     def _leaders(self) -> dict[int, list[int]]:
-        """Return who leads what, once all is led."""
+        """Return the leader of each partition, once each has one."""
 
         def leaders(admin: Admin) -> list[int]:
             found = [part.leader for part in admin.describe_topic(TOPIC).partitions]

@@ -71,7 +71,7 @@ class Monkey:
         self.workload.replace(member)
 
     def kill_and_replace_at_once(self) -> None:
-        """Kill a member and start another one before anybody has missed the first."""
+        """Kill a member and start another one before the first is missed."""
         member = self.member()
         member.kill()
         self.workload.replace(member)
@@ -112,7 +112,7 @@ class Monkey:
         self.cluster.start(node_id)
 
     def kill_coordinator_and_start_at_once(self) -> None:
-        """Kill the coordinator, which is back before anybody has missed it."""
+        """Kill the coordinator, which is back before it is missed."""
         node_id = self.coordinator()
         self.cluster.kill(node_id)
         self.cluster.start(node_id)

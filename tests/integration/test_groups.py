@@ -19,6 +19,7 @@ import pytest
 from raftlog import Admin, Consumer, OffsetAndMetadata, Producer, RebalanceListener, Record, TopicPartition, aio
 from raftlog.errors import (
     FencedInstanceId,
+    InvalidTopic,
     OffsetMetadataTooLarge,
     PartitionNotOwned,
     RaftlogError,
@@ -42,7 +43,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Scene:
-    """A topic of four partitions, and a group that nobody else uses."""
+    """A topic of four partitions, and a group of its own."""
 
     def __init__(self, cluster: Cluster, replicas: int = 3) -> None:
         self.cluster = cluster
@@ -348,3 +349,41 @@ def test_asynchronously(scene: Scene) -> None:
         return numbers(found)
 
     assert asyncio.run(main()) == list(range(8))
+
+
+def test_offsets_outlive_all_servers(scene: Scene) -> None:
+    cluster = scene.cluster
+    with scene.consumer() as consumer:
+        consumer.commit({scene.part(2): 11})
+    for node in cluster.node_ids:
+        cluster.kill(node)
+    cluster.start_all()
+    with scene.consumer() as consumer:
+        assert consumer.committed(scene.part(2))[scene.part(2)] == (11, "", -1)
+
+
+def test_offsets_of_a_deleted_topic_go_with_it(scene: Scene) -> None:
+    passing = TopicPartition(f"passing-{scene.topic}", 0)
+    scene.create(passing.topic, 1)
+    with scene.consumer() as consumer, Admin(scene.cluster.bootstrap) as admin:
+        consumer.commit({passing: 1, scene.part(3): 2})
+        admin.delete_topic(passing.topic)
+        deadline = time.monotonic() + WAIT_S
+        while admin.group_offsets(scene.group).keys() != {scene.part(3)}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_clients_read_internal_topics_and_do_not_change_them(scene: Scene) -> None:
+    bootstrap, offsets = scene.cluster.bootstrap, "__consumer_offsets"
+    with scene.consumer() as consumer, Admin(bootstrap) as admin:
+        consumer.commit({scene.part(0): 1})
+        with pytest.raises(InvalidTopic, match="not deleted"):
+            admin.delete_topic(offsets)
+        with pytest.raises(InvalidTopic, match="number of partitions"):
+            admin.create_partitions(offsets, 60)
+    with Producer(bootstrap) as producer, pytest.raises(InvalidTopic, match="not written to"):
+        producer.send(offsets, b"v").result(WAIT_S)
+    with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(offsets, number) for number in range(4)])
+        until(bool, consumer)

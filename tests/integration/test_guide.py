@@ -38,6 +38,8 @@ def test_the_guide(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     assert printed.count("transferred: [b'+10', b'-10']") == 1
     assert "['topic', 'partition', 'offset', 'timestamp', 'key', 'value', 'headers']" in printed
     assert "9 records in all" in printed
+    assert "9 records in the table" in printed
+    assert "[('ada', '/')]" in printed
     assert [line for line in printed if line.startswith("9 readings")] == ["9 readings for thermostat"]
     assert printed.count("True") == 2
     assert [line for line in printed if line in _TOLD] == ["assigned 2", "all is well", "revoked 2"]

@@ -13,9 +13,10 @@ from unittest import mock
 import pytest
 
 from raftlog import Admin, Consumer, Producer
-from raftlog._client import admin_calls
-from raftlog.cli import clients, reading
+from raftlog._client import admin as admin_calls
+from raftlog.cli import client_config
 from raftlog.cli.app import main
+from raftlog.cli.records import reading
 from raftlog.errors import RequestTimedOut
 from raftlog.testing import Cluster
 from tests.support.patience import refusal
@@ -38,7 +39,7 @@ def run_here(*arguments: str, patience_s: float = 600.0) -> tuple[object, str, s
     out, err, started = io.StringIO(), io.StringIO(), time.monotonic()
     with (
         mock.patch.object(sys, "argv", ["raftlog", *arguments]),
-        mock.patch.object(clients, "_PATIENCE_MS", int(patience_s * 1000)),
+        mock.patch.object(client_config, "_PATIENCE_MS", int(patience_s * 1000)),
         mock.patch.object(reading, "_STALLED_S", 600.0),
         mock.patch.object(reading, "_FIRST_PATIENCE_S", 60.0),
         redirect_stdout(out),

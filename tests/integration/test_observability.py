@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.observability.catalogue import catalogue
+from broker.observability.metrics import catalogue
 from raftlog import Admin, Consumer, Producer, TopicPartition
 from raftlog.errors import TopicAlreadyExists
 from raftlog.testing import Cluster
+from tests.support import patience
 from tests.support.steady import PATIENT, STEADY
 
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -54,11 +55,7 @@ def total(everywhere: Iterable[Figures], name: str) -> float:
     return sum(figures.get((name, frozenset()), 0.0) for figures in everywhere)
 
 
-def until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+until = partial(patience.until, within_s=30, pause_s=0.05)
 
 
 def test_figures_follow_what_clients_do(tmp_path: Path) -> None:

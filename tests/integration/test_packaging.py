@@ -13,9 +13,12 @@ import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import files, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import raftlog
 
@@ -33,16 +36,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def install(directory: Path, *what: str) -> Path:
+def install(directory: Path, *what: str, behind: str | None = None) -> Path:
     """Return the `bin` of a new environment that has this installed, and our own environment's packages behind it.
 
     Those come from a `.pth` file, and what such a file adds is not searched for `.pth` files again: the editable
-    install in our own environment does not reach the new one.
+    install in our own environment does not reach the new one. `behind` names another directory of packages.
     """
     venv.create(directory, symlinks=True, with_pip=False)
     binaries = directory / "bin"
     [packages] = directory.glob("lib/python3.*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "dependencies.pth").write_text((behind or sysconfig.get_path("purelib")) + "\n")
     pip = [sys.executable, "-P", "-m", "pip", "--python", str(binaries / "python"), "install", "--quiet"]
     subprocess.run([*pip, "--no-deps", "--no-index", "--no-build-isolation", *what], check=True, cwd=directory)
     return binaries
@@ -162,6 +165,69 @@ def test_the_server_of_a_killed_up_does_not_stay_behind(binaries: Path, tmp_path
     while runs(server):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def link_requirements(extra: str, into: Path) -> None:
+    """Link what `pip install raftlog` installs, with this extra ("": none), and what those need in turn."""
+    waiting, done = [("raftlog", extra)], set()
+    while waiting:
+        name, of_extra = waiting.pop()
+        for line in requires(name) or []:
+            wanted = Requirement(line)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": of_extra}):
+                waiting += [(canonicalize_name(wanted.name), each) for each in {"", *wanted.extras}]
+        if name in done or name == "raftlog":
+            continue
+        done.add(name)
+        for top in {file.parts[0] for file in files(name) or []} - {"..", "__pycache__"}:
+            if not (into / top).exists():
+                (into / top).symlink_to(Path(sysconfig.get_path("purelib")) / top)
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, raftlog
+elsewhere = ("raftlog.cli", "raftlog.console", "raftlog._server", "raftlog.__main__", "raftlog.testing.pytest_plugin",
+             "raftlog.prometheus", "raftlog.tracing", "raftlog._tracing")  # with extras, or pytest
+for module in pkgutil.walk_packages(raftlog.__path__, "raftlog.", onerror=lambda name: None):
+    if not module.name.startswith(elsewhere):
+        importlib.import_module(module.name)
+for name in raftlog.__all__:
+    getattr(raftlog, name)
+raftlog.Producer("127.0.0.1:9").close()
+for start in (lambda: raftlog.testing.Cluster().start_all(), lambda: importlib.import_module("raftlog.prometheus")):
+    try:
+        start()
+    except (raftlog.errors.InvalidConfig, ModuleNotFoundError) as error:
+        print(error)
+"""
+
+
+def test_the_wheel_needs_extras_only_for_server_and_command_line(wheel: Path, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    link_requirements("", packages)
+    binaries = install(tmp_path / "venv", str(wheel), behind=str(packages))
+
+    def said(*command: str, code: int = 0) -> str:
+        line = [str(binaries / command[0]), *command[1:]]
+        done = subprocess.run(
+            line, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False, timeout=_WAIT_S
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    server, prometheus = said("python", "-c", IMPORT_ALL).splitlines()
+    assert "a raftlog server needs the package pysyncobj" in server
+    assert "pip install 'raftlog[server]'" in server
+    assert "pip install 'raftlog[prometheus]'" in prometheus
+    [line] = said("raftlog", "topic", "list", code=1).splitlines()
+    assert line.startswith("error: the command raftlog needs the package typer")
+    assert "pip install 'raftlog[cli]', or in a checkout with pip install '.[cli]'" in line
+
+    link_requirements("cli", packages)
+    assert "Usage: raftlog topic" in said("raftlog", "topic", "--help")
+    [line] = said("raftlog", "up", "--port", "0", code=1).splitlines()
+    assert line.startswith("error: a raftlog server needs the package pysyncobj")
 
 
 def runs(pid: int) -> bool:

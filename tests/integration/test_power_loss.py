@@ -54,7 +54,7 @@ CONFIG: Final[dict[str, str | int | float | bool]] = {
 
 @dataclass
 class Outage:
-    """Cuts the power; each way ends with every server on and everybody at work."""
+    """Cuts the power; each way ends with every server and every client at work."""
 
     powered: PoweredCluster
     appends: AppendWorkload
@@ -94,7 +94,7 @@ class Outage:
             time.sleep(self.chance.choice((0.0, 0.3, 2.5)))
 
     def one_after_the_other(self) -> None:
-        """Everybody loses it in turn, and comes back in the same order: the first ones lack what the last one has."""
+        """All servers lose it in turn, and come back in the same order: the first ones lack what the last one has."""
         order = self.chance.sample(NODES, 3)
         for node_id in order:
             self.cut(node_id)
@@ -109,7 +109,7 @@ class Outage:
         self.cuts += 1
 
     def go_on(self, work_s: float) -> None:
-        """Start what is off, and see that everybody goes on."""
+        """Start the stopped servers, and see that every client goes on."""
         self.powered.cluster.start_all()
         before = [client.done for client in self.clients]
         self.appends.wait_for_progress()

@@ -22,7 +22,7 @@ from tests.support.linearizability import Operation, check_by_key
 from tests.support.metadata_workload import ConfigModel, Workload, check_barriers, without_unseen_sets
 
 FAULTS_PAUSE_S = (0.5, 2.0)
-"""At most three restarts a second, also after everybody was killed."""
+"""At most three restarts a second, also after all servers were killed."""
 PAUSE_S = 30.0
 """Longer than this no change is without an answer while a majority could exist."""
 FREEZE_S = (0.3, 1.0, 2.5)
@@ -56,7 +56,7 @@ class Monkey:
             self.cluster.resume(node_id)
 
     def kill_all(self) -> None:
-        """Kill everybody, and start everybody again."""
+        """Kill all servers, and start them again."""
         self.done["kill all"] += 1
         with self.notes.fault("kill all"):
             for node_id in self.cluster.node_ids:

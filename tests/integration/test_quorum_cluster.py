@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import raftlog
-from raftlog._descriptions import PartitionDescription, QuorumDescription
-from raftlog._server_root import server_command, server_environment
+from raftlog._core.descriptions import PartitionDescription, QuorumDescription
+from raftlog._installed import server_command, server_environment
 from raftlog.errors import InvalidConfig, InvalidReplicationFactor, InvalidRequestError
 from raftlog.testing import Cluster, ServerFailed
 from tests.support.steady import PATIENT
@@ -33,13 +32,6 @@ def values_of(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
 def unfenced(admin: raftlog.Admin) -> list[int]:
     described = admin.describe_cluster(linearizable=True)
     return [broker.broker_id for broker in described.brokers if not broker.fenced]
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Cluster]:
-    """Three servers that tests share; each test leaves all of them running."""
-    with Cluster(nodes=3, config=PATIENT) as cluster:
-        yield cluster
 
 
 def test_partitions_are_spread_and_every_broker_serves_its_own(three: Cluster) -> None:
@@ -176,7 +168,7 @@ def test_a_second_process_of_a_controller_is_refused_and_the_first_one_serves_on
     config = config.replace(line_of(config, "listeners"), '"listeners" = "127.0.0.1:0"')
     code, log = lone_server(tmp_path, config.replace(str(three.log_dir(3)), str(tmp_path / "elsewhere")))
     assert code == 1, log
-    assert "is another server using the port, or this node running already?" in log
+    assert "is another server using the port, or is this node running already?" in log
     port = line_of(config, "inter.node.listener")
     code, log = lone_server(tmp_path, config.replace(port, '"inter.node.listener" = "127.0.0.1:9"'))
     assert code == 1, log

@@ -53,7 +53,7 @@ def values(reader: RangeReader, part: TopicPartition, start: int, end: int) -> l
 @pytest.mark.parametrize(("start", "end"), [(0, 1000), (250, 251), (99, 101), (0, 100), (5, 5), (700, 1000)])
 def test_a_range_is_read_exactly(reader: RangeReader, part: TopicPartition, start: int, end: int) -> None:
     assert values(reader, part, start, end) == [*range(start, end)]
-    assert reader.assignment() == []
+    assert reader.consumer.assignment() == []
 
 
 def test_ranges_follow_one_another_and_may_be_left_early(reader: RangeReader, part: TopicPartition) -> None:
@@ -67,11 +67,11 @@ def test_ranges_follow_one_another_and_may_be_left_early(reader: RangeReader, pa
 def test_what_is_not_there_yet_is_waited_for_and_then_named(reader: RangeReader, part: TopicPartition) -> None:
     refusal(
         RequestTimedOut,
-        r"nothing has come for [0-9.]+ s at offset 1000, 1001 is to be reached",
+        r"no records came for [0-9.]+ s at offset 1000; the range ends at 1001",
         lambda patience_s: list(reader.read(part, None, 990, 1001, patience_s)),
         *(0.2, 5.0, 20.0),
     )
-    assert reader.assignment() == []
+    assert reader.consumer.assignment() == []
 
 
 def test_what_is_gone_is_an_error(reader: RangeReader, cluster: Cluster, part: TopicPartition) -> None:
@@ -89,7 +89,7 @@ def test_another_topic_of_the_name_is_not_read(reader: RangeReader, cluster: Clu
     with raftlog.Admin(cluster.bootstrap) as admin:
         admin.delete_topic(part.topic)
         admin.create_topic(part.topic)
-    with pytest.raises(UnknownTopicId, match="deleted and made again"):
+    with pytest.raises(UnknownTopicId, match="deleted and created again"):
         list(reader.read(part, old, 0, 10, _PATIENCE_S))
     new = reader.topics([part.topic], fresh=True)[part.topic].topic_id
     assert new != old
@@ -107,14 +107,14 @@ def test_topics_are_found_by_name_and_by_pattern(reader: RangeReader, part: Topi
 def test_a_range_that_ends_with_markers_is_at_its_end_when_they_are_passed(
     reader: RangeReader, cluster: Cluster, part: TopicPartition
 ) -> None:
-    """A marker is an offset without a record: who counts records waits for ever."""
+    """A marker is an offset without a record: a reader that counts records would wait for ever."""
     with raftlog.Producer(cluster.bootstrap, transactional_id="markers") as producer:
         for commit in (True, False, True, False):
             producer.begin_transaction()
             producer.send(part.topic, b"1000" if commit else b"-1").result(60)
             (producer.commit_transaction if commit else producer.abort_transaction)()
     deadline_s = time.monotonic() + _PATIENCE_S
-    while (end := reader.end_offsets([part])[part]) < 1008:  # a commit may be answered before its markers are there
+    while (end := reader.consumer.end_offsets([part])[part]) < 1008:  # markers may follow the answer
         assert time.monotonic() < deadline_s, end
         time.sleep(0.05)
     assert end == 1008

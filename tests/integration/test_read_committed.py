@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from raftlog import Admin, Consumer, Producer, TopicPartition
-from raftlog.cli.segment_check import check_segment
+from raftlog._client.keywords import IsolationLevel
+from raftlog.cli.records.log_dump import check_segment
 from raftlog.testing import Cluster
-from tests.support.steady import PATIENT, STEADY
+from tests.support.steady import PATIENT
 from tests.support.up_to_date import up_to_date
 
 PLACE = TopicPartition("state", 0)
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "8192", "min.cleanable.dirty.ratio": "0.01"}
 
 
-@pytest.fixture
-def single() -> Iterator[Cluster]:
-    with Cluster(nodes=1, config=STEADY) as made:
-        yield made
-
-
-def read(cluster: Cluster, isolation_level: str = "read_committed") -> list[tuple[int, bytes | None]]:
+def read(cluster: Cluster, isolation_level: IsolationLevel = "read_committed") -> list[tuple[int, bytes | None]]:
     """Return (offset, value) of all that there is up to the end that such a reader has."""
     found: list[tuple[int, bytes | None]] = []
     with Consumer(cluster.bootstrap, isolation_level=isolation_level) as consumer:
@@ -41,56 +32,6 @@ def read(cluster: Cluster, isolation_level: str = "read_committed") -> list[tupl
 
 def values(found: list[tuple[int, bytes | None]]) -> list[bytes | None]:
     return [value for _, value in found]
-
-
-def test_aborted_records_are_never_seen_and_open_ones_not_yet(single: Cluster) -> None:
-    with Admin(single.bootstrap) as admin:
-        admin.create_topic("state", 1, timeout=60)
-    with Producer(single.bootstrap, transactional_id="one") as one, Producer(single.bootstrap) as plain:
-        for number in range(6):
-            one.begin_transaction()
-            for part in range(3):
-                one.send("state", b"%d-%d" % (number, part))
-            one.flush(60)
-            plain.send("state", b"plain %d" % number).result(60)
-            if number % 2:
-                one.abort_transaction()
-            else:
-                one.commit_transaction()
-        committed = [
-            value
-            for n in range(6)
-            for value in (*([b"%d-%d" % (n, p) for p in range(3)] * (n % 2 == 0)), b"plain %d" % n)
-        ]
-        await_nothing_open(single)
-        assert values(read(single)) == committed
-        assert len(read(single, "read_uncommitted")) == 24
-        with Consumer(single.bootstrap) as consumer:
-            consumer.assign([PLACE])
-            consumer.seek(PLACE, 0)
-            rows = 0
-            while consumer.position(PLACE) < consumer.end_offsets([PLACE])[PLACE]:
-                rows += consumer.poll_arrow(5.0).num_rows
-            assert rows == len(committed)
-
-        one.begin_transaction()
-        one.send("state", b"open").result(60)
-        plain.send("state", b"behind").result(60)
-        assert values(read(single)) == committed
-        assert values(read(single, "read_uncommitted"))[-2:] == [b"open", b"behind"]
-        with Consumer(single.bootstrap) as waiting:
-            waiting.assign([PLACE])
-            waiting.seek_to_end(PLACE)
-            assert waiting.poll(0.5) == []
-            timer = threading.Timer(0.3, one.commit_transaction)
-            timer.start()
-            found: list[bytes | None] = []
-            begun = time.monotonic()
-            while len(found) < 2:
-                assert time.monotonic() - begun < 60
-                found += [record.value for record in waiting.poll(5.0)]
-            assert found == [b"open", b"behind"]
-            timer.join()
 
 
 def await_nothing_open(cluster: Cluster) -> None:

@@ -19,7 +19,7 @@ from tests.support.steady import PATIENT
 from tests.support.up_to_date import up_to_date
 
 SETTLING_S = 2.0
-"""More than the controller takes to elect whom it may."""
+"""Longer than the controller takes for an election."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def values_of(cluster: Cluster, topic: str, count: int) -> list[int]:
 
 
 def assert_settled(cluster: Cluster, topic: str, leader: int, isr: list[int], lost_replicas: list[int]) -> None:
-    """See that this comes about, and stays so while the controller elects whom it may."""
+    """See that the condition comes true, and stays true for longer than an election takes."""
 
     def is_so() -> bool:
         part = described(cluster, topic)
@@ -126,7 +126,7 @@ def test_the_records_of_a_replica_out_of_sync_outlive_the_disk_of_the_only_one_i
 
 
 def test_an_old_disk_that_is_put_back_is_as_good_as_before(cluster: Cluster) -> None:
-    """Somebody forgot to mount it, for example."""
+    """An operator forgot to mount it, for example."""
     made = run(cluster, "topic", "create", "back", "--replica-assignment", "4")
     assert made.returncode == 0, made.stderr
     produce(cluster, "back", range(50))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import raftlog
+from raftlog._client.keywords import Acks
 from raftlog.errors import RaftlogError
 from raftlog.testing import Cluster
 from tests.support.patience import refusal
@@ -33,7 +34,7 @@ def topic(cluster: Cluster) -> Iterator[None]:
             cluster.start(node)
     with raftlog.Admin(cluster.bootstrap) as admin:
         admin.create_topic("t", replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60)
-    heard_everywhere(cluster)  # nobody takes the topic for that of the test before
+    heard_everywhere(cluster)  # no broker takes the topic for the earlier test's
     wait_for_isr(cluster, *NODES)
     yield
     for node in NODES:
@@ -51,7 +52,7 @@ def wait_for_isr(cluster: Cluster, *nodes: int) -> None:
     cluster.wait_for(lambda admin: isr(admin) == set(nodes), what=f"the ISR to be {nodes}")
 
 
-def produce(cluster: Cluster, count: int, *, first: int = 0, value_bytes: int = 100, acks: str = "all") -> list[bytes]:
+def produce(cluster: Cluster, count: int, *, first: int = 0, value_bytes: int = 100, acks: Acks = "all") -> list[bytes]:
     """Send numbered values and return them once all are acknowledged."""
     values = [b"%d " % number + b"x" * value_bytes for number in range(first, first + count)]
     with raftlog.Producer(cluster.bootstrap, acks=acks) as producer:

@@ -54,14 +54,14 @@ class Monkey:
             fault(self)
 
     def leader(self) -> int:
-        """Return who leads partition 0, or anybody."""
+        """Return the leader of partition 0, or any node."""
         try:
             return self.cluster.leader(TOPIC, 0, timeout_s=10)
         except (RaftlogError, ServerFailed):
             return self.chance.choice(NODES)
 
     def controller(self) -> int:
-        """Return who the controller is, or anybody."""
+        """Return the controller, or any node."""
         try:
             return self.cluster.controller(timeout_s=10)
         except (RaftlogError, ServerFailed):
@@ -82,7 +82,7 @@ class Monkey:
         self._kill(self.leader())
 
     def kill_and_start_at_once(self) -> None:
-        """Kill the leader, which is back before anybody has missed it, with a lease of its former life running."""
+        """Kill the leader, which is back before it is missed, while the lease of its former life is valid."""
         node_id = self.leader()
         self.cluster.kill(node_id)
         self.cluster.start(node_id)
@@ -109,14 +109,14 @@ class Monkey:
         self.cluster.resume(node_id)
 
     def freeze_shortly(self) -> None:
-        """Freeze a server for about as long as its lease, so that it wakes up just before or after somebody else."""
+        """Freeze a server for about as long as its lease, so that it wakes up around the time of the election."""
         node_id = self.chance.choice(NODES)
         self.cluster.pause(node_id)
         time.sleep(self.chance.uniform(0.8, 2.0))
         self.cluster.resume(node_id)
 
     def freeze_two(self) -> None:
-        """Freeze two servers, the leader among them, so that nobody has a majority; they wake up one by one."""
+        """Freeze two servers, the leader among them, so that there is no majority; they wake up one by one."""
         node_id = self.leader()
         frozen = [node_id, self.chance.choice(self.others(node_id))]
         for each in frozen:
@@ -138,12 +138,12 @@ class Monkey:
         self._cut([node_id], self.others(node_id))
 
     def mute_leader(self) -> None:
-        """Nobody hears the leader, which hears everybody."""
+        """No node hears the leader, which hears all others."""
         node_id = self.leader()
         self._cut([node_id], self.others(node_id), one_way=True)
 
     def deafen_leader(self) -> None:
-        """The leader hears nobody, and everybody hears it."""
+        """The leader hears no node, and all others hear it."""
         node_id = self.leader()
         self._cut(self.others(node_id), [node_id], one_way=True)
 
@@ -160,7 +160,7 @@ class Monkey:
             self.cluster.heal()
 
     def cut_everybody_off(self) -> None:
-        """Nobody reaches anybody: nothing is acknowledged before it is mended."""
+        """No node reaches another: nothing is acknowledged before the network heals."""
         for some, others in (([1], [2]), ([2], [3]), ([1], [3])):
             self.cluster.partition(some, others)
         time.sleep(3.0)
@@ -187,13 +187,13 @@ class Monkey:
             self.wait_for_isr()
 
     def kill_all(self) -> None:
-        """Kill everybody, and start everybody again."""
+        """Kill all servers, and start them again."""
         for node_id in NODES:
             self.cluster.kill(node_id)
         self.cluster.start_all()
 
     def lose_one_after_the_other(self) -> None:
-        """Kill everybody in turn, the last one with the newest records; the first ones come back first, without it."""
+        """Kill all servers in turn, the last one with the newest records; the others come back first, without these."""
         order = [each for each in NODES if each != (last := self.leader())]
         self.chance.shuffle(order)
         for node_id in (*order, last):
@@ -258,7 +258,7 @@ def tormented() -> Iterator[Monkey]:
             yield monkey
             monkey.mended()
             workload.stop()
-            monkey.wait_for_isr()  # who fell behind just now has the last ones once it is back in
+            monkey.wait_for_isr()  # a replica that fell behind has the last ones once it is back in
             _check(monkey)
 
 

@@ -1,4 +1,4 @@
-"""Servers are restarted one after the other under load, and no client notices. bench/rolling_restart.py times it."""
+"""Servers are restarted one after the other under load, and no client notices. bench/maintenance.py times it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rolling_restart import AWAIT, DRAIN, MIN_INSYNC, TOPIC, Load, restart
+from bench.maintenance import AWAIT, DRAIN, MIN_INSYNC, TOPIC, Load, restart
 from raftlog import Admin
 from raftlog.testing import Cluster
 from tests.support.steady import STEADY

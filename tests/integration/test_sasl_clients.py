@@ -1,4 +1,4 @@
-"""Clients that log in, against brokers that ask who calls: every kind of client, wrong and changed passwords, restarts,
+"""Clients that log in to brokers with authentication: every kind of client, wrong and changed passwords, restarts,
 and permissions that are missing."""
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _clients(cluster: Cluster, config: dict[str, str]) -> dict[str, Callable[[],
     }
 
 
-@pytest.mark.parametrize("user", ["carl", "nobody"])  # whoever fails often is kept out for a minute
+@pytest.mark.parametrize("user", ["carl", "nobody"])  # a user with many failures is kept out for a minute
 def test_a_wrong_password_is_said_at_once_by_every_client(
     cluster: Cluster, user: str, caplog: pytest.LogCaptureFixture
 ) -> None:

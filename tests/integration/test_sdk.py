@@ -10,12 +10,12 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
 from raftlog import Admin, Consumer, Producer, Record, TopicPartition, aio
+from raftlog._client.keywords import Acks, Compression
 from raftlog.errors import (
     BrokerUnavailable,
     InvalidConfig,
@@ -27,13 +27,6 @@ from raftlog.errors import (
 )
 from raftlog.testing import Cluster
 from tests.support.patience import refusal
-from tests.support.steady import STEADY
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(config=STEADY) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -57,7 +50,7 @@ def read_all(cluster: Cluster, topic: str, count: int) -> list[tuple[int, int, b
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 @pytest.mark.parametrize("acks", ["all", 1])
-def test_records_come_back_as_they_were_sent(cluster: Cluster, topic: str, codec: str, acks: str | int) -> None:
+def test_records_come_back_as_they_were_sent(cluster: Cluster, topic: str, codec: Compression, acks: Acks) -> None:
     with Producer(cluster.bootstrap, acks=acks, compression_type=codec) as producer:
         first = producer.send(topic, b"v1", b"k", 1, {"h": b"x", "n": None}, 1234).result(60)
         producer.send(topic, None, b"k", 1).result(60)
@@ -271,7 +264,7 @@ def test_a_producer_that_is_not_closed_does_not_keep_the_interpreter(cluster: Cl
     assert (done.returncode, done.stdout) == (0, "end\n")
     assert done.stderr == (
         "the program ends with a producer whose records are not all acknowledged, 1 may be lost; "
-        "close or flush it before\n"
+        "close or flush the producer first\n"
     )
 
 
@@ -355,6 +348,58 @@ def test_what_is_sent_without_acknowledgement_is_not_cut_off_by_closing(cluster:
         while (end := consumer.end_offsets([partition])[partition]) < 3 * rounds and time.monotonic() < deadline:
             time.sleep(0.05)
     assert end == 3 * rounds
+
+
+def test_acks_0_finds_the_new_leader_after_an_orderly_hand_over(three: Cluster) -> None:
+    """Only what is on its way when the leader changes may be lost, not all until metadata.max.age.ms (5 minutes)."""
+    partition = TopicPartition("handed-over", 0)
+    with (
+        Admin(three.bootstrap) as admin,
+        Producer(three.bootstrap, acks=0, linger_ms=0) as producer,
+        Consumer(three.bootstrap) as consumer,
+    ):
+        admin.create_topic(partition.topic, partitions=1, replication_factor=3)
+        producer.send(partition.topic, b"first", partition=0).result(30)
+        former = admin.describe_topic(partition.topic).partitions[0]
+        others = [each for each in former.replicas if each != former.leader]
+        admin.alter_reassignments({partition: [*others, former.leader]})
+        three.wait_for(
+            lambda admin: admin.describe_topic(partition.topic).partitions[0].replicas[0] == others[0],
+            what="the preferred leader is another broker",
+        )
+        admin.elect_leaders(partition.topic)
+
+        def arrives() -> bool:
+            before = consumer.end_offsets([partition])[partition]
+            producer.send(partition.topic, b"later", partition=0).result(30)
+            time.sleep(0.2)
+            return consumer.end_offsets([partition])[partition] > before
+
+        deadline = time.monotonic() + 60
+        while not arrives():
+            assert time.monotonic() < deadline, "the producer goes on sending to the former leader"
+        assert all(arrives() for _ in range(10))
+
+
+def test_acks_0_finds_the_new_leader_while_the_former_one_is_paused(three: Cluster) -> None:
+    """A paused broker refuses nothing, and its socket takes what is sent; metadata.max.age.ms is 5 minutes."""
+    partition = TopicPartition("paused", 0)
+    with Producer(three.bootstrap, acks=0, linger_ms=0) as producer:
+        with Admin(three.bootstrap) as admin:
+            admin.create_topic(partition.topic, partitions=1, replication_factor=3)
+        producer.send(partition.topic, b"first", partition=0).result(30)
+        former = three.leader(partition.topic)
+        three.pause(former)
+        try:
+            three.leader(partition.topic, other_than=former)
+            with Consumer(three.bootstrap) as consumer:
+                deadline = time.monotonic() + 60
+                while consumer.end_offsets([partition])[partition] < 2:
+                    assert time.monotonic() < deadline, "the producer goes on sending to the paused leader"
+                    producer.send(partition.topic, b"later", partition=0).result(30)
+                    time.sleep(0.1)
+        finally:
+            three.resume(former)
 
 
 def test_an_interrupt_ends_a_wait(cluster: Cluster, topic: str) -> None:

@@ -182,7 +182,7 @@ def test_tokens_are_of_the_process_that_issued_them(cluster: Cluster) -> None:
 
 
 def test_certificates_are_users_and_a_nodes_is_a_super_user() -> None:
-    """With `ssl`: nobody has a password, and the common name is the user's. A token counts more, where there is one."""
+    """With `ssl`: no user has a password; the certificate's common name is the user. A token takes precedence."""
     users = security_pb2.DescribeUsersRequest()
     allowed = Acl(
         resource_type=Acl.CLUSTER,
@@ -252,7 +252,7 @@ def test_while_it_is_turned_on_everybody_is_let_in_and_nobody_logs_in_without_tl
     async def scenario(cluster: Cluster) -> None:
         async with aio.insecure_channel(cluster.bootstrap) as channel:
             await _see_topics(channel, None)
-            with pytest.raises(SecurityDisabled, match="passwords are for connections with TLS"):
+            with pytest.raises(SecurityDisabled, match="passwords need a connection with TLS"):
                 await log_in(channel, "admin", USERS["admin"])
             answer = await _security(channel).DescribeAcls(security_pb2.DescribeAclsRequest(), timeout=TIMEOUT_S)
             assert "authorizer = acl" in answer.error.message

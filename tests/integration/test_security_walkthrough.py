@@ -1,4 +1,4 @@
-"""docs/security.md, "From nothing, on one machine": its lines, as somebody would type them."""
+"""docs/security.md, "From nothing, on one machine": its lines, as a reader types them."""
 
 from __future__ import annotations
 

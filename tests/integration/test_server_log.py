@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from raftlog import Admin
 from raftlog.errors import InvalidConfig, InvalidRequestError
 from raftlog.testing import Cluster
+from tests.support import patience
 from tests.support.steady import PATIENT
 
 Line = dict[str, Any]
@@ -36,11 +36,7 @@ def counted(cluster: Cluster, node_id: int, name: str) -> float:
     return float(line.split()[1])
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+until = partial(patience.until, within_s=60, pause_s=0.05)
 
 
 def test_a_leader_change_is_told_by_events_and_levels_change_while_servers_run(tmp_path: Path) -> None:
@@ -61,11 +57,11 @@ def test_a_leader_change_is_told_by_events_and_levels_change_while_servers_run(t
             assert gained["node"] == 2
             assert gained["level"] == "info"
 
-            admin.alter_configs(broker_logger=3, set={"broker.heartbeats": "ERROR", "root": "DEBUG"})
+            admin.alter_configs(broker_logger=3, set={"broker.server.registration": "ERROR", "root": "DEBUG"})
             levels = admin.describe_configs(broker_logger=3)
             assert (levels["root"].value, levels["root"].source) == ("DEBUG", "dynamic_broker_logger")
             assert levels["broker.log"].value == "DEBUG"
-            assert levels["broker.heartbeats"].value == "ERROR"
+            assert levels["broker.server.registration"].value == "ERROR"
             assert admin.describe_configs(broker_logger=2)["root"].value == "INFO", "each broker for itself"
             until(lambda: any(line["level"] == "debug" for line in lines(cluster, 3)), "debug lines are written")
             admin.alter_configs(broker_logger=3, unset=["root"])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from raftlog_demo import flights as flight_data
 
 import raftlog
 from raftlog.testing import Cluster
-from tests.support.steady import STEADY
 
 pytestmark = pytest.mark.spark("own")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -41,12 +40,6 @@ spark.sql.parquet.compression.codec snappy
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(config=STEADY) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def flights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
     """The first nine days of January, in one file: the topic is to have them in the order of the hours."""
     table = flight_data.load().slice(0, _FLIGHTS)
@@ -64,10 +57,12 @@ class Example:
         (conf / "spark-defaults.conf").write_text(_SPARK_CONF + f"spark.local.dir {directory}/local\n")
         self._command = [sys.executable, str(_EXAMPLES / f"{name}.py"), *arguments]
         self._directory = directory
+        # As for `/some/venv/bin/python job.py`: neither a variable nor the path tells Spark of this Python.
+        path = [each for each in os.environ["PATH"].split(os.pathsep) if each != str(Path(sys.executable).parent)]
         self._environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")},
+            "PATH": os.pathsep.join(path),
             "SPARK_CONF_DIR": str(conf),
-            "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "spark"))),
         }
 

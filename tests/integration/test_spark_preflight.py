@@ -1,4 +1,4 @@
-"""What the sink finds out on the driver, before any task runs; on a real server, without a JVM."""
+"""What the sink finds out on the driver, and in a task, on a real server, without a JVM."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark_raftlog import DefaultSource, preflight
+from pyspark.sql.types import IntegerType, StructType
+from pyspark_raftlog import DefaultSource
+from pyspark_raftlog import options as preflight
 
 import raftlog
+from raftlog.errors import InvalidPartitions
 from raftlog.testing import Cluster
 from tests.support.spark_query import SCHEMA
 from tests.support.steady import STEADY
@@ -38,7 +42,9 @@ def make(streaming: bool, bootstrap: str, **options: str) -> Any:
 def test_a_topic_that_is_not_there_is_found_before_a_task_runs(
     cluster: Cluster, streaming: bool, delivery: str
 ) -> None:
-    with pytest.raises(ValueError, match=r"no topic nowhere.*does not create it.*raftlog topic create nowhere"):
+    with pytest.raises(
+        ValueError, match=r"topic nowhere does not exist.*does not create it.*raftlog topic create nowhere"
+    ):
         make(streaming, cluster.bootstrap, topic="nowhere", delivery=delivery)
     make(streaming, cluster.bootstrap, topic="there", delivery=delivery)
 
@@ -59,6 +65,20 @@ def test_the_cluster_is_asked_once_for_the_same_options(cluster: Cluster, monkey
 
 def test_a_cluster_that_is_away_is_no_reason_to_refuse(caplog: pytest.LogCaptureFixture) -> None:
     """Its tasks wait for it, as they would in the middle of a query."""
-    with caplog.at_level(logging.WARNING, "pyspark_raftlog.preflight"):
+    with caplog.at_level(logging.WARNING, "pyspark_raftlog.options"):
         make(True, "127.0.0.1:1", topic="there")
-    assert "was not asked" in caplog.text
+    assert "could not be asked" in caplog.text
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_partition_of_the_source_that_the_topic_does_not_have_names_the_column(
+    cluster: Cluster, delivery: str
+) -> None:
+    """A query from a topic of 12 partitions to one of fewer: the rows carry their old number."""
+    options = {"bootstrap.servers": cluster.bootstrap, "topic": "there", "delivery": delivery}
+    writer = DefaultSource(options).writer(
+        StructType([*SCHEMA.fields]).add("partition", IntegerType()), overwrite=False
+    )
+    rows = pa.record_batch({"value": ["a", "b"], "partition": pa.array([0, 11], pa.int32())})
+    with pytest.raises(InvalidPartitions, match=r'no partition 11; .* column partition.*frame\.drop\("partition"\)'):
+        writer.write(iter([rows]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,9 @@ import pytest
 
 import raftlog
 from raftlog.testing import Cluster
-from tests.support.steady import STEADY
 
 pytestmark = pytest.mark.spark
 _WAIT_S = 240
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(config=STEADY) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -130,9 +122,9 @@ def test_rows_go_to_the_topics_of_the_column_unless_the_option_overrides_it(
 @pytest.mark.parametrize(
     ("options", "columns", "words"),
     [
-        ({}, "id", "there is no column value among id"),
+        ({}, "id", "the query has no column value, only id"),
         ({}, "cast(id as string) value, id as vlaue", "did you mean value?"),
-        ({}, "id as value", "column value is bigint, expected binary or string"),
+        ({}, "id as value", "column value has the type bigint, expected binary or string"),
         ({"linger": "5"}, "cast(id as string) value", "did you mean linger.ms?"),
         ({"delivery": "exactly"}, "cast(id as string) value", "expected exactly-once (the default) or at-least-once"),
         ({"acks": "1"}, "cast(id as string) value", "is not exactly once"),
@@ -288,13 +280,13 @@ def test_batches_that_spark_replays_are_there_once(spark: Any, cluster: Cluster,
 def test_a_new_checkpoint_under_an_old_name_is_refused(
     spark: Any, cluster: Cluster, topic: str, tmp_path: Path
 ) -> None:
-    """Its batches begin at 0 again, and would be taken for what is there already."""
+    """Its batches begin at 0 again, and would be taken for batches that exist already."""
     source = tmp_path / "in"
     files_of(spark, source, 1, 10)
     run_files(spark, cluster, source, tmp_path / "one", topic, 1, **{"txn.app.id": topic})
     from pyspark.errors import PySparkException
 
-    with pytest.raises(PySparkException, match=r"txn\.app\.id=.* is taken"):
+    with pytest.raises(PySparkException, match=r"txn\.app\.id=.* is in use"):
         run_files(spark, cluster, source, tmp_path / "two", topic, 1, **{"txn.app.id": topic})
     assert read_all(cluster.bootstrap, topic, 10).num_rows == 10
 
@@ -413,7 +405,7 @@ def test_other_output_modes_than_append_are_refused(
 
 
 def test_the_continuous_trigger_commits_nothing(spark: Any, cluster: Cluster, topic: str, tmp_path: Path) -> None:
-    """It writes nothing and says so to nobody; Spark does not end the query, but it takes no note of any epoch."""
+    """It writes nothing and reports no error; Spark does not end the query, but records no epoch."""
     stream = spark.readStream.format("rate").option("rowsPerSecond", 1000).option("numPartitions", 1).load()
     query = writer_of(stream, cluster, topic, tmp_path).trigger(continuous="1 second").start()
     try:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark_raftlog import lag
 
 import raftlog
 from raftlog.testing import Cluster
 from raftlog.types import TopicPartition
-from tests.support.steady import STEADY
 
 pytestmark = pytest.mark.spark
 _WAIT_S = 240
 _names = count()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(config=STEADY) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -81,7 +76,7 @@ class Stream:
         return (writer.trigger(**trigger) if trigger else writer).start()
 
     def run(self) -> list[dict[str, Any]]:
-        """Read what is there now, and return Spark's reports."""
+        """Read the available records, and return Spark's reports."""
         query = self.start(availableNow=True)
         try:
             assert query.awaitTermination(_WAIT_S)
@@ -241,6 +236,9 @@ def test_a_stream_reads_everything_once_in_limited_batches_and_goes_on_after_a_r
     source = reports[0]["sources"][0]
     end, latest = source["endOffset"][topic], source["latestOffset"][topic]
     assert (end, latest) == (dict.fromkeys("012", 133), dict.fromkeys("012", 300)), "the lag can be seen"
+    behind = [lag(StreamingQueryProgress.fromJson(report)) for report in reports]
+    assert behind[0] == {TopicPartition(topic, partition): 167 for partition in range(3)}
+    assert set(behind[-1].values()) == {0}
     produce(cluster, topic, range(900, 1000))
     stream.run()
     assert stream.numbers == [*range(1000)]
@@ -372,7 +370,7 @@ def test_a_topic_made_again_ends_the_query_unless_told_otherwise(
         admin.delete_topic(topic)
         admin.create_topic(topic, partitions=2)
     produce(cluster, topic, range(100, 200), 2)
-    assert "deleted and made again" in failure_of(stream)
+    assert "deleted and created again" in failure_of(stream)
     stream.options["failOnDataLoss"] = "false"
     stream.rows.clear()
     stream.run()
@@ -421,11 +419,11 @@ def failure_of(stream: Stream) -> str:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"subscribe": None}, "say what to read with one of the options subscribe"),
-        ({"subscribe": "nowhere"}, "there is no topic 'nowhere'"),
+        ({"subscribe": None}, "give exactly one of the options subscribe"),
+        ({"subscribe": "nowhere"}, "topic 'nowhere' does not exist"),
         ({"startingOffset": "earliest"}, "did you mean startingOffsets?"),
-        ({"startingOffsets": '{"t": {"0": 1}}'}, "has nothing for"),
-        ({"kafka.group.id": "g"}, "without a consumer group"),
+        ({"startingOffsets": '{"t": {"0": 1}}'}, "lacks"),
+        ({"kafka.auto.offset.reset": "latest"}, "startingOffsets sets where a query begins"),
         ({"fetch.max.bytes": "many"}, "fetch.max.bytes"),
     ],
 )
@@ -444,7 +442,10 @@ def test_what_cannot_be_ends_the_query_when_it_starts(
 
 @pytest.mark.parametrize(
     ("schema", "words"),
-    [("value string", "column value of the raftlog source is binary"), ("vlaue binary", "did you mean value?")],
+    [
+        ("value string", "column value of the raftlog source has the type binary"),
+        ("vlaue binary", "did you mean value?"),
+    ],
 )
 def test_columns_that_the_source_does_not_have_are_refused(
     spark: Any, cluster: Cluster, topic: str, schema: str, words: str
@@ -459,7 +460,7 @@ def test_columns_that_the_source_does_not_have_are_refused(
 def test_a_cluster_that_is_away_at_the_start_is_named(spark: Any, tmp_path: Path) -> None:
     from pyspark.errors import PySparkException
 
-    for timeout_ms in (500, 5_000, 30_000):  # who had no time to hear anything names nothing
+    for timeout_ms in (500, 5_000, 30_000):  # without time to hear an answer it names nothing
         frame = spark.read.format("raftlog").options(
             **{"bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "default.api.timeout.ms": str(timeout_ms)}
         )

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from pyspark_raftlog import staged
+from pyspark_raftlog import sink
 from pyspark_raftlog.sink import TaskWritten
 
 import raftlog
@@ -34,12 +34,12 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def topic(cluster: Cluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr("pyspark.TaskContext.get", Context.get)
-    monkeypatch.setattr(staged, "_stagings", {})
+    monkeypatch.setattr(sink, "_stagings", {})
     name = f"topic-{abs(hash(request.node.nodeid))}"
     with raftlog.Admin(cluster.bootstrap) as admin:
         admin.create_topic(name, partitions=3, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60)
     yield name
-    for staging in staged._stagings.values():
+    for staging in sink._stagings.values():
         staging.close()
 
 

@@ -1,4 +1,4 @@
-"""Staged batches on real servers: what is staged is read by nobody, what is committed by everybody, once."""
+"""Staged batches on real servers: no reader gets staged records, every reader gets committed ones, once."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 import raftlog
 from raftlog import Admin, Consumer, Producer, StagedWriter, StageToken
+from raftlog._client.keywords import IsolationLevel
 from raftlog.errors import RaftlogError, RetriableError, SinkMismatch, StageExpired
 from raftlog.testing import Cluster
 from raftlog.v1 import transaction_pb2
+from tests.support import patience
 from tests.support.steady import PATIENT
 
 _WAIT_S = 60.0
@@ -39,7 +42,7 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     return name
 
 
-def read(bootstrap: str, topic: str, *, isolation_level: str = "read_committed") -> list[bytes]:
+def read(bootstrap: str, topic: str, *, isolation_level: IsolationLevel = "read_committed") -> list[bytes]:
     """Return every value that there is to read now."""
     found: list[bytes] = []
     with Consumer(bootstrap, isolation_level=isolation_level) as consumer:
@@ -54,11 +57,7 @@ def read(bootstrap: str, topic: str, *, isolation_level: str = "read_committed")
     return found
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + _WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
+wait_until = partial(patience.until, within_s=_WAIT_S, pause_s=0.05)
 
 
 def wait_until_read(bootstrap: str, topic: str, expected: list[bytes]) -> None:
@@ -221,7 +220,7 @@ def test_the_coordinator_dies_at_every_step(cluster: Cluster, topic: str, when: 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
 def test_servers_die_all_the_time_and_every_batch_is_there_once(topic: str, cluster: Cluster, seed: int) -> None:
-    """Who does not know the outcome of a commit writes the batch again, in other parts, as Spark does."""
+    """After a commit of unknown outcome the driver writes the batch again, in other parts, as Spark does."""
     rng = random.Random(seed)
     stop = threading.Event()
     kills = 0
@@ -237,12 +236,12 @@ def test_servers_die_all_the_time_and_every_batch_is_there_once(topic: str, clus
 
     killer = threading.Thread(target=kill)
     killer.start()
-    batches = 0
+    batches, undecided = 0, False
     until_s = time.monotonic() + 20
     replays = 0
     try:
         with StagedWriter(cluster.bootstrap, f"sink-{topic}", topic, delivery_timeout_ms=30_000) as writer:
-            while time.monotonic() < until_s or batches < 5 or kills < 3:
+            while time.monotonic() < until_s or batches < 5 or kills < 3 or undecided:
                 rows = [b"%d-%d" % (batches, n) for n in range(60)]
                 rng.shuffle(rows)
                 parts = rng.randint(1, 4)
@@ -251,9 +250,9 @@ def test_servers_die_all_the_time_and_every_batch_is_there_once(topic: str, clus
                         tokens = [staged(writer, topic, batches, rows[part::parts]) for part in range(parts)]
                         writer.commit(batches, tokens, timeout=rng.choice((0.02, 10.0, 30.0)))
                 except (RetriableError, StageExpired, raftlog.errors.DeliveryTimeout):
-                    replays += 1
+                    replays, undecided = replays + 1, True  # the batch may be committed: not the moment to end
                     continue
-                batches += 1
+                batches, undecided = batches + 1, False
     finally:
         stop.set()
         killer.join(2 * _WAIT_S)

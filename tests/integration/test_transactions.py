@@ -1,4 +1,4 @@
-"""Transactions through the SDK on a real cluster: whole or not at all, whoever dies in the middle."""
+"""Transactions through the SDK on a real cluster: whole or not at all, whichever process dies in the middle."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from raftlog import Admin, Consumer, Producer, TopicPartition, aio
+from raftlog._client.keywords import IsolationLevel
 from raftlog.errors import InvalidTransactionTimeout, ProducerFenced, TransactionAbortable
 from raftlog.testing import Cluster
 from tests.support.steady import PATIENT
@@ -57,11 +58,11 @@ def new_topic(cluster: Cluster, partitions: int = PARTITIONS) -> str:
 
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
-    """A topic of its own for each test, so that nobody's open transaction holds others up."""
+    """A topic of its own for each test, so that no open transaction holds other tests up."""
     return new_topic(cluster)
 
 
-def read(cluster: Cluster, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
+def read(cluster: Cluster, topic: str, isolation: IsolationLevel = "read_committed") -> list[bytes | None]:
     """Return all that can be read now."""
     found: list[bytes | None] = []
     parts = [TopicPartition(topic, part) for part in range(PARTITIONS)]
@@ -86,7 +87,7 @@ def wait_until_read(cluster: Cluster, topic: str, expected: list[bytes]) -> None
 
 
 def wait_until_over(cluster: Cluster, topic: str) -> None:
-    """Wait until no transaction is open: who reads what is committed gets as far as who reads everything."""
+    """Wait until no transaction is open: readers of committed records get as far as readers of all records."""
     parts = [TopicPartition(topic, part) for part in range(PARTITIONS)]
     with (
         Consumer(cluster.bootstrap, isolation_level="read_committed") as committed,
@@ -186,7 +187,7 @@ def test_a_timeout_above_the_server_s_is_refused(cluster: Cluster) -> None:
         producer.init_transactions()
 
 
-# Who is fenced, and who is late
+# Fenced and late producers
 
 
 def test_a_zombie_is_fenced_and_what_it_left_open_is_aborted(cluster: Cluster, topic: str) -> None:
@@ -263,7 +264,7 @@ def test_what_a_killed_process_left_open_is_aborted_after_the_timeout(cluster: C
         wait_until_read(cluster, topic, numbered(3))
 
 
-# Who dies in the middle
+# Deaths in the middle of transactions
 
 
 @pytest.mark.parametrize("whom", ["leader", "coordinator"])
@@ -291,6 +292,34 @@ def test_a_server_dies_in_the_middle(cluster: Cluster, topic: str, whom: str, mo
             send_all(producer, topic, numbered(30, "c"))
         cluster.start_all()
         wait_until_read(cluster, topic, numbered(30, "a") + numbered(30, "b") + numbered(30, "c"))
+
+
+def test_what_is_open_outlives_all_servers(cluster: Cluster, topic: str) -> None:
+    with Producer(cluster.bootstrap, transactional_id=topic, transaction_timeout_ms=600_000) as producer:
+        with producer.transaction():
+            send_all(producer, topic, numbered(3, "a"))
+        producer.begin_transaction()
+        send_all(producer, topic, numbered(3, "b"))
+        producer.flush()
+        for node in NODES:
+            cluster.kill(node)
+        cluster.start_all()
+        producer.commit_transaction()
+    wait_until_read(cluster, topic, numbered(3, "a") + numbered(3, "b"))
+
+
+def test_a_topic_that_is_deleted_holds_no_transaction_up(cluster: Cluster, topic: str) -> None:
+    gone = new_topic(cluster)
+    with Producer(cluster.bootstrap, transactional_id=topic, transaction_timeout_ms=600_000) as producer:
+        with producer.transaction():
+            send_all(producer, topic, numbered(3, "a"))
+            send_all(producer, gone, numbered(3, "gone"))
+            producer.flush()
+            with Admin(cluster.bootstrap) as admin:
+                admin.delete_topic(gone)
+        with producer.transaction():
+            send_all(producer, topic, numbered(3, "b"))
+    wait_until_read(cluster, topic, numbered(3, "a") + numbered(3, "b"))
 
 
 class _KillSoon:

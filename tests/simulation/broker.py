@@ -14,7 +14,7 @@ from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
 from raftmeta.image import MetadataImage, PartitionImage
-from raftmeta.quorum.leases import BrokerLease
+from raftmeta.quorum.sessions import BrokerLease
 from tests.simulation.controller import Heartbeat, HeartbeatAnswer
 from tests.simulation.network import Connection
 from tests.simulation.process import Process, ProcessGone
@@ -28,7 +28,7 @@ HEARTBEAT_S = 0.3
 EAGER_HEARTBEAT_S = 0.1
 """While it has no lease."""
 RESTART_S = 0.5
-"""After which whoever looks after processes starts one again that has ended by itself."""
+"""The delay after which a process that ended by itself is started again."""
 BEHIND_S = 0.3
 """A controller that does not show what is known to be committed for so long is left for another one."""
 PRODUCE_S = 0.05
@@ -123,7 +123,11 @@ class SimBroker:
                 previous_broker_epoch=mark,
             )
         )
+        self.vouch(command.register_broker)
         self._requester.propose(command, self.registered)
+
+    def vouch(self, registration: records_pb2.RegisterBrokerCommand) -> None:
+        """Say what is known of the records that an earlier process acknowledged: nothing, without logs."""
 
     def registered(self, answer: Committed) -> None:
         """Take the outcome of the registration."""

@@ -129,7 +129,7 @@ class Client:
             self._propose(MetadataCommand(alter_configs=alter))
 
     def _elect_preferred(self) -> None:
-        """Not of the history: nobody reads it."""
+        """Not part of the history: no client reads it."""
         image = self.simulation.invariants.truth
         keys = [(topic_id, each.partition) for topic_id, topic in image.topics.items() for each in topic.partitions]
         chosen = self._random.sample(sorted(keys), min(len(keys), 6))
@@ -159,7 +159,7 @@ class Client:
 
 
 class Bursts:
-    """Somebody in a hurry: many commands at once, without waiting, to every node that takes itself for the controller.
+    """An impatient client: many commands at once to every node that takes itself for the controller.
 
     A deposed controller gets a tail this way that is longer than what the next one commits in the meantime.
     """

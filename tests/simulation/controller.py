@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand
+from raftmeta import elections
 from raftmeta.elections import unsettled
 from raftmeta.features import newest_levels
 from raftmeta.image import MetadataImage
@@ -231,12 +232,14 @@ class SimController:
             for broker_id, epoch in plan.to_begin_shutdown(self._image, self._reports)
         ]
         image = self._image
-        yield _elect([(ref.topic_id, ref.partition) for ref in unsettled(image)])
+        silent = self.sessions.silent(self._now_ms())
+        ready = [ref for ref in unsettled(image) if not elections.leaves_it_to(image, ref, silent)]
+        yield _elect([(ref.topic_id, ref.partition) for ref in ready])
         if not any(unsettled(self._image)):
             self._settled_offset = self._image.offset
         image = self._image
-        ready = plan.let_go(image, plan.revoked_in(image), self._reports)
-        yield _elect(ready, handed_over_as_of=image.offset)
+        resigned = plan.let_go(image, plan.revoked_in(image), self._reports)
+        yield _elect(resigned, handed_over_as_of=image.offset)
         yield self._to_unfence()
         if self._voter.node.last_applied >= self._digest_at:
             self._digest_at = self._voter.node.last_applied + 40

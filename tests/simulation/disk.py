@@ -111,7 +111,7 @@ class SimDisk:
             self._names[name].lose_power(chance)
 
     def wipe(self) -> None:
-        """Somebody replaced the disk by an empty one."""
+        """The disk was replaced by an empty one."""
         self.process_died()
         self._names = {}
         self._name_states = [{}]

@@ -1,4 +1,4 @@
-"""Somebody who cordons and drains brokers and takes that back, and what has to hold of drained ones meanwhile."""
+"""An operator that cordons and drains brokers and undoes it, and what must hold of drained brokers meanwhile."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from tests.simulation.voter import Committed
 
 FIRST_OPERATOR = 95
-"""The host that this somebody sits at."""
+"""The operator's host."""
 SHARE = 0.5
-"""Of the schedules there is nobody in the others."""
+"""The share of schedules with an operator."""
 MEAN_PAUSE_S = 0.7
 
 
@@ -58,7 +58,7 @@ class Drains:
 
 
 def misled(image: MetadataImage, partition: PartitionImage) -> str | None:
-    """Return why a drained broker should not lead a partition, if it does: somebody else in sync could."""
+    """Return why a drained broker should not lead a partition, if it does: another replica in sync could."""
     leader = image.brokers.get(partition.leader)
     if partition.leader == NO_LEADER or leader is None or not leader.drained:
         return None

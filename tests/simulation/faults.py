@@ -128,7 +128,7 @@ class Faults(FaultMaker):
         return self._part(self._side_of_the_leader(len(self._simulation.voters) // 2 + 1), "in-the-majority")
 
     def _side_of_the_leader(self, voters: int) -> set[int]:
-        """Return hosts: so many voters, the leader first, and about half of who only are brokers."""
+        """Return hosts: so many voters, the leader first, and about half of the hosts that are only brokers."""
         leader, rest = self._simulation.leader(), list(self._simulation.voters)
         self._random.shuffle(rest)
         rest.sort(key=lambda each: leader is None or each != leader.host.node_id)
@@ -203,7 +203,7 @@ class Faults(FaultMaker):
         self._after(self._random.choice(SICK_DISK_S), self._mend, host)
 
     def _step_clock(self) -> None:
-        """Somebody sets the clock of a host: the time of day jumps, by up to an hour; what time has passed does not."""
+        """The clock of a host is set: its time of day jumps by up to an hour; its monotonic time does not."""
         host = self._pick()
         step_ms = self._random.choice((1, -1)) * self._random.choice((500, 5_000, 3_600_000))
         self._trace(host, f"clock jumps by {step_ms} ms")
@@ -302,7 +302,7 @@ class Faults(FaultMaker):
             leader.process.run(leader.transfer)
 
     def _revoke_behind_a_cut(self) -> bool:
-        """Somebody moves leaderships away from a broker that cannot hear of it."""
+        """Leaderships move away from a broker that cannot hear of it."""
         host = self._simulation.host(self._random.choice(self._simulation.broker_ids))
         others = [each.node_id for each in self._simulation.hosts if each is not host]
         self._cut([path for each in others for path in ((host.node_id, each), (each, host.node_id))], "isolated")

@@ -142,7 +142,7 @@ class Invariants:
             if voter.node.commit_index > self._committed:
                 self._check_majority(voter)
                 self._committed = voter.node.commit_index
-        # Before its term is durable a leader has shown it to nobody, and may forget it.
+        # Before its term is durable a leader has shown it to no node, and may forget it.
         if voter.node.role == "leader" and voter.wal.synced_term >= voter.node.term:
             self._once(self._leaders, voter, voter.node.term, "leads")
 

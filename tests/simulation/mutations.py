@@ -60,7 +60,7 @@ MUTATIONS: dict[str, Mutation] = {
         "acknowledgements of an earlier term count for a leader that was elected again",
         (
             _in(
-                "raft.receiving:Receiver.handle",
+                "raft.node:Receiver.handle",
                 "peer, sender_term, term = self._peers[peer_id], message.sender_term, self._consensus.term",
                 "peer, sender_term, term = self._peers[peer_id], message.sender_term, self._consensus.term\n"
                 "    if kind == 'append_answer': sender_term = term",
@@ -74,7 +74,7 @@ MUTATIONS: dict[str, Mutation] = {
         "entries go to PySyncObj as they came: matching entries are truncated, and what was not compared is answered",
         (
             _in(
-                "raft.receiving:Receiver._append_entries",
+                "raft.node:Receiver._append_entries",
                 "if entries and entries[0][1] <= last_index:",
                 "if False:",
             ),
@@ -84,7 +84,7 @@ MUTATIONS: dict[str, Mutation] = {
         "a follower's own tail counts as committed because the leader's commit index covers it",
         (
             _in(
-                "raft.receiving:Receiver._append_entries",
+                "raft.node:Receiver._append_entries",
                 "commit_index = min(body.commit_index, verified)",
                 "commit_index = body.commit_index",
             ),
@@ -94,7 +94,7 @@ MUTATIONS: dict[str, Mutation] = {
         "the first chunk of a snapshot carries the commit index over a tail that was never compared",
         (
             _in(
-                "raft.receiving:Receiver._snapshot_chunk",
+                "raft.node:Receiver._snapshot_chunk",
                 "self._consensus.heard_leader(peer, body.term)",
                 "self._consensus.deliver(peer, "
                 "{'type': 'append_entries', 'term': body.term, 'commit_index': body.commit_index})",
@@ -138,7 +138,7 @@ MUTATIONS: dict[str, Mutation] = {
         "what a power cut tore is read as if it had been written",
         (
             _in(
-                "raft.segments:Segment._payload_at",
+                "raft.wal:Segment._payload_at",
                 "return payload if google_crc32c.extend(covered, payload) == crc else None",
                 "return payload",
             ),
@@ -149,7 +149,7 @@ MUTATIONS: dict[str, Mutation] = {
         "a deposed leader answers reads",
         (
             _in(
-                "raft.reads:ReadRounds.ready",
+                "raft.node:ReadRounds.ready",
                 "if sum(confirmed >= round_number for confirmed in self._confirmed.values()) < self._needed:",
                 "if False:",
             ),
@@ -189,7 +189,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "lease counted from the answer": Mutation(
         "an answer that lay in a socket makes a lease as long as a fresh one",
-        (_in("quorum.leases:BrokerLease.granted", "sent_at_ms + lease_ms", "now_ms + lease_ms"),),
+        (_in("quorum.sessions:BrokerLease.granted", "sent_at_ms + lease_ms", "now_ms + lease_ms"),),
         schedules=8,
         story="test_an_answer_that_lay_in_a_socket_makes_no_longer_lease",
     ),
@@ -204,7 +204,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "no session after an election": Mutation(
-        "a new controller fences at once whom the old one has just given a lease",
+        "a new controller fences a broker to which the old one has just granted a lease",
         (
             _in(
                 "quorum.sessions:BrokerSessions.activate",

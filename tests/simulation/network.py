@@ -174,7 +174,7 @@ class Network:
         return self._scheduler.now_s
 
     def connect(self, opener: Process, acceptor: Process | None) -> Connection | None:
-        """Open a connection; None if nobody is there, or no packet gets through in one of the directions."""
+        """Open a connection; None if the other process is down, or packets get lost in one of the directions."""
         if acceptor is None:
             return None
         there = (opener.host.node_id, acceptor.host.node_id)

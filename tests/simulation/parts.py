@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftmeta.quorum.leases import BrokerLease
-from raftmeta.quorum.sessions import BrokerSessions
+from raftmeta.quorum.sessions import BrokerLease, BrokerSessions
+from raftmeta.raft.consensus import RaftOptions
 from raftmeta.raft.node import RaftNode
-from raftmeta.raft.options import RaftOptions
 from raftmeta.raft.wal import WriteAheadLog
 from raftmeta.state import MetadataState
 from tests.simulation.plan import Plan

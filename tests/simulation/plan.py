@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scenario, or who shrinks a failure, wants of a run."""
+    """What a scenario, or the shrinking of a failure, wants of a run."""
 
     options: Mapping[str, object] = field(default_factory=dict)
     """By name: in place of what the seed would draw (`Simulation.OPTIONS` of the kind)."""

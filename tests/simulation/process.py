@@ -34,7 +34,7 @@ class Process:
         self.alive = True
         self.paused = False
         self.on_death: list[Callable[[bool], None]] = []
-        """Told whether the machine went, too: then nobody says goodbye to the peers."""
+        """Told whether the machine went down, too: then the peers get no goodbye."""
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop that runs in it, for parts of the product that ask for one."""
         self.after_each: Callable[[], None] | None = None
@@ -109,7 +109,7 @@ class Host:
         self.sync_s: tuple[float, ...] = (0.0002, 0.0005, 0.003)
         """How long a sync takes: one of these."""
         self.held = False
-        """It stays down until somebody lets it go."""
+        """It stays down until it is released."""
         self.clean_mark: int | None = None
         """The broker epoch of a process that stopped cleanly, for the next one."""
         self.log_disk: LogDisk | None = None

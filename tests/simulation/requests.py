@@ -34,7 +34,7 @@ class Requester:
         self._open: set[int] = set()
 
     def propose(self, command: MetadataCommand, done: Callable[[Committed], None]) -> None:
-        """Have a command committed once, whatever it takes; `done` hears its outcome, which may be a refusal."""
+        """Have a command committed once, with retries; `done` hears its outcome, which may be a refusal."""
         self._sequence += 1
         sequence = self._sequence
         self._open.add(sequence)
@@ -66,7 +66,7 @@ class Requester:
         self._attempt(Read, answered)
 
     def _attempt(self, request: Callable[[], object], answered: Callable[[object], bool]) -> None:
-        """Send it somewhere; whatever happens first, an answer or the end of patience, decides how it goes on."""
+        """Send it to a controller, and go on with its answer or after a time-out, whichever comes first."""
         simulation = self._simulation
         target = self._hint if self._hint >= 0 else self._random.choice(simulation.voters)
         self._hint = -1

@@ -13,7 +13,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -178,7 +178,7 @@ class Outcome:
     faults: tuple[Drawn, ...] = ()
     violation: str | None = None
     state: str = ""
-    """What everybody thought at the moment of the violation."""
+    """The state of every node at the moment of the violation."""
 
     @property
     def seed(self) -> int:
@@ -253,36 +253,18 @@ def run_job(job: Job, trace: Callable[[str], None] | None = None) -> Outcome:
     )
 
 
-def run_one(
-    seed: int,
-    voters: int | None = None,
-    seconds: float | None = None,
-    mutation: str | None = None,
-    trace: Callable[[str], None] | None = None,
-    kind: str = "quorum",
-) -> Outcome:
-    """Run one schedule in this process."""
-    return run_job(Job(seed, kind, voters, seconds, mutation=mutation), trace)
-
-
 def new_pool(workers: int | None = None) -> ProcessPoolExecutor:
-    """Return workers whose hash seed is fixed."""
+    """Return workers whose hash seed is fixed: one for each core, or one where xdist has a worker for each."""
+    cores = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
     os.environ["PYTHONHASHSEED"] = "0"  # read by the interpreters that are spawned, not by this one
     return ProcessPoolExecutor(
-        workers or os.cpu_count() or 1, mp_context=multiprocessing.get_context("spawn"), initializer=_leave_interrupts
+        workers or cores, mp_context=multiprocessing.get_context("spawn"), initializer=_leave_interrupts
     )
 
 
 def _leave_interrupts() -> None:
     """Ctrl-C is for the process that has started the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def run_many(jobs: Iterable[Job], workers: int | None = None) -> Iterator[Outcome]:
-    """Run schedules on all cores; outcomes come in the order of the jobs."""
-    with new_pool(workers) as pool:
-        for future in [pool.submit(run_job, job) for job in jobs]:
-            yield future.result()
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -19,8 +19,8 @@ import raftmeta.raft.wal as wal_module
 from raftlog.v1 import records_pb2
 from raftlog.v1.raft_pb2 import RaftMessage
 from raftlog.v1.records_pb2 import MetadataCommand
-from raftmeta.raft import engine
-from raftmeta.raft.options import RaftOptions
+from raftmeta.raft import consensus
+from raftmeta.raft.consensus import RaftOptions
 from tests.simulation.parts import Parts
 from tests.simulation.schedule import Simulation
 from tests.simulation.voter import Committed, HelloBytes, Voter
@@ -65,7 +65,7 @@ class Story:
         self._holds: list[Hold] = []
         self._kept: list[Callable[[], None]] = []
         self._topics = 0
-        self._clock = engine.use_clock(self.simulation.clock_s)
+        self._clock = consensus.use_clock(self.simulation.clock_s)
         self.simulation.start()
 
     @staticmethod
@@ -76,7 +76,7 @@ class Story:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        engine.use_clock(self._clock)
+        consensus.use_clock(self._clock)
 
     # Time
 
@@ -91,7 +91,7 @@ class Story:
             assert self.simulation.scheduler.now_s < end_s, f"it never came to this: {what}"
             self.run(0.01)
 
-    # Who leads
+    # Leaders
 
     def voter(self, node_id: int) -> Voter:
         """Return a running voter."""
@@ -100,7 +100,7 @@ class Story:
         return found
 
     def serving(self, among: Iterable[int] | None = None) -> int | None:
-        """Return who serves as controller, in the highest epoch if several believe they do."""
+        """Return the node that serves as controller; of several, the one in the highest epoch."""
         candidates = [self.voter(each) for each in among or self.simulation.voters]
         serving = [each for each in candidates if each.controller.serving]
         return max(serving, key=lambda each: each.node.term).host.node_id if serving else None
@@ -152,7 +152,7 @@ class Story:
         return self._holds[-1]
 
     def drop(self, hold: Hold) -> None:
-        """Hold these no more; those that were held are lost."""
+        """Hold these no more; held messages are lost."""
         self._holds.remove(hold)
 
     def hold_no_more(self) -> None:

@@ -12,7 +12,7 @@ from raftlog.v1.raft_pb2 import VOTER
 from raftlog.v1.records_pb2 import CreateTopicCommand, MetadataCommand
 from raftmeta.features import supported_ranges
 from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage
-from raftmeta.raft import engine, segments
+from raftmeta.raft import consensus, wal
 from tests.simulation.broker import SimBroker
 from tests.simulation.clients import Bursts, Client, TopicModel
 from tests.simulation.drains import Drains, misled
@@ -34,7 +34,7 @@ PLANNED = ("StorageError", "StorageFull", "OSError", "DiskError")
 """What a process may stop with when its disk is full or broken."""
 
 FIRST_PROBE = 90
-"""Hosts from this number on are those who look whether the cluster answers."""
+"""Hosts from this number on are clients that check whether the cluster answers."""
 
 Trace = Callable[[str], None]
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Simulation:
         return self.parts.plan.option(name, drawn)
 
     def trace(self, host: Host | None, what: str) -> None:
-        """Say what happens, if anybody listens."""
+        """Trace an event if a tracer is set."""
         if self._trace is not None:
             self._trace(f"{self.scheduler.now_s:9.4f}  {host or 'network'!s:<8}  {what}")
 
@@ -117,7 +117,7 @@ class Simulation:
         return self._voters.get(node_id)
 
     def leader(self) -> Voter | None:
-        """Return who believes to lead in the highest term."""
+        """Return the voter that believes to lead in the highest term."""
         leaders = [each for each in self._voters.values() if each.node.role == "leader"]
         return max(leaders, key=lambda each: each.node.term, default=None)
 
@@ -166,16 +166,16 @@ class Simulation:
         Raises:
             Violation: something happened that must never happen.
         """
-        before = engine.use_clock(self.clock_s)
-        sizes = (segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES)
-        segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = 16 << 10, 2 << 10  # so that full disks are noticed
+        before = consensus.use_clock(self.clock_s)
+        sizes = (wal.ALLOCATION_BYTES, wal_module.RESERVE_BYTES)
+        wal.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = 16 << 10, 2 << 10  # so that full disks are noticed
         try:
             self._run(seconds)
         except Violation as violation:
             raise Violation(f"at {self.scheduler.now_s:.4f} s: {violation}") from violation
         finally:
-            engine.use_clock(before)
-            segments.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = sizes
+            consensus.use_clock(before)
+            wal.ALLOCATION_BYTES, wal_module.RESERVE_BYTES = sizes
         return self.counts + self.invariants.counts + (self.faults.counts if self.faults else Counter())
 
     def _run(self, seconds: float) -> None:

@@ -36,7 +36,7 @@ class Shrunk:
     runs: int
 
     def report(self) -> str:
-        """Return what somebody needs who looks into it."""
+        """Return what an analysis needs."""
         faults, fewer = (sum(each.happened for each in one.faults) for one in (self.before, self.outcome))
         return "\n".join(
             [

@@ -1,4 +1,4 @@
-"""What everybody thought at the moment when something went wrong, for who looks into it."""
+"""The state of every node at the moment of a violation, for the analysis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from raftmeta.image import NO_LEADER
 
 if TYPE_CHECKING:
-    from broker.partition import Partition
+    from broker.partition.partition import Partition
     from tests.simulation.schedule import Simulation
 
 SHOWN_EPOCHS = 8

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.simulation import workloads
 from tests.simulation.hours import SCENARIOS_BETWEEN, Summary, turns
 from tests.simulation.runner import KINDS, Job, Outcome
-from tools.sim_view import shown, view
+from tools.sim import shown, view
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = "own entries count before the sync"

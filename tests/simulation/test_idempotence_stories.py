@@ -39,7 +39,7 @@ class Numbered:
     def send(
         self, value: bytes, sequence: int, *, epoch: int = 0, leader: int | None = None, padding_bytes: int = 10
     ) -> Sent:
-        """Send a batch of one record to the leader, or to who takes itself for it."""
+        """Send a batch of one record to the leader, or to a node that takes itself for the leader."""
         part = self.story.partition(self.key)
         target = part.leader if leader is None else leader
         broker = self.story.simulation.data_broker(target)
@@ -79,7 +79,7 @@ class Numbered:
 
 
 def refusal(answer: Answer | None) -> RaftlogError | None:
-    """Return why something was refused, None if it was not, or nobody has answered."""
+    """Return why a request was refused; None if it was not refused, or not answered."""
     return answer.error if isinstance(answer, Failed) else None
 
 

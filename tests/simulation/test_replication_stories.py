@@ -6,6 +6,8 @@ is told otherwise. A story brings about what single faults come to rarely.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from raftlog.errors import OffsetOutOfRange
@@ -37,11 +39,11 @@ def test_records_are_replicated_and_read(parts: Parts) -> None:
 
 
 def test_a_topic_made_again_by_a_late_request_does_not_get_the_logs_of_the_first_one(parts: Parts) -> None:
-    """A broker that was away meanwhile has a log of the topic that was deleted, and takes it for nobody's."""
+    """A broker that was away has a log of the deleted topic, and takes it for a stray log."""
     create = CreateTopicCommand(name="t", topic_id=bytes(range(16)), partitions=1, replication_factor=2)
     with DataStory(parts) as story:
         simulation = story.simulation
-        story.topic()  # somebody has to be there who asks
+        story.topic()  # a client has to ask
         simulation.propose(MetadataCommand(create_topic=create))
         story.until(lambda: bool(simulation.id_of("t")), "the topic is there")
         first = simulation.id_of("t")
@@ -57,6 +59,64 @@ def test_a_topic_made_again_by_a_late_request_does_not_get_the_logs_of_the_first
         story.boot(follower)
         story.produce((simulation.id_of("t"), 0))
         story.all_equal()
+
+
+def test_a_replica_whose_log_vanished_never_leads_with_an_empty_one(parts: Parts) -> None:
+    """All brokers stop cleanly, a log directory of one is removed: the others keep what was committed."""
+    for order in itertools.permutations((2, 3, 4)):
+        with DataStory(parts) as story:
+            key = story.topic(min_insync_replicas=2)
+            sent = story.produce(key, 3)
+            for node_id in (3, 4):
+                story.reaches(node_id, key, 3)
+            story.shut_down(2, 3, 4)
+            story.lose_log(2, key)
+            for node_id in order:
+                story.boot(node_id)
+                story.run(3.0)
+            story.in_sync(key, 2, 3, 4)
+            story.holds(key, sent)
+            story.all_equal()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "the first segment",
+        "a middle segment",
+        "the last segment",
+        "the checkpoint",
+        "what an older copy of the log lacks",
+        "what an older copy of the disk lacks",
+    ],
+)
+@pytest.mark.parametrize("cleanly", [True, False])
+def test_a_replica_that_lost_files_never_cuts_what_was_committed(parts: Parts, what: str, cleanly: bool) -> None:
+    """All brokers stop, files of one vanish, and they start in any order; `min.insync.replicas` does not help."""
+    for order in itertools.permutations((2, 3, 4)):
+        with DataStory(parts) as story:
+            key = story.topic(segment_bytes="1024")
+            sent = story.produce(key, 4)
+            story.shut_down(2)
+            copy = story.copy_disk(2)
+            story.leads(key, 3, 4)
+            story.boot(2)
+            story.in_sync(key, 2, 3, 4)
+            sent += story.produce(key, 12)
+            for node_id in (2, 3, 4):
+                story.reaches(node_id, key, 16)
+            story.run(2.0)  # checkpoints
+            if cleanly:
+                story.shut_down(2, 3, 4)
+            else:
+                story.kill(2, 3, 4)
+            story.lose_files(2, key, what, copy)
+            for node_id in order:
+                story.boot(node_id)
+                story.run(3.0)
+            story.in_sync(key, 2, 3, 4)
+            story.holds(key, sent)
+            story.all_equal()
 
 
 # KIP-101, KIP-279, KAFKA-7164: where logs part
@@ -214,6 +274,82 @@ def test_a_replica_that_lost_its_page_cache_is_not_elected(parts: Parts) -> None
         story.all_equal()
 
 
+def test_two_of_three_lead_on_after_all_lost_their_power_at_once(parts: Parts) -> None:
+    """What was acknowledged had been fsynced, so a broker that returns has it; the third may never come back."""
+    lose_power_and_return_without_the_third(parts, controller=False)
+
+
+def test_two_of_three_lead_on_after_all_and_the_controller_lost_their_power_at_once(parts: Parts) -> None:
+    """A new controller gives the third a session, in which it looks live."""
+    lose_power_and_return_without_the_third(parts, controller=True)
+
+
+def lose_power_and_return_without_the_third(parts: Parts, *, controller: bool) -> None:
+    with DataStory(parts) as story:
+        key = story.topic()
+        sent = story.produce(key, 5)
+        if controller:
+            story.kill(CONTROLLER)
+        story.power_cut(2, 3, 4)
+        if controller:
+            story.boot(CONTROLLER)
+        story.run(0.8)
+        story.boot(2, 3)
+        story.leads(key, 2, 3)
+        story.holds(key, sent)
+        sent += story.produce(key)
+        story.all_equal()
+        story.holds(key, sent)
+
+
+def test_only_the_topics_that_were_not_fsynced_wait_for_the_third(parts: Parts) -> None:
+    """KIP-966's rule stays where flush.messages is above 1: broker 4 alone is known to have what it acknowledged."""
+    with DataStory(parts) as story:
+        key, unsynced = story.topic(), story.topic(flush_messages="1000")
+        sent, more = story.produce(key, 2), story.produce(unsynced, 2)
+        story.power_cut(2, 3)
+        story.boot(2, 3)
+        story.leads(key, 4)
+        story.in_sync(key, 2, 3, 4)
+        story.in_sync(unsynced, 2, 3, 4)
+        story.kill(CONTROLLER, 4)
+        story.power_cut(2, 3)
+        story.run(0.8)
+        story.boot(CONTROLLER, 2, 3)
+        story.leads(key, 2, 3)
+        story.run(3.0)
+        assert story.partition(unsynced).leader == -1
+        assert story.partition(unsynced).isr == (4,)
+        story.boot(4)
+        story.leads(unsynced, 4)
+        story.holds(key, sent)
+        story.holds(unsynced, more)
+        story.all_equal()
+
+
+def test_an_older_copy_of_a_disk_counts_for_nothing(parts: Parts) -> None:
+    """The copy was made in an earlier life of the broker: it lacks what the broker has acknowledged since."""
+    with DataStory(parts) as story:
+        key = story.topic()
+        sent = story.produce(key, 2)
+        story.power_cut(2)
+        copy = story.copy_disk(2)
+        story.leads(key, 3)
+        story.boot(2)
+        story.in_sync(key, 2, 3, 4)
+        sent += story.produce(key, 3)
+        story.kill(2, 3, 4)
+        story.put_back(2, copy)
+        story.boot(2)
+        story.run(3.0)
+        assert story.partition(key).leader == -1
+        story.boot(3)
+        story.leads(key, 3)
+        story.in_sync(key, 2, 3)
+        story.holds(key, sent)
+        story.all_equal()
+
+
 def test_power_loss_of_all_at_once_keeps_what_was_acknowledged(parts: Parts) -> None:
     """What acks=all has answered was on the disks of all in sync; the rest may be lost, the same on all of them."""
     with DataStory(parts) as story:
@@ -226,6 +362,45 @@ def test_power_loss_of_all_at_once_keeps_what_was_acknowledged(parts: Parts) -> 
         story.power_cut(2, 3, 4)
         story.boot(2, 3, 4)
         story.leads(key, 2, 3, 4)
+        story.holds(key, sent)
+        story.all_equal()
+
+
+def test_a_leader_whose_disk_is_full_lets_another_one_lead(parts: Parts) -> None:
+    with DataStory(parts) as story:
+        key = story.topic()
+        sent = story.produce(key)
+        story.fill_disk(2)
+        refused = story.send(key)
+        story.leads(key, 3, 4)
+        assert not refused[0].acknowledged
+        sent += story.produce(key, 3)
+        story.in_sync(key, 3, 4)
+        story.mend_disk(2)
+        story.in_sync(key, 2, 3, 4)
+        assert story.full_disks() == [2], "for a while after the last refusal"
+        story.run(61)
+        assert story.full_disks() == []
+        story.holds(key, sent)
+        story.all_equal()
+
+
+def test_leaderships_do_not_go_round_where_all_disks_are_full(parts: Parts) -> None:
+    with DataStory(parts) as story:
+        key = story.topic()
+        sent = story.produce(key)
+        story.fill_disk(2, 3, 4)
+        for _ in range(20):
+            story.send(key)
+            story.run(0.5)
+        epoch = story.partition(key).leader_epoch
+        assert epoch <= 6, "each broker has led once, and each hand-over takes two"
+        for _ in range(20):
+            story.send(key)
+            story.run(0.5)
+        assert story.partition(key).leader_epoch == epoch
+        story.mend_disk(2, 3, 4)
+        sent += story.produce(key)
         story.holds(key, sent)
         story.all_equal()
 
@@ -250,7 +425,7 @@ def test_a_damaged_log_is_set_aside_and_fetched_anew(parts: Parts) -> None:
         story.all_equal()
 
 
-# Who is in sync, and who is eligible
+# The ISR, and eligible replicas
 
 
 def test_kip_966_the_last_replica_standing_commits_nothing_alone(parts: Parts) -> None:
@@ -275,7 +450,7 @@ def test_kip_966_the_last_replica_standing_commits_nothing_alone(parts: Parts) -
 
 
 def test_who_left_the_isr_is_not_eligible_while_the_others_commit(parts: Parts) -> None:
-    """KIP-966: eligible is only who left an ISR that commits nothing any more."""
+    """KIP-966: only a replica that left an ISR that no longer commits is eligible."""
     with DataStory(parts) as story:
         key = story.topic(min_insync_replicas=2)
         story.produce(key)
@@ -381,7 +556,7 @@ def test_a_high_watermark_that_is_behind_does_not_send_readers_back(parts: Parts
         answer = story.fetch(key, position=4)
         assert isinstance(answer, Fetched)
         assert answer.next_offset == 5
-        # Whoever follows has heard of less; broker 4 does not confirm anything for a while.
+        # The followers have heard of less; broker 4 confirms nothing for a while.
         story.hold(REQUESTS, source=4, target=3)
         story.kill(2)
         story.drop(frames)

@@ -1,10 +1,17 @@
-"""Hours of random schedules and scenarios of every kind; one that fails names the command that replays it."""
+"""Random schedules and scenarios of every kind; one that fails names the command that replays it.
+
+Three sets: a small one with fixed seeds, in which everything that a kind is about has to happen; the seeds that have
+failed before (`regressions.toml`); and seeds that no run has had yet: `./dev test` draws them and prints
+`SIMULATION_SEED=...`, which repeats them. `--long` simulates for hours.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -13,28 +20,35 @@ import pytest
 
 from tests.simulation import workloads
 from tests.simulation.hours import Summary, simulate, turns
-from tests.simulation.runner import KINDS, new_pool
+from tests.simulation.runner import KINDS, Job, new_pool, run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_HOURS = 5.0
-"""All kinds together, in every test run."""
-LONG = 10
-"""So many times as much with --long."""
-FIRST_LONG_SEED = 10_000
-WORKERS = os.cpu_count() or 1
+"""All kinds together, with --long."""
+SMALL = {"quorum": 0.33, "brokers": 0.25, "groups": 0.3, "transactions": 0.25, "cluster": 0.006}
+"""Hours with fixed seeds in every run: enough for all that has to happen."""
+FRESH = {"quorum": 0.25, "brokers": 0.08, "groups": 0.25, "transactions": 0.08, "cluster": 0.006}
+"""Hours with seeds of its own in every run."""
+FIRST_FRESH_SEED = int(os.environ.get("SIMULATION_SEED") or random.SystemRandom().randrange(10**6, 10**9))
+AHEAD = os.cpu_count() or 1
+REGRESSIONS = tomllib.loads(Path(__file__).with_name("regressions.toml").read_text(encoding="utf-8"))["seed"]
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPoolExecutor]:
-    with new_pool(WORKERS) as workers:
+    with new_pool() as workers:
         yield workers
 
 
-def run_hours(pool: ProcessPoolExecutor, kind: str, hours: float, first_seed: int) -> None:
+def run_hours(pool: ProcessPoolExecutor, kind: str, hours: float, first_seed: int) -> Summary:
     """Every other schedule is a random mixture, the others are the kind's scenarios in turn."""
     summary = Summary(hours, first_seed)
-    simulate(summary, turns(first_seed, [kind], between=1), pool, WORKERS, lambda summary: None)
+    simulate(summary, turns(first_seed, [kind], between=1), pool, AHEAD, lambda summary: None)
     assert [f"{each}\n  {each.job.command()} --trace" for each in summary.failed] == []
+    return summary
+
+
+def check_that_all_happened(summary: Summary, kind: str) -> None:
     assert [what for what in KINDS[kind].happens if not summary.kinds[kind].counts[what]] == []
     for name, counts in summary.scenarios.items():
         happens = () if name is None else workloads.load(name).happens
@@ -45,17 +59,31 @@ def run_hours(pool: ProcessPoolExecutor, kind: str, hours: float, first_seed: in
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_schedules(pool: ProcessPoolExecutor, kind: str) -> None:
-    run_hours(pool, kind, KINDS[kind].hours, 0)
+    check_that_all_happened(run_hours(pool, kind, SMALL[kind], 0), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schedules_that_no_run_has_had(pool: ProcessPoolExecutor, kind: str) -> None:
+    print(f"SIMULATION_SEED={FIRST_FRESH_SEED}")
+    summary = run_hours(pool, kind, FRESH[kind], FIRST_FRESH_SEED)
+    assert summary.kinds[kind].schedules > 0
+
+
+@pytest.mark.parametrize("job", [Job(**each["job"]) for each in REGRESSIONS], ids=str)
+def test_what_has_failed_before(pool: ProcessPoolExecutor, job: Job) -> None:
+    outcome = pool.submit(run_job, job).result()
+    assert outcome.violation is None, f"{outcome}\n  {job.command()} --trace"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_more_schedules(pool: ProcessPoolExecutor, kind: str) -> None:
-    run_hours(pool, kind, KINDS[kind].hours * LONG, FIRST_LONG_SEED)
+def test_hours_of_schedules(pool: ProcessPoolExecutor, kind: str) -> None:
+    check_that_all_happened(run_hours(pool, kind, KINDS[kind].hours, FIRST_FRESH_SEED), kind)
 
 
 def test_that_is_enough() -> None:
     assert sum(kind.hours for kind in KINDS.values()) >= LEAST_HOURS
+    assert KINDS.keys() == SMALL.keys() == FRESH.keys()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +106,7 @@ def traces() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_is_a_whole_run(traces: list[dict[str, str]], kind: str) -> None:
-    """The same events in the same order in any interpreter, whatever its hash seed is."""
+    """The same events in the same order in any interpreter, with any hash seed."""
     one, other = (each[kind] for each in traces)
     assert len(one.splitlines()) > 20
     assert one == other

@@ -20,6 +20,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
         yield workers
 
 
+@pytest.fixture(scope="module")
 def failing(pool: ProcessPoolExecutor) -> Outcome:
     """The first schedule that notices a planted bug only after many faults."""
     for seed in range(200):
@@ -29,8 +30,10 @@ def failing(pool: ProcessPoolExecutor) -> Outcome:
     raise AssertionError("no schedule of many faults notices it")
 
 
-def test_the_least_that_fails_fails_in_the_same_way_and_is_much_shorter(pool: ProcessPoolExecutor) -> None:
-    before = failing(pool)
+def test_the_least_that_fails_fails_in_the_same_way_and_is_much_shorter(
+    pool: ProcessPoolExecutor, failing: Outcome
+) -> None:
+    before = failing
     said: list[str] = []
     shrunk = shrink(before, pool, said.append, budget_s=600, runs=60)
     assert before.violation is not None
@@ -47,9 +50,8 @@ def test_the_least_that_fails_fails_in_the_same_way_and_is_much_shorter(pool: Pr
     assert "controller 1: " in report, "the state at the violation"
 
 
-def test_the_budget_is_kept(pool: ProcessPoolExecutor) -> None:
-    before = failing(pool)
-    assert shrink(before, pool, runs=3).runs <= 4
+def test_the_budget_is_kept(pool: ProcessPoolExecutor, failing: Outcome) -> None:
+    assert shrink(failing, pool, runs=3).runs <= 4
 
 
 def test_what_is_left_out_changes_nothing_of_the_other_faults(pool: ProcessPoolExecutor) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raftmeta.raft.options import RaftOptions
+from raftmeta.raft.consensus import RaftOptions
 from tests.simulation.controller import HeartbeatAnswer
 from tests.simulation.mutations import planted
 from tests.simulation.parts import Parts
@@ -32,7 +32,7 @@ def test_a_stale_acknowledgement_counts_for_nothing_after_a_re_election(parts: P
         story.run(0.2)
         story.hold_no_more()
 
-        # The others elect somebody, and with that those sixty go from both logs.
+        # The others elect a leader, which removes these sixty entries from both logs.
         story.separate({1}, {5})
         second = story.another_leads({2, 3, 4})
         story.commit(second)

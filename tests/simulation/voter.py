@@ -34,7 +34,7 @@ Answer = Callable[[object], None]
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Commit this command, stamped by whoever is the active controller."""
+    """Commit this command, stamped by the active controller."""
 
     command: MetadataCommand
     stale_epoch: bool = False
@@ -48,7 +48,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Not the active controller; `hint` is who may be, or -1. `maybe`: the command may still take effect."""
+    """Not the active controller; `hint` is the node that may be, or -1. `maybe`: the command may still take effect."""
 
     hint: int
     maybe: bool = False
@@ -312,7 +312,7 @@ class Voter:
         self.controller.deactivate()
 
     def on_applied(self, index: int) -> None:
-        """Tell whoever looks at the image."""
+        """Tell every watcher of the image."""
         self.image_changed()
 
     def image_changed(self) -> None:

@@ -26,7 +26,7 @@ VOTERS = (1, 3, 5)
 
 
 class ScenarioError(ValueError):
-    """A scenario file says what nobody understands."""
+    """A scenario file is invalid."""
 
 
 @dataclass(frozen=True)

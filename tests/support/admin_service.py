@@ -11,12 +11,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from grpc import aio
 
-from broker.config import BrokerConfig
-from broker.services.admin import AdminService
-from broker.services.log_dirs import LogView
-from broker.services.metadata import MetadataService
-from broker.services.replicas import PartitionView
-from broker.services.security import SecurityService
+from broker.config.config import BrokerConfig
+from broker.net.services.admin import AdminService, PartitionView
+from broker.net.services.metadata import MetadataService
+from broker.net.services.node import LogView
+from broker.net.services.security import SecurityService
 from raftlog.errors import AuthenticationFailed
 from raftlog.v1 import admin_pb2, admin_pb2_grpc, common_pb2, metadata_pb2_grpc, security_pb2, security_pb2_grpc
 from raftlog.v1.admin_pb2 import ConfigEntry

@@ -92,9 +92,9 @@ class Kind(Enum):
 
 
 class Anomaly(NamedTuple):
-    """One thing that must not happen, and did."""
+    """One thing that must not happen, and did. `kind` is a member of a checker's own `Kind`."""
 
-    kind: Kind
+    kind: Enum
     what: str
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ def check(history: History) -> list[Anomaly]:
 
 def describe(anomalies: Sequence[Anomaly]) -> str:
     """Return a text that names some of each kind."""
-    by_kind: dict[Kind, list[Anomaly]] = defaultdict(list)
+    by_kind: dict[Enum, list[Anomaly]] = defaultdict(list)
     for anomaly in anomalies:
         by_kind[anomaly.kind].append(anomaly)
     lines = []

@@ -43,7 +43,7 @@ class _Appender(threading.Thread):
         self.once = idempotent or not retries
         self.over = threading.Event()
         self.appends: list[Append] = []
-        """Those that are over."""
+        """Records whose outcome is known."""
         self.unanswered: dict[bytes, Append] = {}
         """The others, by value."""
         self.errors: list[RaftlogError] = []
@@ -131,7 +131,7 @@ class _Poller(threading.Thread):
                         Poll(self.number, part, tuple(found), asked_at, told_at) for part, found in by_partition.items()
                     ]
                     self.read += len(records)
-        except BaseException as error:  # whatever it was, the test shows it
+        except BaseException as error:  # the test shows it
             self.broken = error
 
 
@@ -157,10 +157,6 @@ class AppendWorkload:
     def acknowledged(self) -> int:
         """How many records were acknowledged so far."""
         return sum(len(each.acknowledged_at) for each in self.appenders)
-
-    def acknowledged_since(self, at_s: float) -> int:
-        """How many records were acknowledged after a time of the monotonic clock."""
-        return sum(bisect_from(each.acknowledged_at, at_s) for each in self.appenders)
 
     def wait_for_progress(self, records: int = 50, timeout_s: float = 30.0) -> float:
         """Return the seconds until every producer that retries had `records` more acknowledged.

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from broker.clock import Clock, SystemClock
-from broker.lease import Wake
 from broker.log.config import LogConfig
-from broker.log.group_commit import GroupCommit
+from broker.log.flush import GroupCommit
 from broker.log.manager import LogManager
-from broker.log.os_storage import OsStorage
-from broker.log.storage import Storage
-from broker.registry import PartitionRegistry
+from broker.log.storage import OsStorage, Storage
+from broker.replicas.replica_manager import ReplicaManager
+from broker.server.lease import Wake
 from raftlog.errors import RaftlogError
+from raftlog.format.wire import Frame
 from raftlog.v1 import log_pb2, records_pb2
-from raftlog.wire import Frame
 from raftmeta.decide import CommandResult
 from raftmeta.image import BrokerImage, MetadataImage, PartitionImage, TopicImage, partition_record
 from replication.ports import FollowedPartition
@@ -199,7 +198,7 @@ class Parts:
         )
         self.logs.open(cluster_id="test", node_id=node_id)
         self.lease = SwitchedLease()
-        self.registry = PartitionRegistry(
+        self.registry = ReplicaManager(
             node_id, self.logs, GroupCommit(self.disk), self.clock, {}, self.disk, self.lease
         )
         self.followed = Followed()

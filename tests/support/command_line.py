@@ -1,4 +1,4 @@
-"""What a command that ran in this process left, and somebody at its terminal."""
+"""What a command that ran in this process left, and a person at its terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Run = Callable[..., Ran]
 
 
 class Terminal(io.StringIO):
-    """Standard input with a person at it, who presses Ctrl-C when there is no line left."""
+    """Standard input of a person that presses Ctrl-C when there is no line left."""
 
     def isatty(self) -> bool:
         """Return True."""

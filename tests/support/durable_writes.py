@@ -19,7 +19,7 @@ from raftlog.errors import RaftlogError
 
 TOPIC: Final = "ledger"
 RECORD: Final = np.dtype([("writer", ">u4"), ("number", ">u8"), ("rest", "V52")])
-"""A value: who sent it, and which of those that it sent to this partition it is."""
+"""A value: its sender, and its number among the values that this sender sent to this partition."""
 _REST: Final = b"\xa5" * 52
 _STEP_S: Final = 0.01
 _MOST_OPEN: Final = 20_000
@@ -54,7 +54,7 @@ class Writer(threading.Thread):
                             self._send(producer, sent % len(self.offsets))
                             sent += 1
                 producer.flush(_FLUSH_S)
-        except BaseException as error:  # whatever it was, the test shows it
+        except BaseException as error:  # the test shows it
             self.errors.append(error)
 
     def _send(self, producer: Producer, partition: int) -> None:
@@ -134,7 +134,7 @@ class DurableWrites:
             consumer.assign([at])
             deadline_s = time.monotonic() + _READ_S
             while (end := consumer.end_offsets([at])[at]) < wanted and time.monotonic() < deadline_s:
-                time.sleep(_STEP_S)  # who has just begun to lead hears from the others what is committed
+                time.sleep(_STEP_S)  # a new leader hears from the others what is committed
             assert end == wanted, f"{at} ends at {end}, and {wanted} records were sent to it"
             while found < wanted:
                 assert time.monotonic() < deadline_s, f"{found} of {wanted} records of {at} in rack {rack}"

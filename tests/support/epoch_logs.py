@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from replication.divergence import NO_EPOCH, check_prefix, truncation_offset
-from replication.leader_epochs import EpochEntry, LeaderEpochCache
+from replication.leader_epochs import NO_EPOCH, EpochEntry, LeaderEpochCache, check_prefix, truncation_offset
 from replication.ports import Accepted, Diverging, OutOfRange
 
 MAX_QUESTIONS = 50

@@ -23,7 +23,7 @@ Permission = tuple[Operation, ResourceType, str]
 
 
 class FakeAuthorizer:
-    """Nothing is implied and nobody is a super user: each permission stands for itself."""
+    """No permission implies another, and there is no super user."""
 
     def __init__(self, *allowed: Permission) -> None:
         self.allowed = set(allowed)
@@ -62,5 +62,5 @@ class FakeAuthorizer:
         return ERRORS[resource](f"{principal} may not {Acl.Operation.Name(operation)} {name}")
 
     def caller(self, principal: str = "User:alice") -> Caller:
-        """Return somebody whom this looks at."""
+        """Return a caller that this authorizer checks."""
         return Caller(principal, "10.0.0.1", self)

@@ -283,7 +283,7 @@ class FakeCluster:
         self.call(delete)
 
     def make_topic_again(self, name: str) -> Topic:
-        """Delete a topic and create another one of its name, with nothing in between that anybody could see."""
+        """Delete a topic and create another one of its name, in one step."""
 
         def make() -> Topic:
             self.metadata_offset += 1

@@ -1,4 +1,4 @@
-"""Consumer groups of a `FakeCluster`, for who looks at them and sets their offsets; `fake_members` has sessions.
+"""Consumer groups of a `FakeCluster`, for admin clients; `fake_members` has sessions.
 
 Groups are put there by the test. Every group has its coordinator; `move` gives it another one, of which the nodes hear
 at once but for those in `misled`.
@@ -50,7 +50,7 @@ class FakeGroups:
     def __init__(self) -> None:
         self.groups: dict[str, FakeGroup] = {}
         self.misled: dict[int, int] = {}
-        """By node: whom it names as coordinator of everything."""
+        """By node: the node that it names as coordinator of everything."""
         self.unavailable: dict[str, RaftlogError] = {}
         """By group: what every node says instead of its coordinator."""
         self.loading: dict[int, RaftlogError] = {}
@@ -66,7 +66,7 @@ class FakeGroups:
         self.sizes: list[int] = []
         """Bytes of each request that commits offsets, or asks for them."""
         self.members: FakeMembers | None = None
-        """Who joins, in tests where somebody does."""
+        """The members that join, in tests with members."""
 
     def add(
         self,
@@ -90,7 +90,7 @@ class FakeGroups:
         self.groups[group_id].coordinator = coordinator
 
     def coordinator_of(self, group_id: str) -> int:
-        """Return a group's coordinator; node 1 if nobody has heard of it."""
+        """Return a group's coordinator; node 1 for an unknown group."""
         group = self.groups.get(group_id)
         return group.coordinator if group is not None else 1
 

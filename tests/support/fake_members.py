@@ -142,7 +142,7 @@ class FakeMembers:
     async def session(
         self, requests: AsyncIterator[group_pb2.GroupRequest], context: grpc.aio.ServicerContext[Any, Any], node: int
     ) -> None:
-        """Serve a stream whose first request was read by nobody yet."""
+        """Serve a stream whose first request was not read yet."""
         member: Member | None = None
         writer: asyncio.Task[None] | None = None
         try:

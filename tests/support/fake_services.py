@@ -87,7 +87,7 @@ class Node(log_pb2_grpc.LogServicer):
                 if not faults.drop_produce_after_append:
                     await writing.acquire()
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped after")
-            if request.acks == log_pb2.NO_ACK:
+            if request.acks == log_pb2.NO_ACK and not any(result.HasField("error") for result in response.results):
                 continue
             if faults.swallow_acks:
                 faults.swallow_acks -= 1

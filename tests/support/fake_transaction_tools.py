@@ -25,7 +25,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FakeTools:
-    """What is known, by whom, what goes wrong, and what was asked."""
+    """The state of coordinators and partitions, the faults, and the requests so far."""
 
     def __init__(self, cluster: ToolCluster) -> None:
         self._cluster = cluster

@@ -204,7 +204,7 @@ class FakeTransactions:
         return transaction_pb2.EndTransactionResponse(producer_epoch=known.epoch)
 
     def decide(self, known: FakeTransaction, *, commit: bool) -> None:
-        """Decide, and tell everybody at once."""
+        """Decide, and tell every partition and group at once."""
         known.ended_epoch, known.epoch = known.epoch, known.epoch + 1
         known.committed, known.open = commit, False
         for part in known.partitions:

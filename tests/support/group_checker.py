@@ -12,16 +12,16 @@ Members of these histories begin at what is committed, or at 0, and never seek b
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from tests.support.append_checker import Anomaly, describe
+
 Partition = int
 NEVER = float("inf")
-_NAMED = 5
-"""So many anomalies of a kind are described, the rest is counted."""
 
 
 class Given(NamedTuple):
@@ -74,7 +74,7 @@ class Commit(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What somebody was told is committed; 0: nothing."""
+    """A committed offset as an observer was told it; 0: none."""
 
     partition: Partition
     offset: int
@@ -114,16 +114,6 @@ class Kind(Enum):
     SKIPPED = "a member passed a record over"
 
 
-class Anomaly(NamedTuple):
-    """One thing that must not happen, and did."""
-
-    kind: Kind
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.kind.name}: {self.kind.value}: {self.what}"
-
-
 def check(history: History) -> list[Anomaly]:
     """Return every anomaly; an empty list for a history that the promises allow."""
     return [
@@ -138,17 +128,6 @@ def check(history: History) -> list[Anomaly]:
         *_starts(history),
         *_order(history.spans),
     ]
-
-
-def describe(anomalies: Sequence[Anomaly]) -> str:
-    """Return a text that names some of each kind."""
-    by_kind: dict[Kind, list[Anomaly]] = defaultdict(list)
-    for anomaly in anomalies:
-        by_kind[anomaly.kind].append(anomaly)
-    lines = []
-    for kind, found in by_kind.items():
-        lines += [f"{len(found)} x {kind.name}: {kind.value}", *(f"    {each.what}" for each in found[:_NAMED])]
-    return "\n".join(lines)
 
 
 def assert_sound(history: History) -> None:
@@ -228,7 +207,7 @@ def _epochs(spans: Iterable[Span]) -> Iterator[Anomaly]:
 
 
 def _said(history: History) -> Mapping[Partition, list[Commit | Observation]]:
-    """Return by partition all that anybody knows of committed offsets."""
+    """Return by partition every commit and observation of committed offsets."""
     found: dict[Partition, list[Commit | Observation]] = defaultdict(list)
     for commit in history.commits:
         found[commit.partition].append(commit)
@@ -238,7 +217,7 @@ def _said(history: History) -> Mapping[Partition, list[Commit | Observation]]:
 
 
 def _committed_back(history: History) -> Iterator[Anomaly]:
-    """Whatever was acknowledged or told is the least that anybody is told, and that anybody commits, after that."""
+    """An acknowledged or observed offset is a lower bound for every later commit and observation."""
     for partition, events in sorted(_said(history).items()):
         by_return = sorted(events, key=lambda each: each.returned_at)
         ended, highest = 0, None
@@ -261,7 +240,7 @@ def _stale(history: History) -> Iterator[Anomaly]:
 
 
 def _ahead(history: History) -> Iterator[Anomaly]:
-    """What is committed is processed: at the time of the commit, or when somebody was told of it at latest."""
+    """Records below a committed offset are processed: before the commit, or before it was observed."""
     all_done_at: dict[Partition, list[float]] = {}
     for partition, done in _first_done(history).items():
         count = max(done, default=-1) + 1

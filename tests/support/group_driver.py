@@ -9,9 +9,8 @@ from hashlib import md5
 from google.protobuf.message import Message
 
 from broker.coordinator.core import Notice
-from broker.groups.answers import Rest
-from broker.groups.assignors import BUILT_IN, Assignor
-from broker.groups.commands import (
+from broker.coordinator.groups.assignors import BUILT_IN, Assignor
+from broker.coordinator.groups.commands import (
     Command,
     CommitInSession,
     CommitOffsets,
@@ -21,14 +20,14 @@ from broker.groups.commands import (
     Disconnected,
     EndTransactionOffsets,
     FetchOffsets,
+    GroupConfig,
     Heartbeat,
     Join,
     Leave,
     Now,
 )
-from broker.groups.config import GroupConfig
-from broker.groups.coordinator import GroupCoordinator
-from broker.groups.topics import Topic, TopicPartition
+from broker.coordinator.groups.coordinator import GroupCoordinator, Rest
+from broker.coordinator.groups.topics import Topic, TopicPartition
 from raftlog.errors import RaftlogError
 from raftlog.v1 import group_pb2
 

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from raftlog import Consumer, TopicPartition
-from raftlog._group_listener import RebalanceListener
+from raftlog._consumer import RebalanceListener
 from raftlog.errors import FencedError, RaftlogError
 
 _POLL_S = 0.2
@@ -60,7 +60,7 @@ class Member(RebalanceListener):
         self._notes = notes
         self._commits = commits
         self._done: dict[TopicPartition, int] = {}
-        """What is processed and not committed yet; of what was committed in the background, nobody knows yet."""
+        """Offsets that are processed and not committed yet; the outcome of background commits is not known yet."""
         self._unknown: dict[TopicPartition, int] = {}
         self._over = over
 
@@ -136,7 +136,7 @@ class Member(RebalanceListener):
         self._drop("revoked", partitions)
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        """They were this member's, and nobody knows until when."""
+        """They were this member's until an unknown time."""
         self._drop("lost", partitions)
 
     def _drop(self, event: str, partitions: list[TopicPartition]) -> None:
@@ -158,7 +158,7 @@ def main() -> None:
     member = Member(bootstrap, group, topic, notes, commits, sys.argv[6] if len(sys.argv) > 6 else "", over)
     try:
         member.run()
-    except BaseException as error:  # whatever it was, the test shows it
+    except BaseException as error:  # the test shows it
         notes.write("broken", error=repr(error))
         raise
     notes.write("left", at=time.monotonic())

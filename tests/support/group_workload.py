@@ -117,7 +117,7 @@ class _Sender(threading.Thread):
                     time.sleep(_SEND_PAUSE_S)
                 for delivery in deliveries:
                     delivery.result(_END_S)
-        except BaseException as error:  # whatever it was, the test shows it
+        except BaseException as error:  # the test shows it
             self.broken = error
 
     def _note(self, partition: int, delivery: Delivery) -> None:
@@ -143,7 +143,7 @@ class _Observer(threading.Thread):
                 while not self.over.is_set():
                     self.observe()
                     self.over.wait(_OBSERVE_PAUSE_S)
-        except BaseException as error:  # whatever it was, the test shows it
+        except BaseException as error:  # the test shows it
             self.broken = error
 
     def observe(self) -> None:
@@ -168,7 +168,7 @@ class GroupWorkload:
     ) -> None:
         self.partitions = [TopicPartition(topic, partition) for partition in range(partitions)]
         self.members: list[MemberProcess] = []
-        """Those that run."""
+        """The members that run."""
         self.lives: list[MemberProcess] = []
         """All that there were."""
         self.ends: dict[TopicPartition, int] = {}
@@ -189,7 +189,7 @@ class GroupWorkload:
         name = f"member-{len(self.lives)}"
         notes, output = self._directory / f"{name}.notes", self._directory / f"{name}.out"
         module = ["tests.support.group_member", self._bootstrap, self._group, self._topic, str(notes), commits]
-        command = [sys.executable, "-m", "raftlog._dependent_process", str(os.getpid()), *module]
+        command = [sys.executable, "-m", "raftlog.testing.dependent_process", str(os.getpid()), *module]
         command += [instance] if instance else []
         with output.open("wb") as stream:
             process = _starter.submit(

@@ -16,7 +16,7 @@ class HeldTimeouts:
 
     def __init__(self) -> None:
         self.under_way: dict[asyncio.Timeout, asyncio.Task[Any] | None] = {}
-        """Whose they are, in the order in which they began."""
+        """The owners of the timeouts, in the order in which they began."""
         self.last_begun_by: asyncio.Task[Any] | None = None
 
     @asynccontextmanager

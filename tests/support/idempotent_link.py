@@ -13,10 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker.log.producer_state import ProducerStates
-from raftlog._core.accumulator import Accumulator, AccumulatorConfig
-from raftlog._core.batch import Batch
-from raftlog._core.numbering import LAST_EPOCH, Numbering
-from raftlog._core.partition_queue import PartitionQueue
+from raftlog._core.accumulator import LAST_EPOCH, Accumulator, AccumulatorConfig, Batch, Numbering, PartitionQueue
 from raftlog.errors import (
     BrokerUnavailable,
     ChainBroken,
@@ -77,20 +74,6 @@ class Owed:
     error: RaftlogError | None = None
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What brokers keep to. Each can be left out, to see that it is needed."""
-
-    denies_when_confirmed: bool = True
-    """Only a leader that has heard of every replica in sync says that a batch is missing."""
-    keeps_denials: bool = True
-    """What was denied is not appended in this term."""
-    answers_when_committed: bool = True
-    """A batch that is known is acknowledged when it is committed, not when it is recognised."""
-    follows_state: bool = True
-    """A follower notes producers as it appends, and forgets what it truncates."""
-
-
 class Node:
     """One replica and what it believes of itself."""
 
@@ -108,14 +91,12 @@ class Node:
     def end(self) -> int:
         return self.log[-1][1].next_offset if self.log else 0
 
-    def follow(self, leader: Node, rules: Rules) -> None:
+    def follow(self, leader: Node) -> None:
         """Become a prefix of the leader's log, then all of it."""
         same = 0
         while same < min(len(self.log), len(leader.log)) and self.log[same] is leader.log[same]:
             same += 1
         self.log[same:] = leader.log[same:]
-        if not rules.follows_state:
-            return
         self.producers = ProducerStates()
         for _, header, _ in self.log:
             self.producers.note(header, 0)
@@ -124,16 +105,15 @@ class Node:
 class Link:
     """Producer, network and brokers. `step` lets one thing happen; `heal` ends everything well."""
 
-    def __init__(self, chance: random.Random, rules: Rules = Rules()) -> None:  # frozen
+    def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.rules = rules
         self.nodes = [Node() for _ in range(_NODES)]
         self.epoch = 0
         self.leader = 0
         self.nodes[0].leads = 0
         self.high_watermark = 0
         self.opened: set[int] = set()
-        """Who follows the leader in this epoch."""
+        """The replicas that follow the leader in this epoch."""
         self.largest_rows = 100
         self.accumulator = Accumulator(_CONFIG)
         self.queue = PartitionQueue("t", 0, Numbering())
@@ -229,11 +209,11 @@ class Link:
             self._answer(node.owed.pop(0), RequestTimedOut("too long"))
 
     def break_stream(self) -> None:
-        """The client's stream breaks; it opens another one to whom it believes to lead."""
+        """The client's stream breaks; it opens another one to the node that it takes for the leader."""
         self._leave_stream(BrokerUnavailable("broken"))
 
     def elect(self) -> None:
-        """Somebody else is elected, who may not have everything that was not committed; the former one lives on."""
+        """Another node is elected, which may lack uncommitted batches; the former leader lives on."""
         self.epoch += 1
         self.leader = self.chance.randrange(_NODES)
         node = self.nodes[self.leader]
@@ -249,7 +229,7 @@ class Link:
                 self._end_term(node)
 
     def learn(self) -> None:
-        """The client hears who leads."""
+        """The client hears which node leads."""
         if self.view != (self.leader, self.epoch):
             moved = self.view[0] != self.leader
             self.view = (self.leader, self.epoch)
@@ -327,22 +307,19 @@ class Link:
         return Owed(stream, message, stamped.base_offset, stamped.next_offset)
 
     def _known(self, node: Node, stream: Stream, message: Message, header: BatchHeader) -> Owed | None:
-        rules, producer = self.rules, header.producer_id
+        producer = header.producer_id
         try:
             duplicate = node.producers.check(header, 0)
         except DuplicateSequence as old:
-            if not rules.answers_when_committed:
-                raise
             return Owed(stream, message, -1, node.end, old)
         except SequenceError:
-            if rules.denies_when_confirmed and not node.confirmed:
+            if not node.confirmed:
                 raise LeaderNotAvailable("not confirmed yet") from None
             node.denied[producer] = header.producer_epoch
             raise
         if duplicate is not None:
-            end = duplicate.last_offset + 1 if rules.answers_when_committed else 0
-            return Owed(stream, message, duplicate.base_offset, end)
-        if rules.keeps_denials and node.denied.get(producer, -1) >= header.producer_epoch:
+            return Owed(stream, message, duplicate.base_offset, duplicate.last_offset + 1)
+        if node.denied.get(producer, -1) >= header.producer_epoch:
             raise OutOfOrderSequence("denied before")
         return None
 
@@ -351,7 +328,7 @@ class Link:
         if node.leads >= 0:
             self._end_term(node)
         assert node.end < self.high_watermark or leader.end >= self.high_watermark
-        node.follow(leader, self.rules)
+        node.follow(leader)
         self.opened.add(follower)
 
     def _end_term(self, node: Node) -> None:
@@ -362,10 +339,6 @@ class Link:
         node.owed.clear()
 
     def _answer_committed(self, node: Node) -> None:
-        if not self.rules.answers_when_committed:
-            for owed in [each for each in node.owed if not each.end_offset]:
-                node.owed.remove(owed)
-                self._answer(owed, owed.error)
         if node is self.nodes[self.leader] and node.leads == self.epoch:
             for owed in [each for each in node.owed if each.end_offset <= self.high_watermark]:
                 node.owed.remove(owed)

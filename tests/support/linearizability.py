@@ -28,7 +28,7 @@ class _NoAnswer:
 
 
 NO_ANSWER = _NoAnswer()
-"""What an operation was answered whose answer never came."""
+"""The answer of an operation that was never answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tests.support.memory_storage import MemoryStorage
 TOPIC_ID = bytes(range(16))
 LOG_DIR = "/data"
 PRODUCERS = (7, 9, -1, 7)
-"""Who appends, in turn; -1: somebody who is not idempotent."""
+"""Producer ids that append, in turn; -1 is a producer that is not idempotent."""
 
 
 @dataclass
@@ -160,7 +160,7 @@ class LogDriver:
         }
 
     def flush(self) -> None:
-        """Flush; what is there now has been acknowledged."""
+        """Flush; everything appended so far has been acknowledged."""
         end = self.end
         assert self.log.flush() == end
         self.durable_end = end

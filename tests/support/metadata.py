@@ -57,6 +57,8 @@ def register(
     other_directories: Sequence[int] = (),
     lock: int | None = None,
     previous_epoch: int | None = None,
+    synced_epoch: int | None = None,
+    unsynced_topics: Sequence[int] = (),
     features: Mapping[str, tuple[int, int]] | None = None,
 ) -> MetadataCommand:
     """Register a broker; unless told otherwise each keeps its directory and lock for ever, and never stops cleanly.
@@ -75,6 +77,8 @@ def register(
             other_directory_ids=map(uuid_of, other_directories),
             lock_identity=uuid_of(3000 + max(broker_id, 0) if lock is None else lock),
             previous_broker_epoch=previous_epoch,
+            synced_broker_epoch=synced_epoch,
+            unsynced_topic_ids=map(uuid_of, unsynced_topics),
             features=supported_ranges()
             if features is None
             else [
@@ -101,6 +105,12 @@ def begin_shutdown(broker_id: int, broker_epoch: int, epoch: int = EPOCH) -> Met
     """Mark a broker as about to stop."""
     command = records_pb2.BeginShutdownCommand(broker_id=broker_id, broker_epoch=broker_epoch)
     return MetadataCommand(controller_epoch=epoch, begin_shutdown=command)
+
+
+def storage_full(broker_id: int, broker_epoch: int, full: bool = True, epoch: int = EPOCH) -> MetadataCommand:
+    """Say as a broker whether its disk is full."""
+    command = records_pb2.AlterBrokerCommand(broker_id=broker_id, broker_epoch=broker_epoch, storage_full=full)
+    return MetadataCommand(controller_epoch=epoch, alter_broker=command)
 
 
 def alter_broker(
@@ -191,7 +201,9 @@ def reassign(topic: str, partition: int, replicas: Sequence[int], epoch: int = E
 
 def allocate_producer_ids(broker_id: int, broker_epoch: int, epoch: int = EPOCH) -> MetadataCommand:
     """Ask for a block of producer ids."""
-    command = records_pb2.AllocateProducerIdsCommand(broker_id=broker_id, broker_epoch=broker_epoch)
+    command = records_pb2.AllocateProducerIdsCommand(
+        broker_id=broker_id, broker_epoch=broker_epoch, new_secret=bytes(range(32))
+    )
     return MetadataCommand(controller_epoch=epoch, allocate_producer_ids=command)
 
 

@@ -15,6 +15,7 @@ from raftmeta.acls import Acl
 from raftmeta.credentials import Mechanism
 from raftmeta.decide import Decision, decide
 from raftmeta.elections import unsettled
+from raftmeta.features import SUPPORTED
 from raftmeta.image import MetadataImage
 from raftmeta.replay import replay_all
 from tests.support import metadata as make
@@ -84,7 +85,7 @@ def _by_broker(command: Callable[[int, int], MetadataCommand]) -> st.SearchStrat
     return _brokers.map(of)
 
 
-def _restart(broker_id: int, clean: bool, same_directory: bool) -> Step:
+def _restart(broker_id: int, clean: bool, same_directory: bool, synced: bool, unsynced_topics: list[int]) -> Step:
     def command(image: MetadataImage) -> MetadataCommand:
         known = make.broker_epoch(image, broker_id)
         return make.register(
@@ -94,6 +95,8 @@ def _restart(broker_id: int, clean: bool, same_directory: bool) -> Step:
             + same_directory,  # a process has one directory all its life
             directory=None if same_directory else image.offset + 2000,
             previous_epoch=known if clean and known >= 0 else None,
+            synced_epoch=known if synced and known >= 0 else None,
+            unsynced_topics=unsynced_topics,
         )
 
     return command
@@ -163,8 +166,20 @@ _alter_broker = _always(
         st.booleans(),
     )
 )
+_storage_full = st.builds(
+    lambda broker_id, full: lambda image: make.storage_full(broker_id, make.broker_epoch(image, broker_id), full),
+    _brokers,
+    st.booleans(),
+)
 _offline = st.builds(_offline_replicas, _brokers, _topics, _partitions)
-_restarted = st.builds(_restart, _brokers, st.booleans(), st.sampled_from([True, True, True, False]))
+_restarted = st.builds(
+    _restart,
+    _brokers,
+    st.booleans(),
+    st.sampled_from([True, True, True, False]),
+    st.booleans(),
+    st.sampled_from([[], [], [1], [2], [1, 2]]),
+)
 
 _users = st.sampled_from(["alice", "bob", "bob", "", "*", "ü,="])
 _mechanisms = st.sampled_from([SCRAM_SHA_256, SCRAM_SHA_512, SCRAM_SHA_512, UNKNOWN_MECHANISM])
@@ -229,6 +244,7 @@ _what_clusters_do: list[st.SearchStrategy[Step]] = [
     *[_reassign] * 2,
     *[_offline] * 2,
     *[_alter_broker] * 3,
+    *[_storage_full] * 2,
     *[st.just(_hand_over)] * 2,
     _by_broker(make.begin_shutdown),
     _sensible_create,
@@ -266,7 +282,7 @@ _anything: list[st.SearchStrategy[Step]] = [
         )
     ),
     _always(st.builds(make.claim, st.sampled_from([1, 2]), st.just(1), st.sampled_from(["test", "", "other"]))),
-    _always(st.builds(make.update_feature, st.sampled_from(["metadata.version", "x"]), st.integers(-1, 3))),
+    _always(st.builds(make.update_feature, st.sampled_from(["metadata.version", "x"]), st.integers(-1, 4))),
     st.one_of(*_who_may_what),
     st.one_of(*_who_may_what),
     st.just(lambda _: MetadataCommand(controller_epoch=1)),
@@ -277,16 +293,22 @@ _behind = st.sampled_from([0, 0, 0, 0, 0, 1, 3])
 _gaps = st.sampled_from([0, 0, 0, 1, 7])
 
 
-def _begin() -> list[tuple[Step, int, int]]:
+def _begin(*, at_newest_level: bool = False) -> list[tuple[Step, int, int]]:
     begin: list[Step] = [lambda _: make.claim(levels=make.levels_with_ids_asked_for())]
     for broker_id in BROKERS[:3]:
         begin.append(lambda _, b=broker_id: make.register(b))  # type: ignore[misc] # mypy does not infer the default
         begin.append(lambda image, b=broker_id: make.unfence(b, make.broker_epoch(image, b)))  # type: ignore[misc]
     begin.append(lambda _: make.create_topic("a", 1, 2, 3, {"min.insync.replicas": "2"}))
+    if at_newest_level:
+        begin.append(lambda _: make.update_feature("metadata.version", SUPPORTED["metadata.version"].max_level))
     return [(step, 0, 0) for step in begin]
 
 
-lives = st.lists(st.tuples(steps, _behind, _gaps), min_size=1, max_size=60).map(lambda drawn: [*_begin(), *drawn])
+lives = st.builds(
+    lambda at_newest_level, drawn: [*_begin(at_newest_level=at_newest_level), *drawn],
+    st.booleans(),
+    st.lists(st.tuples(steps, _behind, _gaps), min_size=1, max_size=60),
+)
 """Lives that begin with three brokers that are up and a topic of two partitions, three replicas each."""
 
 _restarted_or_so: list[st.SearchStrategy[Step]] = [_restarted, _always(_names.map(make.delete_topic)), _sensible_create]

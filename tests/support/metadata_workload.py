@@ -55,7 +55,7 @@ class ConfigModel:
 
 
 def without_unseen_sets(history: Iterable[Operation]) -> list[Operation]:
-    """Leave out what cannot matter: reads without an answer, and sets without one whose value nobody ever read.
+    """Leave out what cannot matter: reads without an answer, and sets without one whose value was never read.
 
     Values are unique, so an order with such a set in it explains everything just as well without.
     """

@@ -1,9 +1,9 @@
-"""Attempts that are made again: where the time may be over before the reason of an error is known, and where a machine
-that stands still may have made one of them slow."""
+"""Waits, and attempts that are repeated: because time ran out too early, or because the machine was slow."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,6 +12,20 @@ import pytest
 from raftlog.errors import RaftlogError
 
 E = TypeVar("E", bound=RaftlogError)
+
+
+def until(
+    condition: Callable[[], object], what: str = "the condition holds", *, within_s: float, pause_s: float = 0.02
+) -> None:
+    """Wait until a condition holds, looking at it every `pause_s`.
+
+    Raises:
+        AssertionError: it does not hold within `within_s`; `what` says what was waited for.
+    """
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what}"
+        time.sleep(pause_s)
 
 
 def quickest_s(attempt: Callable[[], float], enough_s: float, tries: int = 10) -> float:

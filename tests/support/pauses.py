@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftlog.cli import elections, moving, waiting
+from raftlog.cli.nodes import draining
+from raftlog.cli.partitions import moving, partitions
 
 
 def instead_of_sleeping(monkeypatch: pytest.MonkeyPatch, pause: Callable[[float], object]) -> None:
@@ -17,5 +18,5 @@ def instead_of_sleeping(monkeypatch: pytest.MonkeyPatch, pause: Callable[[float]
     Only those commands: threads of other libraries live in the process as well, and their sleep is none of the test's.
     """
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
-    for module in (elections, moving, waiting):
+    for module in (partitions, moving, draining):
         monkeypatch.setattr(module, "time", clock)

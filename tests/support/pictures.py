@@ -6,27 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raftlog._descriptions import (
+from raftlog._core.descriptions import (
     BrokerDescription,
     ClusterDescription,
     ConfigDescription,
+    GroupListing,
+    LoopLagDescription,
+    NodeDescription,
+    NodeLogDirDescription,
+    OpenFilesDescription,
     PartitionDescription,
+    PartitionLag,
     PartitionReplicas,
     QuorumDescription,
     QuorumObserverDescription,
     QuorumVoterDescription,
     ReplicaDescription,
     TopicDescription,
-)
-from raftlog._doctor.picture import Picture
-from raftlog._group_descriptions import GroupListing, PartitionLag
-from raftlog._node_descriptions import (
-    LoopLagDescription,
-    NodeDescription,
-    NodeLogDirDescription,
-    OpenFilesDescription,
     VoterDescription,
 )
+from raftlog._doctor.picture import Picture
 from raftlog.types import TopicPartition
 
 NOW_MS = 1_800_000_000_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -16,7 +15,8 @@ from typing import TypeVar
 import pytest
 from grpc import aio
 
-from broker.services.metadata import MetadataService
+from broker.clock import SystemClock
+from broker.net.services.metadata import MetadataService
 from raftlog.errors import RaftlogError
 from raftlog.testing.layout import free_ports as free_ports
 from raftlog.v1 import metadata_pb2_grpc, records_pb2
@@ -24,7 +24,8 @@ from raftlog.v1.controller_pb2 import HeartbeatRequest, HeartbeatResponse
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.features import supported_ranges
 from raftmeta.port import HeartbeatStream, MetadataPort
-from raftmeta.quorum import exchange, links
+from raftmeta.quorum import links
+from raftmeta.quorum import links as exchange
 from raftmeta.quorum.config import SERVER_OPTIONS, ControllerOptions, Endpoint, ObserverConfig, QuorumConfig
 from raftmeta.quorum.observed_metadata import ObservedMetadata, open_observed
 from raftmeta.quorum.voter_metadata import QuorumMetadata, open_quorum
@@ -35,19 +36,6 @@ LASTING_MS = 60_000.0
 CLUSTER_ID = "test-cluster"
 
 _T = TypeVar("_T")
-
-
-class SystemClock:
-    """The machine's clocks; `skew_ms` puts the wall clock wrong."""
-
-    def __init__(self, skew_ms: int = 0) -> None:
-        self.skew_ms = skew_ms
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + self.skew_ms
-
-    def monotonic_ms(self) -> float:
-        return time.monotonic_ns() / 1e6
 
 
 async def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
@@ -80,7 +68,6 @@ class QuorumCluster:
         voters: int = 3,
         *,
         options: ControllerOptions | None = None,
-        skew_ms: int = 0,
         lasting: bool = False,
     ) -> None:
         self.directory = directory
@@ -88,7 +75,6 @@ class QuorumCluster:
             node_id: Endpoint("127.0.0.1", port) for node_id, port in enumerate(free_ports(voters), 1)
         }
         self.options = options or ControllerOptions()
-        self.skew_ms = skew_ms
         self.lasting = lasting
         self.running: dict[int, Controller] = {}
         self.observers: list[ObservedMetadata] = []
@@ -159,7 +145,7 @@ class QuorumCluster:
         def fatal(error: RaftlogError) -> None:
             self.fatal.append((config.node_id, error))
 
-        metadata = await open_quorum(config, self.executor, SystemClock(self.skew_ms), fatal, rng=random.Random())
+        metadata = await open_quorum(config, self.executor, SystemClock(), fatal, rng=random.Random())
         server = None
         if config.voters:
             server = aio.server(options=SERVER_OPTIONS)
@@ -199,7 +185,7 @@ class QuorumCluster:
         return self.running[node_id].metadata
 
     def active_ids(self) -> list[int]:
-        """Return who is the active controller, as each node itself believes."""
+        """Return the nodes that believe to be the active controller."""
         return [node_id for node_id, node in self.running.items() if node.metadata.is_active_controller]
 
     async def active(self) -> int:

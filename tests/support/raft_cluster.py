@@ -12,9 +12,9 @@ from uuid import UUID
 
 from raftlog.errors import CorruptRecordError, RaftlogError
 from raftlog.v1.raft_pb2 import RaftMessage
-from raftmeta.raft import engine
+from raftmeta.raft import consensus
+from raftmeta.raft.consensus import RaftOptions
 from raftmeta.raft.node import ProposalOutcome, RaftNode
-from raftmeta.raft.options import RaftOptions
 from raftmeta.raft.ports import Work, WorkDone, run_inline
 from raftmeta.raft.snapshots import SnapshotStore
 from raftmeta.raft.voters import MetadataDirectory
@@ -230,11 +230,6 @@ class RaftCluster:
                 return
         raise AssertionError("the cluster does not come to rest")
 
-    def step_all(self) -> None:
-        for host in self.hosts.values():
-            host.step()
-        self.settle()
-
     def run(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
         """Let time pass from one deadline to the next; returns whether `until` came true."""
         end = self.now + seconds
@@ -290,11 +285,11 @@ class RaftCluster:
 def raft_cluster(nodes: int = 3, options: RaftOptions | None = None, *, start: bool = True) -> Iterator[RaftCluster]:
     """Yield a cluster whose clock is the engine's."""
     cluster = RaftCluster(nodes, options or RaftOptions(commit_notice_s=0))
-    previous = engine.use_clock(lambda: cluster.now)
+    previous = consensus.use_clock(lambda: cluster.now)
     try:
         if start:
             cluster.start()
             cluster.settle()
         yield cluster
     finally:
-        engine.use_clock(previous)
+        consensus.use_clock(previous)

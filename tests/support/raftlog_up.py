@@ -1,4 +1,4 @@
-"""`raftlog up` as a process of its own, which ends with the test whatever becomes of it."""
+"""`raftlog up` as a process of its own, which ends with the test in any case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STOP_S = 60.0
 @contextmanager
 def raftlog_up(*options: str) -> Iterator[subprocess.Popen[str]]:
     """Run it on free ports; a test that fails does not wait for it for ever."""
-    command = [sys.executable, "-P", "-m", "raftlog", "up", "--port", "0", *options]
+    command = [sys.executable, "-P", "-m", "raftlog", "up", "--port", "0", "--no-console", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpc import aio
 
-from raftlog import wire
+from raftlog.format import wire
 from raftlog.v1 import log_pb2, metadata_pb2, metadata_pb2_grpc
 
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -62,7 +62,15 @@ class RawClient:
         )()
 
     async def produce(
-        self, topic_id: bytes, batch: bytes, *, partition: int = 0, leader_epoch: int = -1, acks: int = log_pb2.ALL
+        self,
+        topic_id: bytes,
+        batch: bytes,
+        *,
+        partition: int = 0,
+        leader_epoch: int = -1,
+        acks: int = log_pb2.ALL,
+        transactional_id: str = "",
+        sink_id: str = "",
     ) -> log_pb2.ProduceResult:
         """Send one batch on the shared stream, in a new chain, and return what the broker says of it."""
         if self._call is None:
@@ -70,6 +78,7 @@ class RawClient:
         self._sent += 1
         self._chain += 1
         request = self.request(self._sent, [(topic_id, partition, leader_epoch, self._chain, batch)], acks)
+        request.head.transactional_id, request.head.sink_id = transactional_id, sink_id
         await self._call.write(request)
         response = await asyncio.wait_for(self._call.read(), TIMEOUT_S)
         assert isinstance(response, log_pb2.ProduceResponse), await self._call.details()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.following import Following
-from broker.partition import Partition
+from broker.partition.follower_term import Following
+from broker.partition.partition import Partition
 from raftlog.errors import RaftlogError
 from replication.ports import Accepted, Diverging, OutOfRange, Replica
 
@@ -39,7 +39,7 @@ class ReplicaLink:
             leader_epoch=self.follower.leader_epoch,
             fetch_offset=state.log_end_offset,
             last_fetched_epoch=state.last_epoch,
-            held_end_offset=state.held_end_offset,
+            durable_end_offset=state.durable_end_offset,
             on_change=self.on_change,
         )
 
@@ -64,10 +64,10 @@ class ReplicaLink:
         leader = self.leader
         self.follower.take_marks(leader.high_watermark, leader.log_start_offset, self.follower.leader_epoch)
 
-    def on_held(self, held_end_offset: int) -> None:
+    def on_durable(self, durable_end_offset: int) -> None:
         """Tell the leader."""
         if self.acks:
-            self.leader.replica_held(self.replica, self.on_change, held_end_offset)
+            self.leader.replica_acked(self.replica, self.on_change, durable_end_offset)
 
     async def pump(self) -> None:
         """Move everything that the leader has, and the marks after it."""
@@ -77,7 +77,7 @@ class ReplicaLink:
             assert read is not None
             if not read.records:
                 break
-            self.follower.append_replicated(read.records, self.follower.leader_epoch, self.on_held)
+            self.follower.append_replicated(read.records, self.follower.leader_epoch, self.on_durable)
         await settle()
         self._marks()
         await settle()

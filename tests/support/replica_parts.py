@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from raftlog import wire
 from raftlog.errors import (
     CorruptRecordError,
     FencedLeaderEpoch,
@@ -19,9 +18,10 @@ from raftlog.errors import (
     UnknownLeaderEpoch,
     UnknownTopicId,
 )
+from raftlog.format import wire
 from raftlog.v1 import replication_pb2
 from replication.follower_session import FollowerOptions, FollowerSession
-from replication.leader_session import LeaderSession
+from replication.leader_session import LeaderSession, ReadDone
 from replication.ports import (
     Accepted,
     Diverging,
@@ -34,7 +34,6 @@ from replication.ports import (
     Traces,
     Wake,
 )
-from replication.push_queue import ReadDone
 from replication.token_bucket import TokenBucket
 
 CLUSTER = "cluster"
@@ -108,7 +107,7 @@ class Led:
         self.epoch = epoch
         self.high_watermark = log.start
         self.live = set(live)
-        self.throttled: set[int] = set()
+        self.is_throttled = False
         self.replicas = {FOLLOWER, OTHER}
         self.held: dict[int, int] = {}
         self.open_by: dict[int, tuple[Replica, Wake]] = {}
@@ -134,7 +133,7 @@ class Led:
         self.changed()
 
     def changed(self) -> None:
-        """Tell who has it open."""
+        """Tell the follower that has it open."""
         for _, on_change in list(self.open_by.values()):
             on_change()
 
@@ -150,7 +149,7 @@ class Led:
         leader_epoch: int,
         fetch_offset: int,
         last_fetched_epoch: int,
-        held_end_offset: int,
+        durable_end_offset: int,
         on_change: Wake,
     ) -> Opening:
         if self.error is not None:
@@ -163,8 +162,8 @@ class Led:
         before = self.open_by.get(replica.broker_id)
         if before is not None and before[0].broker_epoch > replica.broker_epoch:
             raise StaleBrokerEpoch("a later life has been heard of")
-        if not 0 <= held_end_offset <= fetch_offset:
-            raise InvalidRequestError(f"offsets {held_end_offset}, {fetch_offset} make no sense")
+        if not 0 <= durable_end_offset <= fetch_offset:
+            raise InvalidRequestError(f"offsets {durable_end_offset}, {fetch_offset} make no sense")
         if fetch_offset < self.log.start:
             return OutOfRange(self.log.start)
         if last_fetched_epoch >= 0:
@@ -176,7 +175,7 @@ class Led:
         self.open_by[replica.broker_id] = (replica, on_change)
         if before is not None:
             before[1]()
-        self._count(replica.broker_id, held_end_offset)
+        self._count(replica.broker_id, durable_end_offset)
         return Accepted()
 
     def close_replica(self, replica: Replica, on_change: Wake) -> None:
@@ -189,14 +188,14 @@ class Led:
     def suspect(self, offset: int) -> None:
         self.suspected.append(offset)
 
-    def replica_held(self, replica: Replica, on_change: Wake, held_end_offset: int) -> None:
+    def replica_acked(self, replica: Replica, on_change: Wake, durable_end_offset: int) -> None:
         self._check(on_change)
-        if held_end_offset > self.log.end:
-            raise InvalidRequestError(f"{held_end_offset} is beyond the log end {self.log.end}")
-        self._count(replica.broker_id, held_end_offset)
+        if durable_end_offset > self.log.end:
+            raise InvalidRequestError(f"{durable_end_offset} is beyond the log end {self.log.end}")
+        self._count(replica.broker_id, durable_end_offset)
 
-    def _count(self, broker_id: int, held_end_offset: int) -> None:
-        self.held[broker_id] = held_end_offset
+    def _count(self, broker_id: int, durable_end_offset: int) -> None:
+        self.held[broker_id] = durable_end_offset
         mark = min((self.held.get(member, 0) for member in self.live), default=self.log.end)
         if mark > self.high_watermark:
             self.high_watermark = mark
@@ -228,9 +227,6 @@ class Led:
     def is_live(self, broker_id: int) -> bool:
         return broker_id in self.live
 
-    def is_throttled(self, broker_id: int) -> bool:
-        return broker_id in self.throttled
-
 
 class Followed:
     """A partition that this broker follows. `flushes` holds back what is appended until `flush`."""
@@ -256,9 +252,9 @@ class Followed:
     def name(self) -> str:
         return f"topic-{self.partition}"
 
-    def call_when_held(self, on_held: Callable[[int], None]) -> None:
+    def call_when_durable(self, on_durable: Callable[[int], None]) -> None:
         if self.held < self.log.end:
-            self._waiting[on_held] = None
+            self._waiting[on_durable] = None
 
     def fetch_state(self) -> FetchState:
         return FetchState(self.log.end, self.log.epoch_before(self.log.end), min(self.held, self.log.end))
@@ -267,7 +263,7 @@ class Followed:
         self,
         records: bytes | memoryview,
         leader_epoch: int,
-        on_held: Callable[[int], None],
+        on_durable: Callable[[int], None],
         traceparents: Sequence[str] = (),
     ) -> None:
         self.traceparents += traceparents
@@ -279,7 +275,7 @@ class Followed:
             if batch.offset != self.log.end:
                 raise CorruptRecordError(f"offset {batch.offset} does not follow {self.log.end}")
             self.log.batches.append(batch)
-        self._waiting[on_held] = None
+        self._waiting[on_durable] = None
         if not self.flushes_by_hand:
             self.flush()
 
@@ -287,8 +283,8 @@ class Followed:
         """What was appended is held now."""
         self.held = self.log.end
         waiting, self._waiting = self._waiting, {}
-        for on_held in waiting:
-            on_held(self.held)
+        for on_durable in waiting:
+            on_durable(self.held)
 
     def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> None:
         if leader_epoch == self.leader_epoch:
@@ -321,7 +317,7 @@ class Followed:
 
 
 class Stream:
-    """A leader's and a follower's session with a wire between them; `run` carries messages until nobody has any."""
+    """A leader's and a follower's session with a wire between them; `run` carries messages until there are none."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from raftmeta.image import MetadataImage
 
 
 class Hands:
-    """A clock whose hands somebody moves."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.ms = 50_000.0

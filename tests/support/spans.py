@@ -1,4 +1,4 @@
-"""Spans of this process, kept in memory, and a collector for those of servers."""
+"""Spans of this process, kept in memory, and a collector for spans of servers."""
 
 from __future__ import annotations
 

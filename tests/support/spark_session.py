@@ -36,7 +36,7 @@ def make_session(master: str, directory: Path, settings: Mapping[str, str]) -> A
 
 @contextmanager
 def _python_of_workers() -> Iterator[None]:
-    """The JVM inherits these when it starts; whatever else is started later does not."""
+    """The JVM inherits these when it starts; processes that are started later do not."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

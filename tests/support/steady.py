@@ -1,4 +1,4 @@
-"""Settings for clusters of which no server is to be missed, whatever the machine does to it meanwhile."""
+"""Settings for clusters whose servers must not be fenced when the machine is slow."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ PATIENT: Final[dict[str, int]] = {
     "broker.lease.ms": 5_000,
     "replica.lag.time.max.ms": 6_000,
 }
-"""For tests that kill servers: the dead are missed in seconds, who stands still for less keeps its place."""
+"""For tests that kill servers: a dead server is missed in seconds; a server that is paused for less keeps its place."""

@@ -34,7 +34,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Echo:
-    """Answered with `number`, which who asks knows."""
+    """Answered with `number`, which the caller knows."""
 
     to: object
     number: int

@@ -10,8 +10,8 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from broker.coordinator.core import Notice
-from broker.groups.topics import TopicPartition
-from broker.transactions.commands import (
+from broker.coordinator.groups.topics import TopicPartition
+from broker.coordinator.transactions.commands import (
     Abort,
     AbortStages,
     AddTo,
@@ -29,13 +29,12 @@ from broker.transactions.commands import (
     NeedsProducerId,
     Now,
     PendingMarkers,
+    TransactionConfig,
 )
-from broker.transactions.config import TransactionConfig
-from broker.transactions.coordinator import TransactionCoordinator
-from broker.transactions.listing import Rest
-from broker.transactions.records import partition_messages
-from broker.transactions.sink import Sink
-from broker.transactions.transaction import Transaction
+from broker.coordinator.transactions.coordinator import TransactionCoordinator
+from broker.coordinator.transactions.listing import Rest
+from broker.coordinator.transactions.records import partition_messages
+from broker.coordinator.transactions.transaction import Sink, Transaction
 from raftlog.errors import RaftlogError, from_wire
 from raftlog.v1 import transaction_pb2
 
@@ -55,7 +54,7 @@ def parts(*numbers: int, topic: str = "t") -> list[TopicPartition]:
 
 @dataclass(eq=False)
 class Call:
-    """Who asked: what came back, once."""
+    """A caller: the answer that it got, once."""
 
     got: list[Message | RaftlogError | None] = field(default_factory=list)
 
@@ -218,13 +217,13 @@ class TransactionDriver:
         return call
 
     def ended(self, producer: Producer, commit: bool = True) -> Producer:
-        """EndTransaction, with its markers written; returns who goes on."""
+        """EndTransaction, with its markers written; returns the producer's next identity."""
         call = self.end(producer, commit)
         self.write_markers()
         return self.next(producer, call)
 
     def next(self, producer: Producer, call: Call) -> Producer:
-        """Return who a producer is after its transaction was ended by `call`."""
+        """Return a producer's identity after `call` ended its transaction."""
         epoch = call.answer(transaction_pb2.EndTransactionResponse).producer_epoch
         return Producer(producer.transactional_id, producer.producer_id, epoch)
 

@@ -20,7 +20,7 @@ DIRECTORY = f"{LOG_DIR}/topic-0"
 
 
 class Entry(NamedTuple):
-    """What was appended at `base_offset`: records of a producer (-1: of nobody), or its marker (`commit` is set)."""
+    """What was appended at `base_offset`: records of a producer (-1: of none), or its marker (`commit` is set)."""
 
     base_offset: int
     next_offset: int
@@ -125,7 +125,7 @@ class TransactionHistory:
         )
 
     def mark(self, producer_ids: list[int], commit: bool, step: int = 1) -> None:
-        """Send markers; `step` 1: that end a transaction; 0: repeated, with whatever decision; below: late."""
+        """Send markers; `step` 1: that end a transaction; 0: repeated, with any decision; below: late."""
         markers = []
         for producer_id in dict.fromkeys(producer_ids):
             state = self.log.producers.get(producer_id)

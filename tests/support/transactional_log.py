@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from broker.cleaning import committed_end
-from broker.log.cleaner import clean, plan_cleaning
+from broker.log.cleaner import clean, committed_end, plan_cleaning
 from broker.log.config import LogConfig
-from broker.log.producer_snapshots import rebuild_producers
-from broker.log.producer_state import ProducerStates
-from raftlog._core.fetched import Rows, wanted_rows
+from broker.log.producer_state import ProducerStates, rebuild_producers
+from raftlog._core.positions import Rows, wanted_rows
 from raftlog.format import HEADER_BYTES, Attributes, decode_batch, iter_headers, parse_header, validate_produced
 from raftlog.format.aborted import AbortedRanges
 from raftlog.format.control import Marker
@@ -155,7 +153,7 @@ class TransactionalKeyedLog(KeyedLog):
         assert [record for record in found if record[0] >= clean_below] == untouched
 
     def check_rebuilt(self) -> None:
-        """The log alone tells what is open, and refuses whoever is fenced, whatever was compacted."""
+        """After any compaction the log alone tells what is open, and refuses fenced producers."""
         rebuilt, live = self.rebuilt(), self.log.producers
         assert dict(rebuilt.transactions.items()).keys() == dict(live.transactions.items()).keys()
         for producer_id, transaction in live.transactions.items():

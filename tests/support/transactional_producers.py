@@ -23,7 +23,7 @@ END: Final = "EndTransaction"
 
 @contextmanager
 def transaction_cluster() -> Iterator[TransactionCluster]:
-    """Two nodes with the topic `t` of 3 partitions; at the end nobody may have broken a rule of transactions."""
+    """Two nodes with the topic `t` of 3 partitions; at the end no rule of transactions may be broken."""
     with TransactionCluster(nodes=2) as cluster:
         cluster.create_topic("t", 3)
         yield cluster

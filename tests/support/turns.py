@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 
 class Turns:
-    """`count`: how often somebody else had a turn."""
+    """`count`: how often another task had a turn."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""Brokers hear of a change one after the other: answers that miss none of those that were acknowledged before."""
+"""Brokers hear of a change one after the other: this waits until answers include all acknowledged changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAIT_S = 60.0
 
 
 def up_to_date(admin: Admin) -> Admin:
-    """Return the client; whatever it asks next misses no change that was acknowledged before."""
+    """Return the client; its next answers include every change that was acknowledged before."""
     admin.describe_cluster(linearizable=True)
     return admin
 

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.config_keys import BROKER_CONFIGS
-from broker.node_tls import NodeTls
-from broker.security.passwords import read_passwords
-from broker.security.rules import RULES
-from raftlog._client.option_keys import ADMIN_KEYS
-from raftlog._client.options import AdminOptions
-from raftlog._client.tls import ChannelTls
-from raftlog.cli import acl_words, apply_file
+from broker.config.config import BROKER_CONFIGS, BrokerConfig
+from broker.net.tls import NodeTls
+from broker.security.permissions import RULES
+from broker.security.users import read_passwords
+from raftlog._client.options import ADMIN_KEYS, AdminOptions
+from raftlog._client.security import ChannelTls
+from raftlog.cli import apply
 from raftlog.cli.client_config import settings_for, using
+from raftlog.cli.security import acls
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 
@@ -87,10 +86,10 @@ def test_the_file_to_apply_is_taken(tmp_path: Path) -> None:
     (tmp_path / "orders.password").write_text("secret")
     file = tmp_path / "cluster.toml"
     file.write_text(toml("# cluster.toml"))
-    wanted = apply_file.read(file)
+    wanted = apply.read(file)
     assert [each.name for each in wanted.topics] == [each.name for each in wanted.users] == ["orders"]
     assert wanted.acls is not None
-    assert [acl_words.sentence(each) for each in wanted.acls] == [
+    assert [acls.sentence(each) for each in wanted.acls] == [
         "User:orders may Write topic orders",
         "User:orders may Describe topic orders",
     ]
@@ -104,7 +103,7 @@ def test_the_table_of_operations_has_every_call_and_every_operation() -> None:
     assert named == {method.rpartition("/")[2] for method in RULES}
     operations = {(kind, each) for kind, those, _ in rows for each in those.split(", ") if each != "operation"}
     assert operations == {
-        (acl_words.word(kind).replace("-", " "), acl_words.word(each))
-        for kind, those in acl_words.OPERATIONS.items()
+        (acls.word(kind).replace("-", " "), acls.word(each))
+        for kind, those in acls.OPERATIONS.items()
         for each in those
     }

@@ -1,4 +1,4 @@
-"""What the machines give the nodes: space, clocks, open files, time to run."""
+"""Checks of the machines: disk space, clocks, open files, CPU time, certificates."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Iterator
 from typing import Final
 
 from raftlog._core.words import counted
-from raftlog._doctor.picture import Finding, Picture, Severity, ids
+from raftlog._doctor.picture import Picture, Problem, Severity, ids
 from raftlog._doctor.report import Check
 
 LITTLE_SPACE: Final = 0.15
 NO_SPACE: Final = 0.05
-"""Shares of a file system that are free. A full one refuses writes, and the metadata log does not move on."""
+"""Free shares of a file system. A full one refuses writes, and stops the metadata log."""
 SKEW_MS: Final = 500
-"""Clocks that are kept in step are some milliseconds apart. Only what is certain counts: the ways of the answers are
-taken off."""
+"""Synchronized clocks differ by some milliseconds. Only the certain difference counts, without the answers' travel
+times."""
 OPEN_FILES: Final = 10_000
-"""What a broker should be allowed at least."""
+"""The least limit of open files for a broker,"""
 FILES_ROOM: Final = 2
-"""And so many times what it has open: another broker's partitions may come here."""
+"""and the least multiple of its open files, as it may get another broker's partitions."""
 EXPIRES_DAYS: Final = 14
 EXPIRES_NOW_DAYS: Final = 2
 FILES_USED: Final = 0.8
 LATE_SHARE: Final = 0.01
 LATE_MS: Final = 1_000
 MEASURED: Final = 600
-"""Of the loop, a minute: what happens while a process starts says little."""
+"""The least number of measurements of the loop, which take a minute: the start of a process says little."""
 
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
 
 
-def space(picture: Picture) -> Iterator[Finding]:
+def space(picture: Picture) -> Iterator[Problem]:
     """Find file systems that are nearly full."""
     found: dict[Severity, list[str]] = {"error": [], "warning": []}
     for node_id, node in sorted((picture.nodes or {}).items()):
@@ -48,17 +48,33 @@ def space(picture: Picture) -> Iterator[Finding]:
             )
     for severity, where in found.items():
         if where:
-            yield Finding(
-                "disk-near-full",
+            yield Problem(
                 severity,
                 f"{counted(len(where), 'directory is', 'directories are')} nearly full; a full one refuses writes",
                 tuple(where),
-                "keep less (raftlog topic alter TOPIC --config retention.ms=1d or retention.bytes), move partitions to "
-                "other brokers (raftlog cluster rebalance), or give it a larger disk",
+                "shorten retention (raftlog topic alter TOPIC --config retention.ms=1d or retention.bytes), move "
+                "partitions to other brokers (raftlog cluster rebalance), or use a larger disk",
             )
 
 
-def offline_dirs(picture: Picture) -> Iterator[Finding]:
+def full(picture: Picture) -> Iterator[Problem]:
+    """Find brokers whose log directories refuse writes."""
+    for broker_id, broker in sorted(picture.brokers().items()):
+        if not broker.storage_full:
+            continue
+        led = f"{counted(broker.leaderships, 'partition')} that no other broker can lead"
+        yield Problem(
+            "error",
+            f"the disk of broker {broker_id} is full: it appends nothing"
+            + (f", also to the {led}" if broker.leaderships else ", and others lead its partitions"),
+            (f"broker {broker_id}",),
+            "free space: shorten retention (raftlog topic alter TOPIC --config retention.ms=1d or retention.bytes), or "
+            "use a larger disk; the broker notices within a minute. Leaderships return to it when they are balanced: "
+            "raftlog partition elect TOPIC does this at once",
+        )
+
+
+def offline_dirs(picture: Picture) -> Iterator[Problem]:
     """Find directories that do not work."""
     found = [
         f"node {node_id} {log_dir.path}: {log_dir.error}"
@@ -67,18 +83,17 @@ def offline_dirs(picture: Picture) -> Iterator[Finding]:
         if log_dir.error is not None
     ]
     if found:
-        yield Finding(
-            "log-dir-offline",
+        yield Problem(
             "error",
             f"{counted(len(found), 'directory does', 'directories do')} not work; partitions there are not served",
             tuple(found),
-            "replace the disk, or take the directory out of log.dirs, and start the node again: its replicas are "
+            "replace the disk, or remove the directory from log.dirs, and restart the node: its replicas are "
             "fetched from the leaders",
         )
 
 
-def clocks(picture: Picture) -> Iterator[Finding]:
-    """Find nodes whose clocks are certainly apart: in pairs, since nobody says whose clock is right."""
+def clocks(picture: Picture) -> Iterator[Problem]:
+    """Find pairs of nodes whose clocks certainly differ; which clock is right is unknown."""
     nodes = sorted((picture.nodes or {}).items(), key=lambda each: each[1].clock_offset_ms)
     if len(nodes) < 2:
         return
@@ -90,17 +105,16 @@ def clocks(picture: Picture) -> Iterator[Finding]:
             if certain > SKEW_MS:
                 apart.append((certain, f"node {fast_id} is ahead of node {slow_id} by {certain / 1000:.1f} s or more"))
     if apart:
-        yield Finding(
-            "clock-skew",
+        yield Problem(
             "warning",
-            f"clocks of nodes are up to {max(apart)[0] / 1000:.1f} s apart: retention by time, look-ups by time and "
-            "lags in seconds are wrong by as much (acknowledgements do not depend on it)",
+            f"clocks of nodes differ by up to {max(apart)[0] / 1000:.1f} s: retention by time, look-ups by time and "
+            "lags in seconds are wrong by as much (acknowledgements do not depend on clocks)",
             tuple(text for _, text in sorted(apart, reverse=True)),
-            "keep the machines' clocks in step: chronyc tracking, or timedatectl, says whether that works",
+            "synchronize the machines' clocks: chronyc tracking or timedatectl shows whether that works",
         )
 
 
-def open_files(picture: Picture) -> Iterator[Finding]:
+def open_files(picture: Picture) -> Iterator[Problem]:
     """Find nodes that will run out of open files."""
     short, low = [], []
     for node_id, node in sorted((picture.nodes or {}).items()):
@@ -112,17 +126,20 @@ def open_files(picture: Picture) -> Iterator[Finding]:
             short.append(f"node {node_id}: {used:,} of {limit:,} are open")
         elif limit < wanted:
             low.append(f"node {node_id}: {limit:,}, should be {wanted:,} ({used:,} are open)")
-    remedy = "raise it where the node is started: LimitNOFILE= of its systemd unit, ulimits of its container, ulimit -n"
+    remedy = "raise the limit of the process: LimitNOFILE= of its systemd unit, ulimits of its container, or ulimit -n"
     if short:
-        yield Finding(
-            "open-files", "error", "nodes are about to run out of open files; new logs fail then", tuple(short), remedy
+        yield Problem(
+            "error",
+            "nodes will soon run out of open files; then they cannot open logs",
+            tuple(short),
+            remedy,
         )
     if low:
-        yield Finding("open-files", "warning", "nodes may have few files open (nofile)", tuple(low), remedy)
+        yield Problem("warning", "nodes have a low limit of open files (nofile)", tuple(low), remedy)
 
 
-def loop_late(picture: Picture) -> Iterator[Finding]:
-    """Find nodes whose event loop does not get to run in time."""
+def loop_late(picture: Picture) -> Iterator[Problem]:
+    """Find nodes whose event loop runs late."""
     found = []
     for node_id, node in sorted((picture.nodes or {}).items()):
         lag = node.loop_lag
@@ -134,36 +151,34 @@ def loop_late(picture: Picture) -> Iterator[Finding]:
                 "more than 100 ms"
             )
     if found:
-        yield Finding(
-            "event-loop-late",
+        yield Problem(
             "warning",
-            f"{counted(len(found), 'node has', 'nodes have')} run late since the start: leases and sessions may end "
-            "for that, and leaders change",
+            f"the event loop of {counted(len(found), 'node')} has run late since the start: leases and sessions may "
+            "expire, and leaders change",
             tuple(found),
-            "give the node cores of its own and memory that is not swapped; with many partitions or streams spread "
-            "them over more brokers",
+            "give the node its own cores, and memory that is not swapped; spread many partitions or streams over more "
+            "brokers",
         )
 
 
-def same_machine(picture: Picture) -> Iterator[Finding]:
-    """Find nodes that stop together, since they run on one machine."""
+def same_machine(picture: Picture) -> Iterator[Problem]:
+    """Find nodes on the same machine, which stop together."""
     by_host: dict[str, list[int]] = {}
     for node_id, node in sorted((picture.nodes or {}).items()):
         by_host.setdefault(node.hostname, []).append(node_id)
     shared = {host: node_ids for host, node_ids in by_host.items() if len(node_ids) > 1 and host}
     if shared:
-        yield Finding(
-            "nodes-on-one-machine",
+        yield Problem(
             "note",
             f"{counted(len(shared), 'machine runs', 'machines run')} several nodes, which stop together",
             tuple(f"{host}: nodes {ids(node_ids)}" for host, node_ids in sorted(shared.items())),
-            "for what must not be lost: one node a machine, or the machine's name as rack, so that replicas are kept "
-            "apart",
+            "if records must not be lost, run one node on each machine, or use the machine's name as rack to keep "
+            "replicas apart",
         )
 
 
-def certificates(picture: Picture) -> Iterator[Finding]:
-    """Find certificates that soon count no more."""
+def certificates(picture: Picture) -> Iterator[Problem]:
+    """Find certificates that expire soon."""
     found: dict[Severity, list[str]] = {"error": [], "warning": []}
     for node_id, node in sorted((picture.nodes or {}).items()):
         if not node.certificate_expires_ms:
@@ -174,21 +189,22 @@ def certificates(picture: Picture) -> Iterator[Finding]:
             found["error" if days < EXPIRES_NOW_DAYS else "warning"].append(f"node {node_id}: {said}")
     for severity, where in found.items():
         if where:
-            yield Finding(
-                "certificate-expiring",
+            yield Problem(
                 severity,
-                f"{counted(len(where), 'certificate ends', 'certificates end')} soon; then nobody connects any more",
+                f"{counted(len(where), 'certificate expires', 'certificates expire')} soon; then clients cannot "
+                "connect",
                 tuple(where),
-                "put new ones in place of the files; nodes read them by themselves (docs/security.md)",
+                "replace the files with new ones; nodes reload them automatically (docs/security.md)",
             )
 
 
 CHECKS = (
     Check("log-dir-offline", "directories that do not work", ("nodes",), offline_dirs),
+    Check("disk-full", "brokers that refuse writes for want of space", ("cluster",), full),
     Check("disk-near-full", "directories that are nearly full", ("nodes",), space),
-    Check("clock-skew", "clocks that are apart", ("nodes",), clocks),
-    Check("certificate-expiring", "certificates that end soon", ("nodes",), certificates),
+    Check("clock-skew", "clocks that differ", ("nodes",), clocks),
+    Check("certificate-expiring", "certificates that expire soon", ("nodes",), certificates),
     Check("open-files", "limits of open files", ("nodes",), open_files),
-    Check("event-loop-late", "nodes that do not get to run in time", ("nodes",), loop_late),
+    Check("event-loop-late", "nodes whose event loop runs late", ("nodes",), loop_late),
     Check("nodes-on-one-machine", "nodes that share a machine", ("nodes",), same_machine),
 )

@@ -1,7 +1,7 @@
 """Deterministic simulation of a whole cluster with the SDK as it ships: real clients, real services, one seed.
 
 Around the brokers of `tests.simulation.dataplane` lies a simulated gRPC. Its servers host the services of
-`broker.services`, its channels are what `raftlog._client.connections` opens, and what travels between them are bytes on
+`broker.net.services`, its channels are what `raftlog._client.connections` opens; what travels between are bytes on
 simulated connections. The applications are coroutines that use `raftlog.aio` as anybody would. One concept a module:
 
     frames.py         what travels on a connection: calls, messages, their windows, and how they end

@@ -1,4 +1,4 @@
-"""Who creates, changes and deletes topics, describes them, and sends to one that comes and goes."""
+"""Administrators that create, change, delete and describe topics, and a producer to a topic that comes and goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole broker behind a simulated gRPC server: the services, as `broker.broker_role` wires them."""
+"""A whole broker behind a simulated gRPC server: the services, as `broker.server.broker_role` wires them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, cast
 
 from grpc import aio
 
-from broker.config import BrokerConfig
-from broker.internal_topics import InternalTopics
-from broker.marker_links import MarkerLinks
-from broker.services.admin import AdminService
-from broker.services.bounds import RequestBounds
-from broker.services.log import LogService
-from broker.services.metadata import MetadataService
-from broker.transaction_verifier import TransactionVerifier
+from broker.config.config import BrokerConfig
+from broker.coordinator.internal_topics import InternalTopics
+from broker.coordinator.transactions.marker_links import MarkerLinks
+from broker.coordinator.transactions.verifier import ProducerChecks, TransactionVerifier
+from broker.net.interceptors import RequestBounds
+from broker.net.services.admin import AdminService
+from broker.net.services.log import LogService
+from broker.net.services.metadata import MetadataService
+from broker.security.caller import Caller
 from raftlog.v1 import admin_pb2_grpc, group_pb2_grpc, metadata_pb2_grpc, transaction_pb2_grpc
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
@@ -23,7 +24,6 @@ from tests.simulation.cluster.metadata import BrokerMetadata
 from tests.simulation.cluster.server import SimServer
 from tests.simulation.cluster.watch import watch_of
 from tests.simulation.dataplane.broker import DataBroker
-from tests.simulation.dataplane.transaction_broker import TransactionBroker
 from tests.simulation.parts import Violation
 from tests.simulation.process import Process
 
@@ -43,10 +43,10 @@ def inter_node_address(broker_id: int) -> str:
     return f"inter-node:{9_000 + broker_id}"
 
 
-class ClusterBroker(TransactionBroker):
+class ClusterBroker(DataBroker):
     """One life of a broker with its listeners."""
 
-    simulation: ClusterSimulation  # type: ignore[assignment] # it has what the base asks its own one for
+    simulation: ClusterSimulation
 
     def __init__(self, process: Process) -> None:
         self._metadata = BrokerMetadata(self)
@@ -66,7 +66,8 @@ class ClusterBroker(TransactionBroker):
     def _add_services(self) -> None:
         transactions, groups = self._services
         server = cast(aio.Server, self.server)
-        self.server.add_generic_rpc_handlers((LogService(self.registry, self._config, self.executor).handlers(),))
+        log = LogService(self.registry, self._config, self.executor, self._checks)
+        self.server.add_generic_rpc_handlers((log.handlers(),))
         group_pb2_grpc.add_GroupServicer_to_server(groups, server)
         metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(self._metadata), server)
         transaction_pb2_grpc.add_TransactionServicer_to_server(transactions, server)
@@ -81,20 +82,23 @@ class ClusterBroker(TransactionBroker):
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
         self.inter_node.add_generic_rpc_handlers((self._marker_service.handlers(),))
 
+    def _checks(self, who: Caller) -> ProducerChecks:
+        return ProducerChecks(who, lambda: self.image, self._verifier)
+
     def new_marker_links(self) -> MarkerLinks:
         """Make the way of markers to other brokers."""
         return MarkerLinks(inter_node_address)
 
     def new_verifier(self) -> TransactionVerifier:
-        """Make who asks other brokers which transactions are open."""
+        """Make the verifier, which asks other brokers which transactions are open."""
         return TransactionVerifier(self.broker_id, self.transactions, inter_node_address, self._clock)
 
     def new_config(self) -> BrokerConfig:
-        """Return what services go by."""
+        """Return the services' configuration."""
         return self._config
 
     def new_topics(self) -> InternalTopics:
-        """Make who makes internal topics."""
+        """Make the creator of internal topics."""
         return InternalTopics(self._metadata, self._config)
 
     def _touch(self) -> None:
@@ -164,8 +168,3 @@ def _config(simulation: ClusterSimulation, node_id: int) -> BrokerConfig:
             "fetch.max.bytes": simulation.frame_bytes,
         }
     )
-
-
-def cluster_broker(broker: DataBroker | None) -> ClusterBroker | None:
-    """Return a broker of these schedules as what it is."""
-    return cast("ClusterBroker | None", broker)

@@ -87,7 +87,7 @@ class Call:
         self._ended()
 
     def _ended(self) -> None:
-        """Tell whoever waits."""
+        """Wake every waiter."""
 
     async def code(self) -> grpc.StatusCode:
         """Return the status, once there is one."""
@@ -158,7 +158,7 @@ class StreamCall(Call):
         self._single = self._serialize(request)
 
     def begun(self) -> None:
-        """Let who writes go on."""
+        """Let the writer go on."""
         self._begun = True
         if self._single is not None:
             self._channel.send(Data(self.number, self._single))

@@ -42,6 +42,12 @@ PAUSE_S = (0.05, 0.25)
 REFUSED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:{}: connection refused"
 SILENT = "failed to connect to all addresses; last error: UNKNOWN: ipv4:{}: connection timed out"
 BROKEN = "Socket closed"
+_STATES = {
+    "idle": grpc.ChannelConnectivity.IDLE,
+    "connecting": grpc.ChannelConnectivity.CONNECTING,
+    "ready": grpc.ChannelConnectivity.READY,
+    "failed": grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+}
 
 
 class SimChannel:
@@ -112,7 +118,11 @@ class SimChannel:
 
         return begin
 
-    stream_unary = stream_stream  # generated stubs make all of theirs; nobody calls one of this kind
+    stream_unary = stream_stream  # generated stubs ask for every kind of call; this kind is never called
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        """Return what gRPC calls the state; it stays a failure while new attempts to connect are made."""
+        return _STATES[self._state]
 
     async def close(self, grace: float | None = None) -> None:
         """End all calls."""

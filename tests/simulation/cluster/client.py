@@ -43,7 +43,7 @@ class Application:
         self.lives = 0
         self.finished = False
         self.mortal = True
-        """Whether somebody may kill it."""
+        """Whether the faults may kill it."""
         self.process = Process(self.host)
         simulation.scheduler.after(self.random.uniform(0.0, 1.0), self._begin)
 

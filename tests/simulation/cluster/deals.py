@@ -32,7 +32,7 @@ class Deal:
     writer: Writer
     records: int = 0
     may_commit: bool = False
-    """Whether anybody has asked for that."""
+    """Whether a commit was asked for."""
     told: bool | None = None
     """What its application was told."""
 

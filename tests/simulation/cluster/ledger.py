@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from broker.groups.records import parse_key as parse_group_key
+from broker.coordinator.groups.records import parse_key as parse_group_key
 from raftlog.format import HEADER_BYTES, Buffer, parse_header
 from raftlog.v1.group_records_pb2 import OffsetValue
 from tests.simulation.dataplane.committed import Batch
@@ -15,7 +15,7 @@ from tests.simulation.parts import Violation
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from broker.partition import Partition
+    from broker.partition.partition import Partition
     from tests.simulation.cluster.schedule import ClusterSimulation
     from tests.simulation.dataplane.broker import DataBroker
     from tests.simulation.dataplane.ledger import _View

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from raftlog import aio
-from raftlog._group_listener import RebalanceListener
+from raftlog._consumer import RebalanceListener
 from raftlog.errors import RaftlogError
 from raftlog.types import Record, TopicPartition
 from tests.simulation.cluster.client import QUICK, Application
@@ -63,7 +63,7 @@ class Member(Application):
         self._forget()
 
     def died(self) -> None:
-        """Nobody has done what it was at work on."""
+        """The records that it was processing are not processed."""
         self._forget()
 
     def _forget(self) -> None:
@@ -86,7 +86,7 @@ class Member(Application):
         return frozenset(membership.owned) if sure else frozenset()
 
     def look(self) -> None:
-        """Nobody else may own what it owns.
+        """Check that no other member owns its partitions.
 
         Raises:
             Violation: somebody does, and both are sure of their sessions.

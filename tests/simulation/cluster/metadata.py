@@ -49,7 +49,7 @@ class BrokerMetadata:
         return stop
 
     def changes_since(self, offset: int) -> Sequence[Change] | None:
-        """None is kept: who watches gets images."""
+        """No history is kept: watchers get images."""
         return None
 
     async def propose(self, command: MetadataCommand) -> CommandResult:
@@ -78,11 +78,11 @@ class BrokerMetadata:
             stop()
 
     def waiting_for(self) -> str:
-        """Whether somebody leads the quorum is not looked at here."""
+        """The leader of the quorum is not looked at here."""
         return ""
 
     async def describe_quorum(self) -> QuorumInfo:
-        """Nobody asks for it here."""
+        """Not used here."""
         raise BrokerUnavailable("not simulated")
 
     async def open_heartbeats(self) -> HeartbeatStream:

@@ -21,18 +21,15 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
     "acknowledged when it is sent": _bug(
         "a delivery has succeeded once its request is written, as if acks=0 was asked for",
         _in(
-            "_client.produce_stream:ProduceStream._stream",
+            "_client.producer:ProduceStream._stream",
             "if request.head.acks == log_pb2.NO_ACK:",
-            "if request.head.acks != log_pb2.NO_ACK:\n"
-            "                self._complete_unacknowledged(flight.live())\n"
-            "                flight.batches[:] = [None] * len(flight.batches)\n"
-            "            else:",
+            "if True:",
         ),
     ),
     "sent again under new numbers": _bug(
         "what is sent again, after a connection broke, is numbered anew, so that no broker knows it again",
         _in(
-            "_core.partition_queue:PartitionQueue.recovered",
+            "_core.accumulator:PartitionQueue.recovered",
             "if self.wants_number:",
             "if self.wants_number or (self.numbering is not None and self.numbering.has_id):",
         ),
@@ -41,7 +38,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
     "aborted ranges not looked at": _bug(
         "records of aborted transactions are handed out to readers of committed ones",
         _in(
-            "_client.fetcher:Fetcher.received",
+            "_client.consumer:ConsumerEngine.received",
             "AbortedRanges(head.aborted) if head.aborted else None",
             "None",
         ),
@@ -99,13 +96,38 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
     "committed before the flush": _bug(
         "a transaction is committed although not all of its records are acknowledged",
         _in(
-            "_client.transactions:Transactions.commit",
+            "_client.producer:Transactions.commit",
             "await self._flush(None if timeout is None else deadline)",
             "pass",
         ),
     ),
     "finished before the flush": _bug(
         "a stage gives its token although not all of its records are acknowledged",
-        _in("_client.stage:StageWork.finish", "await self.engine.drain()", "pass"),
+        _in("_client.stages:StageWork.finish", "await self.engine.drain()", "pass"),
+    ),
+    # What a hostile client does with producer ids
+    "ids that belong to nobody": _bug(
+        "a plain batch may have any producer id, also one never given out, or of a transaction",
+        Rewrite(
+            "broker.coordinator.transactions.verifier:ProducerChecks.check",
+            "self._check_bound(self._principal, producer_id)",
+            "pass",
+        ),
+    ),
+    "another's id under one's own name": _bug(
+        "a transactional batch may have any producer id, if only the client may use the transactional id that it names",
+        Rewrite(
+            "broker.coordinator.transactions.verifier:ProducerChecks._check_transactional",
+            "self._check_bound(owner, producer_id)",
+            "pass",
+        ),
+    ),
+    "transactions that no coordinator knows": _bug(
+        "a transaction begins in a partition although its coordinator was not asked (KIP-890)",
+        Rewrite(
+            "broker.coordinator.transactions.verifier:ProducerChecks.verify",
+            "if owner is None or not self._is_enforced:",
+            "if True:",
+        ),
     ),
 }

@@ -26,7 +26,7 @@ MAX_OPEN = 30
 
 
 class Produces(Application):
-    """Sends to the topic that everybody works on; flushes, waits, closes and begins anew now and then."""
+    """Sends to the shared topic; flushes, waits, closes and begins anew now and then."""
 
     def __init__(self, simulation: ClusterSimulation, number: int, kind: str) -> None:
         super().__init__(simulation, number, kind)
@@ -76,7 +76,7 @@ class Produces(Application):
         key = b"%d" % self.random.randrange(5) if self._keyed else None
         try:
             delivery = await producer.send(self.simulation.work_topic, value, key)
-        except RaftlogError as error:  # there is no room, or nobody answers
+        except RaftlogError as error:  # there is no room, or no broker answers
             self.count(f"not sent: {type(error).__name__}")
             writer.certainly_not.add(number)
             return

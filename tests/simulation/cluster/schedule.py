@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from broker.internal_topics import TRANSACTION_STATE
+from broker.coordinator.internal_topics import TRANSACTION_STATE
 from tests.simulation.broker import SimBroker
 from tests.simulation.cluster.admins import Administrator, SendsToWhatComesAndGoes
 from tests.simulation.cluster.book import Book
@@ -16,6 +16,7 @@ from tests.simulation.cluster.broker import ClusterBroker, client_address
 from tests.simulation.cluster.client import Application
 from tests.simulation.cluster.deals import Deals
 from tests.simulation.cluster.faults import ClusterFaults
+from tests.simulation.cluster.hostile import Hostile
 from tests.simulation.cluster.ledger import ClusterLedger
 from tests.simulation.cluster.members import Member
 from tests.simulation.cluster.offsets import GroupOffsets
@@ -42,6 +43,8 @@ GROUPS = {"alpha": True, "beta": False}
 
 class ClusterSimulation(DataSimulation):
     """Producers, readers, members of groups, transformers, batch writers and administrators on one cluster."""
+
+    has_transactions = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -80,9 +83,14 @@ class ClusterSimulation(DataSimulation):
         return self.ledger
 
     def listening(self, address: str) -> SimServer | None:
-        """Return who accepts connections at an address."""
+        """Return the server that accepts connections at an address."""
         server = self.listeners.get(address)
         return server if server is not None and server.is_there else None
+
+    def cluster_brokers(self) -> list[ClusterBroker]:
+        """Return the brokers that run now."""
+        brokers = (self.data_broker(broker_id) for broker_id in self.broker_ids)
+        return [broker for broker in brokers if isinstance(broker, ClusterBroker)]
 
     def touch(self, process: Process) -> None:
         """A process tells another one something: if it is a broker, the ledger looks at it when it is done."""
@@ -126,7 +134,7 @@ class ClusterSimulation(DataSimulation):
                 self._let_go()
 
     def _let_go(self) -> None:
-        """It is over: end everybody's tasks, whatever they would rather do."""
+        """The simulation is over: end the tasks of every process."""
         self.over = True
         for loop in self.loops:
             loop.process.alive = False
@@ -139,7 +147,7 @@ class ClusterSimulation(DataSimulation):
             sys.unraisablehook = told
 
     def start_clients(self) -> None:
-        """Create the topic that everybody works on, and begin the applications' lives."""
+        """Create the shared topic, and start the applications."""
         replication_factor = self.random.choice((2, 3, 3))
         configs = self.topic_configs(replication_factor)
         configs.pop("retention.bytes", None)
@@ -161,6 +169,7 @@ class ClusterSimulation(DataSimulation):
         self._add(Driver, SINK)
         self._add(Administrator, FLEETING)
         self._add(SendsToWhatComesAndGoes, FLEETING)
+        self._add(Hostile)
 
     def _add(self, kind: type[Any], *arguments: object, **options: object) -> None:
         self.applications.append(kind(self, FIRST_CLIENT + 1 + len(self.applications), *arguments, **options))
@@ -180,12 +189,12 @@ class ClusterSimulation(DataSimulation):
     # The end
 
     def sources_are_done(self) -> bool:
-        """Whether whoever writes to the topic that everybody works on has come to an end."""
+        """Whether every application that writes to the shared topic has ended."""
         sources = (Produces, Bank, Driver)
         return self.winding_down and all(each.finished for each in self.applications if isinstance(each, sources))
 
     def nothing_more_comes(self) -> bool:
-        """Whether whoever writes has come to an end, and all that is written is decided."""
+        """Whether every writing application has ended, and all its transactions are decided."""
         return self.winding_down and all(
             application.finished for application in self.applications if not isinstance(application, Reads | Member)
         )

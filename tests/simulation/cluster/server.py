@@ -313,7 +313,7 @@ class _ServerCall:
         return None if self._end_s is None else max(0.0, self._end_s - self._loop.time())
 
     def peer(self) -> str:
-        """Who calls."""
+        """The caller's address."""
         return "ipv4:simulated"
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:

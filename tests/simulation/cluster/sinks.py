@@ -9,10 +9,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from raftlog import aio
-from raftlog._client.stage import Sink, StageWork
 from raftlog._client.stage_options import StageOptions
-from raftlog._client.stages import StageHub
-from raftlog._core.bootstrap import parse_bootstrap
+from raftlog._client.stages import Sink, StageHub, StageWork
+from raftlog._core.cluster import parse_bootstrap
 from raftlog._core.staging import StageToken
 from raftlog._delivery import Deadline
 from raftlog.errors import RaftlogError, RetriableError
@@ -31,6 +30,8 @@ class _Sender(aio.Producer):
 
     def __init__(self, work: StageWork) -> None:
         self._made = work.engine
+        self._lock = work.engine.lock
+        self._lean = work.engine.lean
         self._closed = False
         self._tracing = None
 

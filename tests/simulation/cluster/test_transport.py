@@ -126,7 +126,7 @@ async def cancelled(channel: Any, echo: _Echo) -> Outcome:
 
 
 async def waiter_cancelled(channel: Any, echo: _Echo) -> Outcome:
-    """Who stops waiting for a call ends it."""
+    """A caller that stops waiting for a call ends it."""
     waiting = asyncio.ensure_future(_status(_method(channel, "unary_unary", "Never")(b"a")))
     begun = await _within(echo.begun)
     waiting.cancel()
@@ -169,7 +169,7 @@ async def stream_cancelled(channel: Any, echo: _Echo) -> Outcome:
 
 
 async def held_back(channel: Any, echo: _Echo) -> Outcome:
-    """Who does not read is sent no more than there is room for, and so holds the other one back as well."""
+    """A side that does not read is sent no more than it has room for, which holds the sender back."""
     call = _method(channel, "stream_stream", "Echo")()
     written = 0
     with suppress(TimeoutError):

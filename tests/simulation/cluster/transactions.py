@@ -45,7 +45,7 @@ class Transacts(Application):
         }
 
     async def work(self) -> None:
-        """Do transactions until it is time to end, or somebody else has the id."""
+        """Run transactions until it is time to end, or another process has the id."""
         writer = self.book.new_writer(str(self), idempotent=True, safe=False)
         producer = aio.Producer(self.bootstrap, **self._options())
         try:
@@ -150,7 +150,7 @@ class Transformer(Transacts):
                 turns -= 1
                 records = await consumer.poll(self.random.choice((0.05, 0.3)))
                 if not self.winding_down:
-                    await self.think(longest_s=0.3)  # the application is at work; who gets few at a time is slow
+                    await self.think(longest_s=0.3)  # the application is at work; a reader of small polls is slow
                 if records:
                     await self._make(consumer, producer, writer, records)
         finally:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raftlog.format import iter_headers
+from raftlog.format.wire import Frame, Produce
 from raftlog.v1 import log_pb2
-from raftlog.wire import Frame, Produce
 from tests.simulation.cluster.server import Watch
 from tests.simulation.dataplane.messages import PartitionKey
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def watch_of(broker: ClusterBroker, method: str) -> Watch | None:
-    """Return who looks at a call of this method, if anybody does."""
+    """Return the watch over calls of this method, if there is one."""
     match method:
         case "/raftlog.v1.Log/Produce":
             return _ProduceWatch(broker)
@@ -45,6 +45,9 @@ class _ProduceWatch:
             )
 
     def response(self, message: log_pb2.ProduceResponse) -> None:
+        if message.correlation_id not in self._asked:
+            assert any(result.HasField("error") for result in message.results), "acks=0 is answered only when refused"
+            return
         acks, parts = self._asked.pop(message.correlation_id)
         for (key, leader_epoch, records), result in zip(parts, message.results, strict=True):
             if not result.HasField("error"):

@@ -6,7 +6,8 @@ both ends of the replication streams. One concept a module:
     loop.py         an event loop in virtual time, for parts of the product that ask for one
     disk.py         a broker's log directory: what is not synced can be lost, and everything takes time
     streams.py      the real replication sessions, over simulated connections
-    broker.py       one life of a whole broker
+    broker.py       one life of a whole broker, with coordinators and services
+    markers.py      the service `Markers` between brokers, over simulated connections
     messages.py     what clients and brokers say to each other
     clients.py      producers and consumers, and what they were told
     committed.py    what was committed
@@ -21,7 +22,6 @@ and beside these the files of groups (`group_*.py`) and of transactions:
     isolation.py                what transactions have become in one partition
     transaction_ledger.py       what has to hold for transactions, after every event
     transaction_book.py         what clients were told of transactions, and what has to have come of it at the end
-    transaction_broker.py       the real services, coordinators and marker sender over simulated connections
     transaction_clients.py      coroutines that call coordinators and read committed records
     transaction_producers.py    producers with a transactional id, and transformers
     transaction_sinks.py        batch writers with stages

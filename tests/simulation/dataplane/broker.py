@@ -1,30 +1,52 @@
-"""One life of a whole broker: real logs, registry, partitions, group commit and lease; what `broker.broker_role` wires.
+"""One life of a whole broker: real logs, registry, lease, coordinators and services, wired as `broker_role` does it.
 
 Registering, heartbeats and the watch of images are those of `tests.simulation.broker`. Clients come in by simulated
-connections; what the sessions of the gRPC services do around `Partition` is done here in a few lines.
+connections. Members of groups and readers of committed records meet the real sessions; what the produce and fetch
+sessions do around `Partition` for other clients is done here in a few lines.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from broker.lease import ServingLease, without_lease
+from broker.coordinator.groups.assignors import BUILT_IN
+from broker.coordinator.groups.commands import FetchOffsets, GroupConfig
+from broker.coordinator.groups.coordinators import GroupCoordinators, GroupShard
+from broker.coordinator.transactions.commands import TransactionConfig
+from broker.coordinator.transactions.coordinators import TransactionCoordinators
+from broker.coordinator.transactions.marker_links import MarkerLinks
+from broker.coordinator.transactions.marker_sender import MarkerSender
+from broker.coordinator.transactions.producer_ids import ProducerIds
+from broker.coordinator.transactions.verifier import TransactionVerifier
 from broker.log.config import LogConfig
-from broker.log.group_commit import GroupCommit
+from broker.log.flush import GroupCommit
 from broker.log.manager import LogManager
-from broker.partition import Partition
-from broker.registry import PartitionRegistry
-from raftlog.errors import RaftlogError, ShuttingDown, UnknownOutcome
-from raftlog.v1.records_pb2 import MetadataCommand, MetadataRecord, RemoveTopicRecord
+from broker.net.services.groups import GroupService, GroupSession
+from broker.net.services.markers import MarkerService
+from broker.net.services.transactions import TransactionService
+from broker.partition.fetch_session import FetchSession, readable_end
+from broker.partition.partition import Partition
+from broker.replicas.replica_manager import ReplicaManager
+from broker.server.lease import ServingLease, without_lease
+from raftlog.errors import InvalidTopic, RaftlogError, ShuttingDown, UnknownOutcome
+from raftlog.format.control import Marker
+from raftlog.format.wire import Frame
+from raftlog.v1 import common_pb2
+from raftlog.v1.group_pb2 import FetchOffsetsRequest, GroupRequest, GroupResponse
+from raftlog.v1.log_pb2 import FetchRequest
+from raftlog.v1.records_pb2 import MetadataCommand, MetadataRecord, RegisterBrokerCommand, RemoveTopicRecord
 from raftmeta.decide import CommandResult
 from raftmeta.image import MetadataImage, ResourceKey, broker_record, config_record, partition_record
-from raftmeta.quorum.leases import BrokerLease
+from raftmeta.quorum.sessions import BrokerLease
 from replication.token_bucket import TokenBucket
 from tests.simulation.broker import SimBroker
 from tests.simulation.dataplane.disk import LOGS, SimExecutor
 from tests.simulation.dataplane.loop import SimLoop
+from tests.simulation.dataplane.markers import REQUESTS, CheckedMarkers, MarkerCall, SimMarkerLinks, SimVerifier
 from tests.simulation.dataplane.messages import (
     Answer,
     Answered,
@@ -33,26 +55,44 @@ from tests.simulation.dataplane.messages import (
     Failed,
     Fetch,
     Fetched,
+    FetchedStable,
+    FetchStable,
     PartitionKey,
     Produce,
     Produced,
+    Replied,
     Request,
+    Rpc,
 )
 from tests.simulation.dataplane.streams import LeaderEnd, SimFetchers
+from tests.simulation.dataplane.transaction_ledger import TransactionLedger
 from tests.simulation.network import Connection
 from tests.simulation.parts import Violation
 from tests.simulation.process import Host, Process
 from tests.simulation.voter import Committed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from broker.config.config import BrokerConfig
+    from broker.coordinator.internal_topics import InternalTopics
     from tests.simulation.dataplane.schedule import DataSimulation
 
+T = TypeVar("T")
 FETCH_BYTES = 4_000
 HOUSEKEEPING_S = 0.5
 PROPOSE_S = (0.5, 4.0)
 """How long a broker waits for the controllers' answer."""
+
+
+GROUP_CONFIG = GroupConfig(
+    session_timeout_ms=1_500,
+    heartbeat_interval_ms=300,
+    rebalance_timeout_ms=2_500,
+    offsets_retention_check_interval_ms=5_000,
+)
+TRANSACTION_CONFIG = TransactionConfig(max_timeout_ms=60_000)
+REQUEST_TIMEOUT_MS = 2_000
+CLIENT_WAITS_S = 2.0
+FRAME_BYTES = 4_096
 
 
 class HostClock:
@@ -95,6 +135,73 @@ class _HeartbeatLease(BrokerLease):
         self._serving.revoke("simulated")
 
 
+class StreamEnded:
+    """The last thing on a connection: the server has ended the stream."""
+
+
+class _Writer:
+    """The server's side of a stream."""
+
+    def __init__(self, broker: DataBroker, connection: Connection) -> None:
+        self._broker = broker
+        self._connection = connection
+
+    async def write(self, message: GroupResponse) -> None:
+        """Send."""
+        self._broker.touched = True
+        self._connection.answer(message)
+
+
+class _Call:
+    """A frame's recipient that is answered once."""
+
+    is_stream = False
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def deliver(self, message: Any) -> None:
+        """Answer."""
+        self._connection.answer(message)
+
+
+class _FrameWriter:
+    """The server's side of a stream of frames."""
+
+    def __init__(self, broker: DataBroker, connection: Connection) -> None:
+        self._broker = broker
+        self._connection = connection
+
+    async def write(self, message: list[Frame]) -> None:
+        """Send."""
+        self._broker.touched = True
+        for head, records in message:
+            self._connection.answer(Frame(head, bytes(records)))
+        await asyncio.sleep(0)
+
+
+class _Context:
+    """What services ask of a gRPC context."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float) -> None:
+        self._loop = loop
+        self._end_s = loop.time() + wait_s
+
+    def time_remaining(self) -> float:
+        """How long the caller waits."""
+        return max(0.0, self._end_s - self._loop.time())
+
+
+class _Topics:
+    """The internal topics are there from the start, or soon."""
+
+    async def consumer_offsets(self) -> None:
+        """Nothing has to be made."""
+
+    async def transaction_state(self) -> None:
+        """Nothing has to be made."""
+
+
 class DataBroker(SimBroker):
     """One life of a broker with its logs."""
 
@@ -125,12 +232,82 @@ class DataBroker(SimBroker):
         self.registry = self._new_registry()
         self.logs.on_dir_offline = self.registry.on_dir_offline
         self._starts = self._started = self._serves = False
+        self._failures: list[BaseException] = []
         process.after_each = self._look
         process.after(self._random.uniform(0, HOUSEKEEPING_S), self._housekeep)
         process.after(self._random.uniform(0, HOUSEKEEPING_S), self._tick)
+        self.coordinators = GroupCoordinators(
+            self.broker_id,
+            lambda: self.image,
+            GROUP_CONFIG,
+            BUILT_IN,
+            executor=self.executor,
+            clock=self._clock,
+            lease=self._serving_lease,
+        )
+        self.registry.on_term.append(self.coordinators.on_term)
+        if simulation.has_transactions:
+            self._coordinate_transactions()
 
-    def _new_registry(self) -> PartitionRegistry:
-        return PartitionRegistry(
+    def _coordinate_transactions(self) -> None:
+        self.producer_ids = ProducerIds(
+            self.broker_id, self._propose, lambda: self.image, self._image_from, lambda: self._random.randbytes(32)
+        )
+        local = CheckedMarkers(self)
+        self.markers = MarkerSender(
+            self.broker_id,
+            lambda: self.image,
+            local,
+            self.new_marker_links(),
+            lambda group_id: self.coordinators.find(group_id).broker.broker_id,
+            rng=random.Random(self._random.random()),
+        )
+        self.transactions = TransactionCoordinators(
+            self.broker_id,
+            lambda: self.image,
+            TRANSACTION_CONFIG,
+            self.markers,
+            executor=self.executor,
+            clock=self._clock,
+            lease=self._serving_lease,
+        )
+        self.registry.on_term.append(self.transactions.on_term)
+        self._verifier = self.new_verifier()
+        self._local_markers = local
+        self._marker_service = MarkerService()
+        config, topics = self.new_config(), self.new_topics()
+        self._services = (
+            TransactionService(
+                self.transactions,
+                self.markers,
+                self.producer_ids,
+                topics,
+                config,
+                lambda: self.image,
+                self.registry.find,
+            ),
+            GroupService(self.coordinators, topics, config, self._verifier),
+        )
+
+    def new_marker_links(self) -> MarkerLinks:
+        """Make the way of markers to other brokers."""
+        return SimMarkerLinks(self)
+
+    def new_verifier(self) -> TransactionVerifier:
+        """Make the verifier, which asks other brokers which transactions are open."""
+        return SimVerifier(self, self.transactions, self._clock)
+
+    def new_config(self) -> BrokerConfig:
+        """Make the services' configuration."""
+        known = SimpleNamespace(request_timeout_ms=REQUEST_TIMEOUT_MS, max_streams=100, node_id=self.broker_id)
+        return cast("BrokerConfig", known)
+
+    def new_topics(self) -> InternalTopics:
+        """Make the creator of internal topics."""
+        return cast("InternalTopics", _Topics())
+
+    def _new_registry(self) -> ReplicaManager:
+        return ReplicaManager(
             self.broker_id,
             self.logs,
             self._group_commit,
@@ -151,6 +328,9 @@ class DataBroker(SimBroker):
         if self.touched:
             self.touched = False
             self.simulation.ledger.look(self)
+        if self._failures:
+            failure = self._failures[0]
+            raise Violation(f"{self.host}: {type(failure).__name__}: {failure}") from failure
 
     def check_loop(self) -> None:
         """Raise what a task of the product failed with.
@@ -160,6 +340,19 @@ class DataBroker(SimBroker):
         """
         for context in self._loop.errors:
             raise Violation(f"{self.host}: {context.get('message')}: {context.get('exception')!r}")
+
+    def check_decided(self, markers: Sequence[Marker]) -> None:
+        """A marker is about to be written: its decision has to be committed.
+
+        Raises:
+            Violation: it is not.
+        """
+        self.touched = True
+        ledger = self.simulation.ledger
+        assert isinstance(ledger, TransactionLedger)
+        wrong = ledger.undecided(self, markers)
+        if wrong is not None:
+            self._failures.append(Violation(wrong))
 
     # Metadata
 
@@ -192,8 +385,17 @@ class DataBroker(SimBroker):
         """Return the leader epochs of the partitions that it leads, whatever its lease says."""
         return {(each.log.topic_id, each.log.partition): each.leader_epoch for each in self.partitions() if each.leads}
 
+    def vouch(self, registration: RegisterBrokerCommand) -> None:
+        """Say what the logs say of the process before."""
+        if self.logs.synced_broker_epoch is not None:
+            registration.synced_broker_epoch = self.logs.synced_broker_epoch
+            registration.unsynced_topic_ids.extend(sorted(self.logs.unsynced_topic_ids))
+
     def begin_heartbeats(self) -> None:
         """It is registered: once it has an image that says so, its roles begin, and then the heartbeats."""
+        if self.simulation.has_transactions:
+            self.producer_ids.serve(self.broker_epoch)
+            self._marker_service.open(self._local_markers, self._verifier.verify_here)
         self._starts = True
         self._start_registry()
 
@@ -201,6 +403,7 @@ class DataBroker(SimBroker):
         if not self._starts or self._started or self._known.offset < self.broker_epoch:
             return
         self._started = True
+        self.logs.serve(self.broker_epoch)
         self.registry.serve(
             broker_epoch=self.broker_epoch,
             propose=self._propose,
@@ -220,6 +423,10 @@ class DataBroker(SimBroker):
     def _kick(self, leaderships_changed: bool) -> None:
         if self._serves and leaderships_changed:
             self.send_heartbeat()
+
+    async def _image_from(self, offset: int) -> MetadataImage:
+        await self.registry.wait_applied(offset)
+        return self.image
 
     async def _propose(self, command: MetadataCommand) -> CommandResult:
         """Ask the controllers, for a while; what is asked may be done later all the same."""
@@ -251,9 +458,13 @@ class DataBroker(SimBroker):
         if self._starts and (me is None or me.fenced or me.broker_epoch != self.broker_epoch):
             self._serving_lease.revoke("the image says that it is fenced")
         self.touched = True
+        changes = list(_changes(before, image))
         if self._started:
-            self.registry.on_metadata(image, list(_changes(before, image)))
+            self.registry.on_metadata(image, changes)
         self._start_registry()
+        self.coordinators.on_metadata(image, changes)
+        if self.simulation.has_transactions:
+            self.transactions.on_metadata(image, changes)
 
     # Housekeeping
 
@@ -266,12 +477,11 @@ class DataBroker(SimBroker):
     def _tick(self) -> None:
         self.process.after(self.simulation.lag_time_max_ms / 4_000, self._tick)
         self.touched = True
-        for partition in self.partitions():
-            partition.housekeep()
+        self.registry.housekeep()
         self.registry.check_isr()
 
     def leave(self) -> None:
-        """Stop cleanly: nobody is answered any more, everything is flushed, and a mark says so."""
+        """Stop cleanly: answer no client any more, flush everything, and leave a mark that says so."""
         self.registry.close_all(ShuttingDown("the broker is stopping"))
         self.logs.close(broker_epoch=self.broker_epoch)
         self.host.stop("stops cleanly")
@@ -295,7 +505,13 @@ class DataBroker(SimBroker):
         connection.acceptor_hears(take, lambda: None)
 
     def _serve(self, request: Request, answer: Callable[[Answer], None]) -> None:
+        if isinstance(request, Produce | DeleteRecords) and self.registry.find(*request.key).is_internal:
+            raise InvalidTopic("clients read internal topics, no more")  # as the services have it
         match request:
+            case Rpc():
+                self._loop.create_task(self._call(request, answer))
+            case FetchStable():
+                self._fetch_stable(request, answer)
             case Produce():
                 self._produce_batch(request, answer)
             case Fetch():
@@ -351,6 +567,106 @@ class DataBroker(SimBroker):
         start = partition.log.delete_records(target)
         partition.log_start_moved()
         answer(Fetched(b"", start, partition.high_watermark, start))
+
+    async def _call(self, request: Rpc, answer: Callable[[Answer], None]) -> None:
+        service = next(each for each in self._services if hasattr(each, request.method))
+        try:
+            context = _Context(self._loop.as_loop, CLIENT_WAITS_S)
+            response = await getattr(service, request.method)(request.message, context)
+        except Exception as error:  # a service answers with errors as values
+            self._failures.append(error)
+            return
+        self.touched = True
+        answer(Replied(response))
+
+    def _fetch_stable(self, request: FetchStable, answer: Callable[[Answer], None]) -> None:
+        """What `FetchSession` does for a reader of committed records."""
+        partition: Partition = self.registry.find(*request.key)
+        partition.check_leader_epoch(request.leader_epoch, from_follower=request.from_follower)
+        if not self._serving_lease.valid():
+            raise without_lease(str(partition.topic_partition))
+        end = readable_end(partition, common_pb2.READ_COMMITTED)
+        read = partition.read(request.offset, FETCH_BYTES, end, blocking=True, from_follower=request.from_follower)
+        assert read is not None
+        records = bytes(read.records)
+        aborted = partition.log.aborted_transactions(request.offset, read.next_offset) if records else ()
+        self.simulation.ledger.serves(self, request.key, request.offset, records)
+        answer(FetchedStable(records, read.next_offset, end, partition.leader_epoch, tuple(aborted)))
+
+    def accept_reader(self, connection: Connection) -> None:
+        """Take the stream of a consumer: a real fetch session."""
+        requests: asyncio.Queue[FetchRequest | None] = asyncio.Queue()
+
+        def take(request: FetchRequest) -> None:
+            self.touched = True
+            requests.put_nowait(request)
+
+        connection.acceptor_hears(take, lambda: requests.put_nowait(None))
+        self._loop.create_task(self._serve_reader(connection, requests))
+
+    async def _serve_reader(self, connection: Connection, requests: asyncio.Queue[FetchRequest | None]) -> None:
+        session = FetchSession(self.registry, self.executor, max_frame_bytes=FRAME_BYTES, max_subscriptions=10)
+        try:
+            await session.run(_each(requests), _FrameWriter(self, connection))
+        except Exception as error:  # refusals are frames
+            self._failures.append(error)
+        finally:
+            connection.answer(StreamEnded())
+
+    def accept_markers(self, connection: Connection) -> None:
+        """Take another broker's calls of the service `Markers`."""
+
+        def take(asked: MarkerCall) -> None:
+            self.touched = True
+            self._loop.create_task(self._serve_broker(connection, asked))
+
+        connection.acceptor_hears(take, lambda: None)
+
+    async def _serve_broker(self, connection: Connection, asked: MarkerCall) -> None:
+        try:
+            context = cast(Any, _Context(self._loop.as_loop, 2.0))
+            request = REQUESTS[asked.method].FromString(asked.payload)
+            response = await getattr(self._marker_service, asked.method)(request, context)
+        except Exception as error:  # a service answers with errors as values
+            self._failures.append(error)
+            return
+        self.touched = True
+        connection.answer(asked._replace(payload=response.SerializeToString()))
+
+    # Members of groups
+
+    def accept_member(self, connection: Connection) -> None:
+        """Take the stream of a member, and the calls that it makes beside it."""
+        requests: asyncio.Queue[GroupRequest | None] = asyncio.Queue()
+
+        def take(request: GroupRequest | FetchOffsetsRequest) -> None:
+            self.touched = True
+            if isinstance(request, GroupRequest):
+                requests.put_nowait(request)
+                return
+            call = _Call(connection)
+            try:
+                self._shard_of(request.group_id).submit(FetchOffsets(call, request), call)
+            except RaftlogError as error:
+                call.deliver(error)
+
+        connection.acceptor_hears(take, lambda: requests.put_nowait(None))
+        self._loop.create_task(self._serve_member(connection, requests))
+
+    async def _serve_member(self, connection: Connection, requests: asyncio.Queue[GroupRequest | None]) -> None:
+        session = GroupSession(self._shard_of, "simulated")
+        try:
+            await session.run(_each(requests), _Writer(self, connection))
+        finally:
+            connection.answer(StreamEnded())
+
+    def _shard_of(self, group_id: str) -> GroupShard:
+        return self.coordinators.shard_of(group_id)[1]
+
+
+async def _each(requests: asyncio.Queue[T | None]) -> AsyncIterator[T]:
+    while (request := await requests.get()) is not None:
+        yield request
 
 
 def _changes(before: MetadataImage, after: MetadataImage) -> Iterator[MetadataRecord]:

@@ -1,4 +1,4 @@
-"""Producers and consumers: what they ask, of whom, and what they conclude from the answers."""
+"""Producers and consumers: their requests, and what they conclude from the answers."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Producer(Client):
 
 
 class Consumer(Client):
-    """Reads every partition from its start, from whoever leads, or from a follower. `told`: only when told to."""
+    """Reads every partition from its start, at the leader or at a follower. `told`: only when told to."""
 
     def __init__(self, simulation: DataSimulation, number: int, *, told: bool = False) -> None:
         super().__init__(simulation, number)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
-from broker.log.checkpoints import OFFSET_CHECKPOINT, decode_lines
+from broker.log.log_dir import OFFSET_CHECKPOINT, decode_lines
 from tests.simulation.dataplane.loop import HAND_OVER_S
 from tests.simulation.dataplane.messages import PartitionKey
 from tests.simulation.process import Process
@@ -71,6 +71,14 @@ class LogDisk:
         data[first + int(share * (len(data) - first))] ^= 0x20
         self.storage.lose_durably(path, len(data))  # nothing is lost but the old byte
 
+    def lose_directory(self, path: str) -> None:
+        """Lose a directory that is at rest, with its files."""
+        for name in self.storage.list_sizes(path):
+            self.storage.remove(f"{path}/{name}")
+        self.storage.sync_dir(path)
+        self.storage.remove_dir(path)
+        self.storage.sync_dir(path.rpartition("/")[0])
+
     def recovery_point(self, key: PartitionKey) -> int:
         """Return below which offset a start takes a log for durable without a look."""
         path = f"{LOGS}/{OFFSET_CHECKPOINT}"
@@ -122,7 +130,7 @@ class SimExecutor(Executor):
         def begin() -> None:
             try:
                 result, error = fn(*args, **kwargs), None
-            except Exception as raised:  # travels to who waits, as from a thread
+            except Exception as raised:  # travels to the waiting caller, as from a thread
                 result, error = None, raised
             if self._disk.dead:
                 raise PowerLoss

@@ -96,7 +96,7 @@ class DataFaults(Faults):
         self._after(self._random.choice(SICK_DISK_S), self._mend, host)
 
     def _broken_log(self) -> None:
-        """Syncs fail; after a while somebody restarts the machine with a disk that works."""
+        """Syncs fail; after a while the machine restarts with a disk that works."""
         host = self._pick_broker()
         assert host.log_disk is not None
         self._trace(host, "broken-log")
@@ -110,13 +110,17 @@ class DataFaults(Faults):
         host.log_disk.die_after(self._random.randrange(12))
 
     def _rot(self) -> bool:
-        """Let a log lose records that were synced, while its machine is off."""
+        """Let a log lose records that were synced, or its whole directory, while its machine is off."""
+        whole = self._random.random() < 0.3
 
-        def lose_half(disk: LogDisk, key: PartitionKey, path: str) -> bool:
-            disk.lose_half(path)
+        def lose(disk: LogDisk, key: PartitionKey, path: str) -> bool:
+            if whole:
+                disk.lose_directory(path.rpartition("/")[0])
+            else:
+                disk.lose_half(path)
             return True
 
-        return self._spoil("rotten", lose_half)
+        return self._spoil("rotten", lose)
 
     def _flip(self) -> bool:
         """Let a byte of a log become another one where the next start reads it: behind the recovery point.

@@ -13,14 +13,14 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from broker.group_coordinators import partition_for
-from broker.internal_topics import CONSUMER_OFFSETS
+from broker.coordinator.groups.coordinators import partition_for
+from broker.coordinator.internal_topics import CONSUMER_OFFSETS
 from raftlog._core.membership import Identity, Membership, MemberState
 from raftlog.errors import RaftlogError, from_wire
 from raftlog.types import TopicPartition
 from raftlog.v1 import group_pb2
 from raftmeta.image import MetadataImage
-from tests.simulation.dataplane.group_broker import StreamEnded, group_broker
+from tests.simulation.dataplane.broker import StreamEnded
 from tests.simulation.network import Connection
 from tests.simulation.parts import Violation
 from tests.simulation.process import Host, Process
@@ -180,7 +180,7 @@ class Member:
         if topic is None:
             return
         leader = topic.partitions[partition_for(self.group_id, len(topic.partitions))].leader
-        broker = group_broker(self.simulation.data_broker(leader))
+        broker = self.simulation.data_broker(leader)
         connection = None if broker is None else self.simulation.network.connect(self.process, broker.process)
         if connection is None or broker is None:
             return

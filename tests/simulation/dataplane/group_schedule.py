@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from broker.internal_topics import CONSUMER_OFFSETS
+from broker.coordinator.internal_topics import CONSUMER_OFFSETS
 from raftlog._core.membership import MemberState
 from raftlog.types import TopicPartition
-from tests.simulation.broker import SimBroker
 from tests.simulation.dataplane.clients import Deleter
-from tests.simulation.dataplane.group_broker import GroupBroker
 from tests.simulation.dataplane.group_members import Member, Offsets
 from tests.simulation.dataplane.messages import PartitionKey
 from tests.simulation.dataplane.schedule import FIRST_CLIENT, DataSimulation
 from tests.simulation.parts import Violation
-from tests.simulation.process import Process
 
 FIRST_MEMBER = FIRST_CLIENT + 100
 GROUPS = ("alpha", "beta")
@@ -47,12 +44,8 @@ class GroupSimulation(DataSimulation):
         self.member_life_s = (self.chosen("least_life_s", least_s), self.chosen("most_life_s", most_s))
         """How long it is from one misfortune of a member to the next."""
 
-    def new_broker(self, process: Process) -> SimBroker:
-        """Make a whole broker that coordinates groups."""
-        return GroupBroker(process)
-
     def is_internal(self, key: PartitionKey) -> bool:
-        """Whether a partition is the coordinators': nobody else writes there, and two batches may say the same."""
+        """Whether a partition belongs to coordinators: clients do not write there, and two batches may be equal."""
         return key[0] == self.id_of(CONSUMER_OFFSETS)
 
     def start_clients(self) -> None:
@@ -70,7 +63,7 @@ class GroupSimulation(DataSimulation):
                 number += 1
 
     def check_owners(self, member: Member) -> None:
-        """A member has done something: nobody else may own what it owns.
+        """A member has acted: no other member may own its partitions.
 
         Raises:
             Violation: somebody does, and both are sure of their sessions.

@@ -44,7 +44,7 @@ class Entry:
 
     @property
     def is_visible(self) -> bool:
-        """Whether readers of committed records get it; while its transaction is open nobody knows."""
+        """Whether readers of committed records get it; undecided while its transaction is open."""
         return self.part is None or self.part.commit is True
 
 

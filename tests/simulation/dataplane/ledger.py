@@ -33,7 +33,7 @@ from tests.simulation.parts import Violation
 from tests.support.memory_storage import MemoryStorage
 
 if TYPE_CHECKING:
-    from broker.partition import Partition
+    from broker.partition.partition import Partition
     from tests.simulation.dataplane.broker import DataBroker
     from tests.simulation.dataplane.schedule import DataSimulation
 
@@ -139,7 +139,7 @@ class Ledger:
                 f"{view.high_watermark} to {log.high_watermark}"
             )
         view.high_watermark, view.end = log.high_watermark, log.log_end_offset
-        view.held = partition.held_end_offset
+        view.held = partition.durable_end_offset
         view.leads_in = leads_in
         if log.high_watermark > committed.end:
             if leads_in < 0:
@@ -350,7 +350,7 @@ class Ledger:
     # What clients are told
 
     def check_may_acknowledge(self, broker: DataBroker, key: PartitionKey, leader_epoch: int) -> None:
-        """Check that nobody else acknowledges in the same epoch, and that this broker has a lease.
+        """Check that no other broker acknowledges in the same epoch, and that this broker has a lease.
 
         Raises:
             Violation: somebody does, or it has none.
@@ -382,7 +382,7 @@ class Ledger:
             self._due.append((broker, key, leader_epoch, base_offset, batch))
         else:
             partition = broker.find(key)
-            if partition is None or partition.held_end_offset <= base_offset:
+            if partition is None or partition.durable_end_offset <= base_offset:
                 raise Violation(f"{broker.host} acknowledges the record {base_offset} before it is durable")
             self._single.append((key, leader_epoch, base_offset, bytes(batch[HEADER_BYTES:])))
 

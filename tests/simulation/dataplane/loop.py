@@ -59,14 +59,14 @@ class SimLoop:
         self._process = process
         self._random = chance
         self.errors: list[dict[str, Any]] = []
-        """What nobody was there to take."""
+        """Errors that no task handled."""
         self._tasks: list[asyncio.Task[Any]] = []
         self.as_loop = cast(AbstractEventLoop, self)
         process.loop = self.as_loop
 
     @property
     def process(self) -> Process:
-        """Whose loop it is."""
+        """The process that owns the loop."""
         return self._process
 
     def time(self) -> float:
@@ -102,7 +102,7 @@ class SimLoop:
         return task
 
     def dispose(self) -> None:
-        """The process is dead, and the simulation over: let go of what its tasks hold, whatever they make of that."""
+        """The process is dead, and the simulation over: close its tasks, and ignore their errors."""
         self._process.alive = False
         asyncio._set_running_loop(self.as_loop)
         try:

@@ -15,17 +15,22 @@ def _bug(why: str, *rewrites: Rewrite, story: str | None = None) -> Mutation:
 BROKER_MUTATIONS: dict[str, Mutation] = {
     # What a replica holds
     "held before fsync": _bug(
-        "a record counts as held once it is in the page cache (nats #7564)",
+        "a record counts as durable once it is in the page cache (nats #7564)",
         Rewrite(
-            "broker.flushing:Flushing.held_end_offset",
+            "broker.log.flush:Flushing.durable_end_offset",
             "return self._log.flushed_end_offset",
             "return self._log.log_end_offset",
         ),
     ),
+    "an empty log for a missing one": _bug(
+        "a log that the checkpoint lists and that has no directory begins empty, in sync, and leads",
+        Rewrite("broker.log.manager:LogManager._list_missing", "if self._unread_dirs:", "if True:"),
+        story="test_a_replica_whose_log_vanished_never_leads_with_an_empty_one",
+    ),
     "flush of what was truncated": _bug(
         "a flush that began before a truncation counts for what was appended after it",
         Rewrite(
-            "broker.log.log_flush:FlushableLog.finish_flush",
+            "broker.log.partition_log:PartitionLog.finish_flush",
             "if ticket.truncations == self._truncations and not self.closed:",
             "if not self.closed:",
         ),
@@ -34,21 +39,21 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     "acknowledged by the leader alone": _bug(
         "acks=all is answered when the leader holds the record",
         Rewrite(
-            "broker.leading:Leading.appended",
-            "(self._acks.committed if all_replicas else self._acks.held).wait(log_end_offset, answer)",
-            "self._acks.held.wait(log_end_offset, answer)",
+            "broker.partition.leader_term:Leading.appended",
+            "(self._acks.committed if all_replicas else self._acks.durable).wait(log_end_offset, answer)",
+            "self._acks.durable.wait(log_end_offset, answer)",
         ),
     ),
     "no lease asked for": _bug(
         "a leader answers what its image says, lease or not",
-        Rewrite("broker.leading:Leading.advance", "if not self._lease.valid():", "if False:"),
-        Rewrite("broker.partition:Partition.check_serving", "if not self._lease.valid():", "if False:"),
+        Rewrite("broker.partition.leader_term:Leading.advance", "if not self._lease.valid():", "if False:"),
+        Rewrite("broker.partition.partition:Partition.check_serving", "if not self._lease.valid():", "if False:"),
     ),
     "answered by a later leadership": _bug(
         "who waits when a leadership ends goes on waiting, and the next term's high watermark answers",
-        Rewrite("broker.partition_roles:PartitionRoles.follow", "self._acks.fail(refusal)", "pass"),
-        Rewrite("broker.partition_roles:PartitionRoles.resign", "self._acks.fail(reason)", "pass"),
-        Rewrite("broker.partition_roles:PartitionRoles.lead", "self._acks.fail(over)", "pass"),
+        Rewrite("broker.partition.partition:Partition.follow", "self._acks.fail(refusal)", "pass"),
+        Rewrite("broker.partition.partition:Partition.resign", "self._acks.fail(reason)", "pass"),
+        Rewrite("broker.partition.partition:Partition.lead", "self._acks.fail(over)", "pass"),
         story="test_who_waits_for_a_deposed_leader_is_not_answered_by_its_next_term",
     ),
     "a topic under the id asked for": _bug(
@@ -64,7 +69,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     "truncated by the high watermark": _bug(
         "a follower begins with what it knows to be committed (KIP-101)",
         Rewrite(
-            "broker.following:Following.begin",
+            "broker.partition.follower_term:Following.begin",
             "self._flushing.catch_up()",
             "self._log.truncate_to(self._log.high_watermark, now_ms=0)",
         ),
@@ -72,13 +77,17 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     ),
     "never truncated": _bug(
         "a follower keeps what its leader does not have",
-        Rewrite("broker.following:Following.truncate", "log.truncate_to(offset, now_ms=self._clock.now_ms())", "pass"),
+        Rewrite(
+            "broker.partition.follower_term:Following.truncate",
+            "log.truncate_to(offset, now_ms=self._clock.now_ms())",
+            "pass",
+        ),
         story="test_kafka_7164_a_follower_that_missed_epochs_still_truncates",
     ),
     "taken on without a look": _bug(
         "a follower's log counts as a prefix whatever its last epoch is (KIP-101)",
         Rewrite(
-            "broker.leading:Leading.open_replica",
+            "broker.partition.leader_term:Leading.open_replica",
             "if isinstance(opening, Accepted):",
             "opening = Accepted() if fetch_offset <= log.log_end_offset else opening\n"
             "    if isinstance(opening, Accepted):",
@@ -88,12 +97,12 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     "epoch of the answer not looked at": _bug(
         "a follower cuts its log at the offset that the leader names, whatever its own epochs say (KIP-279)",
         Rewrite(
-            "broker.following:truncation_offset",
+            "broker.partition.follower_term:truncation_offset",
             "target = min(diverging.end_offset, own.end_offset)",
             "target = min(diverging.end_offset, log_end_offset - 1)",
         ),
         Rewrite(
-            "broker.leading:check_prefix",
+            "broker.partition.leader_term:check_prefix",
             "cache.epoch_for(fetch_offset - 1) == last_fetched_epoch",
             "cache.latest_epoch >= last_fetched_epoch",
         ),
@@ -101,7 +110,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     ),
     # The high watermark
     "committed ISR only": _bug(
-        "whoever the leader has asked to take in does not count (the maximal ISR of KIP-497)",
+        "a follower that the leader has asked to add to the ISR does not count (the maximal ISR of KIP-497)",
         Rewrite(
             "replication.leader:LeaderState._count_members",
             "maximal = self._isr.maximal",
@@ -120,38 +129,40 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     "high watermark at the log end": _bug(
         "a new leader takes everything that it has for committed",
         Rewrite(
-            "broker.leading:Leading.__init__", "high_watermark=min(log.high_watermark, held)", "high_watermark=held"
+            "broker.partition.leader_term:Leading.__init__",
+            "high_watermark=min(log.high_watermark, durable)",
+            "high_watermark=durable",
         ),
     ),
     "nobody has to confirm": _bug(
         "a follower that was not heard of in this epoch does not hold the high watermark up",
         Rewrite(
             "replication.leader:high_watermark",
-            "if held is None:\n            return current",
-            "if held is None:\n            continue",
+            "if durable is None:\n            return current",
+            "if durable is None:\n            continue",
         ),
         story="test_a_high_watermark_that_is_behind_does_not_send_readers_back",
     ),
     # Idempotence
     "producers not read again": _bug(
         "what is remembered of producers is not cut with the log, so that what was cut off counts as a duplicate",
-        Rewrite("broker.log.log_producers:ProducerLog._cut_producers", "self.producers = producers", "pass"),
+        Rewrite("broker.log.partition_log:PartitionLog._cut_producers", "self.producers = producers", "pass"),
         story="test_a_batch_that_was_truncated_is_no_duplicate",
     ),
     "snapshots of what was cut": _bug(
         "a truncation leaves the producer snapshots above it, and the log grows over their offsets",
-        Rewrite("broker.log.log_producers:ProducerLog._drop_snapshots", "if self._snapshots_gone:", "if False:"),
+        Rewrite("broker.log.producer_state:SnapshotFiles.remove_gone", "if self._gone:", "if False:"),
         story="test_a_snapshot_of_what_was_truncated_counts_for_nothing",
     ),
     "denied at once": _bug(
         "a new leader says that a batch is lost before it knows what the others in sync have",
-        Rewrite("broker.partition:Partition._appended_before", "if not leading.may_deny:", "if False:"),
+        Rewrite("broker.partition.partition:Partition._appended_before", "if not leading.may_deny:", "if False:"),
         story="test_a_new_leader_does_not_deny_what_another_replica_may_have",
     ),
     "denied by the high watermark": _bug(
         "a term that begins at its high watermark counts as confirmed, though a replica in sync may have more",
         Rewrite(
-            "broker.leading:Leading.may_deny",
+            "broker.partition.leader_term:Leading.may_deny",
             "self.has_confirmed and self.has_enough_in_sync and self.state.has_heard_all_in_sync",
             "self.has_confirmed",
         ),
@@ -159,7 +170,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     ),
     "a refusal that is not kept": _bug(
         "a late copy of a missing batch, and then of what was refused for want of it, is appended all the same",
-        Rewrite("broker.leading:Leading.has_denied", "return producer_epoch <=", "return False and"),
+        Rewrite("broker.partition.leader_term:Leading.has_denied", "return producer_epoch <=", "return False and"),
         story="test_a_late_copy_of_a_missing_batch_lets_nothing_in_that_was_denied",
     ),
     "no batches remembered": _bug(
@@ -172,7 +183,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     ),
     "duplicates before they are committed": _bug(
         "a batch that is sent again is acknowledged although the first one may yet be lost",
-        Rewrite("broker.leading:Leading.repeated", "if end_offset <= reached:", "if True:"),
+        Rewrite("broker.partition.leader_term:Leading.repeated", "if end_offset <= reached:", "if True:"),
     ),
     "a follower does not note": _bug(
         "what a follower appends is not remembered, so that it knows nothing when it leads",
@@ -186,17 +197,17 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         "a restarted broker knows no producers",
         Rewrite("broker.log.recovery:_Recovery.read_producers", "recovered.producers = ", "_ = "),
     ),
-    # Who is in sync
+    # The ISR
     "joins below the high watermark": _bug(
         "a follower joins the ISR before it holds what is committed",
         Rewrite(
             "replication.leader:LeaderState._may_join",
-            "and held >= self._high_watermark\n        and held >= self.epoch_start_offset",
+            "and durable >= self._high_watermark\n        and durable >= self.epoch_start_offset",
             "",
         ),
         Rewrite(
             "replication.leader:LeaderState._holds_committed",
-            "return held is None or held >= self._high_watermark",
+            "return durable is None or durable >= self._high_watermark",
             "return True",
         ),
     ),
@@ -218,8 +229,33 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     ),
     "unclean stop forgotten": _bug(
         "a broker back from an unclean stop stays in sync (Fluss #662, KAFKA-15586)",
-        Rewrite("raftmeta.decide.brokers:_was_unclean", "return known.unclean or", "return False and"),
+        Rewrite("raftmeta.decide.brokers:_may_lack", "return False, tuple(sorted(lacking))", "return False, ()"),
         story="test_a_replica_that_lost_its_page_cache_is_not_elected",
+    ),
+    "every unclean stop is a loss": _bug(
+        "a broker back from an unclean stop is out of sync though it had fsynced what it acknowledged",
+        Rewrite("raftmeta.decide.brokers:_may_lack", "or not (clean or synced)", "or not clean"),
+        story="test_two_of_three_lead_on_after_all_lost_their_power_at_once",
+    ),
+    "an ISR left to the dead": _bug(
+        "brokers that return leave the ISR in favor of one that has not been heard since all died",
+        Rewrite("raftmeta.elections:leaves_it_to", "return isr < set(partition.isr) and isr <= silent", "return False"),
+        story="test_two_of_three_lead_on_after_all_and_the_controller_lost_their_power_at_once",
+    ),
+    "no note of what is not fsynced": _bug(
+        "with flush.messages above 1 records count before they are fsynced, and the log directory does not say so",
+        Rewrite("broker.log.log_dir:store_served", "sorted(served.unsynced_topic_ids)", "()"),
+        story="test_a_replica_that_lost_its_page_cache_is_not_elected",
+    ),
+    "any mark vouches": _bug(
+        "an older copy of a disk counts as what the last process had",
+        Rewrite("raftmeta.decide.brokers:_may_lack", "and command.synced_broker_epoch == known.broker_epoch", ""),
+        story="test_an_older_copy_of_a_disk_counts_for_nothing",
+    ),
+    "a full disk is kept quiet": _bug(
+        "a leader that cannot append goes on leading although others could",
+        Rewrite("broker.replicas.isr:FullStorage.look", "known.storage_full == full", "True"),
+        story="test_a_leader_whose_disk_is_full_lets_another_one_lead",
     ),
     "eligible for ever": _bug(
         "who left the ISR stays eligible while others commit (KIP-966)",

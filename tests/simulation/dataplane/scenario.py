@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from broker.log.log_dir import OFFSET_CHECKPOINT
 from raftmeta.image import NO_LEADER, PartitionImage
 from tests.simulation.dataplane.clients import Consumer, Deleter, Producer
-from tests.simulation.dataplane.disk import QUICK_S
+from tests.simulation.dataplane.disk import LOGS, QUICK_S
 from tests.simulation.dataplane.messages import Answer, Failed, Fetched, PartitionKey, Produced
 from tests.simulation.dataplane.schedule import FIRST_CLIENT, DataSimulation
 from tests.simulation.parts import Parts
 from tests.simulation.process import Host, Process
 from tests.simulation.scenario import Story
 from tests.simulation.schedule import Simulation
+from tests.support.memory_storage import MemoryStorage
 
 CONTROLLER = 1
 BROKERS = (2, 3, 4)
@@ -31,7 +33,7 @@ FRAMES, REQUESTS, IMAGE, PROPOSAL, OUTCOME = "list", "ReplicateRequest", "Metada
 
 
 class _Scripted(DataSimulation):
-    """Nobody boots what is down, but the story."""
+    """Only the story starts processes."""
 
     def process_ended(self, host: Host) -> None:
         self._voters.pop(host.node_id, None)
@@ -95,13 +97,14 @@ class DataStory(Story):
     # Partitions
 
     def topic(self, *, min_insync_replicas: int = 1, replication_factor: int = 3, **configs: str) -> PartitionKey:
-        """Create a topic with one partition; broker 2 is its leader, then come 3 and 4."""
+        """Create a topic with one partition; broker 2 is the leader of the first one, then come 3 and 4."""
+        first = not self.simulation.invariants.truth.topics
         named = {name.replace("_", "."): value for name, value in configs.items()}
         named["min.insync.replicas"] = str(min_insync_replicas)
         name = self.simulation.create_topic(1, replication_factor, named)
         self.until(lambda: self._is_followed((self.simulation.id_of(name), 0)), "the replicas follow")
         key = (self.simulation.id_of(name), 0)
-        assert self.partition(key).replicas == BROKERS[:replication_factor]
+        assert not first or self.partition(key).replicas == BROKERS[:replication_factor]
         return key
 
     def partition(self, key: PartitionKey) -> PartitionImage:
@@ -119,7 +122,7 @@ class DataStory(Story):
         return (
             here is not None
             and here.leads
-            and all(replica.held_end_offset >= 0 for replica in here.describe_replicas().replicas)
+            and all(replica.durable_end_offset >= 0 for replica in here.describe_replicas().replicas)
         )
 
     def leads(self, key: PartitionKey, *among: int) -> int:
@@ -156,7 +159,7 @@ class DataStory(Story):
         def has() -> bool:
             broker = self.simulation.data_broker(node_id)
             here = None if broker is None else broker.find(key)
-            return here is not None and here.held_end_offset >= offset
+            return here is not None and here.durable_end_offset >= offset
 
         self.until(has, f"broker {node_id} holds {offset}")
 
@@ -165,7 +168,7 @@ class DataStory(Story):
     def send(
         self, key: PartitionKey, leader: int | None = None, *, count: int = 1, records: int = 1, acks: str = "all"
     ) -> list[Sent]:
-        """Send batches of so many records to the leader, or to who takes itself for it."""
+        """Send batches of so many records to the leader, or to a node that takes itself for the leader."""
         part = self.partition(key)
         target = part.leader if leader is None else leader
         broker = self.simulation.data_broker(target)
@@ -219,6 +222,59 @@ class DataStory(Story):
         for node_id in nodes:
             self.simulation.host(node_id).stop("killed")
 
+    def shut_down(self, *nodes: int) -> None:
+        """Stop brokers cleanly, all at the same moment."""
+        for node_id in nodes:
+            self.simulation.brokers[node_id].leave()
+
+    def lose_log(self, node_id: int, key: PartitionKey) -> None:
+        """Let the directory of a log vanish from the disk of a broker that is down."""
+        disk = self.simulation.host(node_id).log_disk
+        assert disk is not None
+        topic = self.simulation.invariants.truth.topics[key[0]]
+        disk.lose_directory(f"{LOGS}/{topic.name}-{key[1]}")
+
+    def lose_files(self, node_id: int, key: PartitionKey, what: str, copy: MemoryStorage) -> None:
+        """Let files of a replica vanish from the disk of a broker that is down, or be those of an older copy."""
+        disk = self.simulation.host(node_id).log_disk
+        assert disk is not None
+        storage = disk.storage
+        topic = self.simulation.invariants.truth.topics[key[0]]
+        directory = f"{LOGS}/{topic.name}-{key[1]}"
+        segments = sorted(name for name in storage.list_sizes(directory) if name.endswith(".log"))
+        assert len(segments) >= 3
+        match what:
+            case "the first segment" | "a middle segment" | "the last segment":
+                number = {"the first segment": 0, "a middle segment": len(segments) // 2}.get(what, -1)
+                storage.remove(f"{directory}/{segments[number]}")
+            case "the checkpoint":
+                storage.remove(f"{LOGS}/{OFFSET_CHECKPOINT}")
+            case "what an older copy of the log lacks":
+                disk.lose_directory(directory)
+                storage.make_dir(directory)
+                for name in copy.list_sizes(directory):
+                    file = storage.open(f"{directory}/{name}", create=True)
+                    file.write([bytes(copy.raw(f"{directory}/{name}"))], 0)
+                    file.datasync()
+            case "what an older copy of the disk lacks":
+                disk.storage = storage = copy.clone()
+            case _:
+                raise AssertionError(what)
+        for path in (directory, LOGS):
+            storage.sync_dir(path)
+
+    def copy_disk(self, node_id: int) -> MemoryStorage:
+        """Copy the log disk of a broker that is down."""
+        disk = self.simulation.host(node_id).log_disk
+        assert disk is not None
+        return disk.storage.clone()
+
+    def put_back(self, node_id: int, copy: MemoryStorage) -> None:
+        """Replace what is on the log disk of a broker that is down by a copy made before."""
+        disk = self.simulation.host(node_id).log_disk
+        assert disk is not None
+        disk.storage = copy.clone()
+
     def power_cut(self, *nodes: int) -> None:
         """Cut the power; of what was not synced, nothing is left."""
         for node_id in nodes:
@@ -231,6 +287,25 @@ class DataStory(Story):
         """Start machines."""
         for node_id in nodes:
             self.simulation.host(node_id).boot()
+
+    def fill_disk(self, *nodes: int) -> None:
+        """Leave no room on these disks."""
+        for node_id in nodes:
+            disk = self.simulation.host(node_id).log_disk
+            assert disk is not None
+            disk.fill()
+
+    def full_disks(self) -> list[int]:
+        """Return the brokers that have told the controller that their disks are full."""
+        brokers = self.simulation.invariants.truth.brokers
+        return [broker_id for broker_id, broker in sorted(brokers.items()) if broker.storage_full]
+
+    def mend_disk(self, *nodes: int) -> None:
+        """Let these disks have room again."""
+        for node_id in nodes:
+            disk = self.simulation.host(node_id).log_disk
+            assert disk is not None
+            disk.mend()
 
     def slow_disk(self, *nodes: int, seconds: float = SLOW_S) -> None:
         """Let everything that is asked of these disks from now on take so long, until they are quick again."""

@@ -52,6 +52,8 @@ class DataSimulation(Simulation):
         "credit_bytes": int,
         "checkpoint_s": float,
     }
+    has_transactions: ClassVar[bool] = False
+    """Whether brokers coordinate transactions, and serve their requests."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class DataSimulation(Simulation):
         return self.invariants.truth.topic_id_by_name.get(topic, b"")
 
     def is_internal(self, key: PartitionKey) -> bool:
-        """Whether a partition is the coordinators': nobody else writes there, and two batches may say the same."""
+        """Whether a partition belongs to coordinators: clients do not write there, and two batches may be equal."""
         return False
 
     def deleted_below(self, key: PartitionKey) -> int:
@@ -146,7 +148,7 @@ class DataSimulation(Simulation):
         return name
 
     def propose(self, command: MetadataCommand) -> None:
-        """Have somebody ask for a change of the metadata; refusals are fine."""
+        """Ask for a change of the metadata from some host; refusals are fine."""
         assert self.admin is not None
         Requester(self.admin, self.random).propose(command, lambda answer: None)
 

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from raftlog.errors import RaftlogError, StaleBrokerEpoch, UnknownLeaderEpoch
+from raftlog.format.wire import ReplicaFrame
 from raftlog.v1.replication_pb2 import ReplicateRequest
-from raftlog.wire import ReplicaFrame
 from replication.follower_session import FollowerOptions, FollowerSession
-from replication.leader_session import LeaderSession
+from replication.leader_session import LeaderSession, ReadDone
 from replication.ports import FollowedPartition, LedPartition, Replica, Wake
-from replication.push_queue import ReadDone
 from replication.token_bucket import TokenBucket
 from tests.simulation.network import Connection
 
@@ -213,7 +212,7 @@ class FollowerEnd(_Pump):
 
 
 class SimFetchers:
-    """What the registry tells which partitions to follow, and whom; as `replication.shell.fetchers`."""
+    """Follows partitions at their leaders as the replica manager says; in place of `replication.shell.fetchers`."""
 
     def __init__(self, broker: DataBroker, chance: random.Random) -> None:
         self._broker = broker

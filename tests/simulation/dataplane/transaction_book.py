@@ -43,7 +43,7 @@ class Value(NamedTuple):
 
 
 def read_value(value: bytes) -> Value | None:
-    """Return what a record says; None: it is one of somebody else's."""
+    """Return what a record says; None: another client wrote it."""
     fields = value.split(b"|")
     return Value(*map(int, fields[1:6])) if fields[0] == MARK else None
 
@@ -56,7 +56,7 @@ class Transaction:
     name: str
     numbers: Numbers
     may_commit: bool = False
-    """Whether anybody has asked for that."""
+    """Whether a commit was asked for."""
     told: bool | None = None
     """What its client was told: committed, or aborted."""
     acknowledged: dict[PartitionKey, list[Value]] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class Transaction:
 
 @dataclass
 class Batches:
-    """The batches of one sink: by batch id, who was named, and by whom."""
+    """The batches of one sink, by batch id: the stages that commits named, and the stages of the confirmed commit."""
 
     asked: defaultdict[int, list[frozenset[int]]] = field(default_factory=lambda: defaultdict(list))
     told: dict[int, frozenset[int]] = field(default_factory=dict)
     last: int = -1
-    """The last batch that anybody was told of."""
+    """The last batch that a client was told of."""
 
 
 class Book:
@@ -139,7 +139,7 @@ class Book:
             raise Violation(f"{sink_id}: batch {batch_id} is said to be committed, and no record says so")
 
     def tell_last(self, sink_id: str, batch_id: int, before: int) -> None:
-        """Somebody is told which batch is the last; `before`: what others were told before it was asked.
+        """A client is told which batch is the last; `before`: what clients were told before it asked.
 
         Raises:
             Violation: it goes back.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from broker.coordinators import partition_for
-from broker.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from raftlog._core.fetched import Rows, wanted_rows
+from broker.coordinator.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from broker.coordinator.shards import partition_for
+from raftlog._core.positions import Rows, wanted_rows
 from raftlog.errors import OffsetOutOfRange, RaftlogError, from_wire
 from raftlog.format.aborted import AbortedRange, AbortedRanges
 from raftlog.types import TopicPartition
@@ -44,7 +44,7 @@ REPLAYS = 40
 
 
 class GaveUp(Exception):
-    """Nobody has answered for too long."""
+    """No broker has answered for too long."""
 
 
 def topic_partitions(keys: list[PartitionKey]) -> list[group_pb2.TopicPartitions]:
@@ -74,7 +74,7 @@ class TransactionClient(Client):
         self.spawn(self.run())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something; whatever it raises is wrong."""
+        """Run a coroutine; any error that it raises is a violation."""
         task = self.loop.create_task(work)
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -118,7 +118,7 @@ class TransactionClient(Client):
         return await answered
 
     def replay_some(self) -> None:
-        """Send a request once more that was sent before; nobody waits for the answer."""
+        """Send an earlier request once more, without waiting for the answer."""
         if self._sent and self.random.random() < 0.15:
             self.counts["requests replayed"] += 1
             broker_id = self.random.choice(self.simulation.broker_ids)
@@ -139,12 +139,12 @@ class TransactionClient(Client):
         self._sent.append(request)
 
     def leader(self, key: PartitionKey) -> int | None:
-        """Return who leads a partition, as far as it knows."""
+        """Return the leader of a partition, as far as it knows."""
         part = self.image.partition(*key)
         return None if part is None or part.leader == NO_LEADER else part.leader
 
     def coordinator(self, topic_name: str, key: str) -> int | None:
-        """Return who coordinates an id, as far as it knows."""
+        """Return the coordinator of an id, as far as it knows."""
         topic = self.image.topic(topic_name)
         if topic is None:
             return None

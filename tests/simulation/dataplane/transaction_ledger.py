@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.groups.records import parse_key as parse_group_key
-from broker.transactions import records
-from broker.transactions.transaction import State, Transaction
+from broker.coordinator.groups.records import parse_key as parse_group_key
+from broker.coordinator.transactions import records
+from broker.coordinator.transactions.transaction import State, Transaction
 from raftlog.format import decode_batch
 from raftlog.format.control import Marker
 from raftlog.v1.group_records_pb2 import OffsetValue, ProducerFenceValue
@@ -28,7 +28,7 @@ from tests.simulation.dataplane.messages import PartitionKey
 from tests.simulation.parts import Violation
 
 if TYPE_CHECKING:
-    from broker.partition import Partition
+    from broker.partition.partition import Partition
     from tests.simulation.dataplane.broker import DataBroker
     from tests.simulation.dataplane.transaction_schedule import TransactionSimulation
 
@@ -55,7 +55,7 @@ class TransactionLedger(Ledger):
         self.open: dict[str, Numbers] = {}
         """Transactional ids, and stages, that are open."""
         self.prepared: dict[str, Numbers] = {}
-        """Those that are decided, and not known to be over."""
+        """Transactions that are decided and not known to be complete."""
         self.sinks: defaultdict[str, Sink] = defaultdict(Sink)
         self.stages: dict[int, tuple[str, int]] = {}
         """Sink and batch by producer id."""

@@ -16,7 +16,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     "marker with the unbumped epoch": _bug(
         "a marker carries the epoch of the transaction that it ends, which the partition has (before KIP-890)",
         Rewrite(
-            "broker.marker_sender:_Job.__init__",
+            "broker.coordinator.transactions.marker_sender:_Job.__init__",
             "pending.producer_epoch, pending.commit",
             "pending.producer_epoch - 1, pending.commit",
         ),
@@ -24,7 +24,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     "the next transaction has the epoch of the last": _bug(
         "a decision does not raise the epoch, so that what is late ends, or joins, the next transaction",
         Rewrite(
-            "broker.transactions.transaction:Transaction.completed",
+            "broker.coordinator.transactions.transaction:Transaction.completed",
             "return replace(\n        self,",
             "return replace(\n        self,\n        producer_epoch=self.producer_epoch - 1,",
         ),
@@ -38,7 +38,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "late records are taken": _bug(
-        "a record of a transaction that is over is appended, and nobody will decide on it",
+        "a record of a transaction that is over is appended, and no marker will decide it",
         Rewrite(
             "broker.log.producer_state:ProducerStates.check",
             "if epoch < state.epoch:",
@@ -72,7 +72,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     ),
     "a truncation cuts no transactions": _bug(
         "what was cut off stays open, or decided",
-        Rewrite("broker.log.log_producers:ProducerLog._cut_producers", "self.producers = producers", "pass"),
+        Rewrite("broker.log.partition_log:PartitionLog._cut_producers", "self.producers = producers", "pass"),
     ),
     # The coordinator
     "a coordinator answers before it is committed": _bug(
@@ -90,15 +90,19 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     ),
     "a prepared transaction times out": _bug(
         "the timeout aborts what was decided before, while its markers are on their way",
-        Rewrite("broker.transactions.coordinator:TransactionCoordinator._write", "is not State.ONGOING", "is None"),
         Rewrite(
-            "broker.transactions.coordinator:TransactionCoordinator._time_out",
+            "broker.coordinator.transactions.coordinator:TransactionCoordinator._write",
+            "is not State.ONGOING",
+            "is None",
+        ),
+        Rewrite(
+            "broker.coordinator.transactions.coordinator:TransactionCoordinator._time_out",
             "if owner not in self._state.open:",
             "known = self._state.transactions.get(owner.transactional_id)\n"
             "    if owner not in self._state.open and (known is None or not known.is_prepared):",
         ),
         Rewrite(
-            "broker.transactions.decisions:time_out",
+            "broker.coordinator.transactions.coordinator:time_out",
             "return known.decided(",
             "if known.is_prepared:\n        return replace(known, state=State.PREPARE_ABORT)\n"
             "    return known.decided(",
@@ -106,13 +110,13 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     ),
     "begun before the last one is over": _bug(
         "a transaction begins while markers of the last one are missing",
-        Rewrite("broker.transactions.decisions:add", "if known.is_prepared:", "if False:"),
-        Rewrite("broker.transactions.transaction:Transaction.added", "assert not self.is_prepared", "pass"),
+        Rewrite("broker.coordinator.transactions.coordinator:add", "if known.is_prepared:", "if False:"),
+        Rewrite("broker.coordinator.transactions.transaction:Transaction.added", "assert not self.is_prepared", "pass"),
     ),
     "markers are forgotten at a failover": _bug(
         "a new coordinator does not tell what the former one has decided",
         Rewrite(
-            "broker.transactions.coordinator:TransactionCoordinator.loaded",
+            "broker.coordinator.transactions.coordinator:TransactionCoordinator.loaded",
             "self._expiry_ms =",
             "self._undone.unsent.clear()\n    self._expiry_ms =",
         ),
@@ -120,12 +124,14 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     # Markers
     "a marker that failed counts as written": _bug(
         "who does not take a marker is not told again",
-        Rewrite("broker.marker_sender:MarkerSender._answered", "if error is not None:", "if False:"),
+        Rewrite(
+            "broker.coordinator.transactions.marker_sender:MarkerSender._answered", "if error is not None:", "if False:"
+        ),
     ),
     "a marker held by its leader alone": _bug(
         "a marker counts as written before it is committed, and may be lost with its leader",
         Rewrite(
-            "broker.partition_transactions:MarkedPartition.append_markers",
+            "broker.partition.partition:Partition.append_markers",
             "leading.appended(result.last_offset + 1, done, all_replicas=True)",
             "leading.appended(result.last_offset + 1, done, all_replicas=False)",
         ),
@@ -147,20 +153,20 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     "offsets count while they are pending": _bug(
         "an offset is the group's before its transaction is decided",
         Rewrite(
-            "broker.groups.transactional:commit",
+            "broker.coordinator.groups.transactional:commit",
             "change.draft.set_pending(",
             "change.draft.set_offset(partition, committed)\n            change.draft.set_pending(",
         ),
     ),
     "offsets of aborted transactions count": _bug(
         "the marker of an abort makes offsets of what is pending",
-        Rewrite("broker.groups.transactional:end", "marker.commit\n", "True\n"),
+        Rewrite("broker.coordinator.groups.transactional:end", "marker.commit\n", "True\n"),
     ),
     # Sinks
     "losers are committed": _bug(
         "a batch is committed with every stage of it that is open",
         Rewrite(
-            "broker.transactions.staging:commit_batch",
+            "broker.coordinator.transactions.staging:commit_batch",
             "winners | kept,",
             "winners | kept | {p for p, stage in sink.stages.items() if stage.batch_id == request.batch_id},",
         ),
@@ -168,17 +174,17 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     "a batch is committed twice": _bug(
         "a batch that is over is committed again, with other stages",
         Rewrite(
-            "broker.transactions.staging:commit_batch",
+            "broker.coordinator.transactions.staging:commit_batch",
             "if request.batch_id <= sink.last_batch_id:",
             "if request.batch_id < sink.last_batch_id:",
         ),
         Rewrite(
-            "broker.transactions.staging:init_stage",
+            "broker.coordinator.transactions.staging:init_stage",
             "if request.batch_id <= sink.last_batch_id:",
             "if request.batch_id < sink.last_batch_id:",
         ),
         Rewrite(
-            "broker.transactions.sink:Sink.state_of",
+            "broker.coordinator.transactions.transaction:Sink.state_of",
             "stage.batch_id <= self.last_batch_id",
             "stage.batch_id < self.last_batch_id",
         ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from raftlog._core.fetched import Rows
+from raftlog._core.positions import Rows
 from raftlog._core.transaction_state import Numbers, TransactionPhase, TransactionState
 from raftlog.errors import DuplicateSequence, FencedError, InvalidTxnState, RaftlogError, TransactionAbortable
 from raftlog.format import Attributes, Columns, encode_batch, parse_batch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GIVE_UP_S = 4.0
 QUICK_S = 0.98
-"""Who hears of a decision within less has waited for all markers."""
+"""A producer that hears of a decision sooner than this has waited for all markers."""
 MAX_HOPS = 2
 
 
@@ -121,7 +121,7 @@ class TransactionalProducer(TransactionalWriter):
         self.simulation.begin_again(self)
 
     async def run(self) -> None:
-        """Run transactions until the faults are over, or somebody else has the id; then begin anew."""
+        """Run transactions until the faults are over, or another process has the id; then begin anew."""
         while not self.simulation.winding_down:
             try:
                 await self._live()

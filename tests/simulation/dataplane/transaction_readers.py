@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from raftlog.errors import OffsetOutOfRange, RaftlogError, from_wire
 from raftlog.format import iter_headers
+from raftlog.format.wire import Frame
 from raftlog.v1 import common_pb2, group_pb2, log_pb2
 from raftlog.v1 import transaction_pb2 as pb
-from raftlog.wire import Frame
-from tests.simulation.dataplane.group_broker import StreamEnded
+from tests.simulation.dataplane.broker import DataBroker, StreamEnded
 from tests.simulation.dataplane.messages import PartitionKey
-from tests.simulation.dataplane.transaction_broker import TransactionBroker, transaction_broker
 from tests.simulation.dataplane.transaction_clients import GaveUp, TransactionClient, topic_partitions
 from tests.simulation.network import Connection
 from tests.simulation.parts import Violation
@@ -25,7 +24,7 @@ CREDIT_BYTES = 20_000
 
 
 class Reader(TransactionClient):
-    """Who reads all partitions to their ends."""
+    """A reader of all partitions to their ends."""
 
     def __init__(self, simulation: TransactionSimulation, number: int, name: str) -> None:
         super().__init__(simulation, number, name)
@@ -100,14 +99,14 @@ class SessionReader(Reader):
             part, leader = self.image.partition(*key), self.leader(key)
             if part is not None and leader is not None:
                 source = self.random.choice(part.replicas) if follower else leader
-                broker = transaction_broker(self.simulation.data_broker(source))
+                broker = self.simulation.data_broker(source)
                 acceptor = None if broker is None else broker.process
                 connection = self.simulation.network.connect(self.process, acceptor)
                 if broker is not None and connection is not None:
                     await self._hear(broker, connection, key, follower)
             await self.pause()
 
-    async def _hear(self, broker: TransactionBroker, connection: Connection, key: PartitionKey, follower: bool) -> None:
+    async def _hear(self, broker: DataBroker, connection: Connection, key: PartitionKey, follower: bool) -> None:
         heard: asyncio.Queue[Frame | StreamEnded | None] = asyncio.Queue()
         connection.opener_hears(heard.put_nowait, lambda: heard.put_nowait(None))
         broker.accept_reader(connection)

@@ -7,23 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import broker.transactions.decisions as decisions_module
-import broker.transactions.records as records_module
-import broker.transactions.transaction as transaction_module
+import broker.coordinator.transactions.coordinator as decisions_module
+import broker.coordinator.transactions.records as records_module
+import broker.coordinator.transactions.transaction as transaction_module
 import raftlog._core.transaction_state as client_module
-from broker.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from tests.simulation.broker import SimBroker
+from broker.coordinator.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from tests.simulation.dataplane.clients import Consumer, Producer
 from tests.simulation.dataplane.faults import DataFaults
 from tests.simulation.dataplane.messages import PartitionKey
 from tests.simulation.dataplane.schedule import FIRST_CLIENT, DataSimulation
 from tests.simulation.dataplane.transaction_book import Book
-from tests.simulation.dataplane.transaction_broker import TransactionBroker
 from tests.simulation.dataplane.transaction_ledger import TransactionLedger
 from tests.simulation.dataplane.transaction_producers import TransactionalProducer, Transformer
 from tests.simulation.dataplane.transaction_readers import CommittedReader, Observer, Reader, SessionReader
 from tests.simulation.dataplane.transaction_sinks import Driver
-from tests.simulation.process import Process
 
 FIRST_TRANSACTIONAL = FIRST_CLIENT + 200
 SINK = "sink"
@@ -74,6 +71,7 @@ class TransactionSimulation(DataSimulation):
         "drivers": int,
         "zombies": bool,
     }
+    has_transactions = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -95,10 +93,6 @@ class TransactionSimulation(DataSimulation):
         """The ledger as what it is."""
         return self.ledger
 
-    def new_broker(self, process: Process) -> SimBroker:
-        """Make a whole broker that coordinates transactions."""
-        return TransactionBroker(process)
-
     def new_faults(self) -> DataFaults:
         """Make what goes wrong."""
         return _Faults(self)
@@ -112,7 +106,7 @@ class TransactionSimulation(DataSimulation):
         return key[0] == self.id_of(TRANSACTION_STATE)
 
     def work(self) -> list[PartitionKey]:
-        """Return the partitions that everybody writes to, once they are there."""
+        """Return the partitions of the shared topic, once they exist."""
         topic = self.invariants.truth.topic(self.work_topic)
         return [] if topic is None else [(topic.topic_id, part.partition) for part in topic.partitions]
 

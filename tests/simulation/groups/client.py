@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from broker.groups.commands import CommitInSession, CommitOffsets, FetchOffsets, Heartbeat, Join, Leave
-from broker.groups.topics import TopicPartition
+from broker.coordinator.groups.commands import CommitInSession, CommitOffsets, FetchOffsets, Heartbeat, Join, Leave
+from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import RaftlogError
 from raftlog.v1 import group_pb2
 from tests.simulation.groups.network import Link

@@ -1,7 +1,8 @@
 """Bugs that the simulation has to find: each is planted in the real core.
 
-Two that need a request to come late at the worst of times are left to tests/unit/broker/groups/test_membership.py: a
-join that acknowledges what it does not list, and one with epoch 0 that frees everything.
+Two more bugs need a request that comes late at exactly the worst time, so a unit test finds them
+(tests/unit/broker/coordinator/groups/test_coordinator.py): a join that acknowledges partitions that it does not list,
+and a join with epoch 0 that frees all partitions.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ from typing import Any
 
 import pytest
 
-from broker.groups import membership, offsets, reconcile, transactional
-from broker.groups.change import Change
-from broker.groups.commands import EndTransactionOffsets
-from broker.groups.coordinator import GroupCoordinator
-from broker.groups.draft import Draft
-from broker.groups.group import Assignment, Group
-from broker.groups.sessions import Kind, Session
-from broker.groups.topics import TopicPartition
+from broker.coordinator.groups import change as reconcile
+from broker.coordinator.groups import membership, offsets, transactional
+from broker.coordinator.groups.change import Change, Draft
+from broker.coordinator.groups.commands import EndTransactionOffsets
+from broker.coordinator.groups.coordinator import GroupCoordinator
+from broker.coordinator.groups.group import Assignment, Group
+from broker.coordinator.groups.sessions import Kind, Session
+from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import PartitionNotOwned
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def gives_what_is_not_free(patch: pytest.MonkeyPatch) -> None:
-    """Whoever is to have a partition gets it at once. (`Draft` asserts that it may.)"""
+    """A member gets a partition as soon as it is assigned to it. (`Draft` asserts that it may.)"""
     original = reconcile.reconcile
 
     def planted(current: Assignment, target: Any, epoch: int, let_go: Any, is_free: Any) -> Assignment:
         return original(current, target, epoch, let_go, lambda partition: True)
 
-    patch.setattr("broker.groups.change.reconcile", planted)
+    patch.setattr("broker.coordinator.groups.change.reconcile", planted)
 
 
 def revokes_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -43,7 +44,7 @@ def revokes_at_once(patch: pytest.MonkeyPatch) -> None:
         following = original(current, target, epoch, let_go, is_free)
         return Assignment(following.member_epoch, following.previous_member_epoch, following.assigned, {})
 
-    patch.setattr("broker.groups.change.reconcile", planted)
+    patch.setattr("broker.coordinator.groups.change.reconcile", planted)
 
 
 def takes_any_silence_for_an_acknowledgement(patch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,7 @@ def takes_any_silence_for_an_acknowledgement(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_up_at_the_rebalance_timeout(patch: pytest.MonkeyPatch) -> None:
-    """Who has not let go in time loses everything at once, though it may not have heard of it."""
+    """A member that has not let go in time loses everything at once, though it may not have heard of it."""
     original = membership.on_deadline
 
     def planted(change: Change, member_id: str, timer_ms: float) -> None:
@@ -72,7 +73,7 @@ def gives_up_at_the_rebalance_timeout(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_members_no_time_after_a_load(patch: pytest.MonkeyPatch) -> None:
-    """A new coordinator gives up who is not back after half of the session timeout."""
+    """A new coordinator gives up members that are not back after half of the session timeout."""
     original = GroupCoordinator._begin
 
     def planted(self: GroupCoordinator, group: Any, work: Any) -> bool:
@@ -113,13 +114,13 @@ def takes_commits_over_old_streams(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_waits_for_the_others(patch: pytest.MonkeyPatch) -> None:
-    """What becomes free is not offered to who is waiting for it."""
+    """A partition that becomes free is not offered to the member that waits for it."""
     patch.setattr(Change, "_waiting_for", lambda *_: [])
 
 
 def forgets_the_assignment_that_was_due(patch: pytest.MonkeyPatch) -> None:
     """A new coordinator does not look for what the former one left undone."""
-    patch.setattr("broker.groups.rebalance.after_load", lambda change: None)
+    patch.setattr("broker.coordinator.groups.rebalance.after_load", lambda change: None)
 
 
 def forgets_to_write_what_it_gives(patch: pytest.MonkeyPatch) -> None:
@@ -136,7 +137,7 @@ def forgets_to_write_what_it_gives(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_pending_offsets_for_committed_ones(patch: pytest.MonkeyPatch) -> None:
-    """Who asks for what is certain gets what was committed before the transaction that is open."""
+    """A request for stable offsets gets what was committed before the open transaction."""
     patch.setattr(offsets, "_check_stable", lambda *_: None)
 
 

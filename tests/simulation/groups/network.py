@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from broker.groups.commands import Command, Join
+from broker.coordinator.groups.commands import Command, Join
 from raftlog.errors import RaftlogError
 
 if TYPE_CHECKING:

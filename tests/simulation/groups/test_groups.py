@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.groups import rebalance
+from broker.coordinator.groups import rebalance
 from tests.simulation.groups.mutations import MUTATIONS, TRANSACTION_MUTATIONS, Plant
 from tests.simulation.groups.transactions import TransactionWorld
 from tests.simulation.groups.world import World

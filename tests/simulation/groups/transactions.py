@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from google.protobuf.message import Message
 
-from broker.groups.commands import CommitTransactionOffsets, EndTransactionOffsets
-from broker.groups.topics import TopicPartition
+from broker.coordinator.groups.commands import CommitTransactionOffsets, EndTransactionOffsets
+from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import RaftlogError
 from raftlog.v1 import group_pb2
 from raftlog.v1.group_records_pb2 import GroupRecordKey, OffsetValue

@@ -21,13 +21,11 @@ from random import Random
 
 from google.protobuf.message import Message
 
-from broker.groups.answers import Rest
-from broker.groups.assignors import BUILT_IN
-from broker.groups.commands import Command, Decision, Disconnected, Heartbeat, Now
-from broker.groups.config import GroupConfig
-from broker.groups.coordinator import GroupCoordinator
-from broker.groups.group import Group
-from broker.groups.topics import TopicPartition
+from broker.coordinator.groups.assignors import BUILT_IN
+from broker.coordinator.groups.commands import Command, Decision, Disconnected, GroupConfig, Heartbeat, Now
+from broker.coordinator.groups.coordinator import GroupCoordinator, Rest
+from broker.coordinator.groups.group import Group
+from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import RaftlogError
 from raftlog.v1.group_records_pb2 import AssignmentValue, GroupRecordKey, OffsetValue
 from tests.simulation.groups.client import Client
@@ -231,7 +229,7 @@ class World:
         return Client(self, name, topics, instance)
 
     def _mishap(self) -> None:
-        """Something happens that nobody wishes for."""
+        """Inject a fault."""
         if not self.faults:
             return
         chance, client = self.random.random(), self.random.choice(self.clients)

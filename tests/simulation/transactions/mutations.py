@@ -9,27 +9,25 @@ from typing import Any
 import pytest
 
 from broker.coordinator.core import Decision, Now
-from broker.transactions import decisions, records, staging
-from broker.transactions.coordinator import TransactionCoordinator
-from broker.transactions.decisions import Outcome
-from broker.transactions.sink import Sink, Stage
-from broker.transactions.state import HardState
-from broker.transactions.transaction import NONE, State, Transaction
+from broker.coordinator.transactions import coordinator, records, staging
+from broker.coordinator.transactions.coordinator import Outcome, TransactionCoordinator
+from broker.coordinator.transactions.state import HardState
+from broker.coordinator.transactions.transaction import NONE, Sink, Stage, State, Transaction
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def ends_nothing_without_a_new_epoch(patch: pytest.MonkeyPatch) -> None:
     """EndTransaction with nothing begun changes nothing: its second copy may end what begins after it."""
-    original = decisions.end
+    original = coordinator.end
 
     def planted(known: Transaction | None, request: Any, now_ms: int) -> Outcome:
         outcome = original(known, request, now_ms)
         if known is not None and known.is_idle and outcome.write is not None:
-            return Outcome(decisions._ended(known))
+            return Outcome(coordinator._ended(known))
         return outcome
 
-    patch.setattr(decisions, "end", planted)
+    patch.setattr(coordinator, "end", planted)
 
 
 def gives_the_next_transaction_the_epoch_of_the_last(patch: pytest.MonkeyPatch) -> None:
@@ -43,40 +41,40 @@ def gives_the_next_transaction_the_epoch_of_the_last(patch: pytest.MonkeyPatch) 
 
 
 def takes_requests_of_any_epoch(patch: pytest.MonkeyPatch) -> None:
-    """An EndTransaction that comes late ends whatever is open."""
-    original = decisions.check_owner
+    """A late EndTransaction ends the open transaction."""
+    original = coordinator.check_owner
 
     def planted(known: Transaction | None, transactional_id: str, producer_id: int, epoch: int) -> Transaction:
         if known is not None and known.producer_id == producer_id and epoch < known.producer_epoch:
             return known
         return original(known, transactional_id, producer_id, epoch)
 
-    patch.setattr(decisions, "check_owner", planted)
+    patch.setattr(coordinator, "check_owner", planted)
 
 
 def fences_nobody(patch: pytest.MonkeyPatch) -> None:
     """A new process goes on with the epoch of the old one."""
-    original = decisions.init
+    original = coordinator.init
 
     def planted(known: Transaction | None, *rest: Any) -> Outcome:
         if known is not None and known.is_idle:
-            return Outcome(decisions._begun(known))
+            return Outcome(coordinator._begun(known))
         return original(known, *rest)
 
-    patch.setattr(decisions, "init", planted)
+    patch.setattr(coordinator, "init", planted)
 
 
 def lets_a_producer_go_on_in_its_epoch(patch: pytest.MonkeyPatch) -> None:
     """InitProducerId with numbers gives the same ones back."""
-    original = decisions.init
+    original = coordinator.init
 
     def planted(known: Transaction | None, command: Any, *rest: Any) -> Outcome:
         request = command.request
         if known is not None and known.state is State.ONGOING and request.HasField("producer_id"):
-            return Outcome(decisions._begun(known))
+            return Outcome(coordinator._begun(known))
         return original(known, command, *rest)
 
-    patch.setattr(decisions, "init", planted)
+    patch.setattr(coordinator, "init", planted)
 
 
 def forgets_markers_at_a_failover(patch: pytest.MonkeyPatch) -> None:
@@ -92,61 +90,61 @@ def forgets_markers_at_a_failover(patch: pytest.MonkeyPatch) -> None:
 
 def begins_while_markers_are_missing(patch: pytest.MonkeyPatch) -> None:
     """A transaction may begin before the last one is over."""
-    original = decisions.add
+    original = coordinator.add
 
     def planted(known: Transaction | None, request: Any, now_ms: int) -> Outcome:
         if known is not None and known.is_prepared:
             known = known.completed(now_ms)
         return original(known, request, now_ms)
 
-    patch.setattr(decisions, "add", planted)
+    patch.setattr(coordinator, "add", planted)
 
 
 def begins_anew_while_markers_are_missing(patch: pytest.MonkeyPatch) -> None:
     """InitProducerId does not wait for the markers of what is decided."""
-    original = decisions.init
+    original = coordinator.init
 
     def planted(known: Transaction | None, *rest: Any) -> Outcome:
         if known is not None and known.is_prepared:
             known = known.completed(known.updated_ms)
         return original(known, *rest)
 
-    patch.setattr(decisions, "init", planted)
+    patch.setattr(coordinator, "init", planted)
 
 
 def aborts_what_is_prepared(patch: pytest.MonkeyPatch) -> None:
-    """InitProducerId aborts whatever it finds, even what is to be committed."""
-    original = decisions.init
+    """InitProducerId aborts any open transaction, even one that is decided as committed."""
+    original = coordinator.init
 
     def planted(known: Transaction | None, *rest: Any) -> Outcome:
         if known is not None and known.is_prepared:
             aborting = replace(known, state=State.PREPARE_ABORT)
-            return Outcome(decisions._concurrent("", aborting), aborting)
+            return Outcome(coordinator._concurrent("", aborting), aborting)
         return original(known, *rest)
 
-    patch.setattr(decisions, "init", planted)
+    patch.setattr(coordinator, "init", planted)
 
 
 def says_committed_of_what_timed_out(patch: pytest.MonkeyPatch) -> None:
     """A commit that comes after the timeout is answered as if it had been in time."""
-    original = decisions.end
+    original = coordinator.end
 
     def planted(known: Transaction | None, request: Any, now_ms: int) -> Outcome:
         if known is not None and known.timed_out and request.producer_epoch == known.client_epoch:
-            return Outcome(decisions._ended(known))
+            return Outcome(coordinator._ended(known))
         return original(known, request, now_ms)
 
-    patch.setattr(decisions, "end", planted)
+    patch.setattr(coordinator, "end", planted)
 
 
 def answers_before_the_markers(patch: pytest.MonkeyPatch) -> None:
     """EndTransaction is answered as soon as it is decided."""
-    original = decisions.end
+    original = coordinator.end
 
     def planted(*arguments: Any) -> Outcome:
         return replace(original(*arguments), waits=False)
 
-    patch.setattr(decisions, "end", planted)
+    patch.setattr(coordinator, "end", planted)
 
 
 def takes_any_report_for_its_own(patch: pytest.MonkeyPatch) -> None:
@@ -217,7 +215,7 @@ def commits_what_is_left_of_a_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_winners_of_earlier_batches(patch: pytest.MonkeyPatch) -> None:
-    """The next batch's record leaves out who lacks markers still."""
+    """The next batch's record leaves out stages that still lack markers."""
     original = staging.commit_batch
 
     def planted(sink: Sink, request: Any, is_written: Any, now_ms: int) -> Any:
@@ -250,7 +248,7 @@ def lets_stages_stand_for_ever_after_a_failover(patch: pytest.MonkeyPatch) -> No
 
 
 def loses_losers(patch: pytest.MonkeyPatch) -> None:
-    """Whoever is not named in a batch gets no marker."""
+    """A stage that is not named in a batch gets no marker."""
     original = HardState._note_stage
 
     def planted(self: HardState, sink: Sink, producer_id: int, stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Partitions as small as they can be, and who watches what is decided in them.
+"""Minimal partitions, and a checker of what is decided in them.
 
 A partition keeps rule 2 of transactions (docs/transactions.md): a marker applies if its epoch is above the producer's,
 and its epoch is the producer's from then on; a record of a lower epoch is refused. A group that takes offsets keeps the
@@ -75,7 +75,7 @@ class Partition:
         return None
 
     def mark(self, producer_id: int, epoch: int, commit: bool) -> None:
-        """Take a marker; success and InvalidProducerEpoch are the same to who sends it."""
+        """Take a marker; to its sender, success and InvalidProducerEpoch are the same."""
         known = self._producers.get(producer_id)
         if known is not None and epoch <= known.epoch:
             if epoch == known.epoch and not known.by_marker:
@@ -114,13 +114,13 @@ class Checker:
         return transaction
 
     def decide(self, producer_id: int, epoch: int, commit: bool) -> None:
-        """Somebody says what was decided; `epoch` is the marker's."""
+        """Note a decision; `epoch` is the marker's."""
         at = producer_id, epoch - 1
         if self.decided.setdefault(at, commit) is not commit:
             raise Broken(f"{self.transactions.get(at)} was decided twice, and differently")
         transaction = self.transactions.get(at)
         if commit and (transaction is None or not transaction.may_commit):
-            raise Broken(f"{transaction} is committed, which nobody has asked for")
+            raise Broken(f"{transaction} is committed, which no client has asked for")
 
     def marked(self, producer_id: int, epoch: int, partition: str, commit: bool) -> None:
         """A marker was appended."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from broker.transactions import transaction as epochs
-from broker.transactions.commands import AddTo, End, InitProducer
-from broker.transactions.records import partition_messages
+from broker.coordinator.transactions import transaction as epochs
+from broker.coordinator.transactions.commands import AddTo, End, InitProducer
+from broker.coordinator.transactions.records import partition_messages
 from raftlog.errors import (
     ConcurrentTransactions,
     FencedError,
@@ -29,7 +29,7 @@ TIMEOUT_MS = 3_000
 
 
 class Fenced(Exception):
-    """Somebody else has taken over: this producer is over."""
+    """Another process has taken the id over: this producer is fenced."""
 
 
 class Abortable(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.transactions import checks, decisions, records, transaction
+from broker.coordinator.transactions import checks, coordinator, records, transaction
 from tests.simulation.transactions.mutations import MUTATIONS, Plant
 from tests.simulation.transactions.partitions import Broken
 from tests.simulation.transactions.world import World
@@ -32,14 +32,14 @@ def test_without_faults_everybody_commits() -> None:
 
 
 def use_up_epochs(patch: pytest.MonkeyPatch, max_epoch: int) -> None:
-    for module in (transaction, decisions, records):
+    for module in (transaction, coordinator, records):
         patch.setattr(module, "MAX_EPOCH", max_epoch)
     assert not hasattr(checks, "MAX_EPOCH")
 
 
 @pytest.mark.parametrize("seed", range(100, 110))
 def test_epochs_are_used_up(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KAFKA-18660: after the last epoch comes another producer id, whatever happens on the way."""
+    """KAFKA-18660: after the last epoch comes another producer id, under any faults."""
     use_up_epochs(monkeypatch, 3)
     world = play(seed)
     epochs = [epoch for _, epoch in world.checker.transactions]

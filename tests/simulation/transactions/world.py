@@ -24,7 +24,7 @@ from random import Random
 from typing import Any
 
 from broker.coordinator.core import Send
-from broker.transactions.commands import (
+from broker.coordinator.transactions.commands import (
     Command,
     Decision,
     InitProducer,
@@ -33,11 +33,11 @@ from broker.transactions.commands import (
     NeedsProducerId,
     Now,
     PendingMarkers,
+    TransactionConfig,
 )
-from broker.transactions.config import TransactionConfig
-from broker.transactions.coordinator import TransactionCoordinator
-from broker.transactions.listing import Rest
-from broker.transactions.transaction import PREPARED
+from broker.coordinator.transactions.coordinator import TransactionCoordinator
+from broker.coordinator.transactions.listing import Rest
+from broker.coordinator.transactions.transaction import PREPARED
 from raftlog.errors import NotCoordinator
 from tests.simulation.groups.world import compacted
 from tests.simulation.transactions.partitions import Broken, Checker, Partition, Transaction
@@ -280,7 +280,7 @@ class World:
     # Clients
 
     def start_producer(self, transactional_id: str) -> None:
-        """A process that takes the id over, whoever has it."""
+        """A process that takes the id over from any other."""
         self.processes.append(Process(self, Producer(self, transactional_id, next(self._lives)).steps()))
 
     def start_writer(self, sink_id: str) -> None:
@@ -288,13 +288,13 @@ class World:
         self.processes.append(Process(self, Writer(self, sink_id, next(self._lives)).steps()))
 
     def producer_ended(self, transactional_id: str) -> None:
-        """A producer was fenced, or nobody knows it any more: in a while somebody begins again."""
+        """A producer was fenced or forgotten: a new one begins in a while."""
         self.at(self.random.uniform(0, 3000), lambda: self.start_producer(transactional_id))
 
     # Chance
 
     def mishap(self) -> None:
-        """Something happens that nobody wishes for."""
+        """Inject a fault."""
         if not self.faults:
             return
         chance = self.random.random()
@@ -330,7 +330,7 @@ class World:
         self._run(for_ms)
 
     def heal(self, for_ms: float = 60_000) -> None:
-        """No more faults, and no more transactions: whatever is open comes to its end."""
+        """No more faults and no new transactions: open transactions come to their end."""
         self.faults = False
         self.healing = True
         self._away_until_ms = dict.fromkeys(self.partitions, 0.0)
@@ -390,7 +390,7 @@ class World:
 
 
 class Sender:
-    """Tells one decision to everybody, as often as it takes; ends with its coordinator, but for what is under way."""
+    """Sends one decision to every partition until each has it; ends with its coordinator, its messages do not."""
 
     def __init__(self, world: World, markers: PendingMarkers) -> None:
         self._world = world

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from broker.transactions.commands import AbortStages, AddToStage, CommitBatch, InitStage, LastBatch
-from broker.transactions.records import partition_messages
+from broker.coordinator.transactions.commands import AbortStages, AddToStage, CommitBatch, InitStage, LastBatch
+from broker.coordinator.transactions.records import partition_messages
 from raftlog.errors import BatchAlreadyCommitted, NotCoordinator, RaftlogError, StageExpired, from_wire
 from raftlog.v1 import transaction_pb2
 from tests.simulation.transactions.partitions import Broken, Transaction
@@ -34,7 +34,7 @@ class Batches:
             raise Broken(f"batch {batch_id} was committed as {self.told[batch_id]} and as {winners}")
 
     def check(self, decided: dict[tuple[int, int], bool]) -> None:
-        """Each batch is one commit's, whole, or nobody's."""
+        """Each batch belongs as a whole to one commit, or to none."""
         for batch_id, stages in self.stages.items():
             committed = frozenset(
                 producer_id

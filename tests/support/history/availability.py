@@ -1,4 +1,4 @@
-"""How long who asked had no answer, against a promise.
+"""How long clients had no answer, against a promise.
 
 A partition is unavailable from when somebody asks for a write until any write to it is acknowledged; so is the cluster,
 for writes to whatever partition. Time in which no majority could exist does not count: what is promised begins anew
@@ -22,7 +22,7 @@ _SEEN_S: Final = 0.2
 
 
 class Outage(NamedTuple):
-    """A time without an acknowledgement though somebody asked. `counted`: its longest part in which one could come."""
+    """A time without an acknowledgement despite requests. `counted`: its longest part in which one was possible."""
 
     partition: int | None
     window: Window
@@ -64,10 +64,10 @@ def outages(history: History, least_s: float = _SEEN_S) -> list[Outage]:
 
 
 def unanswered(operations: Iterable[Operation], until_s: float) -> Iterator[Window]:
-    """Yield from when somebody asked to the next acknowledgement, or to `until_s`, each time that happened."""
+    """Yield each time from a request to the next acknowledgement, or to `until_s`."""
     by_end = sorted((_NEVER if each.end_s is None else each.end_s, each.begin_s) for each in operations)
     ends = [end for end, _ in by_end]
-    first_begin = [_NEVER] * (len(by_end) + 1)  # of those that end then or later
+    first_begin = [_NEVER] * (len(by_end) + 1)  # of the operations that end then or later
     for index in range(len(by_end) - 1, -1, -1):
         first_begin[index] = min(first_begin[index + 1], by_end[index][1])
     answered = sorted(each.end_s for each in operations if each.end_s is not None and each.outcome == "ok")

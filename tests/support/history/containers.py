@@ -9,7 +9,7 @@ from itertools import permutations
 from typing import Final, get_args
 
 from tests.chaos.operations import Operation as Recorded
-from tests.support.history import artifacts
+from tests.support.history import timeline
 from tests.support.history.model import Condition, Cut, Fault, History, Ill, Kind, Operation
 from tests.support.history.recorder import RoleWatch
 
@@ -70,11 +70,11 @@ def drawn(
         history = of_run(title, recorded(), nodes, voters, time.monotonic())
         history.operations += noted()
         history.reigns = roles.reigns
-        artifacts.draw(history, [], error)
+        timeline.draw(history, [], error)
 
 
 def _suffer(history: History, name: str, fault: Recorded) -> None:
-    """Note who is ill, and who does not hear whom, while a fault lasts."""
+    """Note the victim's condition and the cut links while a fault lasts."""
     if name in _ILL and fault.node is not None:
         history.conditions.append(Condition(fault.node, _ILL[name], fault.started_s, fault.ended_s))
     history.cuts += [

@@ -56,7 +56,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that was done on purpose, by its name, and to whom if to somebody in particular."""
+    """An injected fault: its name, and its target nodes if it has any."""
 
     name: str
     begin_s: float
@@ -92,7 +92,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Reign:
-    """A node leads a partition, or is the controller (`partition` None), as somebody who asked was told."""
+    """A node leads a partition, or is the controller (`partition` None), according to answers of the cluster."""
 
     node: int
     partition: int | None
@@ -102,7 +102,7 @@ class Reign:
 
 @dataclass
 class History:
-    """One run. `voters`: the nodes of which a majority decides; none: all. `until_s`: how long somebody looked on.
+    """One run. `voters`: the nodes of which a majority decides; none: all. `until_s`: the end of the observation.
 
     `writes`: the kinds of operations that make the cluster available.
     """

@@ -1,4 +1,4 @@
-"""Takes notes of a cluster on loopback while a test breaks it: faults, who was away or cut off, and who led."""
+"""Takes notes of a cluster on loopback while a test breaks it: faults, absent and isolated nodes, and leaders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from raftlog import Admin
 from raftlog.errors import RaftlogError
 from raftlog.testing import Cluster
-from tests.support.history import artifacts, availability
+from tests.support.history import availability, timeline
 from tests.support.history.model import WRITES, Condition, Cut, Fault, History, Ill, Kind, Operation, Problem, Reign
 from tests.support.history.verdict import describe
 
@@ -89,7 +89,7 @@ class WatchedCluster(Cluster):
 
 
 class RoleWatch(threading.Thread):
-    """Asks now and then who is the controller, and who leads the partitions of a topic, if there is one.
+    """Asks now and then which node is the controller, and which nodes lead the partitions of a topic, if given.
 
     A reign ends when somebody else was named, or with the last answer before nobody could tell.
     """
@@ -123,7 +123,7 @@ class RoleWatch(threading.Thread):
         self.join(3 * _ANSWER_S)
 
     def note(self, named: dict[int | None, int], at_s: float) -> None:
-        """Take note of who leads which partition, and who is the controller (None)."""
+        """Note the leader of each partition, and the controller (None)."""
         with self._lock:
             for what in [what for what, reign in self._open.items() if named.get(what) != reign.node]:
                 reign = self._open.pop(what)
@@ -163,7 +163,7 @@ class Recorder:
         writes: tuple[Kind, ...] = WRITES,
         title: str | None = None,
     ) -> None:
-        self.title = artifacts.running_test() if title is None else title
+        self.title = timeline.running_test() if title is None else title
         self.faults: list[Fault] = []
         self._cluster = cluster
         self._promised_s = promised_s
@@ -207,5 +207,5 @@ class Recorder:
         self._watch.close()
         history = self.history()
         problems: list[Problem] = availability.check(history, self._promised_s)
-        artifacts.draw(history, problems, error)
+        timeline.draw(history, problems, error)
         assert error is not None or not problems, describe(problems)

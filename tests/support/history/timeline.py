@@ -1,184 +1,90 @@
-"""The drawing of a history: faults as bands over nodes, partitions and clients, with a verdict above.
+"""Writes a history as a text: a verdict, what happened in the order of time, and what each client did.
 
-Its size depends on how many nodes, partitions and clients there are, and hardly on how many operations: of a client
-with many, columns show how many ended when, and bars only those that took long or went wrong.
+The number of lines is bounded: of the operations it names those that did not end well, the longest first.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
-from collections.abc import Sequence
-from textwrap import wrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
-from tests.support.history import client_rows, colours, node_rows, partition_rows
-from tests.support.history.availability import Outage, no_majority, outages
-from tests.support.history.model import PLURALS, History, Kind, Problem, Window
-from tests.support.history.scale import Scale, lanes, seconds
-from tests.support.history.svg import Canvas, width_of
+from tests.support.history.availability import no_majority, outages
+from tests.support.history.model import PLURALS, History, Operation, Problem
 from tests.support.history.verdict import summary
 
-WIDTH: Final = 1360.0
-GUTTER: Final = 216.0
-MARGIN: Final = 24.0
-_LABEL_LANES: Final = 4
-_LABEL: Final = 10.5
-_LINES: Final = 12
-"""So many lines say what is wrong."""
+DIRECTORY: Final = Path(__file__).resolve().parents[3] / "artifacts" / "timelines"
+_MOST: Final = 500
+"""Lines of a section."""
+_LONGEST: Final = 200
+
+
+def running_test() -> str:
+    """Return the name of the running test, with its file, or "run" outside of a test."""
+    current = os.environ.get("PYTEST_CURRENT_TEST", "run").rsplit(" (", 1)[0]
+    return current.rsplit("/", 1)[-1]
+
+
+def draw(
+    history: History, problems: Sequence[Problem], error: BaseException | None = None, directory: Path | None = None
+) -> Path:
+    """Write the timeline to a file named like the history, and print its path: pytest shows it when the test fails."""
+    directory = DIRECTORY if directory is None else directory
+    directory.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", history.title.replace(".py::", ".")).strip("-")[:150]
+    path = directory / f"{name}.txt"
+    failure = None if error is None else f"{type(error).__name__}: {error}"
+    path.write_text(timeline(history, problems, failure), encoding="utf-8")
+    print(f"timeline: {path}")
+    return path
 
 
 def timeline(history: History, problems: Sequence[Problem] = (), failure: str | None = None) -> str:
-    """Return a self-contained SVG. `failure`: why the run ended early, or what was asserted in vain."""
-    extent = history.extent
-    extent = Window(extent.begin_s, max(extent.end_s, extent.begin_s + 0.001))
-    scale = Scale(extent, GUTTER, WIDTH - MARGIN)
-    canvas, below = Canvas(), Canvas()
-    found = outages(history)
-    y = _head(canvas, history, found, problems, failure)
-    names = _lane_names(history, scale)
-    band_top = y + 4
-    y = band_top + 14 * (1 + max((lane for lane, *_ in names), default=-1)) + 6
-    for section, rows in (
-        ("Nodes", node_rows.rows(history, scale)),
-        ("Writes acknowledged", partition_rows.rows(history, scale, found)),
-        ("Clients", client_rows.rows(history, scale)),
-    ):
-        if rows:
-            y = _section(below, section, y + 10)
-            for row in rows:
-                row.paint(below, y)
-                y += row.height
-    bottom = y + 6
-    _grid(canvas, scale, band_top, bottom)
-    _bands(canvas, history, scale, names, band_top, bottom)
-    canvas.extend(below)
-    y = _legend(canvas, bottom + 40)
-    y = _wrong(canvas, problems, failure, y)
-    final = Canvas()
-    final.rect(0, 0, WIDTH, y, colours.PAPER)
-    final.extend(canvas)
-    return final.document(WIDTH, y, history.title, colours.DEFINITIONS)
+    """Return the text. `failure` says why the run ended early, or which assertion failed."""
+    verdict = "sound" if not problems and failure is None else summary(problems) or "failed"
+    wrong = [f"{each.name}  {each.what}" for each in problems] + (failure or "").splitlines()
+    facts = f"{history.extent.length_s:.2f} s, {_counted(history.operations)}, {len(history.faults)} faults"
+    clients = [f"{name}: {_counted(own)}" for name, own in sorted(history.clients.items())]
+    sections = {"What is wrong": wrong, "What happened": list(_events(history)), "Clients": clients}
+    lines = [f"{history.title}: {verdict}", facts]
+    for title, found in sections.items():
+        lines += ["", title, *(line[:_LONGEST] for line in found[:_MOST])]
+        lines += [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
+    return "\n".join(lines) + "\n"
 
 
-def _head(
-    canvas: Canvas, history: History, found: Sequence[Outage], problems: Sequence[Problem], failure: str | None
-) -> float:
-    sound = not problems and failure is None
-    told = "sound" if sound else summary(problems) or "failed"
-    told = told if width_of(told, 13) < 560 else f"{len(problems)} problems"
-    badge = width_of(told, 13) + 44
-    title = _cut(history.title, 19, WIDTH - 3 * MARGIN - badge)
-    canvas.text(MARGIN, 38, title, 19, colours.INK, weight=700, tip=history.title)
-    canvas.rect(WIDTH - MARGIN - badge, 18, badge, 28, colours.GOOD if sound else colours.BAD, radius=14)
-    mark = "✓" if sound else "✗"
-    canvas.text(WIDTH - MARGIN - badge / 2, 37, f"{mark}  {told}", 13, "#ffffff", "middle", 700)
-    canvas.text(MARGIN, 60, _facts(history, found), 12, colours.SOFT)
-    return 72
+def _events(history: History) -> Iterator[str]:
+    begin_s = history.extent.begin_s
+    events: list[tuple[float, float | None, str]] = []
+    for fault in history.faults:
+        targets = f" ({', '.join(map(str, fault.targets))})" if fault.targets else ""
+        events.append((fault.begin_s, fault.end_s, f"fault {fault.name.replace('_', ' ')}{targets}"))
+    events += [(each.begin_s, each.end_s, f"node {each.node} {each.ill}") for each in history.conditions]
+    events += [(each.begin_s, each.end_s, f"{each.sender} does not reach {each.receiver}") for each in history.cuts]
+    for reign in history.reigns:
+        what = "is the controller" if reign.partition is None else f"leads partition {reign.partition}"
+        events.append((reign.begin_s, reign.end_s, f"node {reign.node} {what}"))
+    events += [(*each.window, f"outage: {each}") for each in outages(history)]
+    events += [(*each, "no majority possible") for each in no_majority(history)]
+    unwell = [each for each in history.operations if each.outcome != "ok"]
+    unwell.sort(key=lambda each: float("-inf") if each.end_s is None else each.begin_s - each.end_s)
+    for each in unwell[: _MOST // 2]:
+        where = "" if each.partition is None else f", partition {each.partition}"
+        events.append((each.begin_s, each.end_s, f"{each.client}: {each.kind} {each.outcome}{where}: {each.about}"))
+    for from_s, to_s, what in sorted(events, key=lambda event: event[0]):
+        end = "the end" if to_s is None else f"{to_s - begin_s:.3f} s"
+        yield f"{from_s - begin_s:.3f} s to {end}: {what}"
 
 
-def _facts(history: History, found: Sequence[Outage]) -> str:
-    counts: Counter[str] = Counter()
-    kinds: Counter[Kind] = Counter()
-    for each in history.operations:
-        counts[each.outcome] += each.count
-        kinds[each.kind] += each.count
-    longest = max(found, key=lambda each: each.window.length_s, default=None)
-    lost_s = sum(each.length_s for each in no_majority(history))
-    parts = [
-        f"{seconds(history.extent.length_s)}",
-        ", ".join(f"{count:,} {PLURALS[kind]}" for kind, count in kinds.most_common()) or "no operations",
-        f"{counts['ok']:,} ok · {counts['failed']:,} failed · {counts['unknown']:,} unknown",
-        f"{len(history.faults)} fault{'s' * (len(history.faults) != 1)}",
-    ]
-    if longest is not None:
-        where = "the whole cluster" if longest.partition is None else f"partition {longest.partition}"
-        parts.append(f"longest outage {seconds(longest.window.length_s)} ({where})")
-    if lost_s > 0.05:
-        parts.append(f"no majority for {seconds(lost_s)}")
-    return "   |   ".join(parts)
-
-
-def _section(canvas: Canvas, name: str, y: float) -> float:
-    canvas.text(MARGIN, y + 13, name.upper(), 10, colours.SOFT, weight=700, more='letter-spacing="1"')
-    canvas.line(MARGIN, y + 19, WIDTH - MARGIN, y + 19, colours.RULE)
-    return y + 25
-
-
-def _grid(canvas: Canvas, scale: Scale, top: float, bottom: float) -> None:
-    for x, label in scale.ticks():
-        canvas.line(x, top, x, bottom + 4, colours.GRID)
-        canvas.text(x, bottom + 18, label, 10.5, colours.SOFT, "middle" if x > scale.left else "start")
-    canvas.line(scale.left, bottom, scale.right, bottom, colours.RULE)
-
-
-def _lane_names(history: History, scale: Scale) -> list[tuple[int, float, float, int]]:
-    """Return which lane the label of which fault is in, and where; the others have tooltips only."""
-    wanted = []
-    for index, each in enumerate(history.faults):
-        begin, width = scale.x(each.begin_s), width_of(_name(history, index), _LABEL) + 6
-        begin = min(begin, scale.right - width)
-        wanted.append((begin, begin + width, index))
-    return list(lanes(wanted, _LABEL_LANES, 4))
-
-
-def _name(history: History, index: int) -> str:
-    fault = history.faults[index]
-    targets = f" ({', '.join(str(each) for each in fault.targets)})" if fault.targets else ""
-    return f"{fault.name.replace('_', ' ')}{targets}"
-
-
-def _bands(
-    canvas: Canvas,
-    history: History,
-    scale: Scale,
-    names: Sequence[tuple[int, float, float, int]],
-    top: float,
-    bottom: float,
-) -> None:
-    edge = 0.55 if len(history.faults) < 40 else 0.15
-    for index, each in enumerate(history.faults):
-        x, end = scale.x(each.begin_s), scale.x(each.end_s)
-        length = "" if each.end_s is None else f", {seconds(each.end_s - each.begin_s)}"
-        tip = f"{_name(history, index)}: {scale.since(each.begin_s)} to {scale.since(each.end_s)}{length}"
-        canvas.rect(x, top, max(end - x, 1.5), bottom - top, colours.FAULT, tip, more='fill-opacity=".13"')
-        canvas.line(x, top, x, bottom, colours.FAULT, 1, f'stroke-opacity="{edge:g}"')
-    for lane, begin, _, index in names:
-        canvas.text(begin + 3, top + 11 + 14 * lane, _name(history, index), _LABEL, colours.FAULT_INK, weight=600)
-
-
-def _legend(canvas: Canvas, y: float) -> float:
-    x = MARGIN
-    for row in colours.LEGEND:
-        x = MARGIN
-        for fill, label in row:
-            if label.startswith("#"):
-                canvas.text(x, y + 10, label[1:], 10.5, colours.SOFT, weight=700)
-                x += width_of(label, 10.5) + 14
-                continue
-            canvas.rect(x, y + 1, 20, 10, fill, radius=2)
-            canvas.text(x + 26, y + 10, label, 10.5, colours.INK)
-            x += 26 + width_of(label, 10.5) + 18
-        y += 19
-    return y + 6
-
-
-def _wrong(canvas: Canvas, problems: Sequence[Problem], failure: str | None, y: float) -> float:
-    lines = [(f"{each.name}  {each.what}", str(each)) for each in problems[:_LINES]]
-    if len(problems) > _LINES:
-        lines.append((f"and {len(problems) - _LINES} more", ""))
-    if failure is not None:
-        told = [line for part in failure.splitlines()[:_LINES] for line in wrap(part, 200)]
-        lines += [(line, failure) for line in told[:_LINES]]
-    if not lines:
-        return y + 6
-    canvas.rect(MARGIN, y, WIDTH - 2 * MARGIN, 16 * len(lines) + 36, "#fef2f2", radius=6, more='stroke="#fecaca"')
-    canvas.text(MARGIN + 14, y + 20, "What is wrong", 12, colours.BAD, weight=700)
-    for index, (line, tip) in enumerate(lines):
-        shown = _cut(line, 11, WIDTH - 2 * MARGIN - 28)
-        canvas.text(MARGIN + 14, y + 38 + 16 * index, shown, 11, colours.INK, tip=tip if tip != shown else "")
-    return y + 16 * len(lines) + 52
-
-
-def _cut(text: str, size: float, width: float) -> str:
-    most = int(width / width_of("x", size))
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _counted(operations: Iterable[Operation]) -> str:
+    """Return how many operations of which kind there were, and how many did not end well."""
+    kinds: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    for each in operations:
+        kinds[PLURALS[each.kind]] += each.count
+        outcomes[each.outcome] += each.count
+    parts = [f"{count:,} {kind}" for kind, count in kinds.most_common()]
+    return ", ".join(parts + [f"{outcomes[each]:,} {each}" for each in ("unknown", "failed") if outcomes[each]])

@@ -94,7 +94,7 @@ def _lost(history: History) -> Iterator[str]:
 
 
 def _torn(history: History) -> Iterator[str]:
-    """Also of a transaction of which nobody knows how it ended."""
+    """Also of transactions of unknown outcome."""
     places = _places(history.final)
     for each in history.transactions:
         there = places.get(each.value, set()) & set(each.partitions)

@@ -59,7 +59,7 @@ class Change:
 
     @property
     def under_way(self) -> bool:
-        """Whether nobody has noted how it ended."""
+        """Whether its end was never noted."""
         return self.result == _UNDER_WAY
 
     @property
@@ -83,7 +83,7 @@ def make_journal(path: Path) -> None:
 
 
 def read_journal(path: Path) -> list[Change]:
-    """Return the changes, without those that failed."""
+    """Return the changes that did not fail."""
     data = path.read_bytes()
     assert data[:8] == _MAGIC, f"{path} is no journal"
     end = int.from_bytes(data[8:16], "little")

@@ -21,7 +21,7 @@ _JOIN_S: Final = 180.0
 
 
 class Client(threading.Thread):
-    """Works until it is told to stop; whatever breaks it, `stop` raises."""
+    """Works until it is told to stop; `stop` raises the error that ended it."""
 
     def __init__(self, bootstrap: str, seed: int) -> None:
         super().__init__(name=type(self).__name__, daemon=True)
@@ -35,7 +35,7 @@ class Client(threading.Thread):
         try:
             while not self.over.is_set():
                 self.work()
-        except BaseException as error:  # whatever it was, the test shows it
+        except BaseException as error:  # the test shows it
             self._broken = error
 
     def work(self) -> None:
@@ -100,7 +100,7 @@ class Topics(Client):
 
     def check(self) -> None:
         """See that every topic is there that was made, and none that was deleted."""
-        with self._lock:  # nobody deletes one, or hears that one was made, meanwhile
+        with self._lock:  # no topic is deleted, or reported as created, meanwhile
             deadline_s = time.monotonic() + _READ_S
             while True:
                 try:

@@ -1,4 +1,4 @@
-"""Users, permissions and topics as values of the chart, rendered by the real helm."""
+"""Users, permissions and topics as values of the chart, rendered by the real helm; and what it refuses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from broker.config import BrokerConfig
-from raftlog._client.option_keys import SECURITY_KEYS
-from raftlog.cli import acl_words, apply_file, client_config
+from broker.config.config import BrokerConfig
+from raftlog._client.options import SECURITY_KEYS
+from raftlog.cli import apply, client_config
+from raftlog.cli.security import acls
 from raftlog.security import AclBinding, AclOperation, AclPermission, ResourceType, ScramMechanism
 from tests.support.chart import (
     ACLS,
@@ -186,7 +187,7 @@ def test_the_job_reads_what_the_values_say(render: Render, tmp_path: Path) -> No
             (tmp_path / item["path"]).write_text(kept[source["secret"]["name"], item["key"]])
         text = named(manifests, "ConfigMap", "raftlog-apply")["data"]["apply.json"]
         (tmp_path / "apply.json").write_text(text.replace(mounts["passwords"], str(tmp_path)))
-        wanted = apply_file.read(tmp_path / "apply.json")
+        wanted = apply.read(tmp_path / "apply.json")
         assert [(each.name, each.partitions, each.replication_factor, each.config) for each in wanted.topics] == [
             ("orders", 12, None, {"retention.ms": "604800000"})
         ]
@@ -208,17 +209,17 @@ def test_the_job_reads_what_the_values_say(render: Render, tmp_path: Path) -> No
 
 def test_what_can_be_done_with_a_resource_is_what_the_command_takes(render: Render) -> None:
     def acl(kind: ResourceType, *operations: AclOperation) -> Values:
-        resource = {"type": acl_words.word(kind)} | ({} if kind is ResourceType.CLUSTER else {"name": "x"})
-        return {"principal": "User:a", "operations": [*map(acl_words.word, operations)], "resource": resource}
+        resource = {"type": acls.word(kind)} | ({} if kind is ResourceType.CLUSTER else {"name": "x"})
+        return {"principal": "User:a", "operations": [*map(acls.word, operations)], "resource": resource}
 
-    every = {kind: {AclOperation.ALL, *possible} for kind, possible in acl_words.OPERATIONS.items()}
+    every = {kind: {AclOperation.ALL, *possible} for kind, possible in acls.OPERATIONS.items()}
     render({"tls": TLS, "auth": WITH_ACLS, "acls": [acl(kind, *possible) for kind, possible in every.items()]})
     for kind, possible in every.items():
         impossible = next(each for each in AclOperation if each not in possible and each is not AclOperation.ANY)
-        with pytest.raises(ValueError, match=f"a {acl_words.word(kind)} has only ") as refused:
+        with pytest.raises(ValueError, match=f"a {acls.word(kind)} has only ") as refused:
             render({"tls": TLS, "auth": WITH_ACLS, "acls": [acl(kind, impossible)]})
         said = str(refused.value).rpartition(" has only ")[2].splitlines()[0].split(", ")
-        assert set(said) == set(map(acl_words.word, possible))
+        assert set(said) == set(map(acls.word, possible))
 
 
 def test_the_job_takes_away_and_overwrites_only_what_it_is_told_to(render: Render) -> None:
@@ -299,16 +300,107 @@ def test_notes_say_who_may_do_what(render: Render, tmp_path: Path, monkeypatch: 
         mode: " ".join(named(render({**WANTED, **values}), "Notes", "notes")["text"].split())
         for mode, values in MODES.items()
     }
-    everything = {mode for mode, text in said.items() if "whoever reaches the port may do all" in text}
+    everything = {mode for mode, text in said.items() if "any client that reaches the port may do everything" in text}
     assert everything == {"ssl, nobody shows a certificate"}
     assert {mode for mode, text in said.items() if "log in with name and password" in text} == {
         mode for mode in MODES if mode.startswith("sasl_ssl") and mode != "sasl_ssl, prepared"
     }
-    assert "nobody has to yet" in said["sasl_ssl, prepared"]
+    assert "do not have to yet" in said["sasl_ssl, prepared"]
     assert "User:root and User:alice" not in said["sasl_ssl"]
     assert (
-        "Users may do what ACLs allow, and User:root, User:alice and nodes everything."
+        "Users may do what ACLs allow; User:root, User:alice and nodes may do everything."
         in said["sasl_ssl without certificates"]
     )
-    assert "User:raftlog-client and nodes everything." in said["ssl of cert-manager with permissions"]
-    assert "nobody is asked for a password" in said["ssl"]
+    assert "User:raftlog-client and nodes may do everything." in said["ssl of cert-manager with permissions"]
+    assert "clients need no password" in said["ssl"]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"auth": AUTH}, "auth.enabled needs tls.enabled"),
+        ({"tls": {**TLS, "migration": "switch"}, "auth": AUTH}, "end that migration first"),
+        ({"tls": TLS, "auth": {"enabled": True}}, "auth.admin.user and auth.admin.secret are needed"),
+        (
+            {"tls": TLS, "auth": {"enabled": True, "admin": {"user": "root"}}},
+            "auth.admin.user and auth.admin.secret are needed",
+        ),
+        ({"auth": {"migration": "prepare"}}, "auth.migration is prepare, and auth.enabled is false"),
+        ({"auth": {"admin": ADMIN}}, "clients would need no password"),
+        ({"auth": {"authorizer": "acl"}}, "auth.authorizer=acl needs users"),
+        (
+            {"tls": {**TLS, "clientAuth": "none"}, "auth": {"authorizer": "acl", "admin": {"user": "x"}}},
+            "auth.authorizer=acl needs users",
+        ),
+        (
+            {"tls": {**TLS, "migration": "switch"}, "auth": {"authorizer": "acl", "admin": {"user": "x"}}},
+            "auth.authorizer=acl needs users",
+        ),
+        (
+            {
+                "tls": {**TLS, "clientAuth": "none"},
+                "auth": {**WITH_ACLS, "migration": "prepare"},
+            },
+            "auth.authorizer=acl needs users",
+        ),
+        ({"tls": TLS, "auth": {"authorizer": "acl"}}, "auth.admin.user is empty"),
+        ({"tls": TLS, "auth": {"superUsers": ["User:a"]}}, "auth.superUsers are named, and auth.authorizer is none"),
+        ({"auth": {"superUsers": ["a"]}}, "does not match pattern"),
+        ({"auth": {"superUsers": ["User:*"]}}, "does not match pattern"),
+        ({"auth": {"superUsers": ["User:ANONYMOUS"]}}, "auth.superUsers.0"),
+        ({"auth": {"admin": {"password": "secret"}}}, "additional properties 'password' not allowed"),
+        ({"auth": {"admin": {"user": "../x"}}}, "does not match pattern"),
+        ({"auth": {"mechanisms": []}}, "auth.mechanisms"),
+        ({"auth": {"mechanisms": ["PLAIN"]}}, "auth.mechanisms.0"),
+        ({"auth": {"authorizer": "simple"}}, "auth.authorizer"),
+        ({"users": [{"name": "a", "password": "b"}]}, "additional properties 'password' not allowed"),
+        ({"users": [{"name": "a"}]}, "missing property 'secret'"),
+        ({"users": [{"name": "a/b", "secret": "s"}]}, "does not match pattern"),
+        ({"users": [{"name": "a", "secret": "s", "iterations": 100}]}, "users.0.iterations"),
+        ({"users": [{"name": "a", "secret": "s"}] * 2}, "users: a is named twice"),
+        ({"tls": TLS, "auth": AUTH, "users": [{"name": "root", "secret": "s"}]}, "users: root is auth.admin"),
+        (
+            {"tls": TLS, "auth": AUTH, "users": [{"name": "a", "secret": "s", "mechanism": "SCRAM-SHA-256"}]},
+            "not one of auth.mechanisms",
+        ),
+        (ACLS, "acls are listed, and auth.authorizer is none"),
+        (
+            {
+                "tls": TLS,
+                "auth": WITH_ACLS,
+                "acls": [{"principal": "User:a", "operations": ["Read"], "resource": {"type": "topic"}}],
+            },
+            "has no resource.name",
+        ),
+        ({"acls": [{"principal": "a", "operations": ["Read"], "resource": {"type": "cluster"}}]}, "acls.0.principal"),
+        (
+            {"acls": [{"principal": "User:a", "operations": ["Reed"], "resource": {"type": "cluster"}}]},
+            "acls.0.operations.0",
+        ),
+        (
+            {"acls": [{"principal": "User:a", "operations": ["Read"], "resource": {"type": "cluster", "x": 1}}]},
+            "additional properties 'x' not allowed",
+        ),
+        (
+            {
+                "tls": TLS,
+                "auth": WITH_ACLS,
+                "acls": [{"principal": "User:a", "operations": ["All"], "resource": {"type": "cluster", "name": "c"}}],
+            },
+            "leave resource.name and resource.pattern out",
+        ),
+        ({"job": {"pruneAcls": True}}, "would remove every ACL"),
+        ({"config": {"authorizer": "acl"}}, "config.authorizer is set by the chart itself"),
+        ({"config": {"super.users": "User:a"}}, "config.super.users is set by the chart itself"),
+        (
+            {"brokerConfig": {"sasl.users.location": "/x"}},
+            "brokerConfig.sasl.users.location is set by the chart itself",
+        ),
+    ],
+)
+def test_users_that_nobody_can_be_and_rights_that_nobody_looks_at_are_not_rendered(
+    render: Render, values: Values, reason: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        render({"insecure": True, **values})
+    assert reason in str(refused.value).replace("/", ".")

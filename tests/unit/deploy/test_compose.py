@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from broker.config import BrokerConfig
+from broker.config.config import BrokerConfig
 from tools.environment import ROOT
 from tools.helm import CHART
 

@@ -14,8 +14,8 @@ import pytest
 import typer
 import yaml
 
-from broker.config import BrokerConfig
-from raftlog._client.option_keys import SECURITY_KEYS
+from broker.config.config import BrokerConfig
+from raftlog._client.options import SECURITY_KEYS
 from raftlog.cli import client_config
 from raftlog.cli.app import app
 from raftmeta.quorum.peer_identity import node_ids_named
@@ -258,7 +258,7 @@ def test_brokers_take_no_records_from_whom_the_policy_does_not_name() -> None:
 
 
 def test_pods_that_are_clients_are_let_in(manifests: list[Manifest]) -> None:
-    """Jobs, and brokers whose preStop asks others."""
+    """Jobs, and brokers with a preStop that asks others."""
     (policy,) = of_kind(manifests, "NetworkPolicy")
     templates = [each["spec"]["template"] for kind in ("Job", "StatefulSet") for each in of_kind(manifests, kind)]
     (clients,) = [rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == "clients"]
@@ -290,7 +290,7 @@ def test_alerts_and_dashboard_ask_for_figures_that_there_are() -> None:
 
 def _figures_in_code() -> set[str]:
     """Return the names of families, from the sources: literals of the calls that make them."""
-    sources = [path.read_text() for path in (CHART.parents[2] / "broker" / "observability").glob("*_families.py")]
+    sources = [path.read_text() for path in (CHART.parents[2] / "broker" / "observability").glob("*.py")]
     names = set()
     for source in sources:
         names |= {f"raftlog_{name}" for name in re.findall(r'"([a-z_]+)",\s*"[A-Z0-9]', source)}

@@ -12,7 +12,7 @@ import typer
 import yaml
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
-from broker.config import BrokerConfig
+from broker.config.config import BrokerConfig
 from raftlog.cli.app import app
 from tools.environment import ROOT
 from tools.helm import CHART

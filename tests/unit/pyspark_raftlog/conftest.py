@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pyspark_raftlog import preflight
+from pyspark_raftlog import options as preflight
 
 
 @pytest.fixture(autouse=True)

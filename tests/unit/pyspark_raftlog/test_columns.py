@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
-from pyspark_raftlog import DefaultSource, columns, tasks
+from pyspark_raftlog import DefaultSource, columns, source
 from pyspark_raftlog.columns import BatchMaker, check_schema, source_schema
 from pyspark_raftlog.ranges import Range
 
 from raftlog import _range_reader
-from raftlog._core.fetched import Rows
+from raftlog._core.positions import Rows
 from raftlog.format import HEADERS_TYPE, Attributes, BatchHeader
 from raftlog.types import TopicPartition
 
@@ -128,7 +128,7 @@ def test_a_time_that_spark_does_not_have_ends_the_task_whatever_may_be_lost(monk
         def close(self) -> None: ...
 
     monkeypatch.setattr(_range_reader, "RangeReader", Reading)
-    monkeypatch.setattr(tasks, "_idle", {})
+    monkeypatch.setattr(source, "_idle", {})
     made = DefaultSource({"bootstrap.servers": "a:1", "subscribe": "t", "failOnDataLoss": "false"})
     with pytest.raises(ValueError, match="t-3: the record at offset 5 has the timestamp"):
         list(made.streamReader(made.schema()).read(Range("t", 3, 5, 9)))
@@ -186,10 +186,10 @@ def test_headers_that_are_asked_for_have_a_column() -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        (StructType().add("value", StringType()), "column value of the raftlog source is binary, not string"),
-        (StructType().add("offset", IntegerType()), "is bigint, not int"),
+        (StructType().add("value", StringType()), "column value of the raftlog source has the type binary, not string"),
+        (StructType().add("offset", IntegerType()), "has the type bigint, not int"),
         (StructType().add("valeu", BinaryType()), "did you mean value?"),
-        (StructType().add("id", LongType()), "there are key, value, topic"),
+        (StructType().add("id", LongType()), "its columns are key, value, topic"),
         (StructType().add("key", BinaryType()).add("KEY", BinaryType()), "two columns key"),
     ],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_raftlog.ranges import Offsets, Range, limited, split
+from pyspark_raftlog.ranges import Offsets, Range, lag, limited, split
 
 from raftlog.types import TopicPartition
 
@@ -84,3 +86,17 @@ def test_large_partitions_are_cut_and_small_ones_stay_whole() -> None:
     assert split(ranges, None, None) == ranges[:3]
     assert split(ranges, 2, None) == ranges[:3]
     assert split([], 5, 5) == []
+
+
+@pytest.mark.parametrize("text", [json.dumps, dict])
+def test_a_progress_tells_the_lag_of_raftlogs_partitions_and_passes_other_sources_over(text: Any) -> None:
+    ids = {"@topic_ids": {"t": "00"}}
+    ours = SimpleNamespace(
+        endOffset=text({"t": {"0": 10, "1": 5}, **ids}), latestOffset=text({"t": {"0": 30, "1": 5, "2": 7}, **ids})
+    )
+    files = SimpleNamespace(endOffset=text({"logOffset": 3}), latestOffset="null")
+    kafkas = SimpleNamespace(endOffset=text({"t": {"0": 10}}), latestOffset=text({"t": {"0": 11}}))
+    nothing_yet = SimpleNamespace(endOffset=text({"t": {"0": 1}, **ids}), latestOffset=None)
+    no_end = SimpleNamespace(endOffset="null", latestOffset=text({"t": {"0": 1}, **ids}))
+    progress: Any = SimpleNamespace(sources=[files, ours, kafkas, nothing_yet, no_end])
+    assert lag(progress) == {TopicPartition("t", 0): 20, TopicPartition("t", 1): 0, TopicPartition("t", 2): 7}

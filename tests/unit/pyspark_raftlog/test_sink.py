@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
-from pyspark_raftlog import DefaultSource, plain
+from pyspark_raftlog import DefaultSource, sink
 from pyspark_raftlog.sink import TaskWritten
 
 import raftlog
@@ -56,7 +56,7 @@ class RememberingProducer:
 @pytest.fixture
 def producers(monkeypatch: pytest.MonkeyPatch) -> type[RememberingProducer]:
     monkeypatch.setattr(raftlog, "Producer", RememberingProducer, raising=False)
-    monkeypatch.setattr(plain, "_producers", {})
+    monkeypatch.setattr(sink, "_producers", {})
     RememberingProducer.made, RememberingProducer.errors = [], []
     return RememberingProducer
 
@@ -98,10 +98,10 @@ def test_other_options_get_another_producer(producers: type[RememberingProducer]
 
 
 def test_a_task_that_says_nothing_fails_the_commit() -> None:
-    """The continuous trigger sends None; to commit would be to forget whatever it did not write."""
+    """The continuous trigger sends None; a commit would forget unwritten records."""
     writer = stream_sink()
     writer.commit([TaskWritten(0, 5), TaskWritten(1, 0)], 7)
-    with pytest.raises(RuntimeError, match="1 of 2 tasks did not say what they wrote"):
+    with pytest.raises(RuntimeError, match="1 of 2 tasks did not report their writes"):
         writer.commit([TaskWritten(0, 5), None], 7)
     batch = DefaultSource({"bootstrap.servers": "a:1", "delivery": "at-least-once"}).writer(SCHEMA, overwrite=False)
     with pytest.raises(RuntimeError, match="continuous"):

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from pyspark_raftlog import DefaultSource, staged
+from pyspark_raftlog import DefaultSource
+from pyspark_raftlog import sink as staged
 from pyspark_raftlog.sink import TaskWritten
 
 from raftlog._staged_writer import Staging
@@ -130,7 +131,7 @@ def test_half_a_batch_that_was_overtaken_is_never_committed(cluster: FakeStageCl
 def test_a_stage_that_expired_fails_the_commit_and_the_replay_succeeds(cluster: FakeStageCluster, query: Query) -> None:
     messages = [query.task(0, ["a"]), query.task(0, ["b"], partition=1)]
     cluster.call(lambda: cluster.stages.abort(list(cluster.stages.stages)[:1]))
-    with pytest.raises(StageExpired, match=r"start the query again from its checkpoint.*transaction\.timeout\.ms"):
+    with pytest.raises(StageExpired, match=r"restart the query from its checkpoint.*transaction\.timeout\.ms"):
         query.commit(0, messages)
     query.abort(0, messages)
     assert cluster.committed("t") == []
@@ -147,7 +148,7 @@ def test_a_commit_without_an_answer_ends_in_time_and_says_what_to_do(cluster: Fa
         Query(cluster.bootstrap, **limits).commit(0, messages)
 
     cluster.stages.delay_s = lambda method: 120.0 if method == "CommitBatch" else 0.0
-    words = "Whether batch 0 was committed is not known: start the query again"
+    words = "Whether batch 0 was committed is unknown: restart the query"
     refusal(RequestTimedOut, words, commit, 0.5, 5.0, 25.0)
 
 
@@ -230,7 +231,7 @@ def test_a_task_that_begins_after_its_driver_gave_up_stages_nothing(cluster: Fak
 
 
 def test_messages_that_do_not_belong_together_are_refused(cluster: FakeStageCluster, query: Query) -> None:
-    with pytest.raises(RuntimeError, match="1 of 2 tasks did not say what they wrote, as under the continuous trigger"):
+    with pytest.raises(RuntimeError, match="1 of 2 tasks did not report their writes, as under the continuous trigger"):
         query.commit(0, [query.task(0, ["a"]), None])
     with pytest.raises(RuntimeError, match="nothing was committed"):
         query.commit(1, [query.task(0, ["a"])])
@@ -241,8 +242,8 @@ def test_messages_that_do_not_belong_together_are_refused(cluster: FakeStageClus
     ("properties", "words"),
     [
         ({"__is_continuous_processing": "true", "sql.streaming.queryId": QUERY}, "continuous trigger"),
-        ({"sql.streaming.queryId": QUERY}, "does not say which batch"),
-        ({"streaming.sql.batchId": "0"}, "does not say which batch"),
+        ({"sql.streaming.queryId": QUERY}, "does not tell the batch"),
+        ({"streaming.sql.batchId": "0"}, "does not tell the batch"),
     ],
 )
 def test_a_task_of_no_batch_is_refused(
@@ -265,7 +266,7 @@ def test_a_named_sink_is_one_checkpoints_and_one_topics(cluster: FakeStageCluste
         Query(cluster.bootstrap, "another", **{"txn.app.id": "orders"}),
         Query(cluster.bootstrap, **{"txn.app.id": "orders", "topic": "u"}),
     ):
-        with pytest.raises(SinkMismatch, match=r"txn\.app\.id=orders is taken"):
+        with pytest.raises(SinkMismatch, match=r"txn\.app\.id=orders is in use"):
             other.task(0, ["b"])
     query.commit(1, [query.task(1, ["c"])])
     assert cluster.committed("t") == values("a", "c")

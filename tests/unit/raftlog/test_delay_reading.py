@@ -6,10 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from raftlog import _delay_reading
+from raftlog import _delay_queue
 from raftlog._core.delays import TARGET_HEADER, Level, Levels, SortedOut, stored_headers
-from raftlog._delay_reading import DelayReading, consumer_config, topic_configs
-from raftlog._delay_round import Round
+from raftlog._delay_queue import DelayReading, Round, consumer_config, topic_configs
 from raftlog.errors import InvalidRequestError
 from raftlog.types import Record, TopicPartition
 
@@ -21,7 +20,7 @@ ONE = TopicPartition("q.delay.1s", 1)
 def at_ms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The wall clock, in a list of one."""
     clock = [0]
-    monkeypatch.setattr(_delay_reading, "now_ms", lambda: clock[0])
+    monkeypatch.setattr(_delay_queue, "now_ms", lambda: clock[0])
     return clock
 
 

@@ -6,17 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from raftlog import _server_root
+from raftlog import _installed
 from raftlog.errors import InternalError
+from tests.support import patience
 
 PARENT = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-P", "-m", "raftlog._dependent_process", str(__import__("os").getpid()),
+child = subprocess.Popen([sys.executable, "-P", "-m", "raftlog.testing.dependent_process",
+                          str(__import__("os").getpid()),
                           "dependent_child", *sys.argv[1:]])
 time.sleep(600)
 """
@@ -29,11 +33,7 @@ time.sleep(600)
 _WAIT_S = 60.0
 
 
-def wait_for(condition: object) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while not condition():  # type: ignore[operator] # a plain callable
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+wait_for = partial(patience.until, within_s=_WAIT_S, pause_s=0.01)
 
 
 def is_gone(pid: int) -> bool:
@@ -47,7 +47,7 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_dependent_process_dies_with_a_killed_parent_even_when_stopped(tmp_path: Path, stopped: bool) -> None:
     (tmp_path / "dependent_child.py").write_text(CHILD)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(_server_root.server_root())])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(_installed.server_root())])}
     told = tmp_path / "told"
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(told), "argument"], env=environment)
     try:
@@ -67,22 +67,31 @@ def test_a_dependent_process_dies_with_a_killed_parent_even_when_stopped(tmp_pat
 def test_the_server_root_is_the_checkout_or_the_wheels_own_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (_server_root.server_root() / "broker" / "__main__.py").exists()
+    assert (_installed.server_root() / "broker" / "__main__.py").exists()
     package = tmp_path / "raftlog"
     package.mkdir()
-    monkeypatch.setattr(_server_root, "__file__", str(package / "_server_root.py"))
+    monkeypatch.setattr(_installed, "__file__", str(package / "_installed.py"))
     with pytest.raises(InternalError, match="install raftlog again"):
-        _server_root.server_root()
+        _installed.server_root()
     for name in ("broker", "raftmeta"):
         bundled = package / "_server" / name
         bundled.mkdir(parents=True)
         (bundled / "__init__.py").touch()
-    assert _server_root.server_root() == package / "_server"
+    assert _installed.server_root() == package / "_server"
 
 
 def test_a_server_does_not_get_the_clients_setting_and_finds_its_root_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAFTLOG_BOOTSTRAP", "a:1")
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    environment = _server_root.server_environment()
+    environment = _installed.server_environment()
     assert "RAFTLOG_BOOTSTRAP" not in environment
-    assert environment["PYTHONPATH"].split(os.pathsep) == [str(_server_root.server_root()), "elsewhere"]
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(_installed.server_root()), "elsewhere"]
+
+
+@pytest.mark.parametrize("extra", _installed.PACKAGES)
+def test_the_packages_of_an_extra_are_those_of_the_project(extra: str) -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    lines = project["optional-dependencies"][extra]
+    names = {Requirement(line).name.replace("-", "_") for line in lines} - {"raftlog"}
+    assert names == set(_installed.PACKAGES[extra])
+    assert _installed.missing_from(extra) is None

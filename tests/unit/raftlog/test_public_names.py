@@ -12,21 +12,28 @@ import raftlog
 from raftlog import aio
 
 NAMES = [
+    "Acks",
     "AclBinding",
     "AclFilter",
     "AclOperation",
     "AclPermission",
     "Admin",
+    "AdminKeywords",
     "BatchDelivery",
     "CommittedBatch",
+    "Compression",
     "Consumer",
+    "ConsumerKeywords",
     "DelayQueue",
     "Delivery",
     "GroupMetadata",
+    "IsolationLevel",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "OffsetReset",
     "PatternType",
     "Producer",
+    "ProducerKeywords",
     "RaftlogError",
     "RebalanceListener",
     "Record",
@@ -35,12 +42,14 @@ NAMES = [
     "ResourceType",
     "ScramMechanism",
     "Stage",
+    "StageKeywords",
     "StageToken",
     "StagedWriter",
     "TopicPartition",
     "UserScramCredential",
     "aio",
     "errors",
+    "read_table",
     "testing",
 ]
 
@@ -50,7 +59,7 @@ def test_exported_names() -> None:
     for name in NAMES:
         assert getattr(raftlog, name) is not None
         assert name in dir(raftlog)
-    assert aio.__all__ == ["Admin", "BatchDelivery", "Consumer", "DelayQueue", "Delivery", "Producer"]
+    assert aio.__all__ == ["Admin", "BatchDelivery", "Consumer", "DelayQueue", "Delivery", "Producer", "read_table"]
     with pytest.raises(AttributeError, match="Produzer"):
         raftlog.Produzer  # noqa: B018 # the access raises
 

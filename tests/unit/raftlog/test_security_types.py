@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog import security
-from raftlog._client.admin_security import _acl, _binding, credential
+from raftlog._client.admin import _acl, _binding, credential
 from raftlog.errors import InvalidConfig, InvalidRequestError, UnacceptableCredential
 from raftlog.security import AclBinding, AclFilter, ScramMechanism
 from raftlog.testing import Cluster
@@ -132,5 +132,5 @@ def test_a_cluster_with_users_is_one_with_tls(tmp_path: Path) -> None:
         "sasl.password": "b",
     }
     assert made.client_config_of("eve", "c")["sasl.password"] == "c"
-    with pytest.raises(InvalidConfig, match="'eve' is not among the users"):
+    with pytest.raises(InvalidConfig, match="was not created with user 'eve'"):
         made.client_config_of("eve")

@@ -1,4 +1,4 @@
-"""The clients' spans: what is in a record's headers, what is linked, and what happens without OpenTelemetry."""
+"""The clients' spans, and the flag that a signal handler sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from raftlog import Consumer, Producer, Record, tracing
-from raftlog._client.trace_metadata import call_metadata
+from raftlog._client.tracing_choice import call_metadata
 from raftlog._core.traceparent import Traceparent, parse_traceparent
 from raftlog._tracing import ProducerTracing, Sending
 from raftlog.errors import InvalidConfig, MessageTooLarge
@@ -20,7 +20,7 @@ from tests.support.spans import application_span, recorded
 
 SENT = Traceparent(0xABC, 0x123, 1)
 ADDRESS = "127.0.0.1:9"
-"""Nobody listens there."""
+"""No server listens there."""
 
 
 def record(*headers: Header, topic: str = "orders", offset: int = 7) -> Record:
@@ -151,8 +151,34 @@ def test_who_does_not_trace_does_not_load_opentelemetry() -> None:
     program = (
         "import sys, raftlog\n"
         f"raftlog.Producer({ADDRESS!r}).close(); raftlog.Consumer({ADDRESS!r}).close()\n"
-        "import broker.server\n"
+        "import broker.server.server\n"
         "print(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+WAITS = 300
+PATIENCE_S = 60
+INTERRUPTED = f"""
+import faulthandler, random, signal
+from raftlog._delivery import Alarm
+
+faulthandler.dump_traceback_later({PATIENCE_S}, exit=True)
+chance = random.Random(1)
+signal.signal(signal.SIGALRM, lambda number, frame: stop.set())
+for _ in range({WAITS}):
+    stop = Alarm()
+    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 2e-5))
+    while not stop.wait(0.5):
+        pass
+print("every wait has ended")
+"""
+
+
+def test_a_signal_at_any_moment_ends_the_wait() -> None:
+    """Also between a look at the flag and the wait itself: with `threading.Event` one of the first never ended."""
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", INTERRUPTED], capture_output=True, text=True, check=False, timeout=2 * PATIENCE_S
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "every wait has ended\n", "")

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.errors import InvalidRequestError
-from raftlog.v1 import common_pb2, log_pb2, replication_pb2
-from raftlog.wire import (
+from raftlog.format.wire import (
     MAX_PARTS,
     Frame,
     Produce,
@@ -21,6 +20,7 @@ from raftlog.wire import (
     encode_produce,
     encode_replicate,
 )
+from raftlog.v1 import common_pb2, log_pb2, replication_pb2
 
 int32 = st.integers(-1, 2**31 - 1)
 payloads = st.one_of(st.binary(max_size=300), st.just(b"x" * 20_000))

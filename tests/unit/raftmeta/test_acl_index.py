@@ -6,14 +6,23 @@ import time
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.errors import InvalidRequestError
 from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.acl_filters import matching
-from raftmeta.acl_index import AclIndex, Decision
-from raftmeta.acls import CLUSTER_NAME, OPERATIONS, Acl, Operation, ResourceType, canonical_host, field_order
+from raftmeta.acls import (
+    CLUSTER_NAME,
+    OPERATIONS,
+    Acl,
+    AclIndex,
+    Decision,
+    Operation,
+    ResourceType,
+    canonical_host,
+    field_order,
+    matching,
+)
 from tests.support.metadata_security import acl
 
 ALICE, BOB, HERE, THERE = "User:alice", "User:bob", "10.0.0.1", "10.0.0.2"
@@ -259,7 +268,6 @@ _sets = st.frozensets(_acls, max_size=12)
 _questions = st.tuples(st.sampled_from([ALICE, BOB, "User:*"]), st.sampled_from([HERE, THERE]), _operations, _types)
 
 
-@settings(max_examples=600)
 @given(_sets, st.lists(_sets, max_size=3), st.lists(st.tuples(_questions, _names), min_size=1, max_size=12))
 def test_decisions_are_those_of_kafkas_rules(
     first: frozenset[Acl],
@@ -299,7 +307,6 @@ _patterns = st.builds(
 )
 
 
-@settings(max_examples=300)
 @given(_sets, st.one_of(_patterns, _acls))
 def test_filters_select_what_kafkas_do(acls: frozenset[Acl], pattern: Acl) -> None:
     assert matching(acls, pattern) == sorted(each for each in acls if plainly_selects(pattern, each))

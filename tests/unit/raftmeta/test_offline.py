@@ -11,7 +11,7 @@ import pytest
 from raftlog.errors import CorruptRecordError, InconsistentVoters, InvalidConfig, StorageError
 from raftlog.v1.raft_pb2 import JOINING, VOTER
 from raftmeta import offline
-from raftmeta.os_disk import OsDisk
+from raftmeta.disk import OsDisk
 from raftmeta.quorum.config import Endpoint
 from raftmeta.raft.voters import BEFORE_NAME, PROPERTIES_NAME, MetadataDirectory
 from tests.support.quorum import QuorumCluster, eventually, free_ports, register_command, run
@@ -29,7 +29,7 @@ from tests.support.quorum import QuorumCluster, eventually, free_ports, register
         ((1, 2, 3), (1,), False),
         ((1, 2, 3, 4, 5), (1, 2, 3), False),
         ((1, 2), (1,), True),  # both have everything
-        ((1, 2), (1, 2, 3, 4, 5), False),  # 1 and 2 could elect nobody
+        ((1, 2), (1, 2, 3, 4, 5), False),  # 1 and 2 could elect no leader
     ],
 )
 def test_at_most_one_voter_goes_at_a_time(present: tuple[int, ...], wanted: tuple[int, ...], safe: bool) -> None:

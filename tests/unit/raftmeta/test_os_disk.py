@@ -11,7 +11,7 @@ import pytest
 from broker.clock import SystemClock
 from raftlog.errors import RaftlogError, StorageError
 from raftlog.v1.records_pb2 import MetadataCommand, UnfenceBrokerCommand
-from raftmeta.os_disk import OsDisk
+from raftmeta.disk import OsDisk
 from raftmeta.quorum.config import QuorumConfig
 from raftmeta.quorum.voter_metadata import QuorumMetadata, open_quorum
 from tests.support.metadata import create_topic, register

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmeta.persistent_map import MapBuilder, PersistentMap
+from raftmeta.image import MapBuilder, PersistentMap
 
 _keys = st.text("ab.", max_size=3)
 _changes = st.lists(st.lists(st.tuples(_keys, st.none() | st.integers(0, 9)), max_size=5), max_size=10)

@@ -20,11 +20,10 @@ from raftlog.errors import (
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, UNKNOWN_MECHANISM, ScramCredential
 from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.acls import CLUSTER_NAME, OPERATIONS, Acl
+from raftmeta.acls import CLUSTER_NAME, MAX_USER_CHARACTERS, OPERATIONS, Acl, why_no_name, why_no_user
 from raftmeta.decide import CommandResult, decide, security
 from raftmeta.image import MetadataImage
 from raftmeta.replay import image_from_records
-from raftmeta.user_names import MAX_USER_CHARACTERS, why_no_name, why_no_user
 from tests.support.metadata import accept, claim, image_after, refusal
 from tests.support.metadata_security import acl, alter_acls, alter_users, credential, deletion
 
@@ -69,7 +68,7 @@ def test_a_user_may_have_one_credential_of_each_mechanism() -> None:
 
 
 def test_what_is_set_as_it_is_stays_with_its_version() -> None:
-    """A retry from elsewhere, or `raftlog apply` again, ends nobody's session."""
+    """A retry from elsewhere, or a second `raftlog apply`, ends no session."""
     image, _ = accept(EMPTY, alter_users([credential("alice")]))
     decision = decide(image, alter_users([credential("alice")]))
     assert decision.records == ()

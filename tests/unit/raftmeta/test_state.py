@@ -1,4 +1,4 @@
-"""The state machine: fencing, retries, digests, snapshots."""
+"""The state machine: fencing, retries, digests, snapshots, replay, and its history of changes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from raftlog.v1.records_pb2 import (
     ClientSession,
     DeleteTopicCommand,
     MetadataCommand,
+    MetadataRecord,
     MetadataSnapshot,
     StateDigestCommand,
 )
-from raftmeta.client_sessions import ERROR_BYTES, OUTCOME_BYTES, SESSION_BYTES, ClientSessions
-from raftmeta.decide import CommandResult, outcome_from_wire, outcome_to_wire
+from raftmeta.decide import CommandResult, decide, outcome_from_wire, outcome_to_wire
 from raftmeta.decide.outcome import MAX_ERROR_CHARACTERS
 from raftmeta.image import MetadataImage
 from raftmeta.port import Change
-from raftmeta.state import Applied, MetadataState
-from tests.support.metadata import claim, create_topic, register, unfence, update_feature, uuid_of
+from raftmeta.quorum.image_feed import ChangeHistory
+from raftmeta.replay import image_from_records, replay, replay_all
+from raftmeta.state import ERROR_BYTES, OUTCOME_BYTES, SESSION_BYTES, Applied, ClientSessions, MetadataState
+from tests.support.metadata import alter, claim, create_topic, image_after, register, unfence, update_feature, uuid_of
 from tests.support.metadata_histories import Step, live, lives, security_lives
 
 CLIENT = uuid_of(77)
@@ -339,3 +341,86 @@ def test_a_snapshot_that_contradicts_itself_is_refused() -> None:
     del snapshot.records[topic]
     with pytest.raises(CorruptRecordError, match="contradicts itself"):
         MetadataState().restore(snapshot.SerializeToString(), 5, 1)
+
+
+@given(st.one_of(lives, security_lives))
+def test_one_by_one_and_all_at_once_are_the_same(life: list[tuple[Step, int, int]]) -> None:
+    for event in live(life):
+        step = event.before
+        for record in event.decision.records:
+            step = replay(step, record, event.offset)
+        assert step == event.after
+
+
+def test_the_bytes_of_a_snapshot_do_not_depend_on_the_order_of_events() -> None:
+    first = image_after(
+        claim(), register(1), create_topic("a", 1), create_topic("b", 2), alter("b", {"segment.ms": "1"})
+    )
+    second = image_after(claim(), register(1), create_topic("b", 2, configs={"segment.ms": "1"}), create_topic("a", 1))
+    serialized = [
+        [record.SerializeToString(deterministic=True) for record in image.to_records()] for image in (first, second)
+    ]
+    assert serialized[0] == serialized[1]
+
+
+def test_an_old_image_does_not_change() -> None:
+    old = image_after(claim(), register(), create_topic("a", 1, 2, configs={"segment.ms": "1"}))
+    copy = image_from_records(old.to_records(), old.offset)
+    for command in (create_topic("b", 2), alter("a", {"segment.ms": "2"}), register(incarnation=2), register(7)):
+        replay_all(old, decide(old, command).records, old.offset + 1)
+    assert old == copy
+
+
+def test_a_record_of_an_unknown_kind_stops_the_load() -> None:
+    unknown = MetadataRecord.FromString(b"\xfa\x07\x00")  # field 127, which a later version may have
+    with pytest.raises(UnsupportedVersion, match="written by a newer version"):
+        replay(MetadataImage(), unknown, 1)
+
+
+def test_metadata_never_goes_back() -> None:
+    image = image_after(claim(), register())
+    with pytest.raises(AssertionError, match="metadata goes forward"):
+        replay_all(image, (), image.offset - 1)
+
+
+@given(
+    st.integers(0, 9),
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), max_size=30),
+    st.integers(1, 5),
+    st.integers(1, 8),
+)
+def test_it_returns_exactly_what_is_above_an_offset_or_nothing(
+    start: int, steps: list[tuple[int, int]], max_changes: int, max_records: int
+) -> None:
+    """Offsets have gaps: entries of the log that changed nothing."""
+    history = ChangeHistory(start, max_changes=max_changes, max_records=max_records)
+    added: list[Change] = []
+    end = start
+    for gap, size in steps:
+        end += gap
+        added.append(Change(end, 1, [MetadataRecord()] * size))
+        history.add(added[-1])
+        assert history.end_offset == end
+        kept = [known for offset in range(end) if (known := history.since(offset)) is not None]
+        longest = kept[0] if kept else []
+        assert len(longest) <= max_changes
+        assert sum(len(known.records) for known in longest) <= max_records or len(longest) == 1
+    assert history.since(end) == []
+    assert history.since(end + 1) == [], "a watcher that is ahead has nothing to get here"
+    for offset in range(-1, end):
+        since = history.since(offset)
+        assert since is None or since == [change for change in added if change.offset > offset]
+        if offset < start:
+            assert since is None
+
+
+def test_the_newest_change_is_kept_however_large_it_is() -> None:
+    history = ChangeHistory(0, max_records=1)
+    history.add(Change(1, 1, [MetadataRecord()] * 5))
+    assert history.since(0) is not None
+
+
+@pytest.mark.parametrize("offset", [4, 5])
+def test_the_history_never_goes_back(offset: int) -> None:
+    with pytest.raises(AssertionError):
+        ChangeHistory(5).add(Change(offset, 1, []))

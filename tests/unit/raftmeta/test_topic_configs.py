@@ -1,10 +1,19 @@
-"""The table of topic configs agrees with itself and with what the design promises."""
+"""The table of topic configs; placement; the persistent map."""
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
-from raftlog.errors import InvalidConfig
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog.errors import InvalidConfig, InvalidReplicaAssignment, InvalidReplicationFactor
+from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.decide.topics import place_partitions
+from raftmeta.image import MetadataImage
 from raftmeta.topic_configs import (
     BROKER_KEY_BY_TOPIC_KEY,
     DYNAMIC_BROKER_CONFIGS,
@@ -12,6 +21,7 @@ from raftmeta.topic_configs import (
     TOPIC_KEY_BY_BROKER_KEY,
     is_throttled,
 )
+from tests.support.metadata import accept, claim, create_topic, down, image_after, refusal, register, uuid_of
 
 ONLY_OF_ONE_TOPIC = {"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
 ONLY_OF_A_BROKER = {"leader.replication.throttled.rate", "follower.replication.throttled.rate"}
@@ -63,3 +73,79 @@ def test_defaults_that_carry_a_promise() -> None:
 def test_what_is_not_built_is_refused_and_not_ignored(key: str, value: str) -> None:
     with pytest.raises(InvalidConfig, match=key.replace(".", r"\.")):
         TOPIC_CONFIGS.parse({key: value})
+
+
+def cluster(racks: list[str]) -> MetadataImage:
+    return image_after(claim(), *(register(broker_id, rack=rack) for broker_id, rack in enumerate(racks)))
+
+
+@given(st.integers(1, 6), st.integers(1, 40), st.data())
+def test_leaders_and_replicas_are_spread_evenly(brokers: int, partitions: int, data: st.DataObject) -> None:
+    replication_factor = data.draw(st.integers(1, brokers))
+    placed = list(place_partitions(cluster([""] * brokers), partitions, replication_factor))
+    assert len(placed) == partitions
+    assert all(len(set(replicas)) == replication_factor for replicas in placed)
+    leaders = Counter(replicas[0] for replicas in placed)
+    held = Counter(broker for replicas in placed for broker in replicas)
+    assert max(leaders.values()) - min(leaders[b] for b in range(brokers)) <= 1
+    assert max(held.values()) - min(held[b] for b in range(brokers)) <= 1
+
+
+def test_what_is_there_already_counts() -> None:
+    image = image_after(claim(), register(1), create_topic("a", 1, partitions=3), register(2))
+    assert list(place_partitions(image, 4, 1)) == [(2,), (2,), (2,), (1,)]
+
+
+@given(st.integers(1, 30))
+def test_replicas_stand_in_different_racks(partitions: int) -> None:
+    racks = ["x", "x", "x", "y", "z"]
+    for replicas in place_partitions(cluster(racks), partitions, 3):
+        assert {racks[broker] for broker in replicas} == {"x", "y", "z"}
+
+
+def test_fenced_brokers_and_those_that_are_shutting_down_get_nothing() -> None:
+    image = cluster(["", "", ""])
+    fenced = replace(image.brokers[0], fenced=True)
+    stopping = replace(image.brokers[2], in_controlled_shutdown=True)
+    image = replace(image, brokers={**image.brokers, 0: fenced, 2: stopping})
+    assert list(place_partitions(image, 2, 1)) == [(1,), (1,)]
+    with pytest.raises(InvalidReplicationFactor, match=r"of 3 registered brokers 1 is up, so it can be 1$"):
+        place_partitions(image, 1, 2)
+    fenced_too = replace(image.brokers[1], fenced=True)
+    with pytest.raises(InvalidReplicationFactor, match=r"of 3 registered brokers none is up$"):
+        place_partitions(replace(image, brokers={**image.brokers, 1: fenced_too}), 1, 1)
+
+
+def assigned(*replicas: Sequence[int], partitions: int | None = None, factor: int | None = None) -> MetadataCommand:
+    command = create_topic("t", 1, len(replicas) if partitions is None else partitions)
+    command.create_topic.replication_factor = len(replicas[0]) if factor is None else factor
+    for each in replicas:
+        command.create_topic.assignments.add(replicas=each)
+    return command
+
+
+def test_replicas_that_somebody_has_chosen_are_taken_as_they_are() -> None:
+    image, _ = accept(cluster([""] * 4), assigned([3, 1], [3, 2]))
+    topic = image.topics[uuid_of(1)]
+    assert [(part.replicas, part.isr, part.leader) for part in topic.partitions] == [
+        ((3, 1), (3, 1), 3),
+        ((3, 2), (3, 2), 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (assigned([1, 1]), "names no broker, or one of them twice"),
+        (assigned([]), "names no broker"),
+        (assigned([1, 9]), "broker 9 is not there, or not up"),
+        (assigned([1, 3]), "broker 3 is not there, or not up"),
+        (assigned([1, 2], [1]), "2 partitions need as many assignments of 2 replicas each"),
+        (assigned([1, 2], partitions=2), "2 partitions need"),
+        (assigned([1, 2], factor=1), "of 1 replicas each"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused(command: MetadataCommand, words: str) -> None:
+    error = refusal(down(cluster([""] * 4), 3), command)
+    assert isinstance(error, InvalidReplicaAssignment)
+    assert words in str(error)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from raftlog.errors import InvalidUpdateVersion, RaftlogError, UnknownOutcome
-from replication.divergence import check_prefix, truncation_offset
 from replication.isr import IsrChange, Pending
 from replication.leader import LeaderState, Membership
+from replication.leader_epochs import check_prefix, truncation_offset
 from replication.ports import Accepted, Diverging, OutOfRange, Replica
 from tests.support.epoch_logs import EpochLog
 
@@ -36,7 +36,7 @@ class Term:
             leader_epoch=leader_epoch,
             epoch_start_offset=log_end_offset,
             log_end_offset=log_end_offset,
-            held_end_offset=log_end_offset,
+            durable_end_offset=log_end_offset,
             high_watermark=high_watermark,
             membership=membership,
             now_ms=0.0,
@@ -54,12 +54,12 @@ class Term:
         return "\n".join([*lines, *self.shown()]) + "\n"
 
     def shown(self) -> Iterator[str]:
-        """Yield the state: who holds how much, what the leader wants, and what became of what it asked for."""
+        """Yield the state: the replicas' log ends, what the leader wants, and the outcome of its requests."""
         state = self.state
         places: dict[str, list[str]] = {"in sync": [], "joining": [], "out of sync": []}
         for view in state.progress(self.now_ms):
             place = "in sync" if view.in_sync else "joining" if view.broker_id in state.maximal_isr else "out of sync"
-            places[place].append(f"{view.broker_id}:{'?' if view.held_end_offset < 0 else view.held_end_offset}")
+            places[place].append(f"{view.broker_id}:{'?' if view.durable_end_offset < 0 else view.durable_end_offset}")
         held = "; ".join(f"{place} {' '.join(who)}" for place, who in places.items() if who)
         confirmed = "" if state.has_confirmed else " (not confirmed)"
         yield f"  {self.now_ms / 1000:5.1f} s  high watermark {state.high_watermark}{confirmed}; {held}"
@@ -82,7 +82,7 @@ class Term:
 
         def event() -> None:
             self.state.appended(self.state.log_end_offset + count, self.now_ms)
-            self.state.held(self.state.log_end_offset, self.now_ms)
+            self.state.flushed(self.state.log_end_offset, self.now_ms)
 
         return event
 

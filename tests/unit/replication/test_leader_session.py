@@ -1,8 +1,10 @@
-"""The leader's end of a stream: what it pushes, to whom first, how much, and what ends it."""
+"""The leader's end of a stream: what it pushes, to which partition first, how much, and what ends it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +17,30 @@ from raftlog.errors import (
     StaleBrokerEpoch,
     StorageError,
 )
-from raftlog.v1 import common_pb2
+from raftlog.format.wire import ReplicaFrame
+from raftlog.v1 import common_pb2, replication_pb2
 from raftlog.v1.replication_pb2 import OpenReplica, ReplicaAck, ReplicaHello, ReplicateRequest
-from raftlog.wire import ReplicaFrame
-from replication import leader_session, push_queue
-from replication.leader_session import LeaderSession
-from replication.limits import MAX_ACKS, MAX_CLOSES, MAX_OPENS
-from replication.ports import Replica
-from replication.push_queue import MARKS_DELAY_MS
-from replication.token_bucket import TokenBucket
-from tests.support.replica_parts import CLUSTER, FOLLOWER, LEADER, OTHER, TOPIC, Led, MemoryLog, Stream, decoded
+from raftmeta.image import MetadataImage
+from replication import leader_session
+from replication.follower_session import STALLED_MS, STALLED_TOO_MS, FollowerOptions, State
+from replication.leader_session import MARKS_DELAY_MS, LeaderSession
+from replication.ports import MAX_ACKS, MAX_CLOSES, MAX_OPENS, Replica
+from replication.token_bucket import LOOK_AGAIN_MS, TokenBucket
+from tests.support.batches import batch_of
+from tests.support.broker_parts import TOPIC_ID, Parts, image_with
+from tests.support.replica_link import ReplicaLink
+from tests.support.replica_parts import (
+    CLUSTER,
+    FOLLOWER,
+    LEADER,
+    OTHER,
+    TOPIC,
+    Followed,
+    Led,
+    MemoryLog,
+    Stream,
+    decoded,
+)
 
 WIDE = 1 << 30
 KIB = 1024
@@ -45,7 +61,7 @@ class Wire:
 
     def open(self, partition: int, offset: int = 0, last_epoch: int = -1, **fields: int) -> int:
         self._ids += 1
-        opening: dict[str, Any] = {"leader_epoch": 1, "fetch_offset": offset, "held_end_offset": offset, **fields}
+        opening: dict[str, Any] = {"leader_epoch": 1, "fetch_offset": offset, "durable_end_offset": offset, **fields}
         self.send(
             open=[
                 OpenReplica(
@@ -59,8 +75,8 @@ class Wire:
         )
         return self._ids
 
-    def ack(self, subscription_id: int, held_end_offset: int) -> None:
-        self.send(acks=[ReplicaAck(subscription_id=subscription_id, held_end_offset=held_end_offset)])
+    def ack(self, subscription_id: int, durable_end_offset: int) -> None:
+        self.send(acks=[ReplicaAck(subscription_id=subscription_id, durable_end_offset=durable_end_offset)])
 
     def message(self) -> list[ReplicaFrame]:
         return list(self.leader.take_frames(self.now_ms))
@@ -113,8 +129,8 @@ def test_what_is_there_comes_with_the_first_message_and_what_is_appended_with_th
     [
         ({"leader_epoch": 0}, common_pb2.FENCED_LEADER_EPOCH),
         ({"leader_epoch": 2}, common_pb2.UNKNOWN_LEADER_EPOCH),
-        ({"held_end_offset": 9}, common_pb2.INVALID_REQUEST),
-        ({"fetch_offset": -5, "held_end_offset": -5}, common_pb2.INVALID_REQUEST),
+        ({"durable_end_offset": 9}, common_pb2.INVALID_REQUEST),
+        ({"fetch_offset": -5, "durable_end_offset": -5}, common_pb2.INVALID_REQUEST),
     ],
 )
 def test_a_follower_that_claims_what_cannot_be_is_told_so_and_the_stream_lives_on(
@@ -439,7 +455,7 @@ def test_a_closed_partition_is_forgotten_and_its_replica_too() -> None:
 
 
 def test_a_message_has_no_more_frames_than_a_follower_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_queue, "MAX_FRAMES", 10)
+    monkeypatch.setattr(leader_session, "MAX_FRAMES", 10)
     led = [Led(MemoryLog([1])) for _ in range(50)]
     wire = Wire(*led)
     for number in range(50):
@@ -481,9 +497,9 @@ def refusals() -> list[tuple[Callable[[LeaderSession], None], type[Exception], s
         (after_hello(open=[OpenReplica(subscription_id=0)]), InvalidRequestError, "ids of a stream only grow"),
         (after_hello(close=[1]), InvalidRequestError, "was never opened"),
         (after_hello(acks=[ReplicaAck(subscription_id=3)]), InvalidRequestError, "was never opened"),
-        (after_hello(live_credit_bytes=-1), InvalidRequestError, "is not negative"),
-        (after_hello(catch_up_credit_bytes=1 << 62), InvalidRequestError, "the sum at most"),
-        (after_hello(throttled_credit_bytes=-1), InvalidRequestError, "is not negative"),
+        (after_hello(live_credit_bytes=-1), InvalidRequestError, "grant at least 0 bytes"),
+        (after_hello(catch_up_credit_bytes=1 << 62), InvalidRequestError, "in all at most"),
+        (after_hello(throttled_credit_bytes=-1), InvalidRequestError, "grant at least 0 bytes"),
         (after_hello(open=[opening] * (MAX_OPENS + 1)), InvalidRequestError, "at most 500"),
         (after_hello(acks=[ReplicaAck(subscription_id=1)] * (MAX_ACKS + 1)), InvalidRequestError, "at most 2000"),
         (after_hello(close=[1] * (MAX_CLOSES + 1)), InvalidRequestError, "at most 2000"),
@@ -539,7 +555,7 @@ def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 def test_throttled_partitions_that_catch_up_keep_to_the_rate_and_hold_nobody_else_up() -> None:
     bucket = TokenBucket(10_000)
     slow, quick = Led(MemoryLog(), live=()), Led(MemoryLog(), live=())
-    slow.throttled = {FOLLOWER}
+    slow.is_throttled = True
     for one in (slow, quick):
         one.append(*(b"x" * 984 for _ in range(60)))
     stream = Stream({0: slow, 1: quick}, max_frame_bytes=4096, leader_throttle=bucket)
@@ -577,8 +593,414 @@ def test_throttled_partitions_that_catch_up_keep_to_the_rate_and_hold_nobody_els
 def test_a_throttled_partition_that_is_live_is_not_held_back() -> None:
     bucket = TokenBucket(1)
     led = Led(MemoryLog([1] * 50))
-    led.throttled = {FOLLOWER}
+    led.is_throttled = True
     stream = Stream({0: led}, leader_throttle=bucket)
     opening = OpenReplica(subscription_id=1, topic_id=TOPIC, leader_epoch=1, last_fetched_epoch=-1)
     stream.leader.handle(ReplicateRequest(hello=hello(), open=[opening], live_credit_bytes=WIDE), 0.0)
     assert len(offsets(list(stream.leader.take_frames(0.0)))[0][1]) == 50
+
+
+def ends(frames: list[ReplicaFrame]) -> list[int]:
+    return [frame.head.error.code for frame in frames]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_no_marks_leave_on_a_subscription_that_waits_for_credit_once_the_term_is_over(live: bool) -> None:
+    led = Led(MemoryLog([1] * 3), live=(FOLLOWER,) if live else (OTHER,))
+    wire = Wire(led, live=1, catch_up=1)
+    wire.open(0)
+    wire.messages()
+    led.append(b"a", b"b")
+    wire.messages()
+    led.resign()
+    led.high_watermark = 5  # of the next leader, which this broker follows
+    led.changed()
+    assert ends(wire.message()) == [common_pb2.NOT_LEADER_OR_FOLLOWER]
+    wire.now_ms += 10
+    assert wire.message() == []
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_nor_while_a_read_waits_for_the_disk(live: bool) -> None:
+    led = Led(MemoryLog([1] * 3), live=(FOLLOWER,) if live else (OTHER,))
+    led.cold_below = 3
+    wire = Wire(led)
+    wire.open(0)
+    wire.messages()
+    assert wire.waiting_reads == 1
+    led.resign()
+    led.high_watermark = 3
+    led.changed()
+    assert ends(wire.message()) == [common_pb2.NOT_LEADER_OR_FOLLOWER]
+    wire.now_ms += 10
+    assert wire.message() == []
+
+
+def test_nor_when_the_change_has_not_been_told_yet() -> None:
+    led = Led(MemoryLog([1] * 3))
+    wire = Wire(led)
+    wire.open(0)
+    wire.messages()
+    wire.ack(1, 3)
+    assert wire.message() == []  # the high watermark waits for records to ride along with
+    led.open_by.clear()
+    led.high_watermark = 3
+    wire.now_ms += 10
+    assert ends(wire.message()) == [common_pb2.FENCED_LEADER_EPOCH]
+    assert wire.message() == []
+
+
+def test_a_partition_that_leads_again_in_a_later_epoch_says_nothing_on_the_old_subscription() -> None:
+    led = Led(MemoryLog([1] * 3))
+    wire = Wire(led, live=1)
+    wire.open(0)
+    wire.messages()
+    led.append(b"a")
+    wire.messages()
+    wakes = dict(led.open_by)
+    led.open_by.clear()
+    led.epoch, led.high_watermark = 3, 4
+    for _, on_change in wakes.values():
+        on_change()
+    assert ends(wire.message()) == [common_pb2.FENCED_LEADER_EPOCH]
+    assert wire.message() == []
+
+
+def test_a_followers_high_watermark_is_of_its_own_history(tmp_path: Path) -> None:
+    """Real partitions: 2 follows 1, which is deposed and follows 3; 2 has not heard of that, and has no credit."""
+
+    def image(offset: int, leader: int, leader_epoch: int, isr: tuple[int, ...]) -> MetadataImage:
+        return image_with(
+            1,
+            offset=offset,
+            leader=leader,
+            leader_epoch=leader_epoch,
+            replicas=(1, 2, 3),
+            isr=isr,
+            partition_epoch=offset,
+        )
+
+    async def scenario() -> None:
+        nodes = {node_id: Parts(tmp_path / str(node_id), node_id=node_id) for node_id in (1, 2, 3)}
+        for parts in nodes.values():
+            parts.image = image(1, 1, 1, (1, 2, 3))
+        async with nodes[1], nodes[2], nodes[3]:
+            one, two, three = (nodes[node_id].registry.find(TOPIC_ID, 0) for node_id in (1, 2, 3))
+            session = LeaderSession(
+                find=nodes[1].registry.find,
+                me=1,
+                cluster_id="c",
+                check_replica=lambda replica: None,
+                wake=lambda: None,
+                read_later=lambda *read: pytest.fail("all of it is in memory"),
+                max_frame_bytes=1 << 20,
+                throttle=TokenBucket(),
+            )
+            opening = OpenReplica(
+                subscription_id=1, topic_id=TOPIC_ID, partition=0, leader_epoch=1, last_fetched_epoch=-1
+            )
+            hello = ReplicaHello(cluster_id="c", broker_id=2, broker_epoch=1, leader_id=1)
+            session.handle(ReplicateRequest(hello=hello, live_credit_bytes=1, open=[opening]), 0.0)
+            following = two.following
+            assert following is not None
+
+            def carry(now_ms: float) -> None:
+                for head, records in session.take_frames(now_ms):
+                    if not head.HasField("error"):
+                        if records:
+                            following.append_replicated(bytes(records), 1, lambda durable_end_offset: None)
+                        following.take_marks(head.high_watermark, head.log_start_offset, 1)
+
+            for number in range(3):
+                one.append(batch_of(b"old-%d" % number), 1, None)
+            carry(0.0)
+            for number in range(6):
+                one.append(batch_of(b"tail-%d" % number), 1, None)
+            carry(1.0)
+            for node_id in (1, 3):
+                await nodes[node_id].apply(image(2, 3, 2, (1, 3)))
+            for number in range(5):
+                three.append(batch_of(b"new-%d" % number), 2, None)
+            assert one.following is not None
+            link = ReplicaLink(three, one.following, Replica(1, 1))
+            await link.open()
+            async with asyncio.timeout(60):
+                while one.high_watermark < 5:
+                    await link.pump()
+                    await asyncio.sleep(0.01)
+            carry(100.0)
+            carry(200.0)
+            assert two.high_watermark == 0, "nothing that it has was ever committed"
+
+    asyncio.run(scenario())
+
+
+SMALL = FollowerOptions(credit_bytes=256 * KIB, catch_up_credit_bytes=256 * KIB, max_frame_bytes=64 * KIB)
+
+
+def filled(count: int, size: int = 1000, *, live: bool = False) -> Led:
+    led = Led(MemoryLog(), live=(FOLLOWER if live else OTHER,))
+    led.append(*[b"x" * size] * count)
+    return led
+
+
+# None is lost
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("end", ["closed before its turn", "closed while it is read", "resigned", "ended by its ack"])
+def test_credit_of_a_cold_read_comes_back_when_its_records_are_never_sent(live: bool, end: str) -> None:
+    led, other = filled(64, live=live), filled(64, live=live)
+    led.cold_below = 64
+    wire = Wire(led, other, live=48 * KIB, catch_up=48 * KIB, max_frame_bytes=16 * KIB)
+    for _ in range(5):
+        led.error = None
+        subscription_id = wire.open(0)
+        wire.messages()
+        assert wire.waiting_reads == 1
+        if end == "closed while it is read":
+            wire.send(close=[subscription_id])
+        wire.read_one()
+        match end:
+            case "closed before its turn":
+                wire.send(close=[subscription_id])
+            case "resigned":
+                led.resign()
+            case "ended by its ack":
+                wire.ack(subscription_id, 1_000)
+        assert [frame for message in wire.messages() for frame in message if frame.records] == []
+    wire.open(1)
+    sent = sum(len(frame.records) for message in wire.messages() for frame in message)
+    assert 48 * KIB <= sent <= 64 * KIB
+
+
+# One log that hangs
+
+
+def test_a_log_whose_flush_hangs_does_not_keep_the_credit_of_the_others() -> None:
+    hangs, other = filled(4_000), filled(0)
+    stream = Stream({0: hangs, 1: other})
+    hung, quick = Followed(MemoryLog(), partition=0), Followed(MemoryLog(), partition=1)
+    hung.flushes_by_hand = True
+    stream.follower.follow(hung)
+    stream.follower.follow(quick)
+    stream.advance(100)
+    got = hung.log.end
+    assert 2_000 < got < 4_000
+    other.append(b"y")
+    stream.advance(STALLED_MS)
+    assert quick.log.end == 1
+    stream.advance(60_000)
+    assert hung.log.end == got
+    assert stream.follower.states()[TOPIC, 0] is State.FLUSHING
+    other.append(*[b"z" * 1000] * 4_000)
+    stream.advance(100)
+    assert quick.log.end == 4_001
+    hung.flushes_by_hand = False
+    hung.flush()
+    stream.run()
+    assert hung.log.end == 4_000
+
+
+def test_many_logs_on_a_disk_that_hangs_are_put_aside_sooner_than_one_after_the_other() -> None:
+    led = {n: filled(2_000) for n in range(40)} | {40: filled(0)}
+    stream = Stream(led)
+    hung = [Followed(MemoryLog(), partition=n) for n in range(40)]
+    for one in hung:
+        one.flushes_by_hand = True
+        stream.follower.follow(one)
+    quick = Followed(MemoryLog(), partition=40)
+    stream.follower.follow(quick)
+    stream.advance(100)
+    led[40].append(*[b"y" * 1000] * 3_000)
+    stream.advance(STALLED_MS + 25 * STALLED_TOO_MS)
+    assert quick.log.end == 3_000
+    for one in hung:
+        one.flushes_by_hand = False
+        one.flush()
+    stream.run()
+    assert all(one.log.end == 2_000 for one in hung)
+
+
+def test_what_waits_for_its_flush_is_not_opened_on_the_next_stream_either() -> None:
+    hangs = filled(10)
+    stream = Stream({0: hangs})
+    hung = Followed(MemoryLog())
+    hung.flushes_by_hand = True
+    stream.follower.follow(hung)
+    stream.advance(STALLED_MS + 100)
+    stream.break_off()
+    stream.connect()
+    stream.advance(1_000)
+    assert hangs.open_by == {}
+    hung.flush()
+    stream.run()
+    assert hangs.held[FOLLOWER] == 10
+
+
+def test_a_slow_disk_that_makes_progress_is_left_alone() -> None:
+    led = filled(100, size=10_000)
+    stream = Stream({0: led}, options=SMALL)
+    slow = Followed(MemoryLog())
+    slow.flushes_by_hand = True
+    stream.follower.follow(slow)
+    while slow.log.end < 100:
+        stream.advance(STALLED_MS * 0.8)
+        slow.flush()
+    stream.run()
+    assert sum(len(request.open) for request in stream.requests) == 1
+    assert led.held[FOLLOWER] == 100
+
+
+# What is throttled
+
+
+def test_an_unthrottled_partition_is_not_held_up_by_a_throttled_one() -> None:
+    slow, quick = filled(2_000), filled(2_000)
+    stream = Stream({0: slow, 1: quick}, options=SMALL, follower_throttle=TokenBucket(10_000))
+    throttled, other = Followed(MemoryLog(), partition=0), Followed(MemoryLog(), partition=1)
+    throttled.is_throttled = True
+    stream.follower.follow(throttled)
+    stream.follower.follow(other)
+    stream.advance(100)
+    assert other.log.end == 2_000
+    stream.advance(30_000)
+    assert 250 <= throttled.log.end <= 310
+
+
+@pytest.mark.parametrize("by", ["leader", "follower", "both"])
+def test_a_small_move_flows_at_its_rate_from_the_first_record_on(by: str) -> None:
+    led, followed = filled(1_000, size=24), Followed(MemoryLog())  # 40 bytes each
+    buckets = {end: TokenBucket(1024 if by in (end, "both") else None) for end in ("leader", "follower")}
+    if by != "follower":
+        led.is_throttled = True
+    followed.is_throttled = by != "leader"
+    stream = Stream({0: led}, leader_throttle=buckets["leader"], follower_throttle=buckets["follower"])
+    stream.follower.follow(followed)
+    ends = []
+    for _ in range(20):
+        before = followed.log.end
+        stream.advance(500)
+        ends.append((followed.log.end - before) * 40)
+    assert max(ends) <= 1024 * 0.5 + 1024 * 0.2 + 200, "half a second, what may flow at once, and a batch or two"
+    assert sum(ends) >= 10 * 1024 * 0.8
+
+
+@pytest.mark.parametrize("by", ["leader", "follower"])
+def test_lifting_the_throttle_is_noticed(by: str) -> None:
+    led, followed, bucket = filled(1_000), Followed(MemoryLog()), TokenBucket(100)
+    if by == "leader":
+        led.is_throttled = True
+        stream = Stream({0: led}, leader_throttle=bucket)
+    else:
+        followed.is_throttled = True
+        stream = Stream({0: led}, follower_throttle=bucket)
+    stream.follower.follow(followed)
+    stream.advance(5_000)
+    assert followed.log.end < 10
+    bucket.set_rate(None, stream.now_ms)
+    stream.advance(LOOK_AGAIN_MS + 1)
+    assert followed.log.end == 1_000
+
+
+def test_a_partition_changes_its_credit_when_it_begins_or_ceases_to_be_throttled() -> None:
+    led, followed = filled(0), Followed(MemoryLog())
+    stream = Stream({0: led}, options=SMALL, follower_throttle=TokenBucket(10_000))
+    stream.follower.follow(followed)
+    stream.run()
+    followed.is_throttled = True
+    led.append(*[b"x" * 1000] * 2_000)
+    stream.advance(1_000)
+    assert followed.log.end < 600, "what was on its way"
+    before = followed.log.end
+    stream.advance(10_000)
+    assert 80 <= followed.log.end - before <= 110
+    followed.is_throttled = False
+    stream.advance(1_000)
+    assert followed.log.end == 2_000
+
+
+def test_a_throttled_live_partition_has_its_own_credit() -> None:
+    led, followed = filled(500, live=True), Followed(MemoryLog())
+    followed.is_throttled = True
+    stream = Stream({0: led}, follower_throttle=TokenBucket(1))
+    stream.follower.follow(followed)
+    stream.run()
+    assert followed.log.end == 500
+
+
+def test_the_leader_sends_throttled_records_by_their_own_credit_in_pieces_no_larger() -> None:
+    slow, quick = filled(20), filled(20)
+    wire = Wire(slow, quick, catch_up=0)
+    openings = [
+        replication_pb2.OpenReplica(
+            subscription_id=n + 1,
+            topic_id=TOPIC,
+            partition=n,
+            leader_epoch=1,
+            last_fetched_epoch=-1,
+            throttled=n == 0,
+        )
+        for n in (0, 1)
+    ]
+    wire.leader.handle(ReplicateRequest(open=openings), 0.0)
+    assert [frame for message in wire.messages() for frame in message if frame.records] == []
+    wire.send(throttled_credit_bytes=2_100)
+    assert [offsets(message) for message in wire.messages()] == [[(1, [0, 1])], [(1, [2])]]
+    wire.send(catch_up_credit_bytes=1)
+    frames = [frame for message in wire.messages() for frame in message if frame.records]
+    assert [(f.head.subscription_id, f.head.catch_up, f.head.throttled) for f in frames] == [(2, True, False)]
+
+
+def test_without_a_rate_everything_passes() -> None:
+    bucket = TokenBucket()
+    bucket.take(1 << 40, 0.0)
+    assert bucket.ready_at_ms(0.0) == 0.0
+
+
+def test_the_rate_holds_over_time_whatever_the_pieces() -> None:
+    bucket, now_ms, sent = TokenBucket(1_000_000), 0.0, 0
+    while now_ms < 60_000:
+        now_ms = max(now_ms, bucket.ready_at_ms(now_ms))
+        bucket.take(70_000, now_ms)
+        sent += 70_000
+    assert sent == pytest.approx(60_000_000, rel=0.01)
+
+
+def test_a_piece_larger_than_the_burst_passes_and_the_next_one_waits_for_the_debt() -> None:
+    bucket = TokenBucket(1_000)
+    assert bucket.ready_at_ms(0.0) == 0.0
+    bucket.take(10_200, 0.0)
+    assert bucket.ready_at_ms(0.0) == pytest.approx(10_000, abs=2)
+    assert bucket.ready_at_ms(5_000.0) == pytest.approx(10_000, abs=2)
+    assert bucket.ready_at_ms(10_002.0) == 10_002.0
+
+
+def test_a_pause_saves_up_no_more_than_the_burst() -> None:
+    bucket = TokenBucket(1_000)
+    bucket.take(1, 0.0)
+    bucket.take(300, 3_600_000.0)
+    assert bucket.ready_at_ms(3_600_000.0) == pytest.approx(3_600_101, abs=2)
+
+
+def test_a_change_of_the_rate_keeps_a_debt_and_no_limit_forgives_it() -> None:
+    bucket = TokenBucket(1_000)
+    bucket.take(10_200, 0.0)
+    bucket.set_rate(10_000, 0.0)
+    assert bucket.ready_at_ms(0.0) == pytest.approx(1_000, abs=2)
+    bucket.set_rate(None, 0.0)
+    assert bucket.ready_at_ms(0.0) == 0.0
+    bucket.set_rate(500, 0.0)
+    assert bucket.ready_at_ms(0.0) == 0.0
+
+
+def test_the_time_in_which_nothing_might_flow_is_counted() -> None:
+    bucket = TokenBucket(1_000)
+    bucket.take(1_200, 0.0)  # the burst is 200
+    assert bucket.throttled_ms == 0
+    bucket.ready_at_ms(400.0)
+    assert bucket.throttled_ms == pytest.approx(400)
+    bucket.ready_at_ms(9_000.0)
+    assert bucket.throttled_ms == pytest.approx(1_000, abs=2), "no longer than there was a debt"
+    bucket.ready_at_ms(20_000.0)
+    assert bucket.throttled_ms == pytest.approx(1_000, abs=2)

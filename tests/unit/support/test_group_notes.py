@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.group_checker import Commit, Given, Span
-from tests.support.group_notes import noted, read_events
+from tests.support.group_notes import noted
 
 Event = dict[str, Any]
 
@@ -27,26 +24,6 @@ def polled(at: float, epoch: int, given: dict[str, list[int]] | None = None) -> 
     return {"event": "polled", "asked_at": at, "done_at": at + 1, "given": given or {}, "epoch": epoch}
 
 
-def test_a_line_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "notes"
-    assert read_events(file) == []
-    file.write_text(json.dumps(assigned(1, 0.0, 0)) + "\n" + '{"event": "pol')
-    assert read_events(file) == [assigned(1, 0.0, 0)]
-
-
-def test_polls_belong_to_spans() -> None:
-    found = noted(
-        [assigned(3, 1.0, 0, 1), polled(2.0, 3, {"0": [4, 5]}), gone("revoked", 3.5, 0), polled(3.0, 3, {"1": [0]})],
-        "m",
-    )
-    assert found.spans == [
-        Span("m/abcdefgh", 0, 3, 3, 1.0, [Given(2.0, 3.0, (4, 5))]),
-        Span("m/abcdefgh", 1, 3, 3, 1.0, [Given(3.0, 4.0, (0,))]),
-    ]
-    assert found.processed == 3
-    assert not found.strays
-
-
 def test_what_was_not_owned_is_a_stray() -> None:
     found = noted(
         [polled(0.0, -1, {"0": [7]}), assigned(1, 1.0, 0), gone("lost", 2.0, 0), polled(2.0, 1, {"0": [8]})], "m"
@@ -57,7 +34,7 @@ def test_what_was_not_owned_is_a_stray() -> None:
 
 
 @pytest.mark.parametrize(("events", "last_epoch"), [
-    ([polled(2.0, 4)], 3),  # nobody knows yet whether it was told to the application
+    ([polled(2.0, 4)], 3),  # unknown whether the application was told
     ([polled(2.0, 4), polled(3.0, 5)], 4),
     ([polled(2.0, 4), polled(3.0, 5), polled(4.0, 5)], 5),
     ([polled(2.0, 3), polled(3.0, 7), gone("lost", 4.0, 0), polled(4.0, 7)], 3),
@@ -65,20 +42,3 @@ def test_what_was_not_owned_is_a_stray() -> None:
 ])  # fmt: skip
 def test_the_last_epoch_is_one_in_which_it_was_surely_owned(events: list[Event], last_epoch: int) -> None:
     assert noted([assigned(3, 1.0, 0), *events], "m").spans[0].last_epoch == last_epoch
-
-
-def test_commits_errors_and_ends() -> None:
-    fields = {"member": "abcdefgh0123", "epoch": 2, "invoked_at": 1.0, "offsets": {"0": 5, "1": 6}}
-    found = noted(
-        [
-            {"event": "committed", "returned_at": 2.0, **fields},
-            {"event": "refused", "error": "FencedMemberEpoch()", **fields},
-            {"event": "error", "error": "StorageError()"},
-            {"event": "left", "at": 9.0},
-            {"event": "broken", "error": "KeyError()"},
-        ],
-        "m",
-    )
-    assert found.commits == [Commit("m/abcdefgh", 2, 0, 5, 1.0, 2.0), Commit("m/abcdefgh", 2, 1, 6, 1.0, 2.0)]
-    assert (found.refused, found.errors) == (["FencedMemberEpoch()"], ["StorageError()"])
-    assert (found.left, found.broken) == (True, "KeyError()")

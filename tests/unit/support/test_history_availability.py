@@ -1,4 +1,4 @@
-"""Outages are found, measured from who asked to who was answered, and excused where no majority could exist."""
+"""Outages are found, measured from the first request to the next answer, and excused while no majority could exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def steady(*partitions: int, until: int = 100) -> list[Operation]:
 
 
 def paused(partition: int, from_s: float, to_s: float, *others: int) -> History:
-    """One partition acknowledges nothing in between, though somebody asks."""
+    """One partition acknowledges nothing in between, despite requests."""
     kept = [each for each in steady(partition) if each.end_s is not None and not from_s < each.end_s < to_s]
     return History("t", NODES, NODES, [*kept, send(from_s, to_s, partition), *steady(*others)])
 
@@ -141,7 +141,7 @@ def test_an_outage_is_where_something_waits_and_nothing_is_answered(found: list[
     for window in windows:
         assert not any(window.begin_s < at < window.end_s for at in answered)
         assert window.end_s in answered or window.end_s == 100.0
-    for each in found:  # whoever waits, and is not answered within, is within outages from then to the next answer
+    for each in found:  # an unanswered request lies within outages until the next answer
         later = [at for at in answered if at > each.begin_s] or [100.0]
         if each.begin_s < min(later) and (each.end_s is None or each.end_s > each.begin_s):
             assert any(window.begin_s <= each.begin_s and window.end_s >= min(later) for window in windows)

@@ -30,7 +30,7 @@ def poll(partition: int, *entries: Entry, at: float | None = None, reader: int =
 
 
 def sound() -> History:
-    """One that was committed, one that was aborted, one of which nobody knows and that is there; one reader."""
+    """A committed, an aborted, and a present transaction of unknown outcome; one reader."""
     return History(
         [transaction(A, 0), transaction(B, 1, "failed"), transaction(C, 2, "unknown")],
         [poll(0, *log(A, C)), poll(1, *log(A, C))],
@@ -122,7 +122,7 @@ def test_a_reader_that_passed_one_over_or_went_back() -> None:
 
 @st.composite
 def correct(draw: st.DrawFn) -> History:
-    """Whatever whole transactions leave, each in the same order in all partitions."""
+    """Any result of whole transactions, in the same order in all partitions."""
     outcomes: list[Outcome] = draw(st.lists(st.sampled_from(("ok", "failed", "unknown")), max_size=12))
     transactions = [transaction(b"%03d" % number, number, outcome) for number, outcome in enumerate(outcomes)]
     values = [

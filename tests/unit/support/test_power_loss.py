@@ -1,4 +1,4 @@
-"""What chance may leave of files and names: never less than what was durable, never what nobody wrote."""
+"""What a power loss may leave of files and names: never less than was durable, never bytes that were not written."""
 
 from __future__ import annotations
 

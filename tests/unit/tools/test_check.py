@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.check import lock_problems, text_problems
+from tools.check import lock_problems, requirements_of, text_problems
 
 LOCK = """\
 # made by a tool
@@ -34,6 +34,12 @@ def test_a_lock_that_covers_the_project_has_no_problems() -> None:
 def test_what_is_wrong_with_a_lock_is_named(text: str, requirements: list[str], words: str) -> None:
     problems = lock_problems("x.lock", text, requirements)
     assert any(words in problem for problem in problems)
+
+
+def test_an_extra_of_extras_stands_for_their_requirements() -> None:
+    extras = {"cli": ["typer>=1"], "spark": ["pyspark[sql]>=4"], "all": ["raftlog[cli,spark]", "psutil>=7"]}
+    assert requirements_of(extras, ["all"]) == ["typer>=1", "pyspark[sql]>=4", "psutil>=7"]
+    assert requirements_of(extras, ["cli"]) == ["typer>=1"]
 
 
 @pytest.mark.parametrize(

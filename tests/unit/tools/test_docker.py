@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import docker, docker_base
+from tools import docker
 from tools.progress import Progress
 
 
@@ -67,13 +67,13 @@ def test_the_image_changes_with_what_goes_into_it_and_with_nothing_else(
 
 
 def test_a_lower_version_is_lower_everywhere(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "raftlog/__init__.py"):
+    for name in ("pyproject.toml", "raftlog/types.py"):
         docker._copy(docker.ROOT / name, tmp_path / name)
     docker._lower_version(tmp_path)
     assert '\nversion = "0.0.1"\n' in (tmp_path / "pyproject.toml").read_text()
-    assert '\n__version__ = "0.0.1"\n' in (tmp_path / "raftlog" / "__init__.py").read_text()
+    assert '\nVERSION: Final = "0.0.1"\n' in (tmp_path / "raftlog" / "types.py").read_text()
 
 
 def test_a_base_is_made_only_where_debian_is(commands: Path) -> None:
-    with Progress("image") as progress, pytest.raises(docker_base.NoBaseImage, match="--base IMAGE"):
-        docker_base.ensure(progress, "docker")
+    with Progress("image") as progress, pytest.raises(docker.NoBaseImage, match="--base IMAGE"):
+        docker.ensure_base(progress, "docker")

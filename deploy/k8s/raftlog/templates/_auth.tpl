@@ -1,4 +1,4 @@
-{{/* Who clients are. `raftlog.auth.spoken`: the chart's own clients log in; while auth is prepared they do not yet. */}}
+{{/* Users. `raftlog.auth.spoken`: the chart's own clients log in, which they do not while auth is being prepared. */}}
 {{- define "raftlog.auth.spoken" -}}
 {{- if and .Values.auth.enabled (eq .Values.auth.migration "none") }}true{{ end -}}
 {{- end -}}
@@ -7,7 +7,7 @@
 {{- if eq .Values.auth.authorizer "acl" }}true{{ end -}}
 {{- end -}}
 
-{{/* Users as which the chart's own clients come, of its certificate and of its password; as a JSON list. */}}
+{{/* The users of the chart's own clients, by certificate and by password; as a JSON list. */}}
 {{- define "raftlog.auth.own" -}}
 {{- $own := list -}}
 {{- if .Values.auth.admin.user -}}
@@ -19,7 +19,7 @@
 {{- toJson $own -}}
 {{- end -}}
 
-{{/* Whether a client shows a certificate: required or none. */}}
+{{/* Whether a client presents a certificate: required or none. */}}
 {{- define "raftlog.tls.clientAuth" -}}
 {{- if ne .Values.tls.clientAuth "auto" -}}
 {{- .Values.tls.clientAuth -}}
@@ -44,7 +44,7 @@
 {{- toJson $keys -}}
 {{- end -}}
 
-{{/* Where the admin's password is: a file with the user's name, which brokers know it by, and clients log in with. */}}
+{{/* The volume of the admin's password: a file with the user's name, for brokers and for clients. */}}
 {{- define "raftlog.auth.volume" -}}
 - name: admin
   secret:
@@ -56,7 +56,7 @@
 - {name: admin, mountPath: /etc/raftlog-admin, readOnly: true}
 {{- end -}}
 
-{{/* Settings of a client that is the chart's own, as JSON: keys of docs/python.md. Arguments: root, certificate. */}}
+{{/* Settings of the chart's own clients, as JSON: keys of docs/python.md. Arguments: root, certificate. */}}
 {{- define "raftlog.client.settings" -}}
 {{- $root := .root -}}
 {{- $settings := dict -}}
@@ -77,7 +77,7 @@
 {{- toJson $settings -}}
 {{- end -}}
 
-{{/* What a job needs to be a client: its environment, its mounts and its volumes. */}}
+{{/* A client job's environment, mounts and volumes. */}}
 {{- define "raftlog.client.env" -}}
 - {name: RAFTLOG_BOOTSTRAP, value: {{ include "raftlog.bootstrap" . | quote }}}
 {{- $settings := include "raftlog.client.settings" (dict "root" . "certificate" (include "raftlog.tls.clients" .)) | fromJson }}
@@ -110,7 +110,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* What must not be rendered: users that nobody can be, and rights that nobody looks at. */}}
+{{/* Refusals: users that cannot log in, and permissions without effect. */}}
 {{- define "raftlog.auth.check" -}}
 {{- $auth := .Values.auth -}}
 {{- if $auth.enabled -}}
@@ -118,14 +118,14 @@
 {{- fail "auth.enabled needs tls.enabled: clients log in over TLS only (listener.security.protocol=sasl_ssl)" -}}
 {{- end -}}
 {{- if ne .Values.tls.migration "none" -}}
-{{- fail (printf "auth.enabled while tls.migration is %s: plaintext, which is still taken, knows no users; end that migration first" .Values.tls.migration) -}}
+{{- fail (printf "auth.enabled while tls.migration is %s: plaintext is still accepted, and has no users; end that migration first" .Values.tls.migration) -}}
 {{- end -}}
 {{- if not (and $auth.admin.user $auth.admin.secret) -}}
 {{- fail "auth.admin.user and auth.admin.secret are needed: the user that the chart's jobs and preStop log in as, and the Secret with its password" -}}
 {{- end -}}
 {{- range $user := .Values.users -}}
 {{- if eq $user.name $auth.admin.user -}}
-{{- fail (printf "users: %s is auth.admin, whom brokers know already; in both places the passwords could differ" $user.name) -}}
+{{- fail (printf "users: %s is auth.admin, which brokers know already; two passwords could differ" $user.name) -}}
 {{- end -}}
 {{- if and $user.mechanism (not (has $user.mechanism $auth.mechanisms)) -}}
 {{- fail (printf "users: %s has mechanism %s, which is not one of auth.mechanisms (%s): it could never log in" $user.name $user.mechanism (join ", " $auth.mechanisms)) -}}
@@ -134,25 +134,25 @@
 {{- else if ne $auth.migration "none" -}}
 {{- fail (printf "auth.migration is %s, and auth.enabled is false: give every upgrade all of auth, or keep it in a values file" $auth.migration) -}}
 {{- else if $auth.admin.secret -}}
-{{- fail "auth.admin.secret is named, and auth.enabled is false: nobody would be asked for a password" -}}
+{{- fail "auth.admin.secret is named, and auth.enabled is false: clients would need no password" -}}
 {{- end -}}
 {{- if include "raftlog.auth.acl" . -}}
 {{- $certified := and .Values.tls.enabled (eq .Values.tls.migration "none") (eq (include "raftlog.tls.clientAuth" .) "required") -}}
 {{- if not (or $certified (include "raftlog.auth.spoken" .)) -}}
-{{- fail "auth.authorizer=acl needs users, and would refuse everybody everything: have clients log in (auth.enabled with auth.migration=none), or show certificates (tls.enabled with tls.clientAuth=required and tls.migration=none)" -}}
+{{- fail "auth.authorizer=acl needs users, and would refuse every client: have clients log in (auth.enabled with auth.migration=none), or present certificates (tls.enabled with tls.clientAuth=required and tls.migration=none)" -}}
 {{- end -}}
 {{- if eq (include "raftlog.auth.own" .) "[]" -}}
-{{- fail "auth.admin.user is empty: with auth.authorizer=acl it is the common name of the certificate in tls.secrets.clients, as which the chart's jobs may do all" -}}
+{{- fail "auth.admin.user is empty: with auth.authorizer=acl it is the common name of the certificate in tls.secrets.clients, with which the chart's jobs may do everything" -}}
 {{- end -}}
 {{- else if $auth.superUsers -}}
-{{- fail "auth.superUsers are named, and auth.authorizer is none: everybody may do all" -}}
+{{- fail "auth.superUsers are named, and auth.authorizer is none: every client may do everything" -}}
 {{- else if .Values.acls -}}
-{{- fail "acls are listed, and auth.authorizer is none: everybody may do all, and brokers take no ACLs then" -}}
+{{- fail "acls are listed, and auth.authorizer is none: every client may do everything, and brokers accept no ACLs" -}}
 {{- end -}}
 {{- $names := list -}}
 {{- range $user := .Values.users -}}
 {{- if has $user.name $names -}}
-{{- fail (printf "users: %s is there twice" $user.name) -}}
+{{- fail (printf "users: %s is named twice" $user.name) -}}
 {{- end -}}
 {{- $names = append $names $user.name -}}
 {{- end -}}

@@ -44,7 +44,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if eq .Values.controllers.mode "separate" }}true{{ end -}}
 {{- end -}}
 
-{{/* Node ids: brokers count from 0, controllers that are pods of their own from 1000, so that either may grow. */}}
+{{/* Node ids: brokers count from 0, separate controllers from 1000, so that both can grow. */}}
 {{- define "raftlog.controllerBase" -}}
 {{- if include "raftlog.separate" . }}1000{{ else }}0{{ end -}}
 {{- end -}}
@@ -77,12 +77,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- toJson $voters -}}
 {{- end -}}
 
-{{/* Whether clients and nodes speak TLS. */}}
+{{/* Whether clients and nodes use TLS. */}}
 {{- define "raftlog.tls.spoken" -}}
 {{- if and .Values.tls.enabled (ne .Values.tls.migration "prepare") }}true{{ end -}}
 {{- end -}}
 
-{{/* Secrets with certificates; of clients: empty where the chart's jobs show none. */}}
+{{/* Secrets with certificates; of clients: empty if the chart's jobs present none. */}}
 {{- define "raftlog.tls.brokers" -}}
 {{- if .Values.tls.certManager.enabled }}{{ include "raftlog.brokers" . }}-tls{{ else }}{{ .Values.tls.secrets.brokers }}{{ end -}}
 {{- end -}}
@@ -100,7 +100,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{/* What must not be rendered: clusters that lose their quorum or refuse writes at the first maintenance. */}}
+{{/* Refusals: clusters that would lose their quorum or refuse writes at the first maintenance. */}}
 {{- define "raftlog.check" -}}
 {{- $controllers := int .Values.controllers.replicas -}}
 {{- $brokers := int .Values.brokers.replicas -}}
@@ -112,7 +112,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- if .Values.tls.enabled -}}
 {{- if and (ne .Values.tls.migration "none") (not .Values.insecure) -}}
-{{- fail "tls.migration takes plaintext as well: set insecure=true to accept that meanwhile" -}}
+{{- fail "tls.migration accepts plaintext as well: set insecure=true to allow that meanwhile" -}}
 {{- end -}}
 {{- if .Values.tls.certManager.enabled -}}
 {{- if not .Values.tls.certManager.issuerRef.name -}}
@@ -129,9 +129,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "tls.secrets.clients is empty: with tls.clientAuth=required, or auto without auth.enabled, the jobs of this chart need a certificate as every client does" -}}
 {{- end -}}
 {{- else if ne .Values.tls.migration "none" -}}
-{{- fail (printf "tls.migration is %s, and tls.enabled is false: the nodes would neither take nor speak TLS; give every upgrade all of tls, or keep it in a values file" .Values.tls.migration) -}}
+{{- fail (printf "tls.migration is %s, and tls.enabled is false: the nodes would not use TLS; give every upgrade all of tls, or keep it in a values file" .Values.tls.migration) -}}
 {{- else if or .Values.tls.certManager.enabled (join "" (values .Values.tls.secrets)) -}}
-{{- fail "tls.enabled is false, and certificates are named: the listeners would be plaintext all the same" -}}
+{{- fail "tls.enabled is false, but certificates are named: the listeners would be plaintext" -}}
 {{- end -}}
 {{- include "raftlog.auth.check" . -}}
 {{- if and (not (include "raftlog.separate" .)) (gt $controllers $brokers) -}}
@@ -141,7 +141,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "config.default.replication.factor is %d, more than brokers.replicas, %d: no topic could be created" $rf $brokers) -}}
 {{- end -}}
 {{- if gt $minIsr $rf -}}
-{{- fail (printf "config.min.insync.replicas is %d, more than default.replication.factor, %d: nothing could ever be written with acks=all" $minIsr $rf) -}}
+{{- fail (printf "config.min.insync.replicas is %d, more than default.replication.factor, %d: writes with acks=all would always be refused" $minIsr $rf) -}}
 {{- end -}}
 {{- if and (gt $brokers 1) (eq $minIsr $rf) -}}
 {{- fail (printf "config.min.insync.replicas equals default.replication.factor, %d: each restart of a broker would refuse writes; leave one replica of slack" $rf) -}}
@@ -185,13 +185,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- range $key := list "node.id" "cluster.id" "process.roles" "log.dirs" "listeners" "advertised.listeners" "controller.quorum.voters" "inter.node.listener" "advertised.inter.node.listener" "metrics.listener" "metadata.log.dir" "rack" "insecure" "listener.security.protocol" "listener.security.migration" "ssl.keystore.location" "ssl.keystore.key.location" "ssl.truststore.location" "ssl.client.auth" "sasl.enabled.mechanisms" "sasl.users.location" "authorizer" "super.users" -}}
 {{- range $from, $keys := dict "config" $.Values.config "brokerConfig" $.Values.brokerConfig "controllerConfig" $.Values.controllerConfig -}}
 {{- if hasKey $keys $key -}}
-{{- fail (printf "%s.%s is the chart's to write" $from $key) -}}
+{{- fail (printf "%s.%s is set by the chart itself; remove it" $from $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Shell that gives a pod what only it can know. Arguments: root, base (first node id), headless (service), broker. */}}
+{{/* Shell that sets the values that depend on the pod. Arguments: root, base (first node id), headless (service), broker. */}}
 {{- define "raftlog.start" -}}
 {{- $root := .root -}}
 ordinal="${HOSTNAME##*-}"

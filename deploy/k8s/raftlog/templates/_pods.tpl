@@ -11,7 +11,7 @@ metadata:
 spec:
   serviceName: {{ .name }}
   replicas: {{ $values.replicas }}
-  # All at once: a quorum needs a majority before anybody is ready. Updates still go one by one.
+  # All at once: a quorum needs a majority before any pod is ready. Updates still go one by one.
   podManagementPolicy: Parallel
   updateStrategy:
     type: RollingUpdate
@@ -104,7 +104,7 @@ spec:
           lifecycle:
             preStop:
               exec:
-                # Leaderships that are left are handed over by SIGTERM, which comes next, whatever this ends with.
+                # SIGTERM, which comes next in any case, hands over the remaining leaderships.
                 command:
                   - /bin/sh
                   - -ec

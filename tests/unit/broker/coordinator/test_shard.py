@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from broker.coordinator import shard as shard_module
-from broker.coordinator.records import decode, encode
+from broker.coordinator.core import decode, encode
 from broker.coordinator.shard import Shard, State
 from broker.coordinator.shards import Shards
 from raftlog.errors import (
@@ -121,7 +121,7 @@ def test_commands_of_one_round_share_a_batch_and_are_answered_once_it_is_committ
 
 
 def test_what_writes_nothing_waits_for_what_it_has_seen(tmp_path: Path) -> None:
-    """Else somebody reads an offset that the next coordinator does not have."""
+    """Else a client reads an offset that the next coordinator does not have."""
 
     async def scenario() -> None:
         async with frame_on(tmp_path) as frame:
@@ -189,7 +189,7 @@ def test_nothing_is_answered_before_the_replicas_in_sync_have_confirmed_the_term
                 leader_epoch=4,
                 fetch_offset=1,
                 last_fetched_epoch=3,
-                held_end_offset=1,
+                durable_end_offset=1,
                 on_change=lambda: None,
             )
             await settle()
@@ -481,7 +481,7 @@ def test_a_notice_leaves_once_what_it_is_about_is_committed(tmp_path: Path) -> N
 def test_what_the_broker_itself_tells_a_coordinator_needs_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused, the news that markers are written would be lost: nobody tells it twice."""
+    """A refusal would lose the news that markers are written: it is sent only once."""
     monkeypatch.setattr(shard_module, "MAX_QUEUED", 1)
 
     async def scenario() -> None:

@@ -1,14 +1,31 @@
-"""Compaction of a log on a disk in memory: what stays, where, and when."""
+"""Compaction of logs on a disk in memory: what stays, also of transactions, and when the background cleaner runs."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+from collections.abc import Coroutine
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.log.cleaner import CleaningAbandoned, clean, plan_cleaning
+from broker.log.cleaner import FAILED_PAUSE_MS, Cleaner, CleaningAbandoned, clean, plan_cleaning
 from broker.log.config import LogConfig
-from tests.support.keyed_log import KeyedLog
+from broker.log.partition_log import PartitionLog
+from broker.log.transactions import MarkerMissing, OpenTransaction, OpenTransactions
+from raftlog.errors import CorruptRecordError, InvalidRecord
+from raftlog.format import Attributes, validate_produced
+from raftlog.format.control import MAX_PRODUCER_EPOCH, Marker, PlacedMarker
+from tests.support.broker_parts import HeldDisk
+from tests.support.keyed_log import KeyedLog, Record, keyed_batch
+from tests.support.log_driver import TOPIC_ID, FakeClock, open_manager
+from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss
+from tests.support.transactional_log import TransactionalKeyedLog
 
 CONFIG = LogConfig(
     segment_bytes=2_000,
@@ -287,3 +304,669 @@ def test_a_follower_goes_on_within_what_its_leader_has_merged() -> None:
         follower.stop(None)
         assert follower.clean()
         follower.check()
+
+
+RETENTION_MS = 1_000
+TRANSACTIONS_CONFIG = LogConfig(
+    segment_bytes=1_500,
+    index_interval_bytes=300,
+    cleanup_policy="compact",
+    delete_retention_ms=RETENTION_MS,
+    file_delete_delay_ms=10,
+)
+
+
+def filled_with_transactions(rounds: int = 8) -> TransactionalKeyedLog:
+    """Two producers write the same keys in turn: what 1 writes is committed, what 2 writes is aborted."""
+    log = TransactionalKeyedLog(TRANSACTIONS_CONFIG)
+    for number in range(rounds):
+        for key in range(3):
+            log.produce(1, (b"k%d" % key, b"%d" % number * 20), (b"own%d" % (number * 3 + key), b"x"))
+            log.produce(2, (b"k%d" % key, b"aborted"), (b"gone%d" % (number * 3 + key), b"x"))
+            log.clock.now += 1
+        log.end({1: True, 2: False})
+    log.commit()
+    return log
+
+
+def seal(log: TransactionalKeyedLog) -> None:
+    """Begin another segment, so that all that was written can be compacted."""
+    log.log.roll()
+    log.append((b"after", b"%d" % log.log.log_end_offset))
+    log.commit()
+
+
+def marks(log: TransactionalKeyedLog, below: int, mark: Attributes) -> list[int]:
+    """Return the offsets of batches with this attribute, and rows, below an offset."""
+    return [offset for offset, attributes in log.headers() if attributes & mark and offset < below]
+
+
+def controls(log: TransactionalKeyedLog) -> list[int]:
+    """Return the offsets of the control batches."""
+    return marks(log, log.log.log_end_offset, Attributes.CONTROL)
+
+
+def test_committed_rows_are_compacted_and_aborted_ones_go() -> None:
+    log = filled_with_transactions()
+    log.check_committed()
+    before = log.log.size_bytes
+    seal(log)
+    assert log.clean()
+    log.check_committed()
+    log.check_rebuilt()
+    assert log.log.size_bytes < before
+    raw = [record[2] for record in log.records() if record[2] is not None]
+    assert not [key for key in raw if key.startswith(b"gone")], "nobody will ever read those"
+    clean_end = log.log.cleaned.first_dirty_offset
+    transactional = set(marks(log, clean_end, Attributes.TRANSACTIONAL))
+    assert transactional == set(controls(log)), "only the markers are still marked"
+    log.stop(None)
+    log.check_committed()
+    log.check_rebuilt()
+
+
+def test_nothing_from_an_open_transaction_on_is_touched() -> None:
+    log = filled_with_transactions(4)
+    first_open = log.produce(3, (b"k0", b"open"))
+    for number in range(20):
+        log.append((b"k0", b"%d" % number * 30), (b"k1", b"later"))
+    seal(log)
+    assert log.last_stable_offset == first_open
+    before = [record for record in log.records() if record[0] >= first_open]
+    assert log.clean()
+    assert log.log.cleaned.first_dirty_offset <= first_open
+    assert [record for record in log.records() if record[0] >= first_open] == before
+    log.check_committed()
+    log.end({3: False})
+    seal(log)
+    assert log.clean()
+    log.check_committed()
+    assert b"open" not in [record[3] for record in log.records()]
+
+
+def test_a_marker_that_is_not_committed_decides_nothing_yet() -> None:
+    log = filled_with_transactions(4)
+    first = log.produce(3, (b"k0", b"late"))
+    log.log.roll()
+    log.commit()
+    log.end({3: True})
+    log.log.roll()
+    log.log.flush()
+    assert log.last_stable_offset == first
+    log.clean()
+    assert log.log.cleaned.first_dirty_offset <= first
+    log.commit()
+    seal(log)
+    assert log.clean()
+    assert log.log.cleaned.first_dirty_offset > first
+    log.check_committed()
+
+
+def test_markers_go_after_delete_retention_when_their_producers_are_forgotten() -> None:
+    log = filled_with_transactions()
+    seal(log)
+    assert log.clean()
+    there = controls(log)
+    assert len(there) == 8
+    log.clock.now += RETENTION_MS - 1
+    seal(log)
+    assert log.clean()
+    assert controls(log) == there, "somebody may be on the way between the batches and their marker"
+    log.clock.now += 1
+    seal(log)
+    assert log.clean()
+    last = there[-1:]
+    assert controls(log) == last, "the last thing known of two producers stays"
+    log.check_committed()
+    log.check_rebuilt()
+    log.clock.now += log.log.producers.limits.expiration_ms + 1
+    log.log.expire_producers(log.clock.now)
+    assert log.log.producers.get(1) is None
+    seal(log)
+    assert log.clean()
+    assert controls(log) == []
+    log.check_committed()
+    log.stop(None)
+    assert log.log.first_unstable_offset is None
+    log.check_committed()
+
+
+def test_markers_stay_while_a_snapshot_may_know_their_transaction_as_open() -> None:
+    """Recovery may begin at any snapshot that is there: what comes behind it has to end what it has begun."""
+    log = filled_with_transactions(2)
+    log.produce(3, (b"k0", b"open at the snapshot"))
+    seal(log)
+    log.log.store_producers()
+    snapshot = log.log.oldest_snapshot_offset(-1)
+    assert snapshot > 0
+    marker = log.end({3: True})
+    for _ in range(3):  # the producer goes on, so another marker tells of it
+        log.produce(3, (b"k1", b"x"))
+        log.end({3: True})
+    seal(log)
+    assert log.clean()
+    log.clock.now += RETENTION_MS
+    kept = list(log.log._snapshots.offsets)
+    log.log._snapshots.offsets = [snapshot]
+    seal(log)
+    assert log.clean()
+    assert marker in controls(log)
+    log.log._snapshots.offsets = kept
+    log.stop(None)
+    log.check_rebuilt()
+    log.check_committed()
+
+
+def test_aborted_ranges_of_what_was_compacted_are_told_as_long_as_the_marker_is_there() -> None:
+    """A reader of the old batches, just before they were replaced, still learns that they were aborted."""
+    log = filled_with_transactions(3)
+    seal(log)
+    end = log.log.segments[-1].base_offset
+    before = [(a.producer_id, a.first_offset, a.last_offset) for a in log.log.aborted_transactions(0, end)]
+    assert len(before) == 3
+    assert log.clean()
+    after = [(a.producer_id, a.first_offset, a.last_offset) for a in log.log.aborted_transactions(0, end)]
+    assert after == before
+    log.stop(None)
+    again = [(a.producer_id, a.first_offset, a.last_offset) for a in log.log.aborted_transactions(0, end)]
+    assert again == before
+
+
+KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
+ROWS = st.lists(st.tuples(KEYS, st.one_of(st.none(), st.binary(max_size=60))), min_size=1, max_size=3)
+
+
+class CompactedTransactions(RuleBasedStateMachine):
+    """Any mix of transactions, cleanings, restarts and time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = TransactionalKeyedLog(TRANSACTIONS_CONFIG)
+
+    @rule(rows=ROWS)
+    def append(self, rows: list[tuple[bytes, bytes | None]]) -> None:
+        """A batch of no transaction."""
+        self.log.append(*rows)
+
+    @rule(rows=ROWS, producer=st.integers(1, 3))
+    def produce(self, rows: list[tuple[bytes, bytes | None]], producer: int) -> None:
+        """A transactional batch."""
+        self.log.produce(producer, *rows)
+
+    @rule(producers=st.sets(st.integers(1, 3), min_size=1), commit=st.booleans())
+    def end(self, producers: set[int], commit: bool) -> None:
+        """One control batch; some of them may have nothing open."""
+        self.log.end({producer: commit ^ (producer == 2) for producer in producers})
+
+    @rule()
+    def commit(self) -> None:
+        """Flush and commit."""
+        self.log.commit()
+
+    @rule()
+    def settle(self) -> None:
+        """Commit and seal."""
+        seal(self.log)
+
+    @rule(commits=st.lists(st.booleans(), min_size=3, max_size=3), times=st.integers(1, 3))
+    def settle_all(self, commits: list[bool], times: int) -> None:
+        """End what is open, and compact all of it, perhaps again when retention has gone by."""
+        if self.log.pending:
+            self.log.end({producer: commits[producer - 1] for producer in sorted(self.log.pending)})
+        for _ in range(times):
+            seal(self.log)
+            self.clean(1 << 20)
+            self.log.clock.now += RETENTION_MS
+
+    @rule(millis=st.sampled_from([1, RETENTION_MS, 2 * RETENTION_MS]))
+    def wait(self, millis: int) -> None:
+        """Time goes by."""
+        self.log.clock.now += millis
+
+    @rule(dedupe_bytes=st.sampled_from([1, 1 << 20]))
+    def clean(self, dedupe_bytes: int) -> None:
+        """Compact."""
+        self.log.clean(dedupe_bytes=dedupe_bytes)
+        below = self.log.log.cleaned.first_dirty_offset
+        assert set(marks(self.log, below, Attributes.TRANSACTIONAL)) <= set(marks(self.log, below, Attributes.CONTROL))
+
+    @rule(seed=st.one_of(st.none(), st.integers(0, 99)))
+    def restart(self, seed: int | None) -> None:
+        """Kill -9, or power loss."""
+        self.log.stop(None if seed is None else Random(seed))
+
+    @rule()
+    def housekeeping(self) -> None:
+        """Checkpoint, remove files."""
+        self.log.manager.run_housekeeping_once(self.log.clock.now)
+
+    @invariant()
+    def holds(self) -> None:
+        """Readers get what is committed, and the log alone tells what is open."""
+        self.log.check_committed()
+        self.log.check_rebuilt()
+        assert set(self.log.pending) == set(dict(self.log.log.producers.transactions.items()))
+
+
+TestCompactedTransactions = CompactedTransactions.TestCase
+TestCompactedTransactions.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def due() -> TransactionalKeyedLog:
+    """A log that was compacted once, has markers that are due, and transactions since; one of them is open."""
+    log = filled_with_transactions(4)
+    seal(log)
+    assert log.clean()
+    log.clock.now += RETENTION_MS
+    for number in range(4):
+        log.produce(1, (b"k%d" % number, b"again"), (b"k1", b"%d" % number * 30))
+        log.produce(2, (b"k0", b"aborted again"))
+        log.end({1: number % 2 == 0, 2: False})
+    seal(log)
+    log.produce(3, (b"k0", b"open"))
+    log.commit()
+    log.manager.run_housekeeping_once(log.clock.now)
+    return log
+
+
+def day(log: TransactionalKeyedLog) -> None:
+    """Compact, then let housekeeping remove what was replaced."""
+    assert log.clean()
+    log.clock.now += 20
+    log.manager.run_housekeeping_once(log.clock.now)
+
+
+def _span() -> tuple[int, int, list[Record]]:
+    log = due()
+    start = log.storage.operations
+    day(log)
+    return start, log.storage.operations, log.visible()
+
+
+START, END, EXPECTED = _span()
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_crash_at_every_operation_leaves_everything_decided(seed: int | None) -> None:
+    assert END - START > 20
+    for crash_at in range(START, END):
+        log = due()
+        log.storage.crash_at = crash_at
+        with pytest.raises(PowerLoss):
+            day(log)
+        log.stop(None if seed is None else Random(seed * 1_000 + crash_at))
+        log.check_committed(half_cleaned=True)
+        log.check_rebuilt()
+        assert list(dict(log.log.producers.transactions.items())) == [3]
+        log.commit()
+        log.clean()
+        log.check_committed()
+        log.check_rebuilt()
+        assert log.visible() == EXPECTED
+
+
+@pytest.mark.parametrize("at", range(0, 60, 3))
+def test_a_follower_that_goes_on_in_a_compacted_log_knows_what_is_decided(at: int) -> None:
+    """Wherever its own log ends: it has transactional batches of which the leader's log says nothing any more."""
+    leader, follower = filled_with_transactions(4), filled_with_transactions(4)
+    leader.produce(3, (b"k0", b"open"))
+    seal(leader)
+    assert leader.clean()
+    log = follower.log
+    log.high_watermark = 0
+    log.truncate_to(at, now_ms=follower.clock.now)
+    offset, end = log.log_end_offset, leader.log.log_end_offset
+    while offset < end:
+        result = leader.log.read(offset, 400, end, blocking=True)
+        assert result is not None
+        log.append_stamped(result.records, now_ms=follower.clock.now)
+        offset = log.log_end_offset
+    log.flush()
+    log.high_watermark = end
+    follower.written, follower.pending = leader.written, leader.pending
+    live, its = log.producers, leader.log.producers
+    assert list(dict(live.transactions.items())) == list(dict(its.transactions.items())) == [3]
+    assert {id_: state.epoch for id_, state in live.items()} == {id_: state.epoch for id_, state in its.items()}
+    assert log.last_stable_offset == leader.log.last_stable_offset
+    assert set(leader.visible()) <= set(follower.visible()) <= {r for r in leader.written if r[0] < end}
+    follower.check_rebuilt()
+
+
+FOLLOWER_CONFIG = LogConfig(
+    segment_bytes=1_500,
+    index_interval_bytes=300,
+    cleanup_policy="compact",
+    delete_retention_ms=RETENTION_MS,
+    file_delete_delay_ms=10,
+)
+
+
+def follow(follower: TransactionalKeyedLog, leader: TransactionalKeyedLog, up_to: int | None = None) -> None:
+    """Copy what the leader has, as far as whole batches go up to an offset."""
+    end = leader.log.log_end_offset if up_to is None else up_to
+    while follower.log.log_end_offset < end:
+        result = leader.log.read(follower.log.log_end_offset, 300, leader.log.log_end_offset, blocking=True)
+        assert result is not None
+        follower.log.append_stamped(result.records, now_ms=follower.clock.now)
+    follower.log.flush()
+    follower.log.high_watermark = min(leader.log.high_watermark, follower.log.log_end_offset)
+
+
+def control_batches(log: TransactionalKeyedLog) -> list[int]:
+    """Return the offsets of the control batches that are left."""
+    return [offset for offset, attributes in log.headers() if attributes & Attributes.CONTROL]
+
+
+def clean_all(log: TransactionalKeyedLog, times: int = 3) -> None:
+    """Compact, and again when `delete.retention.ms` has gone by."""
+    for _ in range(times):
+        for number in range(30):
+            log.append((b"own%d" % number, b"v" * 30))
+            log.clock.now += 1
+        log.log.roll()
+        log.append((b"after", b"x"))
+        log.commit()
+        log.log.store_producers()
+        log.clean()
+        log.clock.now += RETENTION_MS + 1
+
+
+def away(
+    *, goes_on: bool, forgotten: bool, bounded: bool = True
+) -> tuple[TransactionalKeyedLog, TransactionalKeyedLog]:
+    """Compact a log whose follower has the first batch of an aborted transaction, and no more."""
+    leader, follower = TransactionalKeyedLog(FOLLOWER_CONFIG), TransactionalKeyedLog(FOLLOWER_CONFIG)
+    leader.append((b"a", b"first"))
+    leader.produce(7, (b"secret", b"aborted"))
+    leader.commit()
+    follow(follower, leader)
+    leader.end({7: False})
+    if goes_on:
+        leader.produce(7, (b"good", b"committed"))
+        leader.end({7: True})
+    leader.commit()
+    if forgotten:
+        leader.log.expire_producers(leader.clock.now + 25 * 3_600_000)
+    if bounded:
+        leader.markers_below = follower.log.flushed_end_offset
+    clean_all(leader, 4)
+    return leader, follower
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_follower_that_was_away_learns_how_its_transaction_ended(goes_on: bool, forgotten: bool) -> None:
+    leader, follower = away(goes_on=goes_on, forgotten=forgotten)
+    follow(follower, leader)
+    assert follower.log.last_stable_offset == follower.log.log_end_offset
+    assert b"aborted" not in [record[3] for record in follower.visible()]
+    assert b"aborted" not in [record[3] for record in leader.visible()]
+    leader.markers_below = follower.log.flushed_end_offset
+    clean_all(leader)
+    assert len(control_batches(leader)) < 1 + goes_on + (not forgotten), "everybody has them now"
+
+
+def test_a_follower_whose_log_lacks_a_marker_takes_no_other_one_for_it() -> None:
+    leader, follower = away(goes_on=True, forgotten=False, bounded=False)
+    with pytest.raises(MarkerMissing, match="lacks the marker"):
+        follow(follower, leader)
+    assert b"aborted" not in [record[3] for record in follower.visible()]
+
+
+def placed(epoch: int, first_offset: int, commit: bool = True) -> list[PlacedMarker]:
+    """Return one marker of producer 1, at offset 50."""
+    return [PlacedMarker(50, Marker(1, epoch, commit, 0, first_offset))]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "first_offset", "log_start"),
+    [(4, 10, 0), (4, 3, 0), (9, 40, 11), (4, -1, 11), (2, 40, 11)],
+    ids=["its own", "began earlier", "below the log start", "not known to the leader", "late"],
+)
+def test_markers_that_may_end_what_is_open(epoch: int, first_offset: int, log_start: int) -> None:
+    known = OpenTransactions([(1, OpenTransaction(3, 10, 0))])
+    known.check_followed(placed(epoch, first_offset), log_start)
+
+
+@pytest.mark.parametrize(("epoch", "first_offset"), [(4, 11), (4, -1), (5, 10), (3, 10), (2, 5), (5, 20)])
+def test_markers_that_are_of_another_transaction(epoch: int, first_offset: int) -> None:
+    known = OpenTransactions([(1, OpenTransaction(3, 10, 0))])
+    with pytest.raises(MarkerMissing, match="offset 10 on"):
+        known.check_followed(placed(epoch, first_offset), 0)
+    known.check_followed([PlacedMarker(49, Marker(2, epoch, True, 0, first_offset))], 0)
+
+
+def test_a_transaction_of_the_last_epoch_ends_with_a_marker_of_that_epoch() -> None:
+    known = OpenTransactions([(1, OpenTransaction(MAX_PRODUCER_EPOCH, 10, 0))])
+    known.check_followed(placed(MAX_PRODUCER_EPOCH, 10), 0)
+
+
+def test_the_second_marker_of_a_batch_ends_nothing() -> None:
+    known = OpenTransactions([(1, OpenTransaction(3, 10, 0))])
+    known.check_followed([*placed(4, 10), PlacedMarker(51, Marker(1, 9, True, 0, -1))], 0)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["produce", "commit", "abort", "plain", "clean", "follow", "settle", "wait"]), st.integers(1, 3)
+    ),
+    max_size=50,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(0, 1 << 16))
+def test_wherever_a_follower_stops_it_ends_up_with_what_was_committed(steps: list[tuple[str, int]], seed: int) -> None:
+    """The leader cleans as it likes within what the follower holds; the follower goes on from any batch."""
+    dice = Random(seed)
+    leader, follower = TransactionalKeyedLog(FOLLOWER_CONFIG), TransactionalKeyedLog(FOLLOWER_CONFIG)
+    leader.markers_below = 0
+    for step, producer in steps:
+        match step:
+            case "produce":
+                leader.produce(producer, (b"k%d" % producer, b"%d" % leader.log.log_end_offset * 20), (b"k", b"x"))
+            case "commit" | "abort":
+                leader.end({producer: step == "commit"})
+            case "plain":
+                leader.append((b"k%d" % producer, b"plain"))
+            case "wait":
+                leader.clock.now += RETENTION_MS
+            case "settle":
+                leader.log.roll()
+                leader.commit()
+                leader.log.store_producers()
+            case "clean":
+                leader.clean()
+            case "follow":
+                start, end = follower.log.log_end_offset, leader.log.log_end_offset
+                leader.log.flush()
+                follow(follower, leader, dice.randint(start, end))
+                leader.markers_below = follower.log.flushed_end_offset
+    leader.end(dict.fromkeys((1, 2, 3), False))
+    leader.commit()
+    clean_all(leader, dice.randint(0, 3))
+    follow(follower, leader)
+    assert follower.log.first_unstable_offset is None
+    assert len(follower.log.producers.transactions) == 0
+    epochs = {producer_id: state.epoch for producer_id, state in leader.log.producers.items()}
+    assert {producer_id: state.epoch for producer_id, state in follower.log.producers.items()} == epochs
+    assert set(follower.visible()) <= set(leader.written), "an aborted record is read as committed"
+    assert set(leader.visible()) <= set(follower.visible())
+
+
+RATE = 1 << 40
+BACKOFF_MS = 15_000
+BACKGROUND_CONFIG = LogConfig(segment_bytes=1_500, index_interval_bytes=0, cleanup_policy="compact")
+
+
+class Scene:
+    """Logs in which one key was written over and over, and a callback for damage."""
+
+    def __init__(self, logs: int = 1, bytes_per_second: int = RATE) -> None:
+        self.storage = MemoryStorage()
+        self.clock = FakeClock()
+        self.disk = HeldDisk()
+        self.manager = open_manager(self.storage, clock=self.clock, config=BACKGROUND_CONFIG)
+        self.logs = [self.manager.create("t", TOPIC_ID, partition) for partition in range(logs)]
+        for log in self.logs:
+            self.write(log)
+        self.damaged: list[PartitionLog] = []
+        self.waits = bytes_per_second < RATE
+        self.cleaner = Cleaner(
+            self.manager,
+            self.disk,
+            self.clock,
+            self._on_damaged,
+            bytes_per_second=bytes_per_second,
+            backoff_ms=BACKOFF_MS,
+            dedupe_bytes=1 << 20,
+        )
+
+    def write(self, log: PartitionLog, batches: int = 20) -> None:
+        """Append and commit."""
+        for number in range(batches):
+            batch = keyed_batch([(b"k", b"%d" % number * 50)])
+            log.append(batch, validate_produced(batch), leader_epoch=1, now_ms=0)
+        log.flush()
+        log.high_watermark = log.log_end_offset
+
+    def _on_damaged(self, log: PartitionLog, error: CorruptRecordError) -> None:
+        self.damaged.append(log)
+
+    async def tick(self, after_ms: float = BACKOFF_MS) -> None:
+        """Let time pass, and what is due happen."""
+        self.clock.now += int(after_ms)
+        self.cleaner.tick()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until it is idle, or for a moment where it has to wait."""
+        deadline = asyncio.get_running_loop().time() + (0.05 if self.waits or self.disk.held else 30)
+        while self.cleaner.is_busy and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 # no event announces it
+            await asyncio.sleep(0.001)
+
+    def clean(self) -> list[bool]:
+        """Which logs have been compacted."""
+        return [log.cleaned.first_dirty_offset > 0 for log in self.logs]
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def test_all_that_is_due_is_compacted_one_log_after_the_other() -> None:
+    async def scenario() -> None:
+        scene = Scene(logs=3)
+        await scene.tick(BACKOFF_MS - 1)
+        assert scene.clean() == [False] * 3
+        await scene.tick(1)
+        assert scene.clean() == [True] * 3
+        end = scene.logs[0].cleaned.first_dirty_offset
+        scene.write(scene.logs[0])
+        await scene.tick(BACKOFF_MS - 1)
+        assert scene.logs[0].cleaned.first_dirty_offset == end
+        await scene.tick(1)
+        assert scene.logs[0].cleaned.first_dirty_offset > end
+
+    run(scenario())
+
+
+def test_a_topic_that_is_not_compacted_is_let_alone() -> None:
+    async def scenario() -> None:
+        scene = Scene(logs=2)
+        scene.logs[0].update_config(replace(BACKGROUND_CONFIG, cleanup_policy="delete"))
+        await scene.tick()
+        assert scene.clean() == [False, True]
+
+    run(scenario())
+
+
+def test_nothing_at_or_above_the_high_watermark_is_compacted() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        scene.logs[0].high_watermark = 5
+        await scene.tick()
+        assert 0 < scene.logs[0].cleaned.first_dirty_offset <= 5
+
+    run(scenario())
+
+
+def test_pauses_keep_to_the_rate() -> None:
+    async def scenario() -> None:
+        scene = Scene(bytes_per_second=100)
+        await scene.tick()
+        assert scene.clean() == [False], "the first piece alone is good for a minute"
+        scene.cleaner.close()
+        await scene.tick()
+        assert scene.clean() == [False]
+
+    run(scenario())
+
+
+def test_damage_is_passed_on_and_the_other_logs_are_compacted() -> None:
+    async def scenario() -> None:
+        scene = Scene(logs=3)
+        for log in scene.logs[::2]:
+            scene.storage.raw(log.segments[1].log_path)[200] ^= 1
+        await scene.tick()
+        assert scene.damaged == scene.logs[::2]
+        assert scene.clean() == [False, True, False]
+
+    run(scenario())
+
+
+def test_another_magic_is_damage() -> None:
+    """This broker has written the file, so the bit has flipped since."""
+
+    async def scenario() -> None:
+        scene = Scene()
+        scene.storage.raw(scene.logs[0].segments[1].log_path)[16] ^= 2
+        await scene.tick()
+        assert scene.damaged == scene.logs
+
+    run(scenario())
+
+
+def test_what_cannot_be_encoded_is_no_damage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: object, **__: object) -> bytes:
+        raise InvalidRecord("too large")
+
+    monkeypatch.setattr("broker.log.compaction.encode_batch", refuse)
+
+    async def scenario() -> None:
+        scene = Scene()
+        await scene.tick()
+        assert not scene.damaged
+        assert scene.clean() == [False]
+        assert "no longer fit into one batch" in caplog.text
+
+    run(scenario())
+
+
+def test_a_log_whose_compaction_is_refused_is_tried_again_later() -> None:
+    async def scenario() -> None:
+        scene = Scene(logs=2)
+        scene.storage.faults.append(Fault("write", "*/t-0/*", errno.ENOSPC))
+        await scene.tick()
+        assert scene.clean() == [False, True]
+        scene.storage.faults.clear()
+        await scene.tick()
+        assert scene.clean() == [False, True]
+        await scene.tick(FAILED_PAUSE_MS)
+        assert scene.clean() == [True, True]
+
+    run(scenario())
+
+
+def test_a_log_that_is_deleted_meanwhile_is_forgotten() -> None:
+    async def scenario() -> None:
+        scene = Scene(logs=2)
+        scene.disk.held = True
+        await scene.tick()
+        scene.manager.delete(TOPIC_ID, 0)
+        scene.disk.release()
+        await scene.settle()
+        assert not scene.damaged
+        assert scene.logs[1].cleaned.first_dirty_offset > 0
+
+    run(scenario())

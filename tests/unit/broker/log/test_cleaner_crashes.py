@@ -9,6 +9,7 @@ import pytest
 
 from broker.log.config import LogConfig
 from raftlog.errors import RaftlogError
+from tests.support.fresh import seeds
 from tests.support.keyed_log import KeyedLog
 from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss
 
@@ -84,7 +85,7 @@ def test_the_script_is_worth_crashing() -> None:
     again(log)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(also=range(4)))
 def test_power_loss_at_every_operation(seed: int) -> None:
     for crash_at in range(START, END):
         log = filled()
@@ -109,21 +110,22 @@ def test_kill_9_at_every_operation() -> None:
         again(log)
 
 
-def test_power_loss_while_a_start_finishes_a_swap() -> None:
+@pytest.mark.parametrize("seed", seeds(also=range(7)))
+def test_power_loss_while_a_start_finishes_a_swap(seed: int) -> None:
     for crash_at in range(START, END):
-        for further in range(1, 8):
-            log = filled()
-            log.storage.crash_at = crash_at
-            with pytest.raises(PowerLoss):
-                day(log)
-            log.storage.crash(Random(crash_at))
-            log.storage.crash_at = log.storage.operations + further
-            try:
-                log.open()
-            except PowerLoss:
-                log.stop(Random(further))
-            log.storage.crash_at = None
-            log.check()
+        further = 1 + (seed + crash_at) % 7
+        log = filled()
+        log.storage.crash_at = crash_at
+        with pytest.raises(PowerLoss):
+            day(log)
+        log.storage.crash(Random(crash_at))
+        log.storage.crash_at = log.storage.operations + further
+        try:
+            log.open()
+        except PowerLoss:
+            log.stop(Random(further))
+        log.storage.crash_at = None
+        log.check()
 
 
 @pytest.mark.parametrize("op", ["open", "write", "rename", "remove", "truncate"])

@@ -1,38 +1,65 @@
-"""What a log remembers of its producers: which batch is taken, known again, or refused."""
+"""What a log remembers of its producers, in memory, in snapshots, and after retention and crashes."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.log import producer_table
+from broker.log import partition_log, producer_state
+from broker.log.config import LogConfig
+from broker.log.flush import GroupCommit
+from broker.log.log_dir import encode_lines
 from broker.log.producer_state import (
     LIVE_MS,
     MAX_SEQUENCE,
     REMEMBERED_BATCHES,
+    SNAPSHOT_INTERVAL_BYTES,
     Duplicate,
     FrozenProducers,
     ProducerLimits,
     ProducerState,
     ProducerStates,
     RememberedBatch,
+    Snapshot,
+    decode_snapshot,
+    encode_producers,
     sequence_after,
+    snapshot_name,
+    snapshot_offsets,
 )
+from broker.log.storage import read_file
+from broker.log.transactions import AbortedTransaction, OpenTransaction, Undecided
 from raftlog.errors import (
     BrokerOverloaded,
+    CorruptRecordError,
     DuplicateSequence,
     InvalidProducerEpoch,
     OutOfOrderSequence,
     SequenceError,
     UnknownProducerId,
+    UnsupportedVersion,
 )
-from raftlog.format import BatchHeader, parse_batch
+from raftlog.format import BatchHeader, iter_headers, parse_batch, validate_produced
+from raftlog.format.control import Marker
 from tests.support.batches import batch_of
+from tests.support.log_driver import LOG_DIR, LogDriver, timed_batch
+from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss
+from tests.support.transactional_log import transactional_batch
 
 NOW = 1_000_000_000
+
+
+def decode_producers(path: str, data: bytes, limits: ProducerLimits) -> ProducerStates:
+    return decode_snapshot(path, data, limits).producers
 
 
 def header(sequence: int, records: int = 1, *, producer_id: int = 7, epoch: int = 0, offset: int = 0) -> BatchHeader:
@@ -149,7 +176,7 @@ def test_over_the_bound_the_longest_idle_go_and_live_ones_never() -> None:
 
 
 def test_a_log_that_is_read_again_is_believed() -> None:
-    """Whatever it says was appended by a leader that knew what it did."""
+    """Batches that are read from the log count as they are: the leader that appended them has checked them."""
     known = states((0, 3))
     known.note(header(50, 2, offset=3), NOW)
     assert known.check(header(52), NOW) is None
@@ -214,9 +241,9 @@ def test_any_request_is_answered_by_what_is_in_the_log(sizes: list[int], first: 
 )
 @example(script=[0, 1, 1, 1, 1, "freeze", "expire", 1, 0, "freeze"], large=False)
 def test_what_was_frozen_stays_as_it_was(script: list[int | str], large: bool) -> None:
-    """Whatever is noted, forgotten, frozen and merged later; and nothing of that shows in what is remembered."""
+    """Snapshots may be frozen and merged at any time without a change in what is remembered."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(producer_table, "SMALL_LAYER", 1_000 if large else 2)
+        patch.setattr(producer_state, "SMALL_LAYER", 1_000 if large else 2)
         known = ProducerStates(ProducerLimits(expiration_ms=5, max_ids=8))
         plain: dict[int, int] = {}
         taken: list[tuple[FrozenProducers, list[int]]] = []
@@ -260,7 +287,7 @@ def test_taking_what_is_remembered_looks_at_none_of_it() -> None:
     frozen = known.freeze()
     known.note_appended(header(0, producer_id=1), 7, -1, 9)
     assert frozen.layers[0][1] == state
-    for _ in range(producer_table.MAX_LAYERS - 1):
+    for _ in range(producer_state.MAX_LAYERS - 1):
         assert known.may_freeze
         known._recent = Unread(dict.fromkeys(range(2_000)))
         known.freeze()
@@ -273,3 +300,747 @@ def test_the_newest_append_is_the_last() -> None:
     for now_ms, producer_id in enumerate((1, 2, 1)):
         known.note_appended(header(0, producer_id=producer_id), 7, -1, now_ms)
     assert known.newest_append_ms == 2
+
+
+CONFIG = LogConfig(segment_bytes=1_100, index_interval_bytes=100, file_delete_delay_ms=10)
+DIRECTORY = f"{LOG_DIR}/topic-0"
+BATCHES = (
+    RememberedBatch(MAX_SEQUENCE - 1, 2, 90, 94, 1_700),
+    RememberedBatch(3, 3, 95, 95, -1),
+)
+PRODUCERS = [(12, ProducerState(3, 1_600, BATCHES[:1])), (5, ProducerState(0, 1_700, BATCHES))]
+
+
+def snapshots(driver: LogDriver) -> list[int]:
+    return snapshot_offsets(driver.storage.list_sizes(DIRECTORY))
+
+
+def lived(batches: int = 30) -> LogDriver:
+    driver = LogDriver(MemoryStorage(), CONFIG)
+    driver.open()
+    for _ in range(batches):
+        driver.append(value_bytes=100)
+        driver.flush()
+    return driver
+
+
+def test_a_snapshot_is_what_it_was_made_of() -> None:
+    producers = ProducerStates(None, PRODUCERS)
+    data = encode_producers(producers)
+    assert data.startswith(b"producers 1\n2 ")
+    assert b"\n12 3 1600 2147483646 2 90 1700\n5 0 1700 2147483646 2 90 1700 3 3 95 -1\n" in data
+    assert decode_producers("p", data, ProducerLimits()) == producers
+    assert decode_producers("p", encode_producers(ProducerStates()), ProducerLimits()) == ProducerStates()
+
+
+def test_the_example_in_the_documentation_is_one() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "format.md").read_text()
+    lines = [line.removeprefix("    ") for line in page.splitlines()]
+    start = lines.index("producers 1")
+    example = "".join(line + "\n" for line in lines[start : start + 3]).encode()
+    batches = (RememberedBatch(15, 24, 912, 921, -1), RememberedBatch(25, 25, 922, 922, -1))
+    expected = ProducerStates(None, [(4_000, ProducerState(2, 1_700_000_000_000, batches))])
+    assert decode_producers("p", example, ProducerLimits()) == expected
+    assert encode_producers(expected) == example
+    start = lines.index("producers 2")
+    example = "".join(line + "\n" for line in lines[start : start + 6]).encode()
+    opened = ProducerState(2, 1_700_000_000_000, (RememberedBatch(0, 24, 912, 936, -1),), 912, 1_700_000_000_000)
+    expected = ProducerStates(None, [(4_000, opened)], [Undecided(910, 880)])
+    assert encode_producers(expected, [Undecided(910, 880)], [AbortedTransaction(5_000, 902, 911, 912)]) == example
+
+
+def test_with_transactions_it_is_of_another_version() -> None:
+    marked = ProducerState(7, 1_650, ())
+    opened = ProducerState(3, 1_600, BATCHES[:1], 88, 1_500)
+    undecided, aborted = (Undecided(91, 80),), (AbortedTransaction(5, 70, 89, 88), AbortedTransaction(4, 71, 90, 80))
+    data = encode_producers(ProducerStates(None, [(12, opened), (5, marked)]), undecided, aborted)
+    assert data.startswith(b"producers 2\n6 ")
+    assert decode_snapshot("p", data, ProducerLimits()) == Snapshot(
+        ProducerStates(None, [(12, opened), (5, marked)]), aborted
+    )
+    read = decode_producers("p", data, ProducerLimits())
+    assert read.transactions.undecided == undecided
+    assert read.transactions.get(12) == OpenTransaction(3, 88, 1_500)
+    assert len(read.transactions) == 1
+
+
+def test_how_an_epoch_began_is_kept_and_old_files_do_not_know() -> None:
+    states = [
+        (12, ProducerState(7, 1_650, (), decision=True)),
+        (5, ProducerState(7, 1_650, BATCHES[:1], decision=False)),
+        (6, ProducerState(7, 1_650, (), decision=False)),
+        (7, ProducerState(7, 1_650, ())),
+    ]
+    data = encode_producers(ProducerStates(None, states))
+    assert b"\ndecided 0 5 6\ndecided 1 12\n" in data
+    assert decode_producers("p", data, ProducerLimits()) == ProducerStates(None, states)
+    old = encode_lines("producers", ["12 7 1650"], 2)
+    assert decode_producers("p", old, ProducerLimits()).get(12) == ProducerState(7, 1_650, ())
+
+
+def test_with_a_smaller_bound_open_transactions_stay_as_well() -> None:
+    opened = ProducerState(3, 1_600, BATCHES[:1], 88, 1_500)
+    states = [(1, PRODUCERS[0][1]), (2, opened), (3, PRODUCERS[0][1]), (4, PRODUCERS[1][1])]
+    read = decode_producers("p", encode_producers(ProducerStates(None, states)), ProducerLimits(max_ids=1))
+    assert [producer_id for producer_id, _ in read.items()] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["open 5 1 2"],
+        ["open 12 1", "12 3 1600"],
+        ["undecided 1 2 3"],
+        ["decided 2 12", "12 3 1600"],
+        ["decided 1", "12 3 1600"],
+        ["aborted 1 2 3"],
+        ["torn 1"],
+        ["12 3 1600 1"],
+    ],
+)
+def test_lines_that_make_no_sense_are_damage(lines: list[str]) -> None:
+    with pytest.raises(CorruptRecordError):
+        decode_producers("p", encode_lines("producers", lines, 2), ProducerLimits())
+
+
+def test_with_a_smaller_bound_those_that_wrote_last_stay() -> None:
+    data = encode_producers(ProducerStates(None, PRODUCERS))
+    assert [producer_id for producer_id, _ in decode_producers("p", data, ProducerLimits(max_ids=1)).items()] == [5]
+
+
+def test_any_flipped_bit_is_damage() -> None:
+    data = encode_producers(ProducerStates(None, PRODUCERS))
+    for position in range(len(data)):
+        for bit in range(8):
+            torn = bytearray(data)
+            torn[position] ^= 1 << bit
+            with pytest.raises((CorruptRecordError, UnsupportedVersion)):
+                decode_producers("p", bytes(torn), ProducerLimits())
+    for length in range(len(data)):
+        with pytest.raises((CorruptRecordError, UnsupportedVersion)):
+            decode_producers("p", data[:length], ProducerLimits())
+
+
+def test_names_have_twenty_digits() -> None:
+    assert snapshot_name(42) == "00000000000000000042.snapshot"
+    assert snapshot_offsets([snapshot_name(42), snapshot_name(7), "1.snapshot", snapshot_name(3) + ".tmp"]) == [7, 42]
+
+
+def test_one_at_every_roll_and_one_at_the_end_and_few_are_kept() -> None:
+    driver = lived()
+    bases = [segment.base_offset for segment in driver.log.segments]
+    assert len(bases) > 4
+    assert snapshots(driver) == bases[-2:]
+    driver.close()
+    assert snapshots(driver) == [bases[-1], driver.end]
+    driver.open()
+    driver.check()
+    driver.close()  # nothing is new
+    assert snapshots(driver) == [bases[-1], driver.end]
+
+
+def test_one_after_so_many_bytes() -> None:
+    driver = lived(1)
+    driver.log._snapshot_bytes = SNAPSHOT_INTERVAL_BYTES
+    driver.append()
+    driver.flush()
+    assert snapshots(driver) == [2]
+
+
+def test_one_that_no_truncation_reaches_is_kept() -> None:
+    driver = LogDriver(MemoryStorage(), CONFIG)
+    driver.open()
+    for _ in range(9):
+        driver.append(value_bytes=100)
+    driver.flush()
+    committed = driver.log.high_watermark
+    for _ in range(20):
+        driver.append(value_bytes=100)
+        driver.log.flush()
+    assert [offset <= committed for offset in snapshots(driver)] == [True, False, False]
+    driver.durable_end = committed
+    driver.truncate(committed)
+    driver.check()
+
+
+@pytest.mark.parametrize("harm", ["removed", "torn", "altered", "emptied"])
+def test_without_usable_snapshots_the_log_says_the_same(harm: str) -> None:
+    driver = lived()
+    expected = driver.log.producers.copy()
+    driver.close()
+    for offset in snapshots(driver):
+        path = f"{DIRECTORY}/{snapshot_name(offset)}"
+        file = driver.storage.open(path)
+        match harm:
+            case "removed":
+                driver.storage.remove(path)
+            case "torn":
+                file.truncate(file.size() - 3)
+            case "altered":
+                file.write((b"9",), 20)
+            case "emptied":
+                file.truncate(0)
+    driver.open()
+    assert driver.log.producers == expected
+    driver.check()
+
+
+def test_a_snapshot_beyond_the_end_is_removed_before_the_log_grows_over_it() -> None:
+    driver = LogDriver(MemoryStorage(), CONFIG)
+    driver.open()
+    for _ in range(20):
+        driver.append(value_bytes=100)
+    ahead = driver.log.segments[-1].base_offset
+    driver.log.store_producers()  # written and durable, though the log is not
+    assert snapshots(driver) == [ahead]
+    driver.crash(Random(1))
+    assert driver.end < ahead
+    assert snapshots(driver) == []
+    for seed in range(5):
+        driver.append(value_bytes=100)
+        driver.crash(Random(seed))
+
+
+def test_retention_takes_records_and_not_what_is_known_of_their_producers() -> None:
+    """KIP-360: "producer state ... retained" though the log has none of its records any more."""
+    driver = lived()
+    expected = driver.log.producers.copy()
+    driver.log.roll()
+    driver.delete_records(driver.end)
+    driver.checkpoint()
+    driver.clock.now += CONFIG.file_delete_delay_ms + 1
+    driver.checkpoint()
+    assert driver.log.segment_count == 1
+    driver.check()
+    driver.crash(None)
+    assert driver.log.producers == expected
+    driver.crash(Random(3))
+    assert driver.log.producers == expected
+
+
+def test_idle_producers_are_forgotten_by_housekeeping() -> None:
+    driver = lived(3)
+    assert len(driver.log.producers) == 2
+    driver.clock.now += ProducerLimits().expiration_ms + 1
+    driver.checkpoint()
+    assert len(driver.log.producers) == 0
+
+
+def test_what_retention_removes_is_known_after_what_was_not_committed_is_cut() -> None:
+    """The snapshot of the last roll lies above the high watermark, and goes with the truncation."""
+    driver = LogDriver(
+        MemoryStorage(), LogConfig(segment_bytes=600, index_interval_bytes=0, retention_bytes=1_000, retention_ms=None)
+    )
+    driver.open()
+    driver.append([0, 1], 0)
+    driver.append([0, 1], 0)
+    driver.flush()
+    committed = driver.end
+    for _ in range(8):
+        driver.append([0, 1], 0)
+    driver.checkpoint()
+    assert driver.log.log_start_offset == committed, "nothing of what was committed is left"
+    assert min(snapshots(driver)) == committed
+    driver.truncate(committed)
+    driver.check()
+
+
+def many(ids: int) -> ProducerStates:
+    state = ProducerState(0, 1_000, (RememberedBatch(0, 0, 0, 0, -1),))
+    return ProducerStates(None, dict.fromkeys(range(ids), state).items())
+
+
+class WatchedLock:
+    """A lock of a log that says what was forgotten while it was held."""
+
+    def __init__(self, driver: LogDriver) -> None:
+        self.driver = driver
+        self.lock = driver.log._lock
+        self.forgotten: list[int] = []
+        self.before = 0
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        self.before = len(self.driver.log.producers)
+
+    def __exit__(self, *error: object) -> None:
+        self.forgotten.append(self.before - len(self.driver.log.producers))
+        self.lock.release()
+
+
+def test_many_idle_producers_are_forgotten_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop waits for the lock meanwhile."""
+    driver = lived(0)
+    driver.log.producers = many(2_500)
+    lock = WatchedLock(driver)
+    monkeypatch.setattr(driver.log, "_lock", lock)
+    assert driver.log.expire_producers(1_001 + ProducerLimits().expiration_ms) == 2_500
+    assert lock.forgotten == [1_000, 1_000, 500]
+
+
+def test_while_a_snapshot_is_encoded_the_log_is_appended_to_flushed_and_rolled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread does so, which must not wait; and the snapshot is of the roll that it was taken at."""
+    driver = lived(3)
+    log = driver.log
+    log.roll()
+    offset, expected = driver.end, list(log.producers.items())
+
+    def encode(producers: Any, *transactions: Any) -> bytes:
+        monkeypatch.setattr(partition_log, "encode_producers", encode_producers)
+        with ThreadPoolExecutor(1) as other:
+            for step in (driver.append, lambda: other_flush(driver), log.roll, driver.append):
+                other.submit(step).result(60)
+        assert list(log.producers.items()) != expected
+        return encode_producers(producers, *transactions)
+
+    monkeypatch.setattr(partition_log, "encode_producers", encode)
+    log.store_producers()
+    data = read_file(driver.storage, f"{DIRECTORY}/{snapshot_name(offset)}")
+    assert data is not None
+    assert list(decode_producers("p", data, ProducerLimits()).items()) == expected
+    driver.flush()
+    assert snapshots(driver)[-1] > offset
+    driver.check()
+    driver.crash(None)
+    driver.check()
+
+
+def other_flush(driver: LogDriver) -> None:
+    ticket = driver.log.begin_flush()
+    assert ticket is not None
+    ticket.run()
+    driver.log.finish_flush(ticket)
+
+
+def test_a_snapshot_that_a_truncation_overtakes_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = LogDriver(MemoryStorage(), CONFIG)
+    driver.open()
+    driver.append()
+    driver.flush()
+    for _ in range(3):
+        driver.append()
+    driver.log.roll()
+
+    def encode(producers: Any, *transactions: Any) -> bytes:
+        driver.truncate(1)
+        return encode_producers(producers, *transactions)
+
+    monkeypatch.setattr(partition_log, "encode_producers", encode)
+    driver.log.store_producers()
+    assert snapshots(driver) == []
+    driver.check()
+
+
+def test_acks_do_not_wait_for_a_snapshot() -> None:
+    """Callers that wait for a flush are answered first; a bug in the work after it does not affect them."""
+
+    class OneAtATime(Executor):
+        def submit(self, work: Any, /, *arguments: Any, **named: Any) -> Any:
+            asyncio.get_running_loop().call_soon(work, *arguments)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        driver.append()
+        driver.log.roll()
+        happened: list[str] = []
+        commit = GroupCommit(OneAtATime())
+
+        def store(*, closing: bool = False) -> None:
+            loop.call_soon(happened.append, "stored")
+            raise KeyError("a bug")
+
+        driver.log.store_producers = store  # type: ignore[method-assign]
+        commit.request(driver.log, lambda end: happened.append("held"), lambda error: happened.append(repr(error)))
+        await commit.close()
+        await asyncio.sleep(0)
+        assert happened == ["held", "stored"]
+
+    driver = lived(0)
+    asyncio.run(scenario())
+
+
+def test_what_segments_say_is_written_while_producers_append(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop notes producers in the midst of it."""
+    driver = LogDriver(MemoryStorage(), CONFIG)
+    driver.open()
+    for _ in range(20):
+        driver.append(value_bytes=100)
+    driver.flush()
+    log = driver.log
+    for offset in list(log._snapshots.offsets):
+        driver.storage.remove(f"{DIRECTORY}/{snapshot_name(offset)}")
+    log._snapshots.offsets, log._snapshots.newest_durable = [], log.log_end_offset
+    driver.delete_records(log.segments[2].base_offset)
+    get, ids = ProducerState.__getattribute__, count(1_000)
+
+    class Appending(ProducerState):
+        """A state that is looked at while its log is appended to."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "last_append_ms" and not log._lock._is_owned():  # type: ignore[attr-defined]
+                batch = batch_of(b"", producer_id=next(ids), producer_epoch=0, base_sequence=0)
+                log.producers.note(parse_batch(batch), 5)
+            return get(self, name)
+
+    log.producers = ProducerStates(None, ((number, Appending(*state)) for number, state in log.producers.items()))
+    log.store_producers()
+    assert len(snapshots(driver)) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_clean_stop_writes_survives_a_power_loss_where_nothing_else_is_left(seed: int) -> None:
+    driver = LogDriver(config=LogConfig(segment_bytes=600))
+    driver.open()
+    for _ in range(6):
+        driver.append([0], 0)
+    driver.crash(None)  # what was due at the rolls is forgotten
+    driver.flush()
+    driver.delete_records(driver.end)
+    driver.close()
+    driver.crash(None)
+    driver.check()
+    driver.crash(Random(seed))
+    driver.check()
+
+
+GAPS_CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=0, retention_bytes=1_000, retention_ms=None)
+
+
+def opened() -> LogDriver:
+    driver = LogDriver(MemoryStorage(), GAPS_CONFIG)
+    driver.open()
+    return driver
+
+
+def produce(driver: LogDriver, epoch: int, sequence: int, *, transactional: bool = False) -> None:
+    """Append a batch of producer 5, as its leader."""
+    numbers = (5, epoch, sequence)
+    batch = transactional_batch([(None, b"x")], 1, numbers) if transactional else _batch(*numbers)
+    header = validate_produced(batch)
+    assert driver.log.check_producer(header, driver.clock.now) is None
+    driver.log.append(batch, header, leader_epoch=1, now_ms=driver.clock.now)
+
+
+def _batch(producer_id: int, epoch: int, sequence: int) -> bytes:
+    return timed_batch([1], 0, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+
+
+def end(driver: LogDriver, epoch: int, *, commit: bool) -> None:
+    driver.log.append_markers([Marker(5, epoch, commit, 1)], leader_epoch=1, now_ms=driver.clock.now)
+
+
+def settle(driver: LogDriver) -> None:
+    """Roll, and let everything be committed and written that is to be."""
+    driver.log.roll()
+    driver.log.high_watermark = driver.log.flush()
+
+
+def test_a_snapshot_from_before_a_gap_says_nothing_of_batches() -> None:
+    """A committed record was cut, and with it the snapshot that had what retention took; the one before is too old."""
+    driver = opened()
+    for _ in range(2):
+        driver.append([0], 0)
+    driver.log.roll()
+    driver.flush()
+    for _ in range(3):
+        driver.append([0], 900)
+    driver.log.roll()
+    driver.flush()
+    driver.checkpoint()
+    driver.truncate(4)
+    assert snapshots(driver) == [2]
+    assert [segment.base_offset for segment in driver.log.segments] == [4], "what told of offset 3 is gone"
+    fence = ProducerState(0, driver.clock.now, ())
+    assert list(driver.log.producers.items()) == [(7, fence), (9, fence)]
+    driver.check()
+    driver.crash(None)
+    assert list(driver.log.producers.items()) == [(7, fence), (9, fence)]
+    driver.check()
+    driver.append([0], 0)
+    driver.flush()
+    driver.crash(Random(1))
+    driver.check()
+
+
+def restarted_behind_a_gap(*, transactional: bool, goes_on: bool = False) -> LogDriver:
+    """Return a log of producer 5 that knows what it had written up to sequence 1 of epoch 3, and not what came next.
+
+    `goes_on`: sequence 3 is in the log again; else a transaction has ended in the gap.
+    """
+    driver = opened()
+    produce(driver, 2, 0)
+    for sequence in (0, 1):
+        produce(driver, 3, sequence, transactional=transactional)
+    settle(driver)
+    fault = Fault("write", "*.snapshot*", errno.ENOSPC)
+    driver.storage.faults.append(fault)
+    produce(driver, 3, 2, transactional=transactional)
+    if transactional and not goes_on:
+        end(driver, 4, commit=True)
+    settle(driver)
+    gap_end = driver.log.log_end_offset
+    if goes_on:
+        produce(driver, 3, 3, transactional=transactional)
+        settle(driver)
+    driver.log.delete_records(gap_end)
+    assert driver.manager is not None
+    driver.manager.run_housekeeping_once(driver.clock.now)
+    driver.storage.crash(None)
+    driver.storage.faults.remove(fault)
+    driver.open()
+    assert snapshots(driver) == [3]
+    assert driver.log.segments[0].base_offset == gap_end > 3
+    driver.log.high_watermark = driver.log.log_end_offset
+    return driver
+
+
+def test_behind_a_gap_whoever_was_fenced_is_fenced_and_numbers_are_not_known() -> None:
+    driver = restarted_behind_a_gap(transactional=False)
+    with pytest.raises(InvalidProducerEpoch):
+        produce(driver, 2, 1)
+    with pytest.raises(OutOfOrderSequence):
+        produce(driver, 3, 2)  # the log had it
+    produce(driver, 4, 0)
+    produce(driver, 4, 1)
+
+
+def test_behind_a_gap_numbers_go_on_where_the_log_does() -> None:
+    driver = restarted_behind_a_gap(transactional=False, goes_on=True)
+    (batch,) = driver.log.producers_now()[0][1].batches
+    assert batch == RememberedBatch(3, 3, 4, 4, -1)
+    produce(driver, 3, 4)
+
+
+def test_a_transaction_that_may_have_ended_in_a_gap_holds_nobody_back() -> None:
+    driver = restarted_behind_a_gap(transactional=True)
+    assert not driver.log.producers.transactions.holds_back
+    assert driver.log.producers.get(5) == ProducerState(3, driver.clock.now, ())
+    with pytest.raises(InvalidProducerEpoch):
+        produce(driver, 2, 0, transactional=True)
+    end(driver, 4, commit=True)
+    settle(driver)
+    assert driver.log.last_stable_offset == driver.log.log_end_offset
+
+
+def test_a_transaction_that_goes_on_behind_a_gap_is_open_from_there() -> None:
+    driver = restarted_behind_a_gap(transactional=True, goes_on=True)
+    assert dict(driver.log.producers.transactions.items())[5].first_offset == 4
+    assert driver.log.last_stable_offset == 4
+    end(driver, 4, commit=False)
+    settle(driver)
+    assert driver.log.last_stable_offset == driver.log.log_end_offset == 6
+    (aborted,) = driver.log.aborted_transactions(4, 6)
+    assert aborted[:3] == (5, 4, 5)
+
+
+def test_fences_are_all_that_holds_whatever_comes() -> None:
+    batches = (RememberedBatch(0, 0, 7, 7, -1),)
+    states = ProducerStates(
+        None,
+        [
+            (1, ProducerState(4, 100, (), decision=True)),
+            (2, ProducerState(2, 200, batches, 7, 150)),
+            (3, ProducerState(0, 300, batches, decision=False)),
+        ],
+        [Undecided(8, 6)],
+    )
+    fences = states.fences()
+    assert list(fences.items()) == [
+        (1, ProducerState(4, 100, (), decision=True)),
+        (2, ProducerState(2, 200, ())),
+        (3, ProducerState(0, 300, (), decision=False)),
+    ]
+    assert not fences.transactions.holds_back
+    assert fences.expire(400 + fences.limits.expiration_ms) == 3, "their markers wait for nothing"
+    assert len(states) == 3
+
+
+def test_what_retention_took_while_there_was_no_room_for_a_snapshot_is_written_as_soon_as_there_is() -> None:
+    driver = opened()
+    for _ in range(6):
+        driver.append([0], 0)
+    driver.log.roll()
+    fault = Fault("write", "*.snapshot*", errno.ENOSPC)
+    driver.storage.faults.append(fault)
+    driver.flush()
+    driver.delete_records(driver.end)
+    driver.checkpoint()
+    assert snapshots(driver) == []
+    assert driver.log.segment_count == 1
+    driver.storage.faults.remove(fault)
+    driver.checkpoint()
+    driver.crash(Random(1))
+    assert len(driver.log.producers) == 2
+    driver.check()
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_a_log_that_starts_over_forgets_its_producers_wherever_it_is_stopped(seed: int | None) -> None:
+    """A copy is made anew when what is known here may be wrong (`MarkerMissing`), so nothing of it may come back."""
+
+    def live(driver: LogDriver) -> None:
+        driver.open()
+        for _ in range(6):
+            driver.append([0], 0)
+        driver.log.roll()
+        driver.flush()
+        driver.delete_records(driver.end)
+        driver.checkpoint()
+        driver.append([0], 0)
+        driver.flush()
+        begun.append(driver.storage.operations)
+        driver.start_over(20)
+
+    begun: list[int] = []
+    whole = LogDriver(MemoryStorage(), GAPS_CONFIG)
+    live(whole)
+    assert whole.storage.operations > begun[0] + 5
+    for crash_at in range(begun[0], whole.storage.operations):
+        driver = LogDriver(MemoryStorage(crash_at=crash_at), GAPS_CONFIG)
+        with pytest.raises(PowerLoss):
+            live(driver)
+        driver.crash(None if seed is None else Random(seed))
+        if driver.log.log_start_offset == driver.log.log_end_offset:
+            assert not driver.log.producers, crash_at
+
+
+HISTORIES_CONFIG = LogConfig(segment_bytes=1_500, index_interval_bytes=300, file_delete_delay_ms=10)
+PRODUCER_ID = 4
+
+
+class History:
+    """A log with batches of one record, numbered from 0; `committed` of them are never cut."""
+
+    def __init__(self) -> None:
+        self.driver = LogDriver(MemoryStorage(), HISTORIES_CONFIG)
+        self.driver.open()
+        self.appended = 0
+        self.committed = 0
+        self.lost = False
+
+    def send(self, behind: int) -> None:
+        """Send the next batch, or one of those before it, or one that leaves a gap."""
+        log, number = self.driver.log, max(0, self.appended - behind)
+        batch = timed_batch([number + 1], 100, number, producer_id=PRODUCER_ID, producer_epoch=0, base_sequence=number)
+        header = validate_produced(batch)
+        try:
+            answer: Duplicate | type[SequenceError] | None = log.check_producer(header, self.driver.clock.now)
+        except SequenceError as refusal:
+            answer = type(refusal)
+        if self.lost and number and log.producers.get(PRODUCER_ID) is None:
+            assert answer is UnknownProducerId
+        elif number == self.appended:
+            assert answer is None
+            log.append(batch, header, leader_epoch=self.driver.epoch, now_ms=self.driver.clock.now)
+            self.appended += 1
+        elif number > self.appended:
+            assert answer is (OutOfOrderSequence if self.appended else UnknownProducerId)
+        elif isinstance(answer, Duplicate):
+            assert answer == Duplicate(number, number, -1)
+        else:
+            assert answer is DuplicateSequence
+            assert behind > 5 or self.lost, "one of the last five is known with its offset"
+
+    def flush(self) -> None:
+        """All of it is committed."""
+        self.committed = self.driver.log.high_watermark = self.driver.log.flush()
+
+    def cut(self, keep: int) -> None:
+        """Another leader has less; of what is committed nothing goes."""
+        end = max(self.committed, self.appended - keep)
+        self.driver.log.truncate_to(end, now_ms=self.driver.clock.now)
+        self.driver.epoch += 1
+        self.appended = end
+
+    def trim(self) -> None:
+        """Retention takes all that it may."""
+        driver = self.driver
+        driver.log.delete_records(self.committed)
+        assert driver.manager is not None
+        for _ in range(2):
+            driver.manager.run_housekeeping_once(driver.clock.now)
+            driver.clock.now += HISTORIES_CONFIG.file_delete_delay_ms + 1
+
+    def restart(self, how: int) -> None:
+        """Stop cleanly (0), by kill -9 (1) or loss of power, and start again."""
+        driver = self.driver
+        assert driver.manager is not None
+        if how == 0:
+            driver.manager.close()
+            driver.open()
+        else:
+            driver.storage.crash(None if how == 1 else Random(how))
+            driver.open()
+        assert driver.log.log_end_offset >= self.committed
+        self.appended = driver.log.log_end_offset
+        driver.log.high_watermark = self.committed
+        driver.epoch = max(driver.epoch, driver.log.leader_epochs.latest_epoch)
+
+    def expire(self) -> None:
+        """No write for a day."""
+        self.driver.clock.now += ProducerLimits().expiration_ms + 1
+        self.driver.log.expire_producers(self.driver.clock.now)
+        self.lost = True
+
+    def check(self) -> None:
+        """The log has every number once, in order."""
+        log = self.driver.log
+        offset = log.log_start_offset
+        while offset < self.appended:
+            read = log.read(offset, 10_000, self.appended, blocking=True)
+            assert read is not None
+            for _, header in iter_headers(read.records):
+                assert header.base_sequence == header.base_offset
+            offset = read.next_offset
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(-2, 8)),
+        st.tuples(st.just("send"), st.just(0)),
+        st.tuples(st.just("flush"), st.just(0)),
+        st.tuples(st.just("cut"), st.integers(1, 12)),
+        st.tuples(st.just("trim"), st.just(0)),
+        st.tuples(st.just("restart"), st.integers(0, 5)),
+    ),
+    max_size=60,
+)
+
+
+def play(history: History, script: list[tuple[str, int]]) -> None:
+    for name, number in script:
+        match name:
+            case "send":
+                history.send(number)
+            case "flush":
+                history.flush()
+            case "cut":
+                history.cut(number)
+            case "trim":
+                history.trim()
+            case "restart":
+                history.restart(number)
+    history.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps)
+def test_every_batch_is_there_once_and_in_order(script: list[tuple[str, int]]) -> None:
+    play(History(), script)
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps)
+def test_who_was_forgotten_is_not_taken_for_new(script: list[tuple[str, int]]) -> None:
+    """But begins anew with 0: of a day ago nothing is in doubt."""
+    history = History()
+    for _ in range(7):
+        history.send(0)
+    history.flush()
+    history.expire()
+    for number in (0, 3, -1):
+        history.send(number)
+    assert history.appended == 7
+    play(history, [step for step in script if step[0] != "send"])

@@ -1,9 +1,12 @@
-"""Open transactions and the last stable offset, and what a producer may do while one is open; no disk."""
+"""Open transactions and the last stable offset; without a disk."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.log.producer_state import FENCE_MS, LIVE_MS, Duplicate, ProducerLimits, ProducerStates
@@ -19,6 +22,7 @@ from raftlog.errors import (
 from raftlog.format import Attributes, BatchHeader, parse_batch
 from raftlog.format.control import Marker, PlacedMarker
 from tests.support.batches import batch_of
+from tests.support.transaction_histories import CONFIG, TransactionHistory
 
 NOW = 1_700_000_000_000
 TRANSACTIONAL = int(Attributes.TRANSACTIONAL)
@@ -173,7 +177,7 @@ def test_aborted_transactions_are_those_with_records() -> None:
     assert marked(states, 2, 16, producer_id=2, first_offset=3) == []
 
 
-# Who is forgotten
+# Producers that are forgotten
 
 
 def test_an_open_transaction_is_neither_expired_nor_evicted() -> None:
@@ -236,7 +240,7 @@ def test_of_whom_only_a_marker_is_left_goes_sooner() -> None:
 
 
 def test_nobody_is_looked_for_among_those_with_open_transactions() -> None:
-    """There may be a hundred thousand of them, and a look at all takes longer than anybody may wait."""
+    """There may be a hundred thousand of them; a look at all would hold the loop up for too long."""
     count = 20_000
     states = ProducerStates(ProducerLimits(max_ids=count))
     first = header(0)
@@ -304,3 +308,78 @@ def test_the_last_stable_offset_is_what_the_definition_says(script: list[tuple[s
         assert transactions.holds_back == bool(waiting)
         assert transactions.first_open == min(open_ones.values(), default=None)
         assert len(transactions) == len(open_ones)
+
+
+which = st.integers(0, 1)
+STEPS = st.one_of(
+    st.tuples(st.just("produce"), st.integers(-1, 4), st.integers(1, 3)),
+    st.tuples(st.just("produce"), st.integers(0, 3), st.just(1)),
+    st.tuples(st.just("mark"), st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans(), st.just(1)),
+    st.tuples(st.just("mark"), st.lists(st.integers(0, 5), min_size=1, max_size=2), st.booleans(), st.integers(-2, 0)),
+    st.tuples(st.just("replicate"), st.integers(1, 10)),
+    st.tuples(st.just("flush"), which),
+    st.tuples(st.just("commit"), st.sampled_from([0.4, 1.0])),
+    st.tuples(st.just("settle")),
+    st.tuples(st.just("roll"), which),
+    st.tuples(st.just("fail_over")),
+    st.tuples(st.just("restart"), which, st.integers(0, 5)),
+    st.tuples(st.just("checkpoint"), which),
+    st.tuples(st.just("trim"), which, st.sampled_from([0.3, 1.0])),
+    st.tuples(st.just("harm"), which, which),
+)
+
+
+def play(script: list[tuple[object, ...]], history: TransactionHistory | None = None) -> None:
+    history = history or TransactionHistory()
+    for name, *arguments in script:
+        if name == "fail_over" and history.replicas[1 - history.leader].log.log_end_offset < history.high_watermark:
+            continue
+        getattr(history, str(name))(*arguments)
+        history.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STEPS, max_size=60))
+def test_a_record_is_visible_if_and_only_if_its_transaction_has_committed(script: list[tuple[object, ...]]) -> None:
+    play([step for step in script if step[0] not in ("trim", "harm")])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=60))
+def test_also_where_indexes_are_lost(script: list[tuple[object, ...]]) -> None:
+    play([step for step in script if step[0] != "trim"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=60))
+def test_also_where_records_of_open_transactions_are_deleted(script: list[tuple[object, ...]]) -> None:
+    play([step for step in script if step[0] != "harm"])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_long_histories(seed: int) -> None:
+    """Many segments, and transactions over several of them."""
+    dice = Random(seed)
+    history = TransactionHistory(replace(CONFIG, segment_bytes=dice.choice([700, 1_500, 4_000])))
+    for _ in range(250):
+        match dice.randrange(20):
+            case 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7:
+                history.produce(dice.randrange(-1, 6), dice.randrange(1, 4))
+            case 8 | 9 | 10:
+                history.mark([dice.randrange(6) for _ in range(dice.randrange(1, 4))], dice.random() < 0.5)
+            case 11:
+                history.mark([dice.randrange(6)], dice.random() < 0.5, dice.randrange(-2, 1))
+            case 12 | 13:
+                history.replicate(dice.randrange(1, 20))
+            case 14:
+                history.flush(dice.randrange(2))
+            case 15 | 16:
+                history.settle()
+            case 17:
+                history.restart(dice.randrange(2), dice.randrange(6))
+            case 18:
+                if history.replicas[1 - history.leader].log.log_end_offset >= history.high_watermark:
+                    history.fail_over()
+            case 19:
+                history.checkpoint(dice.randrange(2))
+        history.check()

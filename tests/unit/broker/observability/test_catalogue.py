@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from broker.observability.catalogue import Described, catalogue
-from raftlog._core.figure_meanings import MEANINGS, meaning_of
-from tools.metrics_reference import client_figures
+from broker.observability.metrics import Described, catalogue
+from raftlog._core.metrics import MEANINGS, meaning_of
+from tools.reference import client_metrics
 
 ROOT = Path(__file__).resolve().parents[4]
 FILES = ROOT / "deploy" / "k8s" / "raftlog" / "files"
@@ -71,7 +71,7 @@ def test_families_are_named_and_described_as_prometheus_wants_it() -> None:
 
 
 def test_every_figure_of_clients_has_a_meaning_and_every_meaning_a_figure() -> None:
-    shown = {name for figures in client_figures().values() for name in figures}
+    shown = {name for figures in client_metrics().values() for name in figures}
     assert all(meaning_of(name) for name in shown)
     stems = {re.sub(r"-(rate|total|avg|max)$", "", name) for name in shown}
     assert stems | shown >= MEANINGS.keys()

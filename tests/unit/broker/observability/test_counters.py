@@ -8,6 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from broker.observability.counters import Counters, Histogram, TopicCounters
+from broker.observability.metrics import ElectionCounter
+from raftmeta.image import MetadataImage, partition_record
+from tests.support.metadata import accept, cluster, create_topic, down, settled, up
 
 
 def test_a_value_is_in_its_bucket_and_in_all_above() -> None:
@@ -33,7 +36,7 @@ def test_what_is_counted_stays_until_its_topic_is_gone() -> None:
 
 
 class OtherThread(str):
-    """A name at whose look-up another thread gets its turn."""
+    """A name; its look-up lets another thread run."""
 
     def __new__(cls, name: str, turn: Callable[[], object]) -> OtherThread:
         made = super().__new__(cls, name)
@@ -59,3 +62,39 @@ def test_a_scrape_is_not_disturbed_by_new_topics_nor_by_another_scrape() -> None
     counters.topics[OtherThread("gone", counters.topics.clear)] = TopicCounters()
     counters.keep_topics(frozenset())
     assert counters.topics == {}
+
+
+def test_only_another_leader_of_a_partition_that_was_there_counts_and_only_at_the_active_controller() -> None:
+    counters, active = Counters(), True
+    image = cluster(3)
+    counter = ElectionCounter(counters, lambda: active, image)
+
+    def go_on(changed: MetadataImage) -> int:
+        nonlocal image
+        before, image = counters.leader_elections, changed
+        counter(
+            changed,
+            [partition_record(topic.topic_id, part) for topic in changed.topics.values() for part in topic.partitions],
+        )
+        return counters.leader_elections - before
+
+    made, _ = accept(image, create_topic("orders", 1, partitions=2, replication_factor=2))
+    assert go_on(made) == 0, "new partitions"
+    first = made.topic("orders")
+    assert first is not None
+    leader = first.partitions[0].leader
+    moved = settled(down(image, leader))
+    changed = sum(
+        part.leader != before.leader and part.leader >= 0
+        for part, before in zip(moved.topic("orders").partitions, first.partitions, strict=True)  # type: ignore[union-attr]
+    )
+    assert changed >= 1
+    assert go_on(moved) == changed
+    assert go_on(moved) == 0, "the same once more"
+    active = False
+    back = settled(up(image, leader))
+    last = next(each for each in (1, 2, 3) if each != leader)
+    go_on(back)
+    assert go_on(settled(down(back, last))) == 0, "somebody else counts"
+    counter(image, None)
+    assert counters.unclean_leader_elections == 0

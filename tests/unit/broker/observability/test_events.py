@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.logs import JsonFormatter, TextFormatter, configure_logging
 from broker.observability.events import EVENTS
+from broker.server.logging import JsonFormatter, TextFormatter, configure_logging
 
 ROOT = Path(__file__).resolve().parents[4]
 PACKAGES = ("broker", "raftmeta", "replication")
@@ -44,8 +44,8 @@ def test_the_table_and_the_lines_name_the_same_events() -> None:
 
 
 def record(message: str, *arguments: object, **fields: object) -> logging.LogRecord:
-    made = logging.getLogger("broker.lease").makeRecord(
-        "broker.lease", logging.WARNING, "lease.py", 1, message, arguments, None, extra=fields
+    made = logging.getLogger("broker.server.lease").makeRecord(
+        "broker.server.lease", logging.WARNING, "lease.py", 1, message, arguments, None, extra=fields
     )
     made.created, made.msecs = 1_700_000_000.25, 250.0
     return made
@@ -57,7 +57,7 @@ def test_a_line_is_one_object_with_the_fields_of_its_transition() -> None:
     assert json.loads(line) == {
         "time": "2023-11-14T22:13:20.250Z",
         "level": "warning",
-        "logger": "broker.lease",
+        "logger": "broker.server.lease",
         "node": 3,
         "message": "lease ended: it ran out\n",
         "event": "lease_ended",
@@ -66,7 +66,9 @@ def test_a_line_is_one_object_with_the_fields_of_its_transition() -> None:
     }
     assert "node" not in json.loads(JsonFormatter().format(record("x")))
     assert (
-        TextFormatter().format(record("x", event="lease_ended")).endswith("WARNING broker.lease: x [event=lease_ended]")
+        TextFormatter()
+        .format(record("x", event="lease_ended"))
+        .endswith("WARNING broker.server.lease: x [event=lease_ended]")
     )
 
 

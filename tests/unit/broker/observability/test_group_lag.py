@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from broker.groups.group import Committed, Group, Head, Member
-from broker.groups.topics import TopicPartition
+from broker.coordinator.groups.group import Committed, Group, Head, Member
+from broker.coordinator.groups.topics import TopicPartition
+from broker.net.services.log import EARLIEST
 from broker.observability import group_lag
-from broker.observability.group_families import GroupFamilies
-from broker.observability.group_lag import Ends, GroupLag, GroupLagSampler, GroupSize
+from broker.observability.group_lag import MAX_MARKS, Ends, GroupLag, GroupLagSampler, GroupSize, WatermarkHistory
+from broker.observability.leader_offsets import AT_A_TIME, LeaderOffsets
+from broker.observability.metrics import GroupMetrics
+from raftlog.errors import NotLeader, to_wire
+from raftlog.v1 import log_pb2
+from raftmeta.image import NO_LEADER, MetadataImage
 
 TOPIC = b"t" * 16
 WALL_MS = 1_700_000_000_000
@@ -60,7 +69,7 @@ class Parts:
     def look(self, after_ms: float = 0) -> dict[tuple[str, int], GroupLag]:
         self.time.ms += after_ms
         asyncio.run(self.sampler.look())
-        return {(lag.group, lag.partition): lag for lag in self.sampler.figures.lags}
+        return {(lag.group, lag.partition): lag for lag in self.sampler.latest.lags}
 
 
 def test_lag_counts_records_and_the_seconds_since_the_first_of_them() -> None:
@@ -103,7 +112,7 @@ def test_sizes_name_the_state_of_a_group() -> None:
     busy.set_member("a", Member("a"))
     parts = Parts(empty, busy, fenced)
     parts.look()
-    assert parts.sampler.figures.sizes == [GroupSize("empty", "empty", 0), GroupSize("busy", "stable", 1)]
+    assert parts.sampler.latest.sizes == [GroupSize("empty", "empty", 0), GroupSize("busy", "stable", 1)]
 
 
 def test_more_than_a_scrape_bears_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,33 +120,153 @@ def test_more_than_a_scrape_bears_is_left_out_and_said(monkeypatch: pytest.Monke
     parts = Parts(*(group(f"g{n}", p0=n) for n in range(5)))
     parts.leaders.places[TOPIC, 0] = Ends(0, 10)
     assert set(parts.look()) == {("g0", 0), ("g1", 0)}, "the largest lags"
-    families = {family.name: family for family in GroupFamilies(lambda: parts.sampler.figures).collect()}
+    families = {family.name: family for family in GroupMetrics(lambda: parts.sampler.latest).collect()}
     assert families["raftlog_group_series_left_out"].samples[0].value == 3 + 3
     shown = {sample.labels["group"]: sample.value for sample in families["raftlog_group_lag_records"].samples}
     assert shown == {"g0": 10, "g1": 9}
     assert families["raftlog_group_lag_seconds"].samples == [], "nothing is known of the time"
 
 
-def test_a_round_that_fails_does_not_end_the_rounds() -> None:
-    async def scenario() -> None:
-        parts = Parts(group("audit", p0=10))
-        calls, third = 0, asyncio.Event()
+async def test_a_round_that_fails_does_not_end_the_rounds() -> None:
+    parts = Parts(group("audit", p0=10))
+    calls, third = 0, asyncio.Event()
 
-        async def broken(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Ends]:
-            nonlocal calls
-            calls += 1
-            if calls == 1:
-                raise RuntimeError("once")
-            if calls == 3:
-                third.set()
-            return {at: Ends(0, 12) for at in partitions}
+    async def broken(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Ends]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("once")
+        if calls == 3:
+            third.set()
+        return {at: Ends(0, 12) for at in partitions}
 
-        parts.leaders.ends = broken  # type: ignore[method-assign]
-        sampler = GroupLagSampler(lambda: parts.groups, parts.leaders, parts.time, 1)
-        sampler.start()
-        async with asyncio.timeout(60):
-            await third.wait()
-        await sampler.close()
-        assert sampler.figures.lags[0].records == 2
+    parts.leaders.ends = broken  # type: ignore[method-assign]
+    sampler = GroupLagSampler(lambda: parts.groups, parts.leaders, parts.time, 1)
+    sampler.start()
+    async with asyncio.timeout(60):
+        await third.wait()
+    await sampler.close()
+    assert sampler.latest.lags[0].records == 2
 
-    asyncio.run(scenario())
+
+def history(*looks: tuple[int, float]) -> WatermarkHistory:
+    made = WatermarkHistory()
+    for high_watermark, now_ms in looks:
+        made.seen(high_watermark, now_ms)
+    return made
+
+
+def test_who_has_everything_has_no_lag_and_who_was_overtaken_between_two_looks_has_it_since_then() -> None:
+    seen = history((100, 0), (100, 4_000), (200, 5_000), (200, 9_000))
+    assert seen.lag_s(200, 9_000) == 0
+    assert seen.lag_s(100, 9_000) == 5, "the last look that saw nothing above 100 was at 4 s"
+    assert seen.lag_s(150, 9_000) == 4.5, "half-way from 100 to 200, half-way from 4 s to 5 s"
+    assert seen.lag_s(99, 9_000) is None, "nobody saw it pass"
+    assert WatermarkHistory().lag_s(0, 0) is None
+
+
+def test_what_nobody_saw_pass_counts_from_when_the_record_there_was_written() -> None:
+    seen = history((100, 60_000))
+    seen.began(40, 10_000)
+    assert seen.known_from == 40
+    assert seen.lag_s(40, 70_000) == 60
+    assert seen.lag_s(70, 70_000) == 35
+    seen.began(50, 0)  # it is known already
+    assert seen.lag_s(50, 70_000) == pytest.approx(60 - 50 / 6)
+    late = history((100, 1_000))
+    late.began(10, 5_000)  # a clock ahead: written after it was seen
+    assert late.lag_s(10, 1_000) == 0
+
+
+def test_a_high_watermark_that_went_back_takes_what_was_above_it_along() -> None:
+    seen = history((100, 0), (200, 1_000), (150, 2_000), (300, 3_000))
+    assert seen.lag_s(150, 3_000) == 1
+    assert seen.lag_s(300, 3_000) == 0
+
+
+def test_what_no_group_asks_for_any_more_is_forgotten() -> None:
+    seen = history(*((10 * n, 1_000.0 * n) for n in range(10)))
+    seen.forget_below(55)
+    assert seen.known_from == 50
+    assert len(seen) == 5
+    seen.forget_below(1_000)
+    assert len(seen) == 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.floats(0, 60_000)), min_size=1, max_size=4 * MAX_MARKS),
+    st.data(),
+)
+def test_lag_is_between_that_of_the_looks_around_it_and_the_history_stays_small(
+    steps: list[tuple[int, float]], data: st.DataObject
+) -> None:
+    looks: list[tuple[int, float]] = []
+    offset, now_ms = 0, 0.0
+    for grown, passed_ms in steps:
+        offset, now_ms = offset + grown, now_ms + passed_ms
+        looks.append((offset, now_ms))
+    seen = history(*looks)
+    assert len(seen) <= MAX_MARKS
+    assert seen.known_from == looks[0][0]
+    committed = data.draw(st.integers(looks[0][0], offset))
+    lag_s = seen.lag_s(committed, now_ms)
+    assert lag_s is not None
+    if committed == offset:
+        assert lag_s == 0
+        return
+    above = [at for high_watermark, at in looks if high_watermark > committed]
+    not_above = [at for high_watermark, at in looks if high_watermark <= committed]
+    if len({high_watermark for high_watermark, _ in looks}) <= MAX_MARKS:  # nothing was left out
+        least, most = (now_ms - above[0]) / 1_000, (now_ms - not_above[-1]) / 1_000
+        assert least - 1e-6 <= lag_s <= most + 1e-6
+    assert 0 <= lag_s <= (now_ms - looks[0][1]) / 1_000 + 1e-6
+    assert lag_s >= (seen.lag_s(min(offset, committed + 1), now_ms) or 0) - 1e-6, "who is further behind is not later"
+
+
+LEADERS = {0: 1, 1: 1, 2: 2, 3: NO_LEADER}
+
+
+def image() -> MetadataImage:
+    def partition(topic_id: bytes, number: int) -> Any:
+        return SimpleNamespace(leader=LEADERS.get(number, 1)) if topic_id == TOPIC else None
+
+    return cast(MetadataImage, SimpleNamespace(partition=partition))
+
+
+class Here:
+    """Broker 1: every partition has offsets 5 to 5 + its number; number 1 is refused."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    async def answer(self, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
+        self.sizes.append(len(request.partitions))
+        response = log_pb2.ListOffsetsResponse()
+        for part in request.partitions:
+            if part.partition == 1:
+                response.results.add(error=to_wire(NotLeader("not any more")))
+            elif part.HasField("at_offset"):
+                response.results.add(offset=part.at_offset, timestamp_ms=1_000 if part.at_offset < 9 else -1)
+            else:
+                response.results.add(offset=5 if part.timestamp_ms == EARLIEST else 5 + part.partition)
+        return response
+
+
+async def test_what_is_not_answered_is_left_out() -> None:
+    leaders = LeaderOffsets(1, image, Here().answer, lambda broker_id: None)
+    wanted = [(TOPIC, number) for number in (0, 1, 2, 3)]
+    assert await leaders.ends([*wanted, (b"g" * 16, 0), (TOPIC, 4)]) == {
+        (TOPIC, 0): Ends(5, 5),
+        (TOPIC, 4): Ends(5, 9),
+    }, "1 is refused, where 2 is led is not known, 3 has no leader, and the topic of the last but one is gone"
+    found = await leaders.written_ms({(TOPIC, 0): 7, (TOPIC, 1): 7, (TOPIC, 4): 9})
+    assert found == {(TOPIC, 0): 1_000}, "no record is left at 9"
+    await leaders.close()
+
+
+async def test_a_leader_is_asked_in_pieces() -> None:
+    here = Here()
+    leaders = LeaderOffsets(1, image, here.answer, lambda broker_id: None)
+    found = await leaders.ends([(TOPIC, number) for number in range(4, 4 + AT_A_TIME)])
+    assert len(found) == AT_A_TIME
+    assert here.sizes == [AT_A_TIME, AT_A_TIME], "two questions for each partition"

@@ -14,15 +14,15 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from broker.config import BrokerConfig
-from broker.fetch_session import FetchSession
+from broker.config.config import BrokerConfig
+from broker.observability.node import tracing_of
 from broker.observability.partition_traces import MAX_RANGES, PartitionTraces
 from broker.observability.tracing import EXPORT_TIMEOUT_S, NodeTracing
-from broker.observability.tracing_choice import tracing_of
-from broker.produce_session import ProduceSession
-from raftlog import wire
+from broker.partition.fetch_session import FetchSession
+from broker.partition.produce_session import ProduceSession
 from raftlog._core.traceparent import MAX_TRACES, Traceparent
 from raftlog.errors import CorruptRecordError, InvalidConfig, NotLeader, UnknownTopicId
+from raftlog.format import wire
 from raftlog.v1 import log_pb2
 from raftlog.v1.records_pb2 import CreateTopicCommand, DeleteTopicCommand, MetadataCommand
 from raftmeta.decide import CommandResult
@@ -131,172 +131,148 @@ async def joined(leader: Parts, follower: Parts) -> ReplicaLink:
     return link
 
 
-def test_one_record_on_its_leader_and_its_follower(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        traced = Traced()
-        async with pair(tmp_path, traced) as (leader, follower), producing(leader) as (requests, _):
-            link = await joined(leader, follower)
-            requests.send(produce(1, PRODUCER))
+async def test_one_record_on_its_leader_and_its_follower(tmp_path: Path) -> None:
+    traced = Traced()
+    async with pair(tmp_path, traced) as (leader, follower), producing(leader) as (requests, _):
+        link = await joined(leader, follower)
+        requests.send(produce(1, PRODUCER))
+        await settle()
+        assert traced.names == [], "nobody holds it yet"
+        traces = leader.registry.find(TOPIC_ID, 0).traces
+        assert traces is not None
+        (told,) = traces.between(0, 1)
+        read = link.leader.read_for_replica(link.on_change, 0, 1 << 20, blocking=True)
+        assert read is not None
+        follower.disk.held = True
+        link.follower.append_replicated(read.records, 1, link.on_durable, [told])
+        await settle()
+        assert traced.names == [], "in the follower's log is not held"
+        follower.disk.release()
+        await settle()
+        assert traced.names == ["replicate t", "commit t", "append t"]
+        replicate, commit, append = traced.spans
+        assert {span.context.trace_id for span in traced.spans if span.context} == {PRODUCER.trace_id}
+        assert parent_id(append) == PRODUCER.span_id
+        assert parent_id(commit) == parent_id(replicate) == span_id(append)
+        assert append.kind is SpanKind.SERVER
+        for name, value in {
+            "messaging.system": "raftlog",
+            "messaging.destination.name": "t",
+            "messaging.destination.partition.id": "0",
+            "messaging.batch.message_count": 1,
+            "raftlog.base_offset": 0,
+            "raftlog.leader_epoch": 1,
+            "raftlog.acks": "all",
+        }.items():
+            assert attribute(append, name) == value
+        later = follower.registry.find(TOPIC_ID, 0).traces
+        assert later is not None
+        assert later.between(0, 1) == [told], "who leads later tells its followers"
+
+
+async def test_who_reads_what_is_traced(tmp_path: Path) -> None:
+    traced = Traced()
+    async with Parts(tmp_path) as parts:
+        parts.registry.traces = traced.tracing.partition
+        partition = parts.registry.find(TOPIC_ID, 0)
+        partition.traces = traced.tracing.partition("t", 0)
+        async with producing(parts) as (requests, _):
+            requests.send(produce(1, epoch=3))
+            requests.send(produce(2, PRODUCER, OTHER, epoch=3))
             await settle()
-            assert traced.names == [], "nobody holds it yet"
-            traces = leader.registry.find(TOPIC_ID, 0).traces
-            assert traces is not None
-            (told,) = traces.between(0, 1)
-            read = link.leader.read_for_replica(link.on_change, 0, 1 << 20, blocking=True)
-            assert read is not None
-            follower.disk.held = True
-            link.follower.append_replicated(read.records, 1, link.on_held, [told])
-            await settle()
-            assert traced.names == [], "in the follower's log is not held"
-            follower.disk.release()
-            await settle()
-            assert traced.names == ["replicate t", "commit t", "append t"]
-            replicate, commit, append = traced.spans
-            assert {span.context.trace_id for span in traced.spans if span.context} == {PRODUCER.trace_id}
-            assert parent_id(append) == PRODUCER.span_id
-            assert parent_id(commit) == parent_id(replicate) == span_id(append)
-            assert append.kind is SpanKind.SERVER
-            for name, value in {
-                "messaging.system": "raftlog",
-                "messaging.destination.name": "t",
-                "messaging.destination.partition.id": "0",
-                "messaging.batch.message_count": 1,
-                "raftlog.base_offset": 0,
-                "raftlog.leader_epoch": 1,
-                "raftlog.acks": "all",
-            }.items():
-                assert attribute(append, name) == value
-            later = follower.registry.find(TOPIC_ID, 0).traces
-            assert later is not None
-            assert later.between(0, 1) == [told], "who leads later tells its followers"
-
-    asyncio.run(scenario())
+        traced.exporter.clear()
+        fetching, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
+        session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1, max_subscriptions=10)
+        running = asyncio.create_task(session.run(fetching.__aiter__(), writer))
+        fetching.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 20)))
+        part = log_pb2.FetchPartition(subscription_id=1, topic_id=TOPIC_ID, offset=0, leader_epoch=3)
+        fetching.send(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=[part])))
+        await settle()
+        await writer.resume()
+        await settle()
+        fetching.end()
+        await writer.resume()
+        await asyncio.wait_for(running, 60)
+        assert traced.names == ["fetch t", "fetch t"]
+        assert [span.context.trace_id for span in traced.spans if span.context] == [
+            PRODUCER.trace_id,
+            OTHER.trace_id,
+        ]
+        assert attribute(traced.spans[0], "raftlog.offset.end") == 2
 
 
-def test_who_reads_what_is_traced(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        traced = Traced()
-        async with Parts(tmp_path) as parts:
-            parts.registry.traces = traced.tracing.partition
-            partition = parts.registry.find(TOPIC_ID, 0)
-            partition.traces = traced.tracing.partition("t", 0)
-            async with producing(parts) as (requests, _):
-                requests.send(produce(1, epoch=3))
-                requests.send(produce(2, PRODUCER, OTHER, epoch=3))
-                await settle()
-            traced.exporter.clear()
-            fetching, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
-            session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1, max_subscriptions=10)
-            running = asyncio.create_task(session.run(fetching.__aiter__(), writer))
-            fetching.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 20)))
-            part = log_pb2.FetchPartition(subscription_id=1, topic_id=TOPIC_ID, offset=0, leader_epoch=3)
-            fetching.send(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=[part])))
-            await settle()
-            await writer.resume()
-            await settle()
-            fetching.end()
-            await writer.resume()
-            await asyncio.wait_for(running, 60)
-            assert traced.names == ["fetch t", "fetch t"]
-            assert [span.context.trace_id for span in traced.spans if span.context] == [
-                PRODUCER.trace_id,
-                OTHER.trace_id,
-            ]
-            assert attribute(traced.spans[0], "raftlog.offset.end") == 2
-
-    asyncio.run(scenario())
+async def test_a_batch_that_is_refused_says_why(tmp_path: Path) -> None:
+    traced = Traced()
+    async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
+        requests.send(produce(1, PRODUCER, epoch=7))
+        await settle()
+        (append,) = traced.spans
+        assert append.name == "append t"
+        assert not append.status.is_ok
+        assert attribute(append, "error.type") == "UnknownLeaderEpoch"
 
 
-def test_a_batch_that_is_refused_says_why(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        traced = Traced()
-        async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
-            requests.send(produce(1, PRODUCER, epoch=7))
-            await settle()
-            (append,) = traced.spans
-            assert append.name == "append t"
-            assert not append.status.is_ok
-            assert attribute(append, "error.type") == "UnknownLeaderEpoch"
-
-    asyncio.run(scenario())
+async def test_a_batch_that_is_not_committed_ends_with_the_term(tmp_path: Path) -> None:
+    traced = Traced()
+    async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
+        requests.send(produce(1, PRODUCER))
+        await settle()
+        leader.registry.find(TOPIC_ID, 0).close(NotLeader("somebody else leads"))
+        assert traced.names == ["commit t", "append t"]
+        assert {attribute(span, "error.type") for span in traced.spans} == {"NotLeader"}
 
 
-def test_a_batch_that_is_not_committed_ends_with_the_term(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        traced = Traced()
-        async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
-            requests.send(produce(1, PRODUCER))
-            await settle()
-            leader.registry.find(TOPIC_ID, 0).close(NotLeader("somebody else leads"))
-            assert traced.names == ["commit t", "append t"]
-            assert {attribute(span, "error.type") for span in traced.spans} == {"NotLeader"}
-
-    asyncio.run(scenario())
-
-
-def test_what_a_follower_does_not_come_to_hold_says_so(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        traced = Traced()
-        async with pair(tmp_path, traced) as (leader, follower), producing(leader) as (requests, _):
-            link = await joined(leader, follower)
-            requests.send(produce(1, acks=log_pb2.NO_ACK))
-            await settle()
-            read = link.leader.read_for_replica(link.on_change, 0, 1 << 20, blocking=True)
-            assert read is not None
-            damaged = bytes([*read.records[:-1], read.records[-1] ^ 1])
-            with pytest.raises(CorruptRecordError):
-                link.follower.append_replicated(damaged, 1, link.on_held, [str(PRODUCER)])
-            assert traced.names == ["replicate t"]
-            assert attribute(traced.spans[0], "error.type") == "CorruptRecordError"
-            follower.disk.held = True
-            link.follower.append_replicated(read.records, 1, link.on_held, [str(PRODUCER)])
-            await settle()
-            assert len(traced.spans) == 1
-            await follower.apply(image(2, 2, 2))
-            assert traced.names == ["replicate t", "replicate t"]
-            assert not traced.spans[1].status.is_ok
-
-    asyncio.run(scenario())
+async def test_what_a_follower_does_not_come_to_hold_says_so(tmp_path: Path) -> None:
+    traced = Traced()
+    async with pair(tmp_path, traced) as (leader, follower), producing(leader) as (requests, _):
+        link = await joined(leader, follower)
+        requests.send(produce(1, acks=log_pb2.NO_ACK))
+        await settle()
+        read = link.leader.read_for_replica(link.on_change, 0, 1 << 20, blocking=True)
+        assert read is not None
+        damaged = bytes([*read.records[:-1], read.records[-1] ^ 1])
+        with pytest.raises(CorruptRecordError):
+            link.follower.append_replicated(damaged, 1, link.on_durable, [str(PRODUCER)])
+        assert traced.names == ["replicate t"]
+        assert attribute(traced.spans[0], "error.type") == "CorruptRecordError"
+        follower.disk.held = True
+        link.follower.append_replicated(read.records, 1, link.on_durable, [str(PRODUCER)])
+        await settle()
+        assert len(traced.spans) == 1
+        await follower.apply(image(2, 2, 2))
+        assert traced.names == ["replicate t", "replicate t"]
+        assert not traced.spans[1].status.is_ok
 
 
 @pytest.mark.parametrize("acks", [log_pb2.LEADER, log_pb2.NO_ACK])
-def test_who_does_not_wait_for_all_ends_earlier(tmp_path: Path, acks: int) -> None:
-    async def scenario() -> None:
-        traced = Traced()
-        async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
-            requests.send(produce(1, PRODUCER, acks=acks))
-            await settle()
-            assert "append t" in traced.names
-            assert {attribute(span, "raftlog.acks") for span in traced.spans if span.name == "append t"} == {"leader"}
-
-    asyncio.run(scenario())
+async def test_who_does_not_wait_for_all_ends_earlier(tmp_path: Path, acks: int) -> None:
+    traced = Traced()
+    async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
+        requests.send(produce(1, PRODUCER, acks=acks))
+        await settle()
+        assert "append t" in traced.names
+        assert {attribute(span, "raftlog.acks") for span in traced.spans if span.name == "append t"} == {"leader"}
 
 
-def test_what_is_malformed_or_not_sampled_is_appended_without_a_span(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        traced = Traced()
-        async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
-            unsampled = PRODUCER._replace(flags=0)
-            requests.send(produce(1, "nonsense", unsampled, "x" * 100_000, acks=log_pb2.LEADER))
-            await settle()
-            partition = leader.registry.find(TOPIC_ID, 0)
-            assert partition.log_end_offset == 1
-            assert traced.spans == []
-            assert not partition.traces
-
-    asyncio.run(scenario())
+async def test_what_is_malformed_or_not_sampled_is_appended_without_a_span(tmp_path: Path) -> None:
+    traced = Traced()
+    async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
+        unsampled = PRODUCER._replace(flags=0)
+        requests.send(produce(1, "nonsense", unsampled, "x" * 100_000, acks=log_pb2.LEADER))
+        await settle()
+        partition = leader.registry.find(TOPIC_ID, 0)
+        assert partition.log_end_offset == 1
+        assert traced.spans == []
+        assert not partition.traces
 
 
-def test_a_client_cannot_have_more_spans_made_than_so_many(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        traced = Traced()
-        async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
-            many = [Traceparent(number, number, 1) for number in range(1, 5000)]
-            requests.send(produce(1, *many, acks=log_pb2.NO_ACK))
-            await settle()
-            assert len(traced.spans) == MAX_TRACES
-
-    asyncio.run(scenario())
+async def test_a_client_cannot_have_more_spans_made_than_so_many(tmp_path: Path) -> None:
+    traced = Traced()
+    async with pair(tmp_path, traced) as (leader, _), producing(leader) as (requests, _):
+        many = [Traceparent(number, number, 1) for number in range(1, 5000)]
+        requests.send(produce(1, *many, acks=log_pb2.NO_ACK))
+        await settle()
+        assert len(traced.spans) == MAX_TRACES
 
 
 def test_ranges_are_bounded_found_by_offset_and_cut_with_the_log() -> None:
@@ -356,14 +332,14 @@ def test_what_is_left_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_metadata_changes_that_nobody_traces_are_sampled_by_ratio() -> None:
-    traced = Traced()  # whose ratio is the default
+    traced = Traced()  # with the default ratio
     asyncio.run(traced.tracing.propose(proposed, MetadataCommand(create_topic=CreateTopicCommand())))
     assert traced.spans == []
 
 
 @pytest.mark.long
 def test_a_collector_that_is_away_keeps_nobody() -> None:
-    """Nobody listens there: the end of a node waits for one more attempt at most."""
+    """There is no listener: the end of a node waits for one more attempt at most."""
     tracing = tracing_of(
         config(tracing_exporter="otlp", tracing_otlp_endpoint="http://127.0.0.1:9", tracing_sampling_ratio=1.0)
     )

@@ -1,4 +1,4 @@
-"""The audit log: nobody blinds it for what others do."""
+"""The audit log: no client can hide the actions of others by flooding it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_who_is_refused_a_lot_leaves_lines_for_others(world: World) -> None:
     assert [line["principal"] for line in world.lines()] == ["User:quiet"] * OWN_BURST_LINES
     for second in range(1, 61):
         world.clock.ms += 1_000
-        for number in range(LINES_PER_S):  # all that everybody has
+        for number in range(LINES_PER_S):  # the whole budget
             world.refuse("User:loud", f"more-{second}-{number}")
         if second % 20 == 0:
             world.refuse("User:quiet", f"later-{second}")

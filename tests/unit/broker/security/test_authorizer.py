@@ -10,8 +10,7 @@ import pytest
 
 from broker.security.audit import BURST_LINES, LINES_PER_S, MAX_SHOWN, REPEAT_MS, Audit
 from broker.security.authorizer import AclAuthorizer
-from broker.security.caller import Caller
-from broker.security.decisions import Decisions
+from broker.security.caller import Caller, Decisions
 from raftlog.errors import (
     ClusterAuthorizationFailed,
     GroupAuthorizationFailed,
@@ -95,7 +94,7 @@ def test_the_clusters_own_topics_are_for_super_users() -> None:
     for operation in (Wire.READ, Wire.WRITE, Wire.DELETE, Wire.ALTER, Wire.ALTER_CONFIGS):
         assert not world.may(ALICE, operation, "__consumer_offsets")
     said = str(world.authorizer.refusal(ALICE, Wire.READ, Wire.TOPIC, "__consumer_offsets"))
-    assert "the cluster's own, which super users alone may" in said
+    assert "the topic is internal, and only super users may" in said
     assert "raftlog acl add" not in said
 
 
@@ -141,7 +140,7 @@ def test_everyone_may_what_no_acl_is_about_if_that_is_set() -> None:
             Wire.IDEMPOTENT_WRITE,
             ClusterAuthorizationFailed,
             "User:alice may not IDEMPOTENT_WRITE the cluster; "
-            "a producer needs Write of a topic: "
+            "a producer needs Write on a topic: "
             "raftlog acl add --allow-principal User:alice --operation Write --topic TOPIC",
         ),
     ],
@@ -157,6 +156,14 @@ def test_a_refusal_says_what_would_allow_it(
     with pytest.raises(error) as caught:
         caller.check(operation, resource, name)
     assert str(caught.value) == words
+
+
+def test_a_refusal_quotes_a_name_once() -> None:
+    refusal = World().authorizer.refusal(ALICE, Wire.WRITE, Wire.TOPIC, "a\tit's")
+    assert str(refusal) == (
+        'User:alice may not WRITE to topic "a\\tit\'s"; '
+        "raftlog acl add --allow-principal User:alice --operation Write --topic $'a\\tit\\'s'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +211,7 @@ def test_a_denial_from_elsewhere_is_not_what_is_in_the_way() -> None:
 
 def test_of_the_clusters_own_topics_it_is_said_at_once_that_seeing_them_is_all() -> None:
     said = str(World().authorizer.refusal(ALICE, Wire.DESCRIBE, Wire.TOPIC, "__consumer_offsets"))
-    assert "super users alone may read or change; to see it: raftlog acl add" in said
+    assert "only super users may read or change it; to describe it: raftlog acl add" in said
 
 
 def test_long_and_strange_names_are_cut() -> None:

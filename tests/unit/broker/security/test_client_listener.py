@@ -12,13 +12,12 @@ import grpc
 import pytest
 from grpc import aio
 
-from broker.config import BrokerConfig
+from broker.config.config import BrokerConfig
 from broker.observability.counters import Counters
 from broker.security import client_listener
 from broker.security.caller import caller
 from broker.security.client_listener import UNKNOWN_HOST, ClientSecurity
-from broker.security.identify import AUTHENTICATE
-from broker.security.tokens import Login
+from broker.security.identify import AUTHENTICATE, Login
 from raftlog.errors import InvalidConfig, InvalidRequestError, SecurityDisabled
 from raftlog.v1.security_pb2 import SCRAM_SHA_512
 from raftlog.v1.security_pb2 import Acl as WireAcl
@@ -76,7 +75,7 @@ def test_passwords_are_for_connections_with_tls(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text('admin = "secret"\n')
     security = made(Book(), **SASL, listener_security_migration=True, sasl_users_location=str(users))
-    with pytest.raises(SecurityDisabled, match="connections with TLS"):
+    with pytest.raises(SecurityDisabled, match="a connection with TLS"):
         log_in(security, "admin", "secret", Context(tls=False))
     login = log_in(security, "admin", "secret", Context())
     assert login is not None
@@ -94,7 +93,7 @@ def test_a_broker_that_asks_for_none_takes_passwords_all_the_same() -> None:
 
 @pytest.mark.parametrize("migration", [False, True])
 def test_while_all_connections_come_from_the_proxy_no_acl_can_name_their_host(migration: bool) -> None:
-    """Else one for 127.0.0.1, which is about who is on the machine, would be about everybody."""
+    """Else an ACL for 127.0.0.1, meant for local users, would apply to all."""
     security = made(
         Book(), **SASL, authorizer="acl", super_users="User:root", listener_security_migration=migration, insecure=True
     )
@@ -188,7 +187,7 @@ def test_changes_are_looked_for_in_the_metadata_and_in_the_file(
         ({"listener.security.protocol": "ssl", **TLS, "authorizer": "acl"}, []),  # nodes have certificates
         (
             {"listeners": "10.0.0.1:9092", "insecure": True, "authorizer": "acl", "super.users": "User:root"},
-            ["not all clients have to say who they are"],
+            ["clients need not authenticate"],
         ),
         ({"authorizer": "acl", "super.users": "User:root"}, []),  # on loopback
         (
@@ -200,7 +199,7 @@ def test_changes_are_looked_for_in_the_metadata_and_in_the_file(
                 "authorizer": "acl",
                 "super.users": "User:root",
             },
-            ["not all clients have to say who they are"],
+            ["clients need not authenticate"],
         ),
         (
             {**SASL, **NODES, "authorizer": "acl", "super.users": "User:root"},
@@ -215,7 +214,7 @@ def test_changes_are_looked_for_in_the_metadata_and_in_the_file(
                 "authorizer": "acl",
                 "super.users": "User:root",
             },
-            ["whoever reaches inter.node.listener may do everything"],
+            ["any client that reaches inter.node.listener may do everything"],
         ),
         (
             {
@@ -226,7 +225,7 @@ def test_changes_are_looked_for_in_the_metadata_and_in_the_file(
                 "authorizer": "acl",
                 "super.users": "User:root",
             },
-            ["whoever reaches inter.node.listener may do everything"],
+            ["any client that reaches inter.node.listener may do everything"],
         ),
         (
             {
@@ -235,7 +234,7 @@ def test_changes_are_looked_for_in_the_metadata_and_in_the_file(
                 "security.inter.broker.protocol": "plaintext",
                 "insecure": True,
             },
-            [],  # no permissions that anybody could get around
+            [],  # no permissions to circumvent
         ),
         (
             {
@@ -257,7 +256,7 @@ def test_changes_are_looked_for_in_the_metadata_and_in_the_file(
                 "authorizer": "acl",
                 "super.users": "User:root",
             },
-            ["not all clients have to say who they are"],
+            ["clients need not authenticate"],
         ),
     ],
 )
@@ -277,7 +276,7 @@ def test_who_asks_for_passwords_and_knows_none_says_so(tmp_path: Path, caplog: p
     users = tmp_path / "users.toml"
     users.write_text("")
     made(Book(), **SASL, sasl_users_location=str(users))
-    assert "there are no users yet, so nobody can log in: set sasl.users.location" in caplog.text
+    assert "there are no users yet, so no client can log in: set sasl.users.location" in caplog.text
     caplog.clear()
     users.write_text('admin = "secret"\n')
     made(Book(), **SASL, sasl_users_location=str(users))

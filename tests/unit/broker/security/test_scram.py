@@ -1,4 +1,4 @@
-"""Exchanges: who knows the password gets through, once and in time; nobody learns which names there are."""
+"""SCRAM exchanges: the right password succeeds, once and in time; no caller learns which users exist."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import base64
 import pytest
 from scramp import ScramMechanism
 
+from broker.config.checks import SCRAM_MECHANISMS
 from broker.observability.counters import Counters
 from broker.security import scram
 from broker.security.audit import Audit
 from broker.security.scram import EXCHANGE_MS, FAILURES_MS, MAX_EXCHANGES, MAX_FAILURES, ScramExchanges
-from broker.security_keys import SCRAM_MECHANISMS
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded
 from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512
 from tests.support.scram_parts import Book, Hands, client
 
-WRONG = "there is no user .*, or the password is another one"
+WRONG = "there is no user .*, or the password is wrong"
 
 
 class World:
@@ -32,7 +32,7 @@ class World:
         return exchange_id, end.get_client_final().encode()
 
     def log_in(self, user: str, password: str, mechanism: str = "SCRAM-SHA-512", host: str = "h") -> str:
-        """Return who has logged in; the client has checked the server, too."""
+        """Return the user that has logged in; the client has checked the server, too."""
         end = client(user, password, mechanism)
         exchange_id, answer = self.exchanges.begin(mechanism, end.get_client_first().encode(), host)
         end.set_server_first(answer.decode())
@@ -41,7 +41,7 @@ class World:
         return credential.user
 
     def salt_and_iterations(self, user: str) -> tuple[bytes, str]:
-        """Return what somebody sees who asks for a user and does not know the password."""
+        """Return what a client without the password sees when it asks for a user."""
         _, answer = self.exchanges.begin("SCRAM-SHA-512", client(user, "x").get_client_first().encode(), "h")
         parts = dict(part.split("=", 1) for part in answer.decode().split(","))
         return base64.b64decode(parts["s"]), parts["i"]
@@ -127,13 +127,13 @@ def test_an_exchange_is_finished_once_and_in_time(world: World) -> None:
     end.set_server_first(answer.decode())
     final = end.get_client_final().encode()
     world.exchanges.finish(exchange_id, final)
-    with pytest.raises(AuthenticationFailed, match="no such exchange"):
+    with pytest.raises(AuthenticationFailed, match="the exchange is unknown"):
         world.exchanges.finish(exchange_id, final)
     end = client("alice", "secret")
     exchange_id, answer = world.exchanges.begin("SCRAM-SHA-512", end.get_client_first().encode(), "h")
     end.set_server_first(answer.decode())
     world.clock.ms += EXCHANGE_MS
-    with pytest.raises(AuthenticationFailed, match="no such exchange"):
+    with pytest.raises(AuthenticationFailed, match="the exchange is unknown"):
         world.exchanges.finish(exchange_id, end.get_client_final().encode())
 
 
@@ -162,7 +162,7 @@ def test_a_proof_is_of_one_exchange(world: World) -> None:
     "message", [b"", b"n,,", b"n,,n=alice", b"\xff", b"n,,n=,r=abc", b"p=tls-unique,,n=a,r=b", b"x" * 5000]
 )
 def test_what_is_no_message_is_refused(world: World, message: bytes) -> None:
-    with pytest.raises(AuthenticationFailed, match="this is no first message of SCRAM-SHA-512"):
+    with pytest.raises(AuthenticationFailed, match="the message is not a first message of SCRAM-SHA-512"):
         world.exchanges.begin("SCRAM-SHA-512", message, "h")
     exchange_id, _ = world.exchanges.begin("SCRAM-SHA-512", client("alice", "x").get_client_first().encode(), "h")
     with pytest.raises(AuthenticationFailed, match=WRONG):
@@ -194,7 +194,7 @@ def test_mechanisms_that_are_not_enabled_are_refused() -> None:
 def test_names_of_which_saslprep_makes_others_do_not_get_that_far(
     world: World, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U+FDFA becomes 18 characters, and SASLprep looks at each of them: 255 took 16 ms, for whoever asked."""
+    """U+FDFA becomes 18 characters, and SASLprep looks at each of them: 255 took 16 ms, for any client."""
     reached = 0
 
     def mechanism(name: str) -> ScramMechanism:
@@ -203,7 +203,7 @@ def test_names_of_which_saslprep_makes_others_do_not_get_that_far(
         return ScramMechanism(name)
 
     monkeypatch.setattr(scram, "ScramMechanism", mechanism)
-    with pytest.raises(AuthenticationFailed, match="give it in Unicode's form NFKC"):
+    with pytest.raises(AuthenticationFailed, match="not in Unicode's form NFKC"):
         world.exchanges.begin("SCRAM-SHA-512", f"n,,n={name},r=abcdefghijkl".encode(), "h")
     assert reached == 0
     assert world.counters.authentications == {("SCRAM-SHA-512", "failure"): 1}
@@ -213,7 +213,7 @@ def test_names_of_which_saslprep_makes_others_do_not_get_that_far(
 
 @pytest.mark.parametrize("loud", [["10.0.0.1"], [f"2001:db8::{each:x}" for each in range(500)]], ids=("one", "/64"))
 def test_one_network_cannot_keep_others_from_authenticating(world: World, loud: list[str]) -> None:
-    """Who begins many exchanges ends his own."""
+    """A client that begins many exchanges ends its own."""
     world.book.set("bob", "secret")
     quiet = world.begin("bob", "secret", "10.0.0.2")
     first = client("alice", "secret").get_client_first().encode()
@@ -251,7 +251,7 @@ def fail(world: World, user: str, times: int, hosts: tuple[str, ...] = ("h",)) -
 
 @pytest.mark.parametrize("user", ["alice", "mallory"])
 def test_a_network_has_so_many_guesses_a_minute(world: World, user: str) -> None:
-    """Whether there is that user or not, which nobody is to learn."""
+    """No client may learn whether the user exists."""
     fail(world, user, MAX_FAILURES, ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2"))
     with pytest.raises(BrokerOverloaded, match=f"logins of user '{user}' from 2001:db8:0:1::/64 .* wait a minute"):
         world.begin(user, "secret", "2001:db8:0:1::3")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.security.passwords import administrator
-from broker.security.users_file import SALT_BYTES, UsersFile
-from broker.security_keys import SCRAM_MECHANISMS
+from broker.config.checks import SCRAM_MECHANISMS
+from broker.security.users import SALT_BYTES, UsersFile, administrator
 from raftlog.errors import InvalidConfig
 from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512
 from tests.support.logged import records_of
@@ -72,7 +71,7 @@ def test_a_directory_has_a_file_for_each_user(tmp_path: Path) -> None:
 
 
 def test_who_keeps_the_password_keeps_the_credential(tmp_path: Path) -> None:
-    """Else every change of the file would end everybody's streams."""
+    """Else every change of the file would end the streams of all users."""
     path = tmp_path / "users.toml"
     path.write_text('a = "one"\nb = "two"\n')
     users = _file(path)
@@ -94,13 +93,13 @@ def test_who_keeps_the_password_keeps_the_credential(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('admin = "hunter2', "it is no TOML .at end of document"),
-        ("admin = hunter2\n", "it is no TOML"),
+        ('admin = "hunter2', "it is not TOML .at end of document"),
+        ("admin = hunter2\n", "it is not TOML"),
         ("admin = 4711\n", "'admin' has no password in quotes"),
-        ('a.b = "hunter2"\n', "names with a dot stand in quotes"),
+        ('a.b = "hunter2"\n', "a name with a dot needs quotes"),
         ('admin = ""\n', "user 'admin' has no password"),
-        ('" admin" = "hunter2"\n', "there cannot be a user ' admin'"),
-        ('ANONYMOUS = "hunter2"\n', "there cannot be a user 'ANONYMOUS': that name is reserved"),
+        ('" admin" = "hunter2"\n', "' admin' is not a valid user name"),
+        ('ANONYMOUS = "hunter2"\n', "'ANONYMOUS' is not a valid user name: that name is reserved"),
         ('admin = "hunter2\\u0007"\n', "the password of 'admin' has characters that are not allowed"),
         ("x" * (1 << 20) + "y", "more than 1048576 bytes"),
     ],
@@ -120,7 +119,7 @@ def test_what_is_no_good_is_told_and_no_password_is_shown(
         assert not users.look()
         os.utime(path, (1, 1))
         assert not users.look()
-    assert len(records_of(caplog, "broker.security.users_file")) == 1, "once is enough"
+    assert len(records_of(caplog, "broker.security.users")) == 1, "once is enough"
     assert "hunter2" not in caplog.text
     assert users.find("admin", SCRAM_SHA_512) is not None
 
@@ -132,7 +131,7 @@ def test_a_file_that_is_not_there_at_the_start_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
 def test_what_is_deleted_has_no_users(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever deletes it means to take the access away of who is in it."""
+    """An operator that deletes it means to revoke the access of its users."""
     path = tmp_path / "users"
     where = tmp_path / "data" if kind == "link" else path
     if kind == "directory":
@@ -152,9 +151,9 @@ def test_what_is_deleted_has_no_users(tmp_path: Path, kind: str, caplog: pytest.
     assert users.look(), "streams of theirs are to end"
     assert users.find("admin", SCRAM_SHA_512) is None
     assert len(users) == 0
-    assert "is gone, and so are its users" in caplog.text
+    assert "was deleted, and so were its users" in caplog.text
     assert not users.look()
-    assert len(records_of(caplog, "broker.security.users_file")) == 1, "once is enough"
+    assert len(records_of(caplog, "broker.security.users")) == 1, "once is enough"
     if kind == "directory":
         path.mkdir()
     where.write_text("one" if kind == "directory" else 'admin = "one"\n')
@@ -178,7 +177,7 @@ def test_what_is_wrong_first_and_deleted_then_has_no_users_either(tmp_path: Path
 
 
 def test_salts_are_like_no_others(tmp_path: Path) -> None:
-    """So nobody can have computed before what a password would be checked by."""
+    """So no attacker can compute verifiers in advance."""
     path = tmp_path / "users.toml"
     path.write_text('a = "one"\nb = "two"\n')
     users, elsewhere = _file(path), _file(path)

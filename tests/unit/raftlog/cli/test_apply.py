@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from raftlog.cli import apply_plan
+from raftlog.cli import apply as apply_plan
 from raftlog.errors import BrokerUnavailable, TopicAuthorizationFailed, UnknownOutcome
 from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512
 from raftmeta.credentials import CredentialKey
 from tests.support.admin_service import AdminServer
 from tests.support.command_line import Ran, Run
-from tests.unit.raftlog.cli.test_user_commands import logs_in
+from tests.unit.raftlog.cli.test_security import logs_in
 
 ORDERS = {
     "name": "orders",
@@ -92,7 +92,7 @@ def test_a_dry_run_says_it_and_does_nothing(server: AdminServer, run: Run, file:
     before = server.image.offset
     ran = apply(run, file, EVERYTHING, "--dry-run")
     assert ran.code == 0
-    assert ran.err == "6 created, 0 unchanged; nothing was done, this was a dry run\n"
+    assert ran.err == "6 created, 0 unchanged; nothing was changed, this was a dry run\n"
     assert {row["result"] for row in ran.table} == {"would be created"}
     ran = apply(run, file, EVERYTHING, "--dry-run", "--output", "json")
     assert ran.json["dry_run"] is True
@@ -142,7 +142,7 @@ def test_a_topic_that_is_there_gets_settings_and_partitions(server: AdminServer,
     assert (ran.code, ran.err) == (1, "0 unchanged, 1 differs\n")
     assert (row["result"], row["details"]) == (
         "differs",
-        "4 partitions, the file says 3; they never become fewer",
+        "4 partitions, the file says 3; a topic cannot lose partitions",
     )
     ran = apply(run, file, {"topics": [{"name": "a", "replicationFactor": 1}]}, "--dry-run", "-o", "json")
     assert (ran.code, ran.json["objects"]) == (
@@ -208,11 +208,11 @@ def test_permissions_that_are_not_in_the_file(server: AdminServer, run: Run, fil
     ]
     ran = apply(run, file, {"acls": [MAY_WRITE]}, "--prune-acls", terminal="n\n")
     assert ran.code == 1
-    assert "goes: User:other may do everything with topic orders\nremove 1 permission? [y/N]" in ran.err
+    assert "to remove: User:other may do everything with topic orders\nremove 1 permission? [y/N]" in ran.err
     assert "nothing was changed" in ran.err
     ran = apply(run, file, {"acls": [MAY_WRITE]}, "--prune-acls")
     assert ran.code == 2
-    assert "--force" in ran.err
+    assert "--yes" in ran.err
     assert len(server.image.acls) == 3
     ran = apply(run, file, {"acls": [MAY_WRITE]}, "--prune-acls", terminal="y\n")
     assert ran.code == 0
@@ -226,7 +226,7 @@ def test_pruning_needs_a_list(server: AdminServer, run: Run, file: Path) -> None
     run("acl", "add", "--allow-principal", "User:other", "--topic", "orders")
     ran = apply(run, file, {"topics": []}, "--prune-acls", "--force")
     assert ran.code == 2
-    assert "has no acls" in ran.err
+    assert "--prune-acls needs acls in" in ran.err
     assert len(server.image.acls) == 1
 
 
@@ -243,16 +243,16 @@ def test_more_permissions_than_go_into_one_request(
 
 MISTAKES: Sequence[tuple[Any, Sequence[str]]] = [
     ([], ["an object with topics, users, acls is needed, not []"]),
-    ({"topcis": []}, ["topcis: there is no such key; did you mean topics?"]),
+    ({"topcis": []}, ["topcis: unknown key; did you mean topics?"]),
     ({"topics": {}, "users": [3]}, ["topics: a list is needed, not {}", "users[0]: an object is needed, not 3"]),
     (
         {"topics": [{}, {"name": "a/b", "partitions": 0, "replicationFactor": "3"}, {"name": "__x"}, {"name": ""}]},
         [
             "topics[0].name: is needed",
-            "topics[1].name: 'a/b' is no name of a topic",
+            "topics[1].name: 'a/b' is not a topic name",
             "topics[1].partitions: a whole number from 1 on is needed, not 0",
             'topics[1].replicationFactor: a whole number from 1 to 32,767 is needed, not "3"',
-            "topics[2].name: '__x': topics that begin with two underscores",
+            "topics[2].name: '__x': names that begin with two underscores",
             'topics[3].name: a text is needed, not ""',
         ],
     ),
@@ -261,7 +261,7 @@ MISTAKES: Sequence[tuple[Any, Sequence[str]]] = [
         [
             "topics[0].partitions: a whole number from 1 on is needed, not true",
             "topics[0].config.retention.ms: a text, a number or true or false is needed, not null",
-            "topics[1].name: 'b' stands in topics[0] already",
+            "topics[1].name: 'b' is in topics[0] already",
         ],
     ),
     (
@@ -279,17 +279,17 @@ MISTAKES: Sequence[tuple[Any, Sequence[str]]] = [
             "users[1].iterations: a whole number from 4,096 to 1,000,000 is needed, not 1",
         ],
     ),
-    ({"users": [{"name": "z", "password": "s3cret"}]}, ["users[0].password: there is no such key"]),
-    ({"users": [{"name": "ANONYMOUS", "passwordFile": "shop.password"}]}, ["users[0].name: 'ANONYMOUS' stands for"]),
+    ({"users": [{"name": "z", "password": "s3cret"}]}, ["users[0].password: unknown key"]),
+    ({"users": [{"name": "ANONYMOUS", "passwordFile": "shop.password"}]}, ["users[0].name: 'ANONYMOUS' is reserved"]),
     (
         {"acls": [{"principal": "shop", "permission": "maybe", "operations": ["Raed", 3], "resource": 3, "host": "h"}]},
         [
             "acls[0].principal: 'shop': write User:NAME",
-            "acls[0].permission: 'maybe': there are allow, deny",
+            "acls[0].permission: 'maybe': write one of allow, deny",
             "acls[0].host: 'h': write an IP address",
             "acls[0].resource: an object is needed, not 3",
             "acls[0].operations[0]: 'Raed': did you mean Read?",
-            "acls[0].operations[1]: '3': there are",
+            "acls[0].operations[1]: '3': write one of",
         ],
     ),
     (
@@ -303,13 +303,13 @@ MISTAKES: Sequence[tuple[Any, Sequence[str]]] = [
             ]
         },
         [
-            "acls[0].operations[0]: a group has no Write; it has All, Read, Describe, Delete",
+            "acls[0].operations[0]: a group has no operation Write; it has All, Read, Describe, Delete",
             "acls[1].resource.type: 'topics': did you mean topic?",
-            "acls[1].resource.pattern: 'any': there are literal, prefixed",
+            "acls[1].resource.pattern: 'any': write one of literal, prefixed",
             "acls[1].operations: a list such as",
-            "acls[2].resource.name: the cluster is called raftlog-cluster",
-            "acls[3].resource.name: * is every one, and literal",
-            "acls[4].operation: there is no such key; did you mean operations?",
+            "acls[2].resource.name: the cluster's only name is raftlog-cluster",
+            "acls[3].resource.name: * means all names",
+            "acls[4].operation: unknown key; did you mean operations?",
         ],
     ),
 ]
@@ -335,7 +335,7 @@ def test_every_mistake_is_named_with_its_place(
     ("name", "text", "why"),
     [
         ("f.json", b"{", "is not valid JSON: "),
-        ("f.json", b'{"acls": [], "acls": []}', "the key 'acls' stands twice"),
+        ("f.json", b'{"acls": [], "acls": []}', "the key 'acls' is twice"),
         ("f.json", b"\xff", "not UTF-8"),
         ("f.toml", b"= 3", "is not valid TOML: "),
         ("f.yaml", b"", "ends in .json or .toml"),
@@ -364,7 +364,7 @@ def test_what_brokers_would_refuse_of_topics_is_found_before_anything_is_done(
     }
     ran = apply(run, file, document)
     assert ran.code == 2
-    assert "3 things are wrong" in ran.err
+    assert "3 mistakes" in ran.err
     for place in ("topics[1]: ", "topics[2]: ", "topics[3]: "):
         assert place in ran.err
     assert server.image.offset == before

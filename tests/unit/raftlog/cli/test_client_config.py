@@ -9,8 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from raftlog._client.option_keys import ADMIN_KEYS, PRODUCER_KEYS, SECURITY_KEYS
-from raftlog._client.options import AdminOptions
+from raftlog._client.options import ADMIN_KEYS, PRODUCER_KEYS, SECURITY_KEYS, AdminOptions
 from raftlog.cli.app import app as raftlog_app
 from raftlog.cli.client_config import add_to, default_to, settings_for, using
 from raftlog.cli.output import BootstrapOption

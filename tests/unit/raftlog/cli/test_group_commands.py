@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raftlog import Admin, TopicPartition
-from raftlog._group_descriptions import state_name
+from raftlog._core.descriptions import state_name
 from raftlog.errors import CoordinatorNotAvailable, GroupIdNotFound, OffsetMetadataTooLarge, UnknownTopicOrPartition
 from raftlog.format import parse_header
 from raftlog.v1 import group_pb2
@@ -55,7 +55,7 @@ class TestList:
         assert {"group_id", "state", "member_count", "coordinator_id"} <= described.keys()
         wrong = run("group", "list", "--state", "sleeping")
         assert wrong.code == 2
-        assert "there are empty, assigning, reconciling, stable" in wrong.err
+        assert "the states are empty, assigning, reconciling, stable" in wrong.err
 
     def test_a_list_with_holes_says_so(self, server: FakeCluster, run: Run) -> None:
         server.groups.add("seen", 1)
@@ -64,7 +64,7 @@ class TestList:
         assert [group["group"] for group in ran.table] == ["seen"]
         assert (ran.code, ran.err) == (
             1,
-            "note: there may be more groups: __consumer_offsets-3 cannot be read at offset 17\n",
+            "note: the list of groups may be incomplete: __consumer_offsets-3 cannot be read at offset 17\n",
         )
 
 
@@ -211,7 +211,7 @@ class TestDelete:
     def test_offsets_of_some_partitions(self, server: FakeCluster, run: Run) -> None:
         group = server.groups.add("g", 1, {A0: 1, A1: 2, B0: 3})
         ran = run("group", "delete-offsets", "g", "--topic", "a:1,7", "--topic", "b")
-        assert (ran.code, ran.out) == (0, "group g has forgotten 2 offsets: a-1, b-0\n")
+        assert (ran.code, ran.out) == (0, "2 offsets of group g deleted: a-1, b-0\n")
         assert list(group.offsets) == [A0]
         nothing = run("group", "delete-offsets", "g", "--topic", "b")
         assert nothing.code == 1
@@ -235,7 +235,7 @@ class TestReset:
             {"topic": "a", "partition": "0", "current_offset": "4", "new_offset": "10", "change": "6"},
             {"topic": "a", "partition": "1", "current_offset": "-", "new_offset": "0", "change": "-"},
         ]
-        assert ran.err == "this is what --execute would do; nothing was changed\n"
+        assert ran.err == "nothing was changed; --execute sets these offsets\n"
         assert group.offsets[A0].offset == 4
         assert not [call for call in server.groups.calls if call[1] == "CommitOffsets"]
         done = run("group", "reset-offsets", "g", "--topic", "a", "--to-latest", "--execute", "-o", "json")
@@ -271,9 +271,9 @@ class TestReset:
     @pytest.mark.parametrize(
         ("goal", "offset", "note"),
         [
-            (["--to-offset", "50"], 10, "a-0 has offsets 0 to 10, so 10 is taken in place of 50"),
-            (["--shift-by=-100"], 0, "a-0 has offsets 0 to 10, so 0 is taken in place of -96"),
-            (["--to-datetime", "2999-01-01"], 10, "a-0 has no record that new, so it is read from its end"),
+            (["--to-offset", "50"], 10, "a-0 has offsets 0 to 10, so 10 is used instead of 50"),
+            (["--shift-by=-100"], 0, "a-0 has offsets 0 to 10, so 0 is used instead of -96"),
+            (["--to-datetime", "2999-01-01"], 10, "a-0 has no record that new, so its end is used"),
         ],
     )
     def test_what_is_not_there_becomes_the_nearest(
@@ -289,7 +289,7 @@ class TestReset:
         why = "group busy has 2 members, stop them first: m-one (worker on 10.0.0.1), m-two (worker on 10.0.0.2)\n"
         shown = run("group", "reset-offsets", "busy", "--all-topics", "--to-earliest")
         assert shown.code == 0
-        assert shown.err.endswith(f"note: it would be refused at the moment: {why}")
+        assert shown.err.endswith(f"note: --execute would be refused now: {why}")
         ran = run("group", "reset-offsets", "busy", "--all-topics", "--to-earliest", "--execute")
         assert (ran.code, ran.err) == (1, f"error: {why}")
         assert server.groups.groups["busy"].offsets[A0].offset == 7
@@ -300,8 +300,8 @@ class TestReset:
         server.groups.add("g", 1, {A0: 1}, [away])
         ran = run("group", "reset-offsets", "g", "--all-topics", "--to-earliest", "--execute")
         assert ran.err == (
-            "error: group g has 1 member, stop it first: m-one (worker-1, away: in the group until its session "
-            "timeout is over)\n"
+            "error: group g has 1 member, stop it first: m-one (worker-1, disconnected: in the group until its "
+            "session times out)\n"
         )
 
     def test_offsets_go_into_a_file_and_come_back(self, server: FakeCluster, run: Run, tmp_path: Path) -> None:
@@ -322,7 +322,10 @@ class TestReset:
         goal = ("--all-topics", "--to-latest", "--execute", "--export", str(file))
         ran = run("group", "reset-offsets", "g", *goal)
         assert ran.code == 1
-        assert ran.err == f"error: {file} cannot be made: there is no directory {file.parent}; nothing was changed\n"
+        assert (
+            ran.err
+            == f"error: {file} cannot be created: the directory {file.parent} does not exist; nothing was changed\n"
+        )
         assert group.offsets[A0].offset == 4
 
     def test_a_file_stays_as_it_was_when_nothing_is_set(self, server: FakeCluster, run: Run, tmp_path: Path) -> None:
@@ -341,21 +344,21 @@ class TestReset:
 
     def test_a_group_that_is_not_there_is_made(self, server: FakeCluster, run: Run) -> None:
         shown = run("group", "reset-offsets", "new", "--topic", "a:0", "--to-offset", "5")
-        assert shown.err.startswith("note: there is no group 'new'; it is made\n")
+        assert shown.err.startswith("note: group 'new' does not exist; it is created\n")
         ran = run("group", "reset-offsets", "new", "--topic", "a:0", "--to-offset", "5", "--execute")
-        assert (ran.code, ran.err) == (0, "note: there was no group 'new'\n1 offset of group new set\n")
+        assert (ran.code, ran.err) == (0, "note: group 'new' did not exist\n1 offset of group new set\n")
         assert server.groups.groups["new"].offsets[A0].offset == 5
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--topic", "a"], "say where to, once"),
-            (["--topic", "a", "--to-earliest", "--to-latest"], "say where to, once"),
+            (["--topic", "a"], "give exactly one of --to-earliest"),
+            (["--topic", "a", "--to-earliest", "--to-latest"], "give exactly one of --to-earliest"),
             (["--to-earliest"], "say which partitions"),
             (["--to-earliest", "--topic", "a", "--all-topics"], "say which partitions"),
             (["--to-earliest", "--topic", "a:x"], "TOPIC:0,1"),
-            (["--topic", "a", "--to-datetime", "noon"], "'noon' is no time"),
-            (["--topic", "a", "--by-duration", "long"], "'long' is no duration"),
+            (["--topic", "a", "--to-datetime", "noon"], "'noon' is not a time"),
+            (["--topic", "a", "--by-duration", "long"], "'long' is not a duration"),
             (["--topic", "a", "--from-file", "PLAN"], "leave --topic and --all-topics out"),
         ],
     )

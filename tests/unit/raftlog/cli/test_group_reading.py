@@ -10,8 +10,8 @@ import pytest
 
 import raftlog
 from raftlog import Record, TopicPartition
-from raftlog.cli import group_reading
-from raftlog.cli.group_reading import GroupReading
+from raftlog.cli.records import reading as group_reading
+from raftlog.cli.records.reading import GroupReading
 from raftlog.errors import CoordinatorNotAvailable, LeaderNotAvailable, PartitionNotOwned, RaftlogError
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
@@ -154,7 +154,7 @@ def test_a_commit_that_comes_too_late_is_told(capsys: pytest.CaptureFixture[str]
     consumer = FakeConsumer({A0: 2}, records(A0, 0), records(A0, 1))
     consumer.refuse = PartitionNotOwned("a-0 has another owner")
     assert read(consumer) == [(0, 0), (0, 1)]
-    assert "printed and not committed" in capsys.readouterr().err
+    assert "printed but not committed" in capsys.readouterr().err
 
 
 def test_other_refusals_end_it() -> None:
@@ -165,17 +165,17 @@ def test_other_refusals_end_it() -> None:
 
 
 def test_a_leader_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_reading, "_STALLED_S", 0.01)
-    with pytest.raises(LeaderNotAvailable, match="nothing more came from a-1,"):
+    monkeypatch.setattr(group_reading, "_GROUP_STALLED_S", 0.01)
+    with pytest.raises(LeaderNotAvailable, match="reading stopped before the end of a-1"):
         read(FakeConsumer({A0: 1, A1: 1}, records(A0, 0)))
 
 
 def test_a_group_that_gives_nothing_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(group_reading, "_STALLED_S", 0.01)
+    monkeypatch.setattr(group_reading, "_GROUP_STALLED_S", 0.01)
     assert read(FakeConsumer({})) == []
-    assert "has given nothing to this member" in capsys.readouterr().err
+    assert "has assigned no partition to this member" in capsys.readouterr().err
 
 
 def test_a_timeout_ends_it_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,14 +189,12 @@ def test_leaders_that_are_out_of_reach_are_named(follow: bool) -> None:
     consumer.unreachable[A1] = "a-1: broker 2 does not answer"
     with pytest.raises(LeaderNotAvailable) as refused:
         read(consumer, follow=follow, timeout_s=0.05)
-    assert str(refused.value) == (
-        "nothing came for 0.05 s; there was no contact with the leaders of a-1: broker 2 does not answer"
-    )
+    assert str(refused.value) == ("no record came for 0.05 s; unreachable leaders: a-1: broker 2 does not answer")
     assert consumer.committed == {A0: 1}
 
 
 def test_an_absent_leader_is_waited_for_once_and_holds_up_nothing_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_reading, "_RETRY_S", 0.0)
+    monkeypatch.setattr(group_reading, "_GROUP_RETRY_S", 0.0)
     consumer = FakeConsumer({A0: 9, A1: 9}, [], [], records(A0, 0))
     consumer.unreachable[A1] = "a-1 has no leader"
     assert read(consumer, max_records=1) == [(0, 0)]
@@ -206,10 +204,10 @@ def test_an_absent_leader_is_waited_for_once_and_holds_up_nothing_then(monkeypat
 
 
 def test_without_following_unreachable_leaders_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_reading, "_STALLED_S", 0.05)
+    monkeypatch.setattr(group_reading, "_GROUP_STALLED_S", 0.05)
     consumer = FakeConsumer({A0: 1, A1: 1}, records(A0, 0))
     consumer.unreachable[A1] = "a-1 has no leader"
-    with pytest.raises(LeaderNotAvailable, match="no contact with the leaders of a-1: a-1 has no leader"):
+    with pytest.raises(LeaderNotAvailable, match="unreachable leaders: a-1: a-1 has no leader"):
         read(consumer)
 
 
@@ -217,7 +215,7 @@ def test_without_following_unreachable_leaders_are_waited_for_and_named(monkeypa
 def test_who_is_no_member_any_more_says_so(follow: bool) -> None:
     consumer = FakeConsumer({})
     consumer.no_member = "group g: nobody coordinates"
-    with pytest.raises(CoordinatorNotAvailable, match=r"nothing came for 0\.01 s; group g: nobody coordinates"):
+    with pytest.raises(CoordinatorNotAvailable, match=r"no record came for 0\.01 s; group g: nobody coordinates"):
         read(consumer, follow=follow, timeout_s=0.01)
 
 
@@ -248,7 +246,7 @@ def test_a_note_is_said_once_and_taken_back(capsys: pytest.CaptureFixture[str]) 
 
     consumer.polls = [[], given(), given(A0, A1), records(A0, 0)]
     read(consumer, follow=True, max_records=1)
-    assert capsys.readouterr().err == "note: waits for 2 partitions\nnote: reads a:0-1 now\n"
+    assert capsys.readouterr().err == "note: waits for 2 partitions\nnote: now reading a:0-1\n"
 
 
 def test_lost_partitions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,4 +254,4 @@ def test_lost_partitions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     read(consumer)
     assert consumer.listener is not None
     consumer.listener.on_partitions_lost([A0, A1])
-    assert capsys.readouterr().err.startswith("note: lost a-0, a-1: others in the group go on there")
+    assert capsys.readouterr().err.startswith("note: lost a-0, a-1: other members of the group continue there")

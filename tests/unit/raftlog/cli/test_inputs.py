@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.cli.inputs import Columns, Format, format_of, read
-from raftlog.cli.records import json_record
+from raftlog.cli.records.internal_records import json_record
+from raftlog.cli.records.produce import Columns, Format, format_of, read
 from raftlog.errors import InvalidRecord
 
 
@@ -85,9 +85,9 @@ def test_json_lines() -> None:
     [
         ('{"value": "ok"}\nnope', "line 2 is not JSON"),
         ("[1]", "line 1 is not an object"),
-        ('{"vlaue": 1}', "line 1 has vlaue; a record has headers, key"),
+        ('{"vlaue": 1}', "line 1 has unknown fields vlaue; use headers, key"),
         ('{"partition": "2"}', "line 1: partition is '2', expected a whole number"),
-        ('{"headers": [1]}', "line 1: headers are"),
+        ('{"headers": [1]}', "line 1: headers must be"),
         ('{"value_base64": "*"}', "line 1: value_base64 is not base64"),
     ],
 )

@@ -57,7 +57,10 @@ def test_list(server: ToolCluster, run: Run) -> None:
     assert [each["producer_id"] for each in run("txn", "list", "--longer-than", "10m").table] == ["7"]
     assert [each["producer_id"] for each in run("txn", "list", "--producer-id", "9").table] == ["9"]
     assert run("txn", "list", "--state", "ongoing", "--longer-than", "1h").table == []
-    for wrong, why in ((("--state", "done"), "there are empty, ongoing,"), (("--longer-than", "soon"), "no duration")):
+    for wrong, why in (
+        (("--state", "done"), "the states are empty, ongoing,"),
+        (("--longer-than", "soon"), "not a duration"),
+    ):
         ran = run("txn", "list", *wrong)
         assert ran.code == 2
         assert why in ran.err
@@ -81,8 +84,13 @@ def test_a_list_with_holes_says_so(server: ToolCluster, run: Run) -> None:
     server.tools.loading[2] = CoordinatorLoadInProgress("__transaction_state-3 is being loaded")
     ran = run("txn", "list", "--state", "ongoing")
     assert len(ran.table) == 2
-    assert (ran.code, ran.err) == (1, "note: there may be more transactions: __transaction_state-3 is being loaded\n")
-    assert run("txn", "sinks").err == "note: there may be more sinks: __transaction_state-3 is being loaded\n"
+    assert (ran.code, ran.err) == (
+        1,
+        "note: the list of transactions may be incomplete: __transaction_state-3 is being loaded\n",
+    )
+    assert (
+        run("txn", "sinks").err == "note: the list of sinks may be incomplete: __transaction_state-3 is being loaded\n"
+    )
 
 
 def test_describe(server: ToolCluster, run: Run) -> None:
@@ -231,7 +239,7 @@ def test_a_partition_that_does_not_tell(server: ToolCluster, run: Run) -> None:
     ran = run("txn", "find-hanging", "-o", "json")
     assert [each["producer_id"] for each in ran.json] == [7]
     assert ran.code == 1
-    assert ran.err == "note: there may be more hanging transactions: a-0 has no leader at the moment\n"
+    assert ran.err == "note: the list of hanging transactions may be incomplete: a-0 has no leader at the moment\n"
 
 
 def test_sinks(server: ToolCluster, run: Run) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from raftlog._client import admin_replicas
+from raftlog._client import admin
 from raftlog._core.backoff import Backoff
-from raftlog.cli import freshness
+from raftlog.cli import output as freshness
 from raftlog.errors import BrokerUnavailable, RequestTimedOut
 from tests.support.admin_service import AdminServer
 from tests.support.command_line import Run
@@ -72,14 +72,14 @@ def test_a_quorum_without_a_leader_is_an_error(leaderless: AdminServer, run: Run
 def test_a_leader_that_does_not_answer_makes_its_partitions_unavailable(
     server: AdminServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = admin_replicas.ReplicaAdmin._replicas_led_by
+    ask = admin.AdminEngine._replicas_led_by
 
     async def refuse(self: object, broker: object, *arguments: object) -> object:
         if broker.broker_id == 2:  # type: ignore[attr-defined] # a BrokerView
             raise BrokerUnavailable("no connection to 127.0.0.1:1: connection refused")
         return await ask(self, broker, *arguments)  # type: ignore[arg-type] # as it was called
 
-    monkeypatch.setattr(admin_replicas.ReplicaAdmin, "_replicas_led_by", refuse)
+    monkeypatch.setattr(admin.AdminEngine, "_replicas_led_by", refuse)
     ran = run("topic", "describe", "--unavailable")
     assert [(row["topic"], row["partition"]) for row in ran.table] == [("a", "1")]
     assert "leader 2 does not answer: no connection to 127.0.0.1:1: connection refused" in ran.err

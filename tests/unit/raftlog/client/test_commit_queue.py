@@ -1,4 +1,4 @@
-"""Commits in the order of the calls, whatever has to be sent again."""
+"""Commits in the order of the calls, also when some are sent again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raftlog._client.group_offsets import Claim, CommitQueue, Entry, Offsets, in_pieces, to_commit
+from raftlog._client.groups import Claim, CommitQueue, Entry, Offsets, in_pieces, to_commit
 from raftlog.errors import (
     CoordinatorNotAvailable,
     OffsetMetadataTooLarge,
@@ -134,7 +134,7 @@ def test_an_offset_of_a_topic_that_was_made_again_does_not_get_into_the_new_one(
         former = it.put({ZERO: 5})
         await asyncio.sleep(0)
         it.topic_id = b"new"
-        with pytest.raises(UnknownTopicId, match="deleted and made again"):
+        with pytest.raises(UnknownTopicId, match="deleted and created again"):
             await former
         assert it.taken == []
         await it.put({ZERO: 1})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +13,9 @@ import pytest
 
 from raftlog import Consumer, TopicPartition
 from raftlog._client import consumer as consumer_engine
-from raftlog._client import inquiry
-from raftlog._client.offsets import LATEST
-from raftlog._consumer_views import try_offsets
+from raftlog._client import metadata as inquiry
+from raftlog._client.metadata import LATEST
+from raftlog.cli.records.reading import try_offsets
 from raftlog.errors import (
     BrokerUnavailable,
     CorruptRecordError,
@@ -25,6 +26,7 @@ from raftlog.errors import (
     StorageError,
 )
 from raftlog.format import Columns, encode_batch
+from tests.support import patience
 from tests.support.fake_broker import FakeCluster
 
 HEALTHY = TopicPartition("t", 0)
@@ -36,14 +38,14 @@ SOON_S = 40.0
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that is slow to say what there is is not given up before it has."""
     monkeypatch.setattr(inquiry, "_ADDRESS_TIMEOUT_S", LONG_MS / 1000)
 
 
 @pytest.fixture
 def long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for partitions that do not answer does not finish in time."""
+    """A consumer that waits for silent partitions does not finish in time."""
     monkeypatch.setattr(consumer_engine, "STRAGGLER_GRACE_S", LONG_MS / 1000)
 
 
@@ -80,12 +82,7 @@ def read(consumer: Consumer, seconds: float, count: int = 1 << 30) -> tuple[Coun
     return found, raised
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+until = partial(patience.until, within_s=SOON_S, pause_s=0.01)
 
 
 def read_beside(consumer: Consumer) -> list[RaftlogError]:

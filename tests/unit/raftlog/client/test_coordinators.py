@@ -45,7 +45,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hedged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next broker is asked while one is silent, and while a coordinator is, who coordinates."""
+    """The next broker is asked while one is silent; while the coordinator is silent, it is looked up again."""
     monkeypatch.setattr(coordinators_module, "_HEDGE_S", 0.2)
     monkeypatch.setattr(coordinators_module, "_PATIENCE_S", 0.5)
 
@@ -122,7 +122,7 @@ def test_one_of_those_who_share_may_be_cancelled() -> None:
 
 @pytest.mark.usefixtures("hedged")
 def test_who_fails_in_the_moment_of_the_first_answer_is_heard_as_well() -> None:
-    """Else the event loop complains of an exception that nobody has retrieved."""
+    """Else the event loop complains of an exception that was never retrieved."""
     complaints: list[dict[str, Any]] = []
 
     async def work(coordinators: Coordinators) -> None:
@@ -216,7 +216,7 @@ def test_where_nobody_listens_the_addresses_are_named() -> None:
                 await coordinators.find("g", 0.3)
 
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # so that nobody else listens there, either
+        taken.bind(("127.0.0.1", 0))  # so that no other process listens there
         asyncio.run(main(taken.getsockname()[1]))
 
 
@@ -272,7 +272,7 @@ def test_a_frozen_coordinator_is_waited_for_only_as_long_as_it_is_the_one() -> N
                 assert not calling.done()
                 cluster.groups.move("g", 1)
                 started = time.monotonic()
-                with pytest.raises(BrokerUnavailable, match="coordinates no more"):
+                with pytest.raises(BrokerUnavailable, match="no longer coordinates"):
                     await calling
                 assert time.monotonic() - started < SOON_S
                 await coordinators.call("g", "FetchOffsets", FETCH, 30)

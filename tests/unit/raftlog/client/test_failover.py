@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from raftlog import Consumer, Delivery, Producer, TopicPartition
-from raftlog._client import inquiry, producer_ids
+from raftlog._client import metadata
+from raftlog._client import producer as producer_ids
 from raftlog._core.backoff import Pace
 from raftlog.errors import (
     FencedLeaderEpoch,
@@ -24,6 +26,7 @@ from raftlog.errors import (
     UnknownLeaderEpoch,
 )
 from raftlog.format import Attributes, Columns, encode_batch, pack_stamp, parse_header
+from tests.support import patience
 from tests.support.fake_broker import FakeCluster
 
 T0 = TopicPartition("t", 0)
@@ -34,15 +37,15 @@ SLOW_RETRY: dict[str, Any] = {
     "request_timeout_ms": LONG_MS,
     "metadata_max_age_ms": 300_000,
 }
-"""Whoever waits for a retry, or for a request that nobody answers, with these does not finish in time."""
+"""With these a client that waits for a retry, or for an unanswered request, does not finish in time."""
 SOON_S = 40.0
 """Far below `LONG_MS`, and far above what it takes, some hundred milliseconds."""
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who says nothing is not given up before `LONG_MS`, either."""
-    for module in (inquiry, producer_ids):
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent broker is not given up before `LONG_MS`, either."""
+    for module in (metadata, producer_ids):
         monkeypatch.setattr(module, "_ADDRESS_TIMEOUT_S", LONG_MS / 1000)
 
 
@@ -71,11 +74,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - started
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+until = partial(patience.until, within_s=SOON_S, pause_s=0.01)
 
 
 # Producers
@@ -173,7 +172,7 @@ def test_a_refusal_costs_no_pause_once_another_leader_is_known(cluster: FakeClus
 
 
 def refused_once(cluster: FakeCluster, error: RaftlogError) -> Any:
-    """Refuse the next batch like this, whatever else there is to say, if it comes to the former leader."""
+    """Refuse the next batch with this error if it comes to the former leader."""
     original = type(cluster).find.__get__(cluster)
 
     def find(node: int, topic_id: bytes, index: int, leader_epoch: int, **options: Any) -> Any:
@@ -236,7 +235,7 @@ def test_a_dead_leader_is_replaced_soon(cluster: FakeCluster) -> None:
 def test_a_queue_that_nobody_refuses_does_not_wait_behind_one_that_is(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pace is that of who has waited least: a partition that is gone for long does not slow the others down."""
+    """The retry pace follows the partition that has waited least: a long-lost one does not slow the others down."""
     cluster.create_topic("gone")
     cluster.move_leader("gone", 0, -1)
     waited_ms: list[float] = []

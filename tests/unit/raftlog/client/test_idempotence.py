@@ -7,15 +7,16 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from raftlog import Delivery, Producer
-from raftlog._client import producer_ids
+from raftlog._client import producer as producer_ids
 from raftlog._client.options import ProducerOptions
-from raftlog._core.numbering import LAST_EPOCH, SEQUENCES
+from raftlog._core.accumulator import LAST_EPOCH, SEQUENCES
 from raftlog.errors import (
     CorruptRecordError,
     DeliveryTimeout,
@@ -30,6 +31,7 @@ from raftlog.errors import (
 )
 from raftlog.format import parse_header
 from raftlog.v1 import transaction_pb2_grpc
+from tests.support import patience
 from tests.support.deliveries import expire
 from tests.support.fake_broker import FakeCluster
 
@@ -43,7 +45,7 @@ SOON_S = 40.0
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that is only slow to give an id is not given up, and no other one gives one as well."""
     for name in ("_HEDGE_S", "_ADDRESS_TIMEOUT_S"):
         monkeypatch.setattr(producer_ids, name, LONG_S)
@@ -69,11 +71,7 @@ def send_all(producer: Producer, values: list[bytes]) -> list[Delivery]:
     return deliveries
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+until = partial(patience.until, within_s=SOON_S, pause_s=0.01)
 
 
 def numbers(cluster: FakeCluster) -> list[tuple[int, int, int]]:
@@ -350,7 +348,7 @@ def test_an_id_that_somebody_else_uses_is_replaced(cluster: FakeCluster, caplog:
         producer.send("other", b"b", partition=0).result(30)
     assert numbers(cluster) == [(1001, 0, 0), (1002, 0, 0)]
     assert cluster.values("other") == [b"a", b"b"]
-    assert "used by somebody else" in caplog.text
+    assert "another producer uses producer id" in caplog.text
 
 
 def test_after_the_last_epoch_comes_another_id(cluster: FakeCluster) -> None:

@@ -17,11 +17,10 @@ import pytest
 import scramp
 
 from raftlog import Admin, Consumer, Producer
-from raftlog._client import logins as logins_module
+from raftlog._client import security as logins_module
 from raftlog._client.connections import Connections, connections, from_grpc
-from raftlog._client.logins import Logins, forget_token, named_error
 from raftlog._client.options import AdminOptions, ConsumerOptions, ProducerOptions
-from raftlog._client.sasl import Sasl
+from raftlog._client.security import Logins, Sasl, forget_token, named_error
 from raftlog._client.stage_options import StageOptions
 from raftlog.errors import (
     AuthenticationFailed,
@@ -207,11 +206,11 @@ def test_stages_take_it_as_producers_do() -> None:
         ({**LOGIN, "sasl.username": ""}, "security.protocol=sasl_ssl without sasl.username"),
         ({**LOGIN, "sasl.password": ""}, "without a password for user 'ada'; set sasl.password.location"),
         ({**LOGIN, "sasl.password.location": "f"}, "sasl.password and sasl.password.location are both set"),
-        ({**LOGIN, "security.protocol": "ssl"}, "sasl.username without security.protocol=sasl_ssl"),
-        ({"sasl.password": PASSWORD}, "sasl.password without security.protocol=sasl_ssl"),
+        ({**LOGIN, "security.protocol": "ssl"}, "sasl.username has no effect without security.protocol=sasl_ssl"),
+        ({"sasl.password": PASSWORD}, "sasl.password has no effect without security.protocol=sasl_ssl"),
         ({**LOGIN, "sasl.mechanism": "PLAIN"}, "sasl.mechanism='PLAIN': expected one of SCRAM-SHA-512, SCRAM-SHA-256"),
         ({**LOGIN, "sasl.password": 17}, r"sasl.password=\(not shown\): expected text"),
-        ({"sasl.jaas.config": "x"}, "sasl.username and sasl.password.location say who logs in"),
+        ({"sasl.jaas.config": "x"}, "sasl.username and sasl.password.location are the login"),
         ({"sasl.kerberos.service.name": "x"}, "sasl_ssl with sasl.username"),
         ({**LOGIN, "security.protocol": "sasl_plaintext"}, "expected one of plaintext, ssl, sasl_ssl"),
     ],
@@ -302,7 +301,7 @@ def test_a_broker_that_does_not_know_the_password_is_not_trusted(
 ) -> None:
     """RFC 5802, 3: the client authenticates the server by its signature."""
     broker.forged = True
-    with pytest.raises(AuthenticationFailed, match=r"the login of user 'ada' at .* failed, since the broker's part"):
+    with pytest.raises(AuthenticationFailed, match=r"the login of user 'ada' at .* failed, because the broker"):
         asyncio.run(_asked(_settings(authority), address))
     assert not broker.seen, "no call was made with its token"
 

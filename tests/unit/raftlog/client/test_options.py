@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from raftlog import Admin, Consumer, Producer, aio
-from raftlog._client.options import ConsumerOptions, ProducerOptions
-from raftlog._core.bootstrap import parse_bootstrap
+from raftlog._client.options import ACKS, ConsumerOptions, ProducerOptions
+from raftlog._core.cluster import parse_bootstrap
 from raftlog.errors import BrokerUnavailable, InvalidConfig, NotLeader
 
 CLIENTS: list[Any] = [Producer, Consumer, Admin, aio.Producer, aio.Consumer, aio.Admin]
@@ -26,7 +26,54 @@ def test_addresses_come_as_text_or_as_a_list() -> None:
         parse_bootstrap(9092)  # type: ignore[arg-type]
     with pytest.raises(InvalidConfig, match="as text"):
         parse_bootstrap(b"a:1")  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig, match=r"'http://a:1/' is a URL; leave its scheme out: a:1"):
+        parse_bootstrap("b:1, http://a:1/")
     assert parse_bootstrap("a:1, b:2,") == parse_bootstrap(["a:1", "b:2"]) == ["a:1", "b:2"]
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "keywords"),
+    [
+        (["a:1"], {"config": {"client.id": "c"}}),
+        (None, {"bootstrap_servers": ["a:1"], "client_id": "c"}),
+        (None, {"bootstrap_servers": "a:1", "configs": {"client_id": "c"}}),
+        ({"bootstrap.servers": "a:1", "client.id": "c"}, {}),
+        ({"client.id": "c"}, {"bootstrap_servers": "a:1"}),
+        (None, {"config": {"bootstrap.servers": "a:1", "client.id": "c"}}),
+    ],
+)
+@pytest.mark.parametrize("client", [aio.Producer, aio.Consumer, aio.Admin])
+def test_clients_take_the_arguments_of_other_clients(client: Any, bootstrap: Any, keywords: dict[str, Any]) -> None:
+    made = client(bootstrap, **keywords)
+    assert made._addresses == ["a:1"]
+    assert made._options.client_id == "c"
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "keywords", "words"),
+    [
+        (None, {}, "the addresses of the brokers are missing: give bootstrap"),
+        ({"client.id": "c"}, {}, "the addresses of the brokers are missing"),
+        ("a:1", {"bootstrap_servers": "a:1"}, "the addresses of the brokers are given twice"),
+        ("a:1", {"config": {"bootstrap.servers": "a:1"}}, "the addresses of the brokers are given twice"),
+        ("a:1", {"config": {}, "configs": {}}, "the config is given twice"),
+        ({"bootstrap.servers": "a:1"}, {"config": {}}, "the config is given twice"),
+        ("a:1", {"config": 5}, "config is 5: give a mapping"),
+        ({"bootstrap.servers": "a:1", "client.id": "c"}, {"client_id": "d"}, "client_id is given twice"),
+    ],
+)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_is_missing_or_given_twice_is_named(
+    client: Any, bootstrap: Any, keywords: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        client(bootstrap, **keywords)
+
+
+def test_a_mapping_configures_every_option() -> None:
+    made = aio.Producer({"bootstrap.servers": "a:1", "acks": "1", "linger.ms": 7})
+    assert (made._options.acks, made._options.linger_ms) == (ACKS["1"], 7)
+    assert aio.Consumer({"bootstrap.servers": "a:1", "group.id": "g"})._options.group_id == "g"
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -46,7 +93,7 @@ def test_authentication_by_other_means_than_there_are_is_refused_by_name(client:
         ("heartbeat.interval.ms", "group.consumer.heartbeat.interval.ms in their configuration"),
         ("partition.assignment.strategy", "group.remote.assignor=sticky, range, roundrobin"),
         ("group.protocol", "KIP-848"),
-        ("value.deserializer", "values are bytes"),
+        ("enable.partition.eof", r"Consumer\.read_to_end"),
     ],
 )
 @pytest.mark.parametrize("client", [Consumer, aio.Consumer])

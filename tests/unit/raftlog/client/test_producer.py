@@ -1,19 +1,43 @@
-"""What the producer does with arguments, partitions, callbacks, Arrow data and codecs."""
+"""The producer: arguments, partitions, callbacks, codecs, and faults in which no acknowledged record is lost."""
 
 from __future__ import annotations
 
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raftlog import Delivery, Producer
+from raftlog._client import producer as produce_stream
+from raftlog._client.keywords import Compression
+from raftlog._core.accumulator import key_hash
+from raftlog._delivery import awaited
 from raftlog.errors import (
+    BrokerUnavailable,
+    BufferExhausted,
+    ClosedError,
+    CorruptRecordError,
+    DeliveryTimeout,
+    InternalError,
     InvalidPartitions,
+    InvalidRecord,
     InvalidRequestError,
     MessageTooLarge,
+    NotEnoughReplicas,
+    NotLeader,
     RaftlogError,
+    UnknownTopicOrPartition,
 )
+from tests.support import patience
+from tests.support.deliveries import expire
 from tests.support.fake_broker import FakeCluster
 
 FAST: dict[str, Any] = {"linger_ms": 0.5, "retry_backoff_ms": 1, "retry_backoff_max_ms": 20}
@@ -161,7 +185,7 @@ def test_send_batch_refuses_a_row_that_fits_nowhere_before_sending_any() -> None
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_every_codec_arrives(codec: str) -> None:
+def test_every_codec_arrives(codec: Compression) -> None:
     with FakeCluster() as cluster:
         cluster.create_topic("t")
         with Producer(cluster.bootstrap, compression_type=codec, compression_level=None) as producer:
@@ -169,3 +193,482 @@ def test_every_codec_arrives(codec: str) -> None:
             producer.send("t", None, b"tombstone").result(30)
         assert cluster.values("t") == [b"same" * 20] * 1000 + [None]
         assert (sum(map(len, cluster.topics["t"].partitions[0].batches)) < 20_000) == (codec != "none")
+
+
+def send_all(producer: Producer, values: list[bytes], pause_every: int = 40) -> list[Delivery]:
+    """Send in many small batches, so that several are in flight."""
+    deliveries = []
+    for index, value in enumerate(values):
+        deliveries.append(producer.send("t", value, partition=0))
+        if index % pause_every == pause_every - 1:
+            time.sleep(0.001)
+    return deliveries
+
+
+until = partial(patience.until, within_s=30, pause_s=0.01)
+
+
+def first_occurrences(values: list[bytes | None]) -> list[bytes | None]:
+    return list(dict.fromkeys(values))
+
+
+def test_order_is_kept_with_several_in_flight_when_batches_are_refused() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        chosen = random.Random(7)
+        cluster.faults.ack_delay_s = lambda: chosen.random() * 0.003
+        cluster.faults.refuse_when = lambda topic, partition, asked: (
+            NotEnoughReplicas("too few") if chosen.random() < 0.3 else None
+        )
+        with Producer(cluster.bootstrap, batch_size=1200, max_request_size=2048, **FAST) as producer:
+            deliveries = send_all(producer, numbered(1500))
+            producer.flush(timeout=60)
+            offsets = [delivery.result(0).offset for delivery in deliveries]
+        # Refused batches were not appended, so without broken streams there are no duplicates either.
+        assert cluster.values("t") == numbered(1500)
+        assert offsets == list(range(1500))
+        assert len(cluster.requests) > 20, "several requests were in flight"
+
+
+@pytest.mark.parametrize("moment", ["drop_produce_before_append", "drop_produce_after_append"])
+def test_a_broken_stream_loses_nothing_and_keeps_the_order(moment: str) -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, batch_size=1200, max_request_size=2048, **FAST) as producer:
+            deliveries = []
+            for part in range(5):
+                setattr(cluster.faults, moment, 3)
+                deliveries += send_all(producer, numbered(1000)[part * 200 : part * 200 + 200])
+            producer.flush(timeout=60)
+            stored = cluster.values("t")
+            for delivery, value in zip(deliveries, numbered(1000), strict=True):
+                assert stored[delivery.result(0).offset] == value
+        assert first_occurrences(stored) == numbered(1000)
+        if moment == "drop_produce_before_append":
+            assert len(stored) < 1400, "only what was in flight is sent again"
+
+
+def test_a_leader_change_is_followed_in_order() -> None:
+    with FakeCluster(nodes=2) as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, batch_size=1200, max_request_size=2048, **FAST) as producer:
+            values = numbered(1200)
+            deliveries = []
+            for part in range(6):
+                deliveries += send_all(producer, values[part * 200 : part * 200 + 200])
+                cluster.move_leader("t", 0, 2 if part % 2 == 0 else 1)
+            producer.flush(timeout=60)
+            assert [delivery.result(0).offset for delivery in deliveries] == list(range(1200))
+        assert cluster.values("t") == values
+
+
+def test_a_killed_leader_that_comes_back_gets_everything() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, batch_size=1200, **FAST) as producer:
+            deliveries = send_all(producer, numbered(300))
+            cluster.kill(1)
+            deliveries += [producer.send("t", b"%06d" % number, partition=0) for number in range(300, 600)]
+            time.sleep(0.1)
+            cluster.restart(1)
+            producer.flush(timeout=60)
+            assert all(delivery.exception(0) is None for delivery in deliveries)
+        assert first_occurrences(cluster.values("t")) == numbered(600)
+
+
+def test_a_batch_that_the_broker_finds_too_large_is_halved_and_keeps_its_place() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.max_message_bytes = 2000
+        with Producer(cluster.bootstrap, batch_size=32_000, linger_ms=20) as producer:
+            deliveries = [producer.send("t", value, partition=0, timestamp_ms=5) for value in numbered(3000)]
+            seen: list[int] = []
+            deliveries[2000].add_done_callback(lambda delivery: seen.append(delivery.result(0).offset))
+            producer.flush(timeout=60)
+            assert [delivery.result(0).offset for delivery in deliveries] == list(range(3000))
+            assert deliveries[2999].result(0).timestamp_ms == 5
+        assert cluster.values("t") == numbered(3000)
+        assert seen == [2000]
+
+
+def test_a_single_record_that_the_broker_finds_too_large_fails_and_the_others_go_on() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.max_message_bytes = 2000
+        with Producer(cluster.bootstrap, linger_ms=20) as producer:
+            before = producer.send("t", b"before", partition=0)
+            large = producer.send("t", b"x" * 3000, partition=0)
+            after = producer.send("t", b"after", partition=0)
+            with pytest.raises(MessageTooLarge, match=r"max\.message\.bytes=2000"):
+                large.result(30)
+            assert (before.result(30).offset, after.result(30).offset) == (0, 1)
+            assert isinstance(large.exception(), MessageTooLarge)
+
+
+def test_a_final_refusal_reaches_its_own_batch_only() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, linger_ms=0) as producer:
+            producer.send("t", b"a", partition=0).result(30)
+            cluster.faults.refuse = [CorruptRecordError("bad bytes")]
+            bad = producer.send("t", b"b", partition=0)
+            producer.flush(30)
+            good = producer.send("t", b"c", partition=0)
+            assert good.result(30).offset == 1
+            with pytest.raises(CorruptRecordError, match="bad bytes"):
+                bad.result(0)
+
+
+def test_retries_can_be_bounded() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.refuse_when = lambda *_: NotEnoughReplicas("only one")
+        with Producer(cluster.bootstrap, retries=2, **FAST) as producer, pytest.raises(NotEnoughReplicas):
+            producer.send("t", b"a").result(30)
+        assert cluster.topics["t"].partitions[0].asked == 3
+
+
+def test_delivery_timeout_names_the_last_reason_and_frees_the_memory() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.refuse_when = lambda *_: NotEnoughReplicas("only one of two")
+        producer = Producer(cluster.bootstrap, delivery_timeout_ms=100_000, **FAST)
+        delivery = producer.send("t", b"a", partition=0)
+        until(lambda: cluster.topics["t"].partitions[0].asked >= 3)
+        expire(producer, delivery)
+        with pytest.raises(DeliveryTimeout, match=r"delivery\.timeout\.ms=100000.*only one of two"):
+            delivery.result(30)
+        cluster.faults.refuse_when = lambda *_: None
+        assert producer.send("t", b"b", partition=0).result(30).offset >= 0
+        with producer._lock:
+            assert producer._engine.accumulator.used_bytes == 0
+        producer.close()
+
+
+def test_an_internal_error_of_the_broker_is_retried() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.refuse_when = lambda *_: InternalError("a bug")
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            delivery = producer.send("t", b"a", partition=0)
+            until(lambda: cluster.topics["t"].partitions[0].asked >= 3)
+            cluster.faults.refuse_when = lambda *_: None
+            assert delivery.result(30).offset >= 0
+
+
+def test_an_answer_that_never_comes_breaks_the_stream_and_is_asked_for_again() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.swallow_acks = 1
+        with Producer(cluster.bootstrap, request_timeout_ms=100, **FAST) as producer:
+            assert producer.send("t", b"a").result(30).offset >= 0
+        assert set(cluster.values("t")) == {b"a"}
+
+
+def test_acks_0_answers_after_the_write_without_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce_stream, "_LAST_WORDS_S", 60.0)
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, acks=0) as producer:
+            assert producer.send("t", b"a", partition=0).result(30)[1:3] == (0, -1)
+            assert producer.send_batch("t", [b"b", b"c"]).result(30)[0].base_offset == -1
+        until(lambda: len(cluster.values("t")) == 3)
+        assert cluster.values("t") == [b"a", b"b", b"c"]
+
+
+def _is_full(stuck: Producer) -> bool:
+    """Whether nothing more fits, for good.
+
+    A batch that still lingers gives back what it reserved and did not use; ready batches fit where no new one can open.
+    """
+    with stuck._lock:
+        lingers = bool(stuck._engine.accumulator.lingering)
+    try:
+        stuck.send_batch("t", [b"x" * 1000])
+    except BufferExhausted:
+        return not lingers
+    return False
+
+
+def test_back_pressure_waits_and_then_gives_up() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, buffer_memory=64_000, batch_size=4000, linger_ms=0) as producer:
+            producer.send("t", b"warm").result(30)
+            for _ in range(500):
+                producer.send("t", b"x" * 1000)
+            producer.flush(30)
+            with producer._lock:
+                assert producer._engine.accumulator.used_bytes == 0
+        cluster.faults.refuse_when = lambda *_: NotEnoughReplicas("none")
+        stuck = Producer(cluster.bootstrap, buffer_memory=20_000, batch_size=4000, **FAST)
+        stuck.send("t", b"x")
+        stuck._engine.options = stuck._engine.options.but(max_block_ms=150)
+        with pytest.raises(BufferExhausted, match=r"max\.block\.ms=150.*buffer\.memory=20000"):
+            for _ in range(100):
+                stuck.send("t", b"x" * 1000)
+        stuck._engine.options = stuck._engine.options.but(max_block_ms=0)
+        while not _is_full(stuck):
+            time.sleep(0.001)
+        for _ in range(3):
+            with pytest.raises(BufferExhausted):
+                stuck.send("t", b"x" * 1000)
+            with pytest.raises(BufferExhausted):
+                stuck.send_batch("t", [b"x" * 1000])
+        with stuck._lock:
+            assert not stuck._engine._room_alarms, "nothing is kept of who has given up"
+        stuck.close(timeout=0)
+
+
+def test_full_memory_does_not_wait_for_the_linger() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 3)
+        with Producer(
+            cluster.bootstrap, buffer_memory=9000, batch_size=4000, linger_ms=100_000, max_block_ms=40_000
+        ) as producer:
+            for number in range(60):
+                producer.send("t", b"x" * 500, partition=number % 3)
+        assert sum(len(cluster.values("t", partition)) for partition in range(3)) == 60
+
+
+def test_close_ends_what_is_not_acknowledged() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.refuse_when = lambda *_: NotEnoughReplicas("none")
+        producer = Producer(cluster.bootstrap, **FAST)
+        delivery = producer.send("t", b"a")
+        producer.close(timeout=0.1)
+        with pytest.raises(ClosedError):
+            delivery.result(30)
+        with pytest.raises(ClosedError):
+            producer.send("t", b"b")
+        with pytest.raises(ClosedError):
+            producer.send_batch("t", [b"b"])
+        producer.close()
+
+
+def test_a_topic_that_is_not_there_is_named() -> None:
+    with (
+        FakeCluster() as cluster,
+        Producer(cluster.bootstrap, **FAST) as producer,
+        pytest.raises(UnknownTopicOrPartition, match="'nope'"),
+    ):
+        producer.send("nope", b"a")
+
+
+def test_nobody_at_the_address_is_named() -> None:
+    producer = Producer("127.0.0.1:1", max_block_ms=200, **FAST)
+    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1.*check"):
+        producer.send("t", b"a")
+    producer.close()
+
+
+def test_a_deleted_topic_fails_its_records_instead_of_keeping_them() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            producer.send("t", b"a").result(30)
+            cluster.delete_topic("t")
+            with pytest.raises(UnknownTopicOrPartition):
+                producer.send("t", b"b").result(30)
+
+
+def test_a_topic_made_again_is_written_to_under_its_new_id() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            producer.send("t", b"a").result(30)
+            cluster.delete_topic("t")
+            cluster.create_topic("t")
+            assert producer.send("t", b"b").result(30).offset == 0
+        assert cluster.values("t") == [b"b"]
+
+
+def test_stale_leader_hint_does_not_loop() -> None:
+    """A refusal that names the old leader again must not send the client in circles without a pause."""
+    with FakeCluster(nodes=2) as cluster:
+        cluster.create_topic("t")
+        refusals = [NotLeader("not me", 1, 0) for _ in range(5)]
+        cluster.faults.refuse_when = lambda *_: refusals.pop() if refusals else None
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            assert producer.send("t", b"a").result(30).offset == 0
+        assert cluster.topics["t"].partitions[0].asked == 6
+
+
+def test_what_was_never_sent_is_certainly_not_in_the_log() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.move_leader("t", 0, -1)
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            delivery = producer.send_batch("t", [b"v"])
+            with pytest.raises(TimeoutError):
+                delivery.result(0.1)
+            until(lambda: awaited(delivery) == "t-0 has no leader (replicas 1; in sync 1)")
+            producer.close(timeout=0)
+        with Producer(cluster.bootstrap, delivery_timeout_ms=300, **FAST) as producer:
+            delivery = producer.send_batch("t", [b"v"])
+            with pytest.raises(DeliveryTimeout) as expired:
+                delivery.result(30)
+        assert "t-0 has no leader (replicas 1; in sync 1)" in str(expired.value)
+        assert "the records are certainly not in the log, they were never sent" in str(expired.value)
+        assert cluster.values("t") == []
+
+
+def test_what_was_sent_once_may_be_in_the_log() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.hold_acks()
+        with Producer(cluster.bootstrap, **FAST) as producer:
+            delivery = producer.send("t", b"v", partition=0)
+            until(lambda: len(cluster.values("t")) == 1)
+            expire(producer, delivery)
+            with pytest.raises(DeliveryTimeout, match="the records may or may not be in the log"):
+                delivery.result(30)
+
+
+def counted(producer: Producer) -> dict[str, dict[str, float]]:
+    """Return the metrics once all that is done is in them."""
+    with producer._lock:
+        return producer.metrics()
+
+
+def test_what_is_sent_again_counts_as_retried_and_what_fails_as_an_error() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.faults.refuse = [NotEnoughReplicas("too few"), NotEnoughReplicas("too few")]
+        with Producer(cluster.bootstrap, retry_backoff_ms=1, retry_backoff_max_ms=5) as producer:
+            producer.send_batch("t", [b"a", b"b", b"c"]).result(30)
+            shown = counted(producer)
+            for name in ("producer-metrics", "producer-topic-metrics.t"):
+                assert shown[name]["record-retry-total"] == 6, "three records, twice"
+                assert shown[name]["record-send-total"] == 3
+                assert shown[name]["record-error-total"] == 0
+            cluster.faults.refuse.append(InvalidRecord("no"))
+            assert producer.send("t", b"d").exception(30) is not None
+            assert counted(producer)["producer-metrics"]["record-error-total"] == 1
+
+
+def test_waits_for_room_and_what_is_under_way_are_seen() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.hold_acks()
+
+        def release() -> None:
+            deadline = time.monotonic() + 30
+            while not producer._engine._room_alarms and time.monotonic() < deadline:
+                time.sleep(0.001)
+            while not any(each._waiters for each in producer._engine._room_alarms) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(0.01)
+            cluster.release_acks()
+
+        releasing = threading.Thread(target=release)
+        with Producer(cluster.bootstrap, batch_size=2_048, buffer_memory=2_048, linger_ms=0) as producer:
+            before = producer.metrics()["producer-metrics"]
+            assert (before["bufferpool-wait-time-ns-total"], before["buffer-available-bytes"]) == (0, 2_048)
+            first = producer.send("t", b"x" * 900)
+            assert producer.metrics()["producer-metrics"]["buffer-available-bytes"] < 2_048
+            releasing.start()
+            producer.send("t", b"x" * 900).result(30)
+            releasing.join()
+            assert first.done()
+            after = counted(producer)["producer-metrics"]
+            assert after["bufferpool-wait-time-ns-total"] > 1_000_000, "the second one waited for the first"
+            assert after["buffer-available-bytes"] == 2_048
+
+
+Row = tuple[bytes | None, int | None]
+ROWS = st.lists(st.tuples(st.none() | st.sampled_from([b"a", b"b", b"c"]), st.none() | st.integers(0, 3)), max_size=40)
+NAMES = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def producers(cluster: FakeCluster) -> Iterator[list[Producer]]:
+    """One with ordinary sizes, one that has to cut every few rows."""
+    with (
+        Producer(cluster.bootstrap, linger_ms=1) as ordinary,
+        Producer(cluster.bootstrap, linger_ms=1, batch_size=1024, max_request_size=1024) as small,
+    ):
+        yield [ordinary, small]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_rows_with_and_without_a_key_keep_their_order(
+    cluster: FakeCluster, producers: list[Producer], partitions: int
+) -> None:
+    topic = f"mixed-{partitions}"
+    cluster.create_topic(topic, partitions)
+    values = [b"b%d" % number for number in range(6)]
+    producers[0].send_batch(topic, values, key=[b"k", None] * 3).result(30)
+    for partition in range(partitions):
+        found = cluster.values(topic, partition)
+        assert found == [value for value in values if value in found]
+    assert sum(len(cluster.values(topic, partition)) for partition in range(partitions)) == 6
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.booleans(), ROWS), max_size=6), st.integers(1, 4), st.booleans(), st.booleans())
+def test_order_is_kept_within_and_between_calls(
+    cluster: FakeCluster,
+    producers: list[Producer],
+    calls: list[tuple[bool, list[Row]]],
+    partitions: int,
+    small: bool,
+    chunked: bool,
+) -> None:
+    """Calls are `send_batch` of all rows, or `send` of each; keys and partitions may be null."""
+    topic = f"t{next(NAMES)}"
+    cluster.create_topic(topic, partitions)
+    producer = producers[small]
+    numbers = itertools.count()
+    wanted: dict[bytes, Row] = {}
+    for together, rows in calls:
+        rows = [(key, partition if partition is None else partition % partitions) for key, partition in rows]
+        values = [b"%06d" % next(numbers) for _ in rows]
+        wanted.update(zip(values, rows, strict=True))
+        if not together:
+            for value, (key, partition) in zip(values, rows, strict=True):
+                producer.send(topic, value, key, partition)
+            continue
+        table = pa.table(
+            {
+                "value": pa.array(values, pa.binary()),
+                "key": pa.array([key for key, _ in rows], pa.binary()),
+                "partition": pa.array([partition for _, partition in rows], pa.int32()),
+            }
+        )
+        if chunked and len(rows) > 1:
+            middle = len(rows) // 2
+            table = pa.concat_tables([table.slice(0, middle), table.slice(middle)])
+        producer.send_batch(topic, table)
+    producer.flush(30)
+    found = [cluster.values(topic, partition) for partition in range(partitions)]
+    assert sorted(str(value) for values in found for value in values) == sorted(map(str, wanted))
+    for index, stored in enumerate(found):
+        numbered = [value for value in stored if value is not None]
+        assert numbered == sorted(numbered), "values count up in the order of the input"
+        for value in numbered:
+            key, partition = wanted[value]
+            if partition is not None:
+                assert index == partition
+            elif key is not None:
+                assert index == key_hash(key) % partitions
+
+
+def test_rows_without_a_key_still_take_turns_among_rows_that_have_one(cluster: FakeCluster) -> None:
+    cluster.create_topic("turns", 4)
+    count = 60_000
+    table = pa.table(
+        {"value": [bytes(100)] * count, "key": [b"k" if number % 10 == 0 else None for number in range(count)]}
+    )
+    with Producer(cluster.bootstrap, batch_size=16 << 10) as producer:
+        producer.send_batch("turns", table).result(30)
+    held = [len(cluster.values("turns", partition)) for partition in range(4)]
+    assert sum(held) == count
+    assert min(held) > count // 10, held

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from raftlog import Consumer, Producer, aio
-from raftlog._client import inquiry
+from raftlog._client import metadata
 from raftlog.errors import FencedLeaderEpoch, InvalidConfig, OffsetOutOfRange, RaftlogError, StorageError
 from raftlog.format import Columns, encode_batch
 from tests.support.fake_broker import FakeCluster
@@ -25,7 +25,7 @@ SOON_S = 60.0
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No broker is taken for silent that is only slow; else its partitions are left."""
-    monkeypatch.setattr(inquiry, "HEDGE_S", 60.0)
+    monkeypatch.setattr(metadata, "HEDGE_S", 60.0)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_without_a_rack_the_leader_is(cluster: FakeCluster) -> None:
         assert read(consumer, 1) == [b"a"]
     assert places(cluster) == [(LEADER, False)]
     with pytest.raises(InvalidConfig, match="client"):
-        Producer(cluster.bootstrap, client_rack="b")
+        Producer(cluster.bootstrap, client_rack="b")  # type: ignore[call-arg] # a consumer's
 
 
 def test_awaitable_as_well(cluster: FakeCluster) -> None:
@@ -112,7 +112,7 @@ def test_a_dead_follower_is_left(cluster: FakeCluster) -> None:
 
 
 def test_a_frozen_follower_is_left(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry, "HEDGE_S", 0.2)
+    monkeypatch.setattr(metadata, "HEDGE_S", 0.2)
     with Consumer(cluster.bootstrap, **OPTIONS) as consumer:
         consumer.subscribe("t")
         cluster.append("t", batch(b"a"))

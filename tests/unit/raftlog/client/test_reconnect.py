@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from raftlog import Consumer, Producer
-from raftlog._client import producer_ids
+from raftlog._client import producer as producer_ids
 from raftlog.format import Columns, encode_batch
 from tests.support.fake_broker import FakeCluster
 

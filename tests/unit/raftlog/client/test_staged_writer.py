@@ -1,4 +1,4 @@
-"""`StagedWriter` against a coordinator in memory: what is asked when, what fails whom, and what is committed."""
+"""`StagedWriter` against a coordinator in memory: its requests, its failures, and what is committed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_empty_stage_asks_nothing_and_an_empty_batch_counts(cluster: FakeStag
 
 
 def test_a_batch_without_tokens_is_one_without_records(cluster: FakeStageCluster, writer: StagedWriter) -> None:
-    """A number that did not count would be asked for again by whoever has nothing to write: so it does."""
+    """A batch without records counts, too: else its number would be used again."""
     token = staged(writer, 3, [b"a"])
     assert writer.commit(3, []) == (3, False, 0)
     assert writer.last_batch() == 3
@@ -148,7 +148,7 @@ def test_a_part_that_found_the_batch_committed_never_makes_the_rest_of_it_one(
 ) -> None:
     """To commit what the others have staged would be to commit a batch with a part missing."""
     token = staged(writer, 1, [b"a"])
-    with pytest.raises(StageExpired, match="has lost what it knew"):
+    with pytest.raises(StageExpired, match="has lost its state"):
         writer.commit(1, [token, writer.already_committed(1)])
     assert cluster.committed("t") == []
     writer.commit(1, [])
@@ -248,7 +248,7 @@ def test_a_marker_that_came_before_the_record_fails_the_stage(cluster: FakeStage
     cluster.faults.refuse = [InvalidProducerEpoch("epoch 0, the partition has 1")]
     with writer.stage(0) as stage:
         stage.send("t", b"a")
-        with pytest.raises(StageExpired, match=r"somebody else has committed the batch.*epoch 0, the partition has 1"):
+        with pytest.raises(StageExpired, match=r"another attempt has committed.*epoch 0, the partition has 1"):
             stage.finish(30)
 
 
@@ -363,7 +363,7 @@ def test_what_a_process_left_open_is_dropped_by_its_attempt(cluster: FakeStageCl
 
 
 def test_attempts_that_were_given_up_stage_nothing_any_more(cluster: FakeStageCluster, writer: StagedWriter) -> None:
-    with pytest.raises(InvalidRequestError, match="nobody could try again"):
+    with pytest.raises(InvalidRequestError, match="a fence needs the prefix of its attempts"):
         writer.abort_open(0, fence=True)
     assert writer.abort_open(0, "run 1,", fence=True) == 0
     with pytest.raises(StageExpired, match="given up"), writer.stage(0, "run 1, part 1") as stage:
@@ -407,7 +407,7 @@ def test_many_stages_at_once_do_not_mix(cluster: FakeStageCluster, writer: Stage
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_faults_leave_every_batch_whole_and_once(cluster: FakeStageCluster, seed: int) -> None:
-    """Parts that fail are staged again, commits whose outcome is not known are made again."""
+    """Failed parts are staged again, commits of unknown outcome are repeated."""
     rng = random.Random(seed)
 
     def refuse(method: str, request: Any) -> RaftlogError | None:
@@ -449,8 +449,8 @@ def test_any_faults_leave_every_batch_whole_and_once(cluster: FakeStageCluster, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"acks": 1}, "acks=1 is not exactly once: what one broker alone holds .*; leave it out$"),
-        ({"enable_idempotence": False}, "enable.idempotence=False is not exactly once: what is sent .*; leave it out$"),
+        ({"acks": 1}, "acks=1 is not exactly once: a committed record that only one broker holds .*; leave it out$"),
+        ({"enable_idempotence": False}, "enable.idempotence=False is not exactly once: a retried .*; leave it out$"),
         ({"retries": 0}, "retries=0"),
         ({"transactional_id": "x"}, "not for a staged writer"),
         ({"transaction_timeout_ms": 0}, "1 to"),
@@ -478,7 +478,7 @@ def test_ids_are_checked_at_once() -> None:
     with pytest.raises(InvalidRequestError, match="1 to 255"):
         StagedWriter("127.0.0.1:1", "")
     with StagedWriter("127.0.0.1:1", "sink") as writer:
-        with pytest.raises(InvalidRequestError, match="from 0 on"):
+        with pytest.raises(InvalidRequestError, match="numbered from 0"):
             writer.stage(-1)
         with pytest.raises(TypeError):
             writer.stage("1")  # type: ignore[arg-type] # what is tested

@@ -18,8 +18,8 @@ import raftlog.aio
 from raftlog import Admin, Consumer, Producer, StagedWriter
 from raftlog._client.connections import Connections, TlsFailed, from_grpc, in_words, nobody_answers
 from raftlog._client.options import AdminOptions, ConsumerOptions, ProducerOptions
+from raftlog._client.security import ChannelTls
 from raftlog._client.stage_options import StageOptions
-from raftlog._client.tls import ChannelTls
 from raftlog.errors import BrokerUnavailable, InvalidConfig
 from raftlog.testing import CertificateAuthority
 
@@ -59,7 +59,7 @@ def test_stages_take_them_as_producers_do() -> None:
 
 @pytest.mark.parametrize("name", ["ssl.ca.location", "ssl.certificate.location", "ssl.key.location"])
 def test_files_without_ssl_are_refused_since_nothing_would_be_encrypted(name: str) -> None:
-    with pytest.raises(InvalidConfig, match=f"{name}='x' without security.protocol=ssl"):
+    with pytest.raises(InvalidConfig, match=f"{name}='x' has no effect without security.protocol=ssl"):
         AdminOptions.make({name: "x"}, {})
 
 
@@ -121,24 +121,21 @@ class _Channel:
         self.closed = True
 
 
-def test_channels_are_opened_anew_when_the_certificates_change() -> None:
-    async def scenario() -> None:
-        tls = _Certificates()
-        connections = Connections(cast(ChannelTls, tls))
-        first = connections.channel("a:1")
-        assert connections.channel("a:1") is first
-        tls.version = 2
-        second = connections.channel("a:1")
-        assert second is not first
-        assert not cast(Any, first).closed, "what goes on over it goes on"
-        tls.version = 3
-        connections.channel("b:1")
-        await asyncio.sleep(0)
-        assert [channel.closed for channel in tls.opened] == [True, False, False]
-        await connections.close()
-        assert all(channel.closed for channel in tls.opened)
-
-    asyncio.run(scenario())
+async def test_channels_are_opened_anew_when_the_certificates_change() -> None:
+    tls = _Certificates()
+    connections = Connections(cast(ChannelTls, tls))
+    first = connections.channel("a:1")
+    assert connections.channel("a:1") is first
+    tls.version = 2
+    second = connections.channel("a:1")
+    assert second is not first
+    assert not cast(Any, first).closed, "what goes on over it goes on"
+    tls.version = 3
+    connections.channel("b:1")
+    await asyncio.sleep(0)
+    assert [channel.closed for channel in tls.opened] == [True, False, False]
+    await connections.close()
+    assert all(channel.closed for channel in tls.opened)
 
 
 def _credentials(authority: CertificateAuthority, file: Path, *, ask: bool) -> grpc.ServerCredentials:
@@ -178,14 +175,14 @@ async def _what_is_said(address: str, settings: dict[str, str]) -> str:
     ("case", "words"),
     [
         ("all is well", "does not know this call"),
-        ("another CA", "its certificate is not of a CA that is trusted here"),
-        ("another CA of the same name", "its certificate is not of a CA that is trusted here"),
+        ("another CA", "its certificate is not from a CA that is trusted here"),
+        ("another CA of the same name", "its certificate is not from a CA that is trusted here"),
         ("expired", "its certificate has expired"),
         ("another name", "its certificate does not name this address"),
         ("plaintext to TLS", "it closed the new connection; a listener with TLS does that to plaintext"),
         ("TLS to plaintext", "it does not speak TLS; is security.protocol right, and the port?"),
-        ("no certificate", "to who shows it no certificate that it trusts (ssl.certificate.location)"),
-        ("certificate of another CA", "to who shows it no certificate that it trusts (ssl.certificate.location)"),
+        ("no certificate", "clients without a certificate that it trusts (ssl.certificate.location)"),
+        ("certificate of another CA", "clients without a certificate that it trusts (ssl.certificate.location)"),
     ],
 )
 def test_what_goes_wrong_is_said_in_words(
@@ -231,7 +228,7 @@ def test_a_producer_does_not_wait_for_ever_for_a_ca_that_is_wrong(
             raftlog.aio.Producer(address, config=settings) as producer,
             asyncio.timeout(60),
         ):
-            with pytest.raises(BrokerUnavailable, match="not of a CA that is trusted here"):
+            with pytest.raises(BrokerUnavailable, match="not from a CA that is trusted here"):
                 await producer.send("t", b"x")
 
     asyncio.run(scenario())

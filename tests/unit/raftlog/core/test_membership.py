@@ -1,4 +1,4 @@
-"""The member's state machine, message by message."""
+"""The member's state machine, message by message; `tests.simulation` has it against coordinators."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog._core.rebalance import SLACK, Balance, CannotPlace, Load, Placement, copied_bytes, loads, plan
-from raftlog._core.rebalance_board import BrokerPlace
+from raftlog._core.rebalance import SLACK, Balance, BrokerPlace, CannotPlace, Load, Placement, copied_bytes, loads, plan
 from raftlog.types import TopicPartition
 
 
@@ -173,12 +172,12 @@ class Case(NamedTuple):
 
     @property
     def takers(self) -> set[int]:
-        """Who may be given replicas."""
+        """The brokers that may get replicas."""
         return {each.broker_id for each in self.places if each.takes and not each.leaves}
 
     @property
     def leaving(self) -> set[int]:
-        """Who keeps none."""
+        """The brokers that keep no replica."""
         return {each.broker_id for each in self.places if each.leaves}
 
     @property

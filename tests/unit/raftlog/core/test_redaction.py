@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.config_keys import BROKER_CONFIGS
+from broker.config.config import BROKER_CONFIGS
 from raftlog._client.options import ADMIN_KEYS, CONSUMER_KEYS, PRODUCER_KEYS
-from raftlog._core.redaction import (
+from raftlog._core.words import (
     HIDDEN,
     document_without_secrets,
     is_secret,

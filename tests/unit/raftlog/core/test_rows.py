@@ -1,4 +1,4 @@
-"""Arrow rows in: every type that is taken, order by partition, cuts by size."""
+"""Arrow rows in: every type that is taken, order by partition, cuts by size; Kafka's hash of keys."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog._core.accumulator import TopicQueues, key_hash, murmur2, murmur2_column, record_bytes
 from raftlog._core.arguments import as_batches
-from raftlog._core.batch import record_bytes
 from raftlog._core.cluster import PartitionView, TopicView
-from raftlog._core.murmur2 import key_hash
 from raftlog._core.rows import (
     Rows,
     by_partition,
@@ -25,7 +24,6 @@ from raftlog._core.rows import (
     rows_from_batch,
     with_headers,
 )
-from raftlog._core.topic_queues import TopicQueues
 from raftlog.errors import InvalidPartitions, InvalidRequestError
 from raftlog.format import HEADERS_TYPE
 from raftlog.types import Header
@@ -176,7 +174,7 @@ def test_lists_take_one_of_each_or_one_for_all() -> None:
         as_batches([b"a", b"b"], [b"k"], None, None, None)
     with pytest.raises(TypeError, match="values must all be of one kind"):
         as_batches([b"a", 5], None, None, None, None)
-    with pytest.raises(InvalidRequestError, match="brings its own columns"):
+    with pytest.raises(InvalidRequestError, match="has its own columns"):
         as_batches(pa.table({"value": [b"a"]}), b"k", None, None, None)
 
 
@@ -209,3 +207,43 @@ def test_more_headers_come_behind_a_rows_own_and_replace_those_of_their_names(
 def test_rows_without_headers_get_more() -> None:
     found = with_headers(rows(value=pa.array([b"1", b"2"])), (("k", b"v"),))
     assert found.headers.to_pylist() == [[("k", b"v")]] * 2
+
+
+KNOWN = {  # Apache Kafka, UtilsTest.testMurmur2
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+@pytest.mark.parametrize(("key", "expected"), KNOWN.items())
+def test_known_values(key: bytes, expected: int) -> None:
+    assert murmur2(key) == expected
+    assert murmur2_column(pa.array([key])).tolist() == [expected]
+    assert key_hash(key) == expected & 0x7FFFFFFF
+
+
+@given(st.lists(st.binary(max_size=40), max_size=60))
+def test_a_column_hashes_as_its_keys_do(keys: list[bytes]) -> None:
+    assert murmur2_column(pa.array(keys, pa.binary())).tolist() == [murmur2(key) for key in keys]
+
+
+@given(st.binary(min_size=1, max_size=30), st.integers(1, 50), st.integers(0, 40))
+def test_keys_of_one_length_and_slices(key: bytes, rows: int, skip: int) -> None:
+    keys = [bytes([row]) + key for row in range(rows)]
+    column = pa.array(keys, pa.binary()).slice(skip)
+    assert murmur2_column(column).tolist() == [murmur2(item) for item in keys[skip:]]
+
+
+def test_one_very_long_key_among_short_ones() -> None:
+    keys = [b"short%d" % number for number in range(100)]
+    keys[41] = bytes(range(256)) * 400
+    assert murmur2_column(pa.array(keys)).tolist() == [murmur2(key) for key in keys]
+
+
+def test_nulls_hash_as_something_and_do_not_disturb_the_others() -> None:
+    hashes = murmur2_column(pa.array([b"abc", None, b"21"]))
+    assert (hashes[0], hashes[2]) == (KNOWN[b"abc"], KNOWN[b"21"])

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog._core.batch import Batch
-from raftlog._core.partition_queue import PartitionQueue
+from raftlog._core.accumulator import Batch, PartitionQueue
 from raftlog._core.traceparent import MAX_TRACES, TRACE_ID, Traceparent, parse_traceparent, sampled_traces
 
 EXAMPLE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from raftlog._core.redaction import HIDDEN
-from raftlog._doctor import bundle, local
+from raftlog._core.words import HIDDEN
+from raftlog._doctor import bundle, collect
 from raftlog._doctor.checks import CHECKS
 from raftlog._doctor.picture import Picture, Unanswered
 from raftlog._doctor.report import examine
@@ -66,7 +66,7 @@ def test_no_secret_and_nothing_of_what_consumers_commit_is_in_it() -> None:
 def test_the_page_in_it_names_what_is_there_and_nothing_else() -> None:
     page = bundle.readme("n", "now", {"doctor.txt": b"12345", "nodes/node-1.json": b"1", "nodes/node-2.json": b"2"}, [])
     text = page.decode()
-    assert "doctor.txt          what raftlog doctor found, for people (5 bytes)" in text
+    assert "doctor.txt          the report of raftlog doctor, as text (5 bytes)" in text
     assert "(2 bytes)" in text
     assert "logs/ " not in text
     assert "problems.txt" not in text
@@ -85,14 +85,14 @@ def test_every_file_is_explained() -> None:
 
 
 def test_metrics_that_are_served_on_all_addresses_are_asked_for_at_the_nodes_own() -> None:
-    assert local.metrics_address(node(1), None, None) is None
-    assert local.metrics_address(node(1, metrics_listener="10.0.0.1:9464"), broker(1), None) == ("10.0.0.1", 9464)
+    assert collect.metrics_address(node(1), None, None) is None
+    assert collect.metrics_address(node(1, metrics_listener="10.0.0.1:9464"), broker(1), None) == ("10.0.0.1", 9464)
     for any_address in ("0.0.0.0:9464", "[::]:9464", ":9464"):
         everywhere = node(1, metrics_listener=any_address)
-        assert local.metrics_address(everywhere, broker(1), None) == ("b1", 9464)
+        assert collect.metrics_address(everywhere, broker(1), None) == ("b1", 9464)
         controller = pictures.quorum(pictures.voter(1, host="c1"))
-        assert local.metrics_address(everywhere, None, controller) == ("c1", 9464)
-        assert local.metrics_address(everywhere, None, None) == ("host-1", 9464)
+        assert collect.metrics_address(everywhere, None, controller) == ("c1", 9464)
+        assert collect.metrics_address(everywhere, None, None) == ("host-1", 9464)
 
 
 @pytest.fixture
@@ -119,32 +119,32 @@ def metrics() -> Iterator[int]:
 
 
 def test_figures_are_read_and_what_is_none_is_an_error(metrics: int) -> None:
-    assert local.read_metrics("127.0.0.1", metrics) == b"figure 1\n"
+    assert collect.read_metrics("127.0.0.1", metrics) == b"figure 1\n"
     with pytest.raises(OSError, match="answers with status 503"):
-        local.read_metrics("127.0.0.1", metrics)
+        collect.read_metrics("127.0.0.1", metrics)
 
 
 def test_the_end_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"line %03d\n" % number for number in range(100)) + b"\xff broken")
-    assert local.last_lines(path, 3) == ["line 098", "line 099", "\\xff broken"]
-    assert local.last_lines(path, 500)[0] == "line 000"
-    monkeypatch.setattr(local, "LOG_BYTES", 40)
-    assert local.last_lines(path, 500)[0] == "line 097", "not the rest of a line"
+    assert collect.last_lines(path, 3) == ["line 098", "line 099", "\\xff broken"]
+    assert collect.last_lines(path, 500)[0] == "line 000"
+    monkeypatch.setattr(collect, "LOG_BYTES", 40)
+    assert collect.last_lines(path, 500)[0] == "line 097", "not the rest of a line"
 
 
 def test_a_file_of_this_machine_is_read_only_when_the_process_logs_to_it(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     here = {"hostname": socket.gethostname(), "pid": os.getpid(), "log_file": str(log)}
-    assert local.local_log(node(1, hostname="elsewhere", log_file=str(log))) is None
-    assert local.local_log(node(1, hostname=socket.gethostname(), log_file="")) is None
+    assert collect.local_log(node(1, hostname="elsewhere", log_file=str(log))) is None
+    assert collect.local_log(node(1, hostname=socket.gethostname(), log_file="")) is None
     with pytest.raises(OSError, match="does not log to"):
-        local.local_log(node(1, **here))
+        collect.local_log(node(1, **here))
     before = os.dup(2)
     try:
         with log.open("w") as file:
             os.dup2(file.fileno(), 2)
-        assert local.local_log(node(1, **here)) == log
+        assert collect.local_log(node(1, **here)) == log
     finally:
         os.dup2(before, 2)
         os.close(before)

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from raftlog._core.descriptions import (
+    GroupListing,
+    HangingTransaction,
+    LoopLagDescription,
+    OpenFilesDescription,
+    TransactionListing,
+)
 from raftlog._doctor.checks import CHECKS
 from raftlog._doctor.picture import Finding, Picture, Unanswered
 from raftlog._doctor.report import examine
-from raftlog._group_descriptions import GroupListing
-from raftlog._node_descriptions import LoopLagDescription, OpenFilesDescription
-from raftlog._transaction_descriptions import HangingTransaction, TransactionListing
 from raftlog.cli.app import app
 from raftlog.cli.doctor import FailOn, is_bad, told
 from raftlog.errors import StorageError
@@ -87,7 +91,7 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     (
         "quorum-voter-behind",
         "warning",
-        "controller 3: not heard of for 9 s",
+        "controller 3: no contact for 9 s",
         {"quorum": pictures.quorum(voter(1, "leader"), voter(2), voter(3, last_contact_ms=9_000))},
     ),
     (
@@ -103,11 +107,11 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
             )
         },
     ),
-    ("quorum-size", "warning", "one controller decides", {"quorum": pictures.quorum(voter(1, "leader"))}),
+    ("quorum-size", "warning", "have one controller", {"quorum": pictures.quorum(voter(1, "leader"))}),
     (
         "quorum-size",
         "warning",
-        "stand no more failures than 3",
+        "tolerate no more failures than 3",
         {"quorum": pictures.quorum(voter(1, "leader"), voter(2), voter(3), voter(4))},
     ),
     ("broker-fenced", "error", "holds 2 replicas", brokers(broker(1), broker(2), broker(3, fenced=True))),
@@ -137,13 +141,13 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     (
         "feature-level-low",
         "note",
-        "level 1, and all nodes know level 2",
+        "level 1, but all nodes support level 2",
         {"cluster": pictures.cluster(broker(1), broker(2), broker(3), level=1)},
     ),
     (
         "partition-offline",
         "error",
-        "orders-0 (nobody leads it; has every record: 2)",
+        "orders-0 (no leader; brokers with all records: 2)",
         orders(partition(0, [1, 2], leader=-1, isr=[2], offline_replicas=[2]), min_insync_replicas="1"),
     ),
     (
@@ -155,7 +159,7 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     (
         "partition-log-lost",
         "error",
-        "nobody leads orders-0: broker 1 alone had every record and came back without the log",
+        "orders-0 has no leader: broker 1 alone had every record and came back without the log",
         orders(partition(0, [1, 2], leader=-1, isr=[1], lost_replicas=[1]), min_insync_replicas="1"),
     ),
     ("leader-silent", "error", "frozen", {"silent_leaders": {2: "frozen"}}),
@@ -174,7 +178,7 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     (
         "replica-offline",
         "error",
-        "broker 3 runs, and has no working log for 1 partition",
+        "broker 3 runs, but has no working log for 1 partition",
         orders(partition(0, [1, 2, 3], isr=[1, 2], offline_replicas=[3])),
     ),
     ("replica-of-unknown-broker", "error", "broker 9", orders(partition(0, [1, 2, 9], isr=[1, 2]))),
@@ -184,6 +188,13 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
         "node 2 /data: disk gone",
         nodes(node(1), node(2, log_dirs=[pictures.log_dir(error=StorageError("disk gone"))])),
     ),
+    (
+        "disk-full",
+        "error",
+        "also to the 2 partitions that no other broker can lead",
+        brokers(broker(1), broker(2, storage_full=True, leaderships=2)),
+    ),
+    ("disk-full", "error", "others lead", brokers(broker(1), broker(2, storage_full=True, leaderships=0))),
     (
         "disk-near-full",
         "error",
@@ -238,9 +249,9 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     ("transaction-undelivered", "warning", "pay-1: prepare_commit", transaction("prepare_commit", 120)),
     ("transaction-long-open", "note", "pay-1 (for 600 s)", transaction("ongoing", 600)),
     ("group-lag", "warning", "orders-0: 8,900 records, the oldest 900 s old", groups(1, lag(100, **LATE))),
-    ("group-missed-records", "warning", "before the begin", groups(1, lag(10, log_start_offset=50))),
+    ("group-missed-records", "warning", "before the log start", groups(1, lag(10, log_start_offset=50))),
     ("group-missed-records", "warning", "the log ends at 100", groups(1, lag(500))),
-    ("group-empty-with-lag", "note", "90 records to read", groups(0, lag(10))),
+    ("group-empty-with-lag", "note", "90 unread records", groups(0, lag(10))),
     ("topic-unwritable", "error", "replicas: 3, min.insync.replicas: 4", orders(WHOLE, min_insync_replicas="4")),
     ("topic-no-slack", "warning", "replicas: 3, min.insync.replicas: 3", orders(WHOLE, min_insync_replicas="3")),
     ("topic-single-replica", "warning", "reassign orders-0=1,2,3;", orders(partition(0, [1]), min_insync_replicas="1")),
@@ -336,6 +347,12 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     (
         "listener-insecure",
         "warning",
+        "node 2: listeners kafka://b2:9192 (plaintext)",
+        nodes(node(1), setting(2, listeners="127.0.0.1:9092, kafka://b2:9192")),
+    ),
+    (
+        "listener-insecure",
+        "warning",
         "node 2: inter.node.listener 10.0.0.2:9093 (plaintext)",
         nodes(node(1), node(2, inter_node_listener="10.0.0.2:9093")),
     ),
@@ -403,7 +420,7 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     (
         "not-all-seen",
         "warning",
-        "2 topics among it; what is wrong there is not found\ntopic bills\ntopic orders",
+        "including 2 topics; problems there are not found\ntopic bills\ntopic orders",
         {"topics": [], "hidden_topics": ["bills", "orders"]},
     ),
     ("not-all-seen", "warning", "settings of nodes 2", nodes(node(1), node(2, configs={}))),
@@ -416,7 +433,7 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     (
         "not-all-seen",
         "warning",
-        "how far replicas are, at leader 1",
+        "the progress of replicas, at leader 1",
         {"unanswered": [Unanswered("replicas", "leader 1", "User:ops may not DESCRIBE the cluster; ...", True)]},
     ),
     (
@@ -488,7 +505,7 @@ def test_every_command_in_a_remedy_exists_with_its_options() -> None:
         # what looks like trouble and is none
         ("group-lag", groups(1, lag(100, **LATE), lag(50, **{**LATE, "lag": 9_500}))),  # it gets nearer
         ("group-lag", groups(1, lag(10))),  # behind by a second
-        ("group-lag", groups(0, lag(10, **LATE))),  # nobody reads; said by another check
+        ("group-lag", groups(0, lag(10, **LATE))),  # no member reads; another check reports that
         ("clock-skew", nodes(node(1), node(2, clock_offset_ms=900.0, clock_uncertainty_ms=500.0))),  # not certain
         ("event-loop-late", nodes(node(1, loop_lag=LoopLagDescription(20, 3_000.0, 0.5, 0.5)))),  # it has just begun
         ("open-files", nodes(node(1, roles=["controller"], open_files=OpenFilesDescription(50, 1_024, 1_024)))),
@@ -498,7 +515,7 @@ def test_every_command_in_a_remedy_exists_with_its_options() -> None:
             {**brokers(broker(1, host="127.0.0.1")), **nodes(node(1, hostname="a"), node(2, hostname="a"))},
         ),
         ("certificate-expiring", nodes(node(1, certificate_expires_ms=NOW_MS + 30 * DAY_MS))),
-        ("quorum-size", {"quorum": pictures.quorum()}),  # who answered does not know the voters
+        ("quorum-size", {"quorum": pictures.quorum()}),  # the answering node does not know the voters
         ("quorum-size", {"quorum": pictures.quorum(voter(1, "leader")), **brokers(broker(1))}),
         (
             "quorum-no-slack",
@@ -520,6 +537,7 @@ def test_every_command_in_a_remedy_exists_with_its_options() -> None:
         ("partition-under-replicated", orders(partition(0, [1, 2, 3], isr=[1, 2], adding_replicas=[3]))),
         ("partition-under-min-isr", orders(partition(0, [1]))),  # it never could: topic-unwritable
         ("listener-insecure", nodes(setting(1, listeners="[::1]:9092"), setting(2, listeners="localhost:9092"))),
+        ("listener-insecure", nodes(setting(1, listeners="127.0.0.1:9092,kafka://127.0.0.1:9192"))),
         (
             "listener-insecure",
             nodes(
@@ -544,7 +562,7 @@ def test_every_command_in_a_remedy_exists_with_its_options() -> None:
             ),
         ),
         (
-            "authorizer-no-super-user",  # a controller asks nobody
+            "authorizer-no-super-user",  # a controller asks no authorizer
             nodes(setting(1)._replace(roles=["controller"]), setting(2, authorizer="none")),
         ),
         ("authorizer-anonymous", nodes(setting(1, authorizer="acl", listener_security_protocol="sasl_ssl"))),
@@ -604,7 +622,7 @@ def test_without_a_part_of_the_picture_checks_are_skipped_with_the_reason(part: 
 def test_one_look_only_leaves_out_what_takes_two() -> None:
     report = examine(healthy(lags_before=None, replicas_before=None, apart_s=0.0), CHECKS)
     assert [(each.check, each.why) for each in report.skipped()] == [
-        ("group-lag", "it takes two looks, see --interval")
+        ("group-lag", "it needs two readings, see --interval")
     ]
     assert not is_bad(report, FailOn.NOTE), "that is what was asked for"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import raftlog
-from raftlog._descriptions import ClusterDescription, LogDirDescription, LogDirPartition
+from raftlog._core.descriptions import ClusterDescription, LogDirDescription, LogDirPartition
 from raftlog._doctor.checks import CHECKS
 from raftlog._doctor.collect import collect
 from raftlog._doctor.report import examine
@@ -99,7 +99,7 @@ def test_topics_that_may_not_be_described_are_no_all_clear() -> None:
 
 
 class MayNothing(SeesTheClusterOnly):
-    """The same of a user who may do nothing."""
+    """The same for a user without permissions."""
 
     def describe_replicas(self, *_: Any, silent: Any, **__: Any) -> Any:
         silent[1] = ClusterAuthorizationFailed("User:ops may not DESCRIBE the cluster; ...")
@@ -126,8 +126,15 @@ def test_a_refusal_is_no_outage() -> None:
     results = {each.check: each.result for each in report.checked}
     assert (results["leader-silent"], results["node-silent"], results["topic-unwritable"]) == ("skipped",) * 3
     [found] = [each for each in report.findings if each.check == "not-all-seen"]
-    wanted = {"quorum", "node 1", "node 2", "node 3", "settings of topic orders", "how far replicas are, at leader 1"}
-    assert set(found.where) == wanted | {"topics, groups and transactions that are not shown, if there are any"}
+    wanted = {
+        "quorum",
+        "node 1",
+        "node 2",
+        "node 3",
+        "settings of topic orders",
+        "the progress of replicas, at leader 1",
+    }
+    assert set(found.where) == wanted | {"topics, groups and transactions that lists may leave out"}
     lines = list(told(report, collect(cast(raftlog.Admin, MayNothing()), interval_s=0), 10_000))
     (skipped,) = [line for line in lines if line.startswith("skipped") and "DESCRIBE the cluster" in line]
     assert "quorum-no-leader, quorum-no-slack, " in skipped, "one reason is told once"

@@ -30,10 +30,8 @@ from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
 from raftmeta.decide.outcome import outcome_to_wire
 from raftmeta.quorum import channel as channel_module
-from raftmeta.quorum import command_window as window_module
-from raftmeta.quorum.channel import ControllerChannel
+from raftmeta.quorum.channel import ControllerChannel, RemoteHeartbeats
 from raftmeta.quorum.config import MAX_COMMAND_BYTES, Endpoint
-from raftmeta.quorum.heartbeat_streams import RemoteHeartbeats
 from tests.support.quorum import free_ports, register_command, run
 from tests.support.replica_link import settle
 
@@ -114,7 +112,7 @@ class SlowLocal(Local):
 
 
 class Nonsense(grpc.GenericRpcHandler):
-    """A server whose messages are none."""
+    """A server that sends no valid messages."""
 
     def service(self, handler_call_details: Any) -> Any:
         async def stream(requests: Any, context: Any) -> None:
@@ -240,8 +238,8 @@ def test_the_deadline_says_who_could_not_be_reached() -> None:
 
 
 def test_commands_beyond_the_bound_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_module, "MAX_OUTSTANDING", 3)
-    monkeypatch.setattr(window_module, "MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr(channel_module, "MAX_OUTSTANDING", 3)
+    monkeypatch.setattr(channel_module, "MAX_IN_FLIGHT", 2)
 
     async def scenario() -> None:
         async with Fakes(elsewhere) as fakes:
@@ -293,7 +291,7 @@ def test_a_stale_hint_does_not_lead_back() -> None:
 
 
 def test_commands_of_one_node_take_their_turns_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_module, "MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr(channel_module, "MAX_IN_FLIGHT", 2)
 
     async def scenario() -> None:
         local = SlowLocal()
@@ -320,7 +318,7 @@ def test_commands_of_one_node_take_their_turns_in_order(monkeypatch: pytest.Monk
 def test_a_command_that_waits_long_never_falls_behind_what_is_kept_of_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(window_module, "MAX_SPAN", 10)
+    monkeypatch.setattr(channel_module, "MAX_SPAN", 10)
 
     async def scenario() -> None:
         local = SlowLocal()
@@ -344,7 +342,7 @@ def test_a_command_that_waits_long_never_falls_behind_what_is_kept_of_its_client
 
 
 def test_a_turn_that_does_not_come_in_time_is_given_up_unsent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_module, "MAX_IN_FLIGHT", 1)
+    monkeypatch.setattr(channel_module, "MAX_IN_FLIGHT", 1)
 
     async def scenario() -> None:
         local = SlowLocal()

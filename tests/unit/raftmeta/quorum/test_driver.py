@@ -133,52 +133,46 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_promises_leave_after_the_sync_and_everything_else_before(executor: ThreadPoolExecutor) -> None:
-    async def scenario() -> None:
-        rig = Rig(executor)
+async def test_promises_leave_after_the_sync_and_everything_else_before(executor: ThreadPoolExecutor) -> None:
+    rig = Rig(executor)
 
-        def step() -> None:
-            rig.node.on_cycle = None
-            rig.wal.dirty = True
-            rig.node.immediate.append((2, IMMEDIATE))
-            rig.node.durable.append((3, DURABLE))
-
-        rig.node.on_cycle = step
-        rig.start()
-        await rig.happens(
-            "cycle",
-            "send read_probe to 2",
-            "take",
-            "write in wal",
-            "done",
-            "send term_notice to 3",
-        )
-        await rig.driver.close()
-
-    asyncio.run(scenario())
-
-
-def test_many_causes_make_one_cycle_and_none_runs_beside_a_sync(executor: ThreadPoolExecutor) -> None:
-    async def scenario() -> None:
-        rig = Rig(executor)
-        rig.start()
-        await rig.happens("cycle")
-        for _ in range(100):
-            rig.driver.kick()
-        await rig.happens("cycle")
-
-        rig.wal.gate.clear()
+    def step() -> None:
+        rig.node.on_cycle = None
         rig.wal.dirty = True
-        rig.driver.kick()
-        await rig.happens("cycle", "take")
-        for _ in range(100):
-            rig.driver.kick()
-        await rig.happens()
-        rig.wal.gate.set()
-        await rig.happens("write in wal", "done", "cycle")
-        await rig.driver.close()
+        rig.node.immediate.append((2, IMMEDIATE))
+        rig.node.durable.append((3, DURABLE))
 
-    asyncio.run(scenario())
+    rig.node.on_cycle = step
+    rig.start()
+    await rig.happens(
+        "cycle",
+        "send read_probe to 2",
+        "take",
+        "write in wal",
+        "done",
+        "send term_notice to 3",
+    )
+    await rig.driver.close()
+
+
+async def test_many_causes_make_one_cycle_and_none_runs_beside_a_sync(executor: ThreadPoolExecutor) -> None:
+    rig = Rig(executor)
+    rig.start()
+    await rig.happens("cycle")
+    for _ in range(100):
+        rig.driver.kick()
+    await rig.happens("cycle")
+
+    rig.wal.gate.clear()
+    rig.wal.dirty = True
+    rig.driver.kick()
+    await rig.happens("cycle", "take")
+    for _ in range(100):
+        rig.driver.kick()
+    await rig.happens()
+    rig.wal.gate.set()
+    await rig.happens("write in wal", "done", "cycle")
+    await rig.driver.close()
 
 
 def test_the_deadline_makes_a_cycle_and_an_idle_core_makes_none(executor: ThreadPoolExecutor) -> None:
@@ -242,29 +236,26 @@ def test_proposals_wait_for_the_round_under_way_but_not_for_long(executor: Threa
     virtual_time.run(scenario())
 
 
-def test_outcomes_reach_those_who_asked(executor: ThreadPoolExecutor) -> None:
-    async def scenario() -> None:
-        rig = Rig(executor)
-        with pytest.raises(RaftlogError, match="not been started"):
-            rig.driver.propose(b"early")
-        rig.start()
-        applied, unknown = rig.driver.propose(b"a"), rig.driver.propose(b"b")
-        rig.node.proposed[0](Applied(7, 2, "result"))
-        rig.node.proposed[1](Unknown())
-        assert (await applied).result == "result"
-        with pytest.raises(UnknownOutcome):
-            await unknown
-        with pytest.raises(NotController):
-            rig.driver.propose(b"refused")
-        confirmed, deposed = rig.driver.read_index(), rig.driver.read_index()
-        rig.node.reads[0](9)
-        rig.node.reads[1](None)
-        assert await confirmed == 9
-        with pytest.raises(NotController):
-            await deposed
-        await rig.driver.close()
-
-    asyncio.run(scenario())
+async def test_outcomes_reach_those_who_asked(executor: ThreadPoolExecutor) -> None:
+    rig = Rig(executor)
+    with pytest.raises(RaftlogError, match="not been started"):
+        rig.driver.propose(b"early")
+    rig.start()
+    applied, unknown = rig.driver.propose(b"a"), rig.driver.propose(b"b")
+    rig.node.proposed[0](Applied(7, 2, "result"))
+    rig.node.proposed[1](Unknown())
+    assert (await applied).result == "result"
+    with pytest.raises(UnknownOutcome):
+        await unknown
+    with pytest.raises(NotController):
+        rig.driver.propose(b"refused")
+    confirmed, deposed = rig.driver.read_index(), rig.driver.read_index()
+    rig.node.reads[0](9)
+    rig.node.reads[1](None)
+    assert await confirmed == 9
+    with pytest.raises(NotController):
+        await deposed
+    await rig.driver.close()
 
 
 @pytest.mark.parametrize(
@@ -276,74 +267,65 @@ def test_outcomes_reach_those_who_asked(executor: ThreadPoolExecutor) -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["cycle", "write"])
-def test_nothing_leaves_after_something_broke(
+async def test_nothing_leaves_after_something_broke(
     executor: ThreadPoolExecutor, error: Exception, expected: type[RaftlogError], where: str
 ) -> None:
-    async def scenario() -> None:
-        rig = Rig(executor)
-        rig.start()
-        await settle()
-        waiting = rig.driver.propose(b"x")
-        rig.node.durable.append((2, DURABLE))
-        if where == "cycle":
-            rig.node.error = error
-        else:
-            rig.wal.dirty, rig.wal.error = True, error
-        rig.driver.kick()
-        await until(lambda: bool(rig.fatal))
-        await settle()
-        assert [type(fatal) for fatal in rig.fatal] == [expected]
-        assert rig.driver.failed
-        with pytest.raises(UnknownOutcome):
-            await waiting
-        before = list(rig.events)
-        rig.driver.kick()
-        await settle()
-        assert rig.events == before
-        assert not any(event.startswith("send") for event in before)
-        with pytest.raises(expected):
-            rig.driver.propose(b"y")
-        await rig.driver.close()
-        assert len(rig.fatal) == 1
-
-    asyncio.run(scenario())
+    rig = Rig(executor)
+    rig.start()
+    await settle()
+    waiting = rig.driver.propose(b"x")
+    rig.node.durable.append((2, DURABLE))
+    if where == "cycle":
+        rig.node.error = error
+    else:
+        rig.wal.dirty, rig.wal.error = True, error
+    rig.driver.kick()
+    await until(lambda: bool(rig.fatal))
+    await settle()
+    assert [type(fatal) for fatal in rig.fatal] == [expected]
+    assert rig.driver.failed
+    with pytest.raises(UnknownOutcome):
+        await waiting
+    before = list(rig.events)
+    rig.driver.kick()
+    await settle()
+    assert rig.events == before
+    assert not any(event.startswith("send") for event in before)
+    with pytest.raises(expected):
+        rig.driver.propose(b"y")
+    await rig.driver.close()
+    assert len(rig.fatal) == 1
 
 
-def test_work_off_the_loop_ends_on_the_loop(executor: ThreadPoolExecutor) -> None:
-    async def scenario() -> None:
-        rig = Rig(executor)
-        rig.start()
-        await settle()
-        seen: list[object] = []
-        rig.driver.run_off_loop(lambda: seen.append(threading.current_thread().name), seen.append)
-        await until(lambda: len(seen) == 2)
-        assert str(seen[0]).startswith("other")
-        assert seen[1] is None
-        rig.driver.run_off_loop(lambda: 1 / 0, seen.append)  # type: ignore[arg-type] # what fails is meant
-        await until(lambda: len(seen) == 3)
-        assert isinstance(seen[2], ZeroDivisionError)
-        await rig.happens("cycle", "cycle", "cycle")
-        await rig.driver.close()
-
-    asyncio.run(scenario())
+async def test_work_off_the_loop_ends_on_the_loop(executor: ThreadPoolExecutor) -> None:
+    rig = Rig(executor)
+    rig.start()
+    await settle()
+    seen: list[object] = []
+    rig.driver.run_off_loop(lambda: seen.append(threading.current_thread().name), seen.append)
+    await until(lambda: len(seen) == 2)
+    assert str(seen[0]).startswith("other")
+    assert seen[1] is None
+    rig.driver.run_off_loop(lambda: 1 / 0, seen.append)  # type: ignore[arg-type] # what fails is meant
+    await until(lambda: len(seen) == 3)
+    assert isinstance(seen[2], ZeroDivisionError)
+    await rig.happens("cycle", "cycle", "cycle")
+    await rig.driver.close()
 
 
-def test_closing_waits_for_a_sync_and_answers_who_waits(executor: ThreadPoolExecutor) -> None:
-    async def scenario() -> None:
-        rig = Rig(executor)
-        rig.start()
-        await settle()
-        rig.wal.gate.clear()
-        rig.wal.dirty = True
-        waiting = rig.driver.propose(b"x")
-        await until(lambda: "take" in rig.events)
-        closing = asyncio.create_task(rig.driver.close())
-        await settle()
-        assert not closing.done()
-        rig.wal.gate.set()
-        await closing
-        with pytest.raises(UnknownOutcome):
-            await waiting
-        assert rig.fatal == []
-
-    asyncio.run(scenario())
+async def test_closing_waits_for_a_sync_and_answers_who_waits(executor: ThreadPoolExecutor) -> None:
+    rig = Rig(executor)
+    rig.start()
+    await settle()
+    rig.wal.gate.clear()
+    rig.wal.dirty = True
+    waiting = rig.driver.propose(b"x")
+    await until(lambda: "take" in rig.events)
+    closing = asyncio.create_task(rig.driver.close())
+    await settle()
+    assert not closing.done()
+    rig.wal.gate.set()
+    await closing
+    with pytest.raises(UnknownOutcome):
+        await waiting
+    assert rig.fatal == []

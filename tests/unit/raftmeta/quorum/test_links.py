@@ -11,15 +11,13 @@ import grpc
 import pytest
 from grpc import aio
 
-from raftlog._client.tls import dial
+from raftlog._client.security import dial
 from raftlog.errors import InconsistentVoters
 from raftlog.v1 import raft_pb2_grpc
 from raftlog.v1.raft_pb2 import AppendEntries, RaftEntry, RaftFrame, RaftHello, RaftMessage, ReadProbe, TermNotice
-from raftmeta.quorum import exchange as exchange_module
 from raftmeta.quorum import links as links_module
 from raftmeta.quorum.config import CHANNEL_OPTIONS, SERVER_OPTIONS, Endpoint
-from raftmeta.quorum.exchange import RaftExchange
-from raftmeta.quorum.links import RaftLinks
+from raftmeta.quorum.links import RaftExchange, RaftLinks
 from tests.support.held_timeouts import hold_timeouts
 from tests.support.quorum import eventually, free_ports, run
 
@@ -27,7 +25,7 @@ from tests.support.quorum import eventually, free_ports, run
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No stream is given up because one end takes long."""
-    for module in (links_module, exchange_module):
+    for module in (links_module, links_module):
         monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 60.0)
         monkeypatch.setattr(module, "SILENCE_S", 60.0)
 
@@ -198,8 +196,8 @@ def test_a_peer_that_does_not_read_fast_enough_is_dropped(monkeypatch: pytest.Mo
 def test_an_idle_link_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each end hears of the other, and puts off what would end the link."""
     monkeypatch.setattr(links_module, "PING_AFTER_S", 0.1)
-    monkeypatch.setattr(exchange_module, "PING_AFTER_S", 0.1)
-    silences = hold_timeouts(monkeypatch, exchange_module)
+    monkeypatch.setattr(links_module, "PING_AFTER_S", 0.1)
+    silences = hold_timeouts(monkeypatch, links_module)
     there = Core(2)
 
     async def scenario(core: Core, links: RaftLinks, port: int) -> None:

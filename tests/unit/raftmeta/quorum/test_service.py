@@ -1,9 +1,11 @@
-"""What may be proposed from outside."""
+"""What may be proposed from outside, which node's view of the quorum is shown, and the newest image, in order."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+import grpc
 import pytest
 
 from raftlog.errors import (
@@ -22,7 +24,14 @@ from raftlog.v1.common_pb2 import QuorumInfo
 from raftlog.v1.controller_pb2 import ControllerHint, HeartbeatRequest, HeartbeatResponse, ProposeRequest
 from raftlog.v1.records_pb2 import CommandOutcome, ElectLeadersCommand, MetadataCommand
 from raftmeta.decide import CommandResult
+from raftmeta.image import MetadataImage
+from raftmeta.port import Change
+from raftmeta.quorum.channel import ask_all, better
+from raftmeta.quorum.image_feed import ImageFeed
+from raftmeta.quorum.peer_identity import peer_nodes
 from raftmeta.quorum.service import ALLOWED_KINDS, ControllerService, check_command
+from tests.support import virtual_time
+from tests.support.quorum import run
 
 OWN = {"claim_controller", "fence_broker", "unfence_broker", "begin_shutdown", "revoke_leaders", "state_digest"}
 
@@ -121,6 +130,36 @@ class Context:
         return self.remaining_s
 
 
+class HeartbeatContext:
+    """A call whose stream holds one heartbeat, of node 7."""
+
+    def __init__(self) -> None:
+        self.aborted: tuple[grpc.StatusCode, str] | None = None
+
+    async def read(self) -> HeartbeatRequest:
+        return HeartbeatRequest(broker_id=7)
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.aborted = code, details
+
+
+async def test_a_heartbeat_with_another_nodes_certificate_is_refused_with_a_status() -> None:
+    controller, context = Controller(), HeartbeatContext()
+    controller.stream_closed = lambda stream: None  # type: ignore[method-assign]
+    service = ControllerService(controller, View(), lambda: "c")
+    peer_nodes.set(frozenset({8}))
+    try:
+        await service.Heartbeat(None, context)  # type: ignore[arg-type] # as far as used
+    finally:
+        peer_nodes.set(None)
+    assert context.aborted is not None
+    assert context.aborted[0] is grpc.StatusCode.PERMISSION_DENIED
+    assert "said to be of node 7, with a certificate of node 8" in context.aborted[1]
+
+
 def propose(controller: Controller, remaining_s: float | None = None, cluster_id: str = "") -> CommandOutcome:
     async def scenario() -> CommandOutcome:
         service = ControllerService(controller, View(), lambda: "c")
@@ -154,3 +193,105 @@ def test_a_cluster_id_beyond_all_measure_is_not_repeated() -> None:
     outcome = propose(Controller(), cluster_id="\x01" * 10_000_000)
     assert outcome.error.code == InconsistentClusterId.code
     assert len(outcome.error.message) <= 500
+
+
+def view(answered_by: int, leader_id: int = -1, end: int = 0, epoch: int = 0) -> QuorumInfo:
+    return QuorumInfo(answered_by=answered_by, leader_id=leader_id, log_end_index=end, leader_epoch=epoch)
+
+
+def test_the_leader_is_believed_and_without_one_who_has_the_longest_log() -> None:
+    assert better([view(1, 2, 900), view(2, 2, 800)]).answered_by == 2
+    assert better([view(1, 1, 900, epoch=3), view(2, 2, 800, epoch=4)]).answered_by == 2, "1 was deposed"
+    assert better([view(1, -1, 1), view(2, -1, 800), view(3, 2, 700)]).answered_by == 2
+
+
+def asked(answers: Callable[[int, int], QuorumInfo | None], timeout_s: float) -> tuple[list[int], int]:
+    rounds = {1: 0, 2: 0}
+
+    async def ask(target: int) -> QuorumInfo | None:
+        rounds[target] += 1
+        return answers(target, rounds[target])
+
+    views = virtual_time.run(ask_all([1, 2], ask, timeout_s))
+    return [each.answered_by for each in views], rounds[1]
+
+
+def test_everybody_is_asked_once_where_nobody_leads() -> None:
+    assert asked(lambda target, turn: view(target), 5) == ([1, 2], 1)
+    assert asked(lambda target, turn: view(2) if target == 2 else None, 5) == ([2], 1)
+
+
+def test_a_leader_that_somebody_names_is_waited_for() -> None:
+    assert asked(lambda target, turn: view(target, 2) if (target, turn) != (2, 1) else None, 5) == ([1, 2], 2)
+
+
+def test_it_ends_at_the_deadline_with_what_there_is() -> None:
+    assert asked(lambda target, turn: view(1, 2) if target == 1 else None, 0) == ([1], 1)
+    views, rounds = asked(lambda target, turn: None, 0.3)
+    assert views == []
+    assert 1 < rounds < 5
+
+
+def publish(feed: ImageFeed, offset: int) -> None:
+    feed.publish(MetadataImage(offset=offset, controller_epoch=1), Change(offset, 1, ()))
+
+
+def test_listeners_hear_every_change_once_even_beside_a_broken_one() -> None:
+    feed = ImageFeed()
+    heard: list[tuple[int, object]] = []
+
+    def broken(image: MetadataImage, records: object) -> None:
+        raise ZeroDivisionError
+
+    feed.subscribe(broken)
+    unsubscribe = feed.subscribe(lambda image, records: heard.append((image.offset, records)))
+    publish(feed, 3)
+    feed.reset(MetadataImage(offset=9, controller_epoch=1))
+    unsubscribe()
+    publish(feed, 11)
+    assert heard == [(3, ()), (9, None)]
+    assert feed.image.offset == 11
+    assert feed.changes_since(3) is None
+    assert [change.offset for change in feed.changes_since(9) or ()] == [11]
+
+
+def test_going_back_is_a_bug() -> None:
+    feed = ImageFeed(MetadataImage(offset=5, controller_epoch=2))
+    with pytest.raises(AssertionError):
+        publish(feed, 5)
+    with pytest.raises(AssertionError):
+        feed.reset(MetadataImage(offset=4, controller_epoch=2))
+    with pytest.raises(AssertionError):
+        feed.publish(MetadataImage(offset=6, controller_epoch=1), Change(6, 1, ()))
+
+
+def test_who_waits_for_an_offset_goes_on_when_it_is_reached() -> None:
+    async def scenario() -> None:
+        feed = ImageFeed()
+        await feed.reached(0)
+        waiting = [asyncio.create_task(feed.reached(offset)) for offset in (7, 3, 5)]
+        await asyncio.sleep(0)
+        publish(feed, 6)
+        await asyncio.sleep(0)
+        assert [task.done() for task in waiting] == [False, True, True]
+        feed.close(ShuttingDown("stopping"))
+        with pytest.raises(ShuttingDown):
+            await waiting[0]
+        with pytest.raises(ShuttingDown):
+            await feed.reached(100)
+        await feed.reached(6)
+
+    run(scenario)
+
+
+def test_a_waiter_that_was_cancelled_is_no_trouble() -> None:
+    async def scenario() -> None:
+        feed = ImageFeed()
+        waiting = asyncio.create_task(feed.reached(3))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        publish(feed, 3)
+        assert feed.image.offset == 3
+
+    run(scenario)

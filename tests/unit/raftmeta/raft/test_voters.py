@@ -20,7 +20,7 @@ from raftlog.errors import (
     UnsupportedVersion,
 )
 from raftlog.v1.raft_pb2 import FRESH, JOINING, VIRGIN, VOTER
-from raftmeta.raft.options import RaftOptions
+from raftmeta.raft.consensus import RaftOptions
 from raftmeta.raft.voters import PROPERTIES_NAME, JoinGuard, MetadataDirectory, VoterStateValue, parse_properties
 from raftmeta.raft.wal import ABSTAINED, WriteAheadLog
 from tests.support.metadata_disk import MemoryDisk, everything_survives, nothing_survives
@@ -139,7 +139,7 @@ def test_a_crash_while_formatting_leaves_fresh_or_formatted() -> None:
 
 
 def test_a_formatted_directory_without_its_log_is_damage() -> None:
-    """A voter that lost its log has forgotten whom it voted for: it must not start as if nothing had happened."""
+    """A voter that lost its log has forgotten its vote: it must not start as if nothing had happened."""
     for state in (VOTER, JOINING):
         disk = formatted(state)
         for name in disk.names():

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 import raftlog
-from raftlog.cli import waiting
+from raftlog.cli.nodes import draining
 from tests.support.admin_service import AdminServer
 from tests.support.command_line import Run
 from tests.support.metadata import delete_topic
@@ -38,13 +38,13 @@ def test_a_broker_is_emptied_and_unregistered_once_it_has_stopped(
     assert all(len(set(replicas)) == 3 for replicas in placed(server))
     told = run("broker", "decommission", "3")
     assert told.code == 0
-    assert "stop its process, then raftlog broker decommission 3 again unregisters it" in told.out
+    assert "stop its process, then run raftlog broker decommission 3 again to unregister it" in told.out
     stop(server, 3)
     last = run("broker", "decommission", "3")
-    assert (last.code, last.out) == (0, "broker 3 holds nothing, has stopped, and is unregistered\n")
+    assert (last.code, last.out) == (0, "broker 3 has no replicas, has stopped, and is unregistered\n")
     assert 3 not in server.image.brokers
     gone = run("broker", "decommission", "3")
-    assert (gone.code, gone.err) == (1, "error: broker 3 is not registered; the cluster has 1, 2, 4\n")
+    assert (gone.code, gone.err) == (1, "error: broker 3 is not registered; the cluster has brokers 1, 2, 4\n")
 
 
 def test_time_is_given_as_for_the_other_commands_of_brokers(server: AdminServer, run: Run) -> None:
@@ -58,13 +58,13 @@ def test_it_waits_for_the_process_to_stop(server: AdminServer, run: Run, monkeyp
 
     def sleep(seconds: float) -> None:
         looks.append(seconds)
-        if not catch_up(server) and looks.count(waiting.LOOK_EVERY_S) == 3:
+        if not catch_up(server) and looks.count(draining.LOOK_EVERY_S) == 3:
             stop(server, 3)
 
     instead_of_sleeping(monkeypatch, sleep)
     ran = run("broker", "decommission", "3", "--wait")
     assert ran.code == 0, ran.err
-    assert ran.err.count("its process is to be stopped") == 1
+    assert ran.err.count("stop its process") == 1
     assert 3 not in server.image.brokers
 
 
@@ -73,7 +73,7 @@ def test_it_does_not_wait_longer_than_it_was_told(server: AdminServer, run: Run)
     ran = run("broker", "decommission", "3", "--wait", "--timeout", "0")
     assert ran.code == 1
     assert ran.err.splitlines()[-1] == (
-        "error: not unregistered after 0 s: broker 3 holds nothing any more; its process is to be stopped"
+        "error: not unregistered after 0 s: broker 3 has no replicas any more; stop its process"
     )
     assert 3 in server.image.brokers
 
@@ -102,7 +102,7 @@ def test_a_decommission_is_taken_back(server: AdminServer, run: Run, monkeypatch
     interrupt_at_look(monkeypatch, 2, lambda: catch_up(server))
     ran = run("broker", "decommission", "3", "--batch", "1", "--throttle", "1MiB")
     assert ran.code == 130
-    assert "raftlog broker decommission 3 --cancel has the broker stay" in ran.err
+    assert "raftlog broker decommission 3 --cancel keeps the broker" in ran.err
     assert is_cordoned(server, 3)
     ran = run("broker", "decommission", "3", "--cancel")
     assert ran.code == 0, ran.err
@@ -157,7 +157,7 @@ def test_a_dead_broker_that_alone_has_records_is_not_given_up(server: AdminServe
     stop(server, 3)
     ran = run("broker", "decommission", "3")
     assert ran.code == 1
-    assert "broker 3 is down and alone has all records of only-0; start it again" in ran.err
+    assert "broker 3 is down and only it has all records of only-0; start it again" in ran.err
     assert not is_cordoned(server, 3)
 
 

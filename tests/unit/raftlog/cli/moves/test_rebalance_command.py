@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import raftlog
-from raftlog._descriptions import Reassignment
+from raftlog._core.descriptions import Reassignment
 from raftlog.errors import NotController, PolicyViolation
 from raftlog.types import TopicPartition
 from tests.support.admin_service import AdminServer
@@ -46,7 +46,7 @@ def test_a_plan_is_shown_and_nothing_is_changed(server: AdminServer, run: Run) -
     }
     assert all(row[6] == "1" for row in by_broker.values()), "and it is the preferred leader of one"
     assert words == "3 partitions to move, 0 B to copy\n"
-    assert "nothing was changed; --execute carries it out" in ran.err
+    assert "nothing was changed; --execute carries out the plan" in ran.err
     assert placed(server) == [tuple(each) for each in ON_THREE]
 
 
@@ -60,7 +60,7 @@ def test_a_plan_as_json_is_one_that_reassign_takes(server: AdminServer, run: Run
     assert [replicas_on(server, each) for each in (1, 2, 3, 4)] == [3, 3, 3, 3]
     again = run("cluster", "rebalance", "-o", "json")
     assert again.json == {"version": 1, "partitions": []}
-    assert run("cluster", "rebalance").out == "nothing to do: everything is where it should be\n"
+    assert run("cluster", "rebalance").out == "nothing to do: every partition is in its place\n"
 
 
 def test_a_cordoned_or_fenced_broker_is_named_and_gets_nothing(server: AdminServer, run: Run) -> None:
@@ -80,7 +80,7 @@ def test_a_cordoned_or_fenced_broker_is_named_and_gets_nothing(server: AdminServ
     ("arguments", "words"),
     [
         (("--plan", "x.json"), "--plan needs --execute"),
-        (("--execute", "--throttle", "0"), "write bytes a second"),
+        (("--execute", "--throttle", "0"), "write bytes per second"),
         (("--execute", "--batch", "0"), "--batch"),
     ],
 )
@@ -107,7 +107,7 @@ def test_it_is_carried_out_in_batches_and_leaves_no_throttle(
     assert throttles(server) == []
     assert "0 of 3 moves done" in ran.err
     assert "3 of 3 moves done" in ran.err
-    assert ran.out == "3 partitions where the plan has them\n"
+    assert ran.out == "3 partitions in place as planned\n"
 
 
 def test_it_is_held_back_while_it_goes_on(server: AdminServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,14 +129,14 @@ def test_after_ctrl_c_the_same_command_goes_on(server: AdminServer, run: Run, mo
     ran = run(*command)
     assert ran.code == 130
     assert ran.err.splitlines()[-1] == (
-        "2 of 3 moves are not done; 1 of them goes on, 1 has not begun; the same command goes on with it, and takes "
-        "the throttle off in the end"
+        "2 of 3 moves are not done; 1 of them continues, 1 has not begun; the same command continues, and removes "
+        "the throttle in the end"
     )
     assert len(throttles(server)) > 0
     instead_of_sleeping(monkeypatch, lambda seconds: catch_up(server))
     again = run(*command)
     assert again.code == 0, again.err
-    assert "1 partition moves already\n1 partition to move" in again.err
+    assert "1 partition is moving already\n1 partition to move" in again.err
     assert [replicas_on(server, each) for each in (1, 2, 3, 4)] == [3, 3, 3, 3]
     assert throttles(server) == []
 
@@ -185,7 +185,7 @@ def test_the_throttle_is_taken_off_also_when_all_came_to_its_end_meanwhile(
     catch_up(server)
     assert throttles(server) == ["1", "2", "3", "4", "a"]
     again = run(*command)
-    assert (again.code, again.out) == (0, "nothing to do: everything is where it should be\n")
+    assert (again.code, again.out) == (0, "nothing to do: every partition is in its place\n")
     assert throttles(server) == []
 
 
@@ -197,13 +197,11 @@ def test_a_throttle_that_nobody_takes_off_is_told_of(
         refused.setattr(raftlog.Admin, "alter_reassignments", _refuse)
         ran = run(*command, "--throttle", "1MiB")
     assert ran.code == 1
-    assert (
-        "the throttle is still on; the same command goes on with it, and takes the throttle off in the end" in ran.err
-    )
+    assert "the throttle is still on; the same command continues, and removes the throttle in the end" in ran.err
     again = run(*command)
     assert again.code == 0
-    assert "note: a throttle from before is still on (a); raftlog cluster rebalance" in again.err
-    assert "note: a throttle from before is still on (a)" in run(*command).err, "also where nothing is to be done"
+    assert "note: an earlier throttle is still on (a); raftlog cluster rebalance" in again.err
+    assert "note: an earlier throttle is still on (a)" in run(*command).err, "also where nothing is to be done"
     assert run(*command, "--throttle", "1MiB").code == 0
     assert throttles(server) == []
     assert "throttle" not in run(*command).err
@@ -232,14 +230,16 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out(
 def test_when_the_time_is_up_what_has_begun_goes_on(server: AdminServer, run: Run) -> None:
     ran = run("cluster", "rebalance", "--execute", "--batch", "2", "--timeout", "0")
     assert ran.code == 1
-    assert ran.err.splitlines()[-1].startswith("error: after 0 s 3 of 3 moves are not done; 2 of them go on, 1 has not")
+    assert ran.err.splitlines()[-1].startswith(
+        "error: after 0 s 3 of 3 moves are not done; 2 of them continue, 1 has not"
+    )
     assert sum(bool(server.partition("a", number).adding_replicas) for number in range(4)) == 2
 
 
 def test_what_holds_it_up_is_told_once_and_waited_out(
     server: AdminServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A controller that nobody finds for a while, then the new broker that dies and comes back."""
+    """The controller is unreachable for a while, then the new broker dies and comes back."""
     refusals = [NotController("no controller answers")] * 3
     begin = raftlog.Admin.alter_reassignments
     looks: list[float] = []
@@ -274,7 +274,7 @@ def test_a_plan_of_what_is_gone_is_refused(run: Run, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text('{"version": 1, "partitions": [{"topic": "b", "partition": 0, "replicas": [1]}]}')
     ran = run("cluster", "rebalance", "--execute", "--plan", str(plan))
-    assert (ran.code, ran.err) == (1, "error: there is no b-0; make the plan anew\n")
+    assert (ran.code, ran.err) == (1, "error: b-0 does not exist; make a new plan\n")
 
 
 def test_another_order_alone_is_done_at_once(server: AdminServer, run: Run, catches_up: list[int]) -> None:

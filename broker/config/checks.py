@@ -1,0 +1,322 @@
+"""What values of the server's configuration have to be: each alone, and together (`check_values`).
+
+A check of one value returns what is wrong with it, or None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from broker.config.endpoints import KAFKA, by_protocol, parse_endpoint, parse_voters
+from raftlog._core.cluster import is_loopback
+from raftlog.config import Value
+from raftlog.errors import InvalidConfig
+from raftmeta.acls import ANONYMOUS, EVERYBODY, USER_PREFIX
+
+ASSIGNORS: Final = ("sticky", "range", "roundrobin")
+
+"""Those that need no entry point."""
+
+_ASSIGNOR_NAME = re.compile(r"[a-zA-Z0-9._-]{1,100}", re.ASCII)
+
+
+def assignors(value: Value) -> str | None:
+    assert isinstance(value, tuple)
+    if not value:
+        return f"name at least one assignor, such as {', '.join(ASSIGNORS)}"
+    if len(set(value)) < len(value):
+        return "names an assignor twice"
+    wrong = [name for name in value if _ASSIGNOR_NAME.fullmatch(name) is None]
+    return f"{wrong[0][:40]!r} is no name of an assignor" if wrong else None
+
+
+PLAINTEXT: Final = "plaintext"
+
+SSL: Final = "ssl"
+
+SASL_SSL: Final = "sasl_ssl"
+
+WITH_TLS: Final = (SSL, SASL_SSL)
+
+ACL: Final = "acl"
+
+SCRAM_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+
+SAME: Final = "same"
+
+"""Of security.inter.broker.protocol: what listener.security.protocol says."""
+
+
+def super_users(text: str) -> frozenset[str]:
+    """Return the principals of `super.users`: `User:a;User:b`."""
+    return frozenset(filter(None, (each.strip() for each in text.split(";"))))
+
+
+def principals(value: Value) -> str | None:
+    assert isinstance(value, str)
+    for principal in sorted(super_users(value)):
+        name = principal.removeprefix(USER_PREFIX)
+        if name == principal or not name:
+            return f"{principal!r} is no principal; write User:NAME, with semicolons between: User:alice;User:bob"
+        if f",{USER_PREFIX}" in name:
+            return f"{principal!r} has a comma; principals stand with semicolons between: User:alice;User:bob"
+        if principal in (EVERYBODY, ANONYMOUS):
+            return f"{principal} would give all clients all rights; leave `authorizer` at none if that is meant"
+    return None
+
+
+EXPORTERS: Final = ("none", "otlp", "console")
+
+
+def collector(value: Value) -> str | None:
+    if not value:
+        return None
+    try:
+        parts = urlsplit(str(value))
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port:
+            return None
+    except ValueError:
+        pass
+    return "expected http://host:port, or https://host:port for TLS, of a collector that takes OTLP over gRPC"
+
+
+def some_role(value: Value) -> str | None:
+    return None if value else "name at least one role: broker, controller, or both"
+
+
+def no_auto_create(value: Value) -> str | None:
+    return "topics are not created by themselves yet; create them with the admin API" if value else None
+
+
+REQUEST_OVERHEAD_BYTES: Final = 64 << 10
+"""What a request has around its largest batch."""
+LONGEST_LEASE: Final = 0.9
+"""Part of the session timeout: the rest is for clocks that do not run at the same speed."""
+ANY_ADDRESS: Final = ("0.0.0.0", "::")
+
+
+def inter_node_protocol(values: Mapping[str, Any]) -> str:
+    """Return what this node speaks to others: `plaintext` or `ssl`."""
+    protocol = values["security.inter.broker.protocol"]
+    if protocol == SAME:
+        protocol = SSL if values["listener.security.protocol"] in WITH_TLS else PLAINTEXT
+    return str(protocol)
+
+
+def asks_for_certificates(values: Mapping[str, Any]) -> bool:
+    """Whether clients have to show certificates."""
+    asked = values["ssl.client.auth"]
+    return bool(asked == "required" or (asked == "auto" and values["listener.security.protocol"] != SASL_SSL))
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Check what no key alone tells.
+
+    Raises:
+        InvalidConfig: what contradicts what, and what to do.
+    """
+    if values["node.id"] is None:
+        raise InvalidConfig("node.id is not set; give this node a number of its own, for example node.id = 1")
+    log_dirs = values["log.dirs"]
+    if not log_dirs and "broker" not in values["process.roles"] and not values["metadata.log.dir"]:
+        raise InvalidConfig(
+            "neither metadata.log.dir nor log.dirs is set; name a directory for the metadata, for example "
+            'metadata.log.dir = "/var/lib/raftlog"'
+        )
+    if not log_dirs and "broker" in values["process.roles"]:
+        raise InvalidConfig('log.dirs is not set; name a directory for the data, for example "/var/lib/raftlog"')
+    if len(set(map(_normalized, log_dirs))) < len(log_dirs):
+        raise InvalidConfig(f"log.dirs={','.join(log_dirs)} names a directory twice")
+    if _normalized(values["metadata.log.dir"]) in map(_normalized, log_dirs) and values["metadata.log.dir"]:
+        raise InvalidConfig(
+            f"metadata.log.dir={values['metadata.log.dir']!r} is one of log.dirs; give it a directory of its own"
+        )
+    _check_listeners(values)
+    _check_quorum(values)
+    _check_security(values)
+    _check_times(values)
+    needed = values["message.max.bytes"] + REQUEST_OVERHEAD_BYTES
+    if values["socket.request.max.bytes"] < needed:
+        raise InvalidConfig(
+            f"socket.request.max.bytes={values['socket.request.max.bytes']} leaves no room for a batch of "
+            f"message.max.bytes={values['message.max.bytes']}; set it to {needed} or more"
+        )
+    heartbeat_ms, session_ms = (values[f"group.consumer.{key}.ms"] for key in ("heartbeat.interval", "session.timeout"))
+    if 2 * heartbeat_ms >= session_ms:
+        raise InvalidConfig(
+            f"group.consumer.session.timeout.ms={session_ms} ends when one heartbeat is late: set it above "
+            f"{2 * heartbeat_ms}, two of group.consumer.heartbeat.interval.ms={heartbeat_ms}"
+        )
+    if values["num.partitions"] > values["max.partitions.per.topic"]:
+        raise InvalidConfig(
+            f"num.partitions={values['num.partitions']} is above "
+            f"max.partitions.per.topic={values['max.partitions.per.topic']}"
+        )
+
+
+def _normalized(path: str) -> str:
+    return str(Path(path).absolute())
+
+
+def _check_listeners(values: Mapping[str, Any]) -> None:
+    listeners, advertised = by_protocol(values["listeners"]), by_protocol(values["advertised.listeners"])
+    for protocol, (host, port) in listeners.items():
+        named = f"listeners={','.join(values['listeners'])!r}"
+        _check_reachable(values, host, values["listener.security.protocol"], named)
+        if host in ANY_ADDRESS and protocol not in advertised:
+            raise InvalidConfig(
+                f"{named}: {host}:{port} is every address of this machine, which clients cannot connect to; "
+                f"set advertised.listeners to the one that they reach{_with_protocol(protocol)}"
+            )
+    for protocol, (host, _) in advertised.items():
+        named = f"advertised.listeners={','.join(values['advertised.listeners'])!r}"
+        if host in ANY_ADDRESS:
+            raise InvalidConfig(f"{named}: clients cannot connect to that address")
+        if protocol not in listeners:
+            raise InvalidConfig(f"{named}: `listeners` has no address for {protocol} clients; name one there as well")
+    if KAFKA in listeners:
+        _check_kafka(values)
+
+
+def _with_protocol(protocol: str) -> str:
+    return f", as {protocol}://host:port" if protocol == KAFKA else ""
+
+
+def _check_kafka(values: Mapping[str, Any]) -> None:
+    """Refuse a listener for Kafka clients beside security that it does not enforce: it would be a way around it."""
+    for key, harmless in (
+        ("listener.security.protocol", PLAINTEXT),
+        ("listener.security.migration", False),
+        ("authorizer", "none"),
+    ):
+        if values[key] != harmless:
+            raise InvalidConfig(
+                f"listeners: the listener for Kafka clients takes neither TLS nor users nor permissions yet, and "
+                f"{key}={str(values[key]).lower()} asks for them; remove kafka:// from `listeners`"
+            )
+
+
+def _check_reachable(values: Mapping[str, Any], host: str, protocol: str, key: str) -> None:
+    """Refuse plaintext on an address that other machines can reach, unless the configuration allows it explicitly."""
+    takes_plaintext = protocol == PLAINTEXT or values["listener.security.migration"]
+    if not takes_plaintext or is_loopback(host) or values["insecure"]:
+        return
+    if protocol == PLAINTEXT:
+        raise InvalidConfig(
+            f"{key}: plaintext without authentication is for loopback addresses only; listen on 127.0.0.1, turn TLS on "
+            "(listener.security.protocol = ssl), or start with --insecure (insecure = true) if anyone who reaches the "
+            "port may do all"
+        )
+    raise InvalidConfig(
+        f"{key}: with listener.security.migration=true plaintext is still taken; set it to false, or say with "
+        "--insecure (insecure = true) that until then anyone who reaches the port may do all"
+    )
+
+
+def _check_security(values: Mapping[str, Any]) -> None:
+    """Check that there are certificates for whatever speaks TLS. Whether they are any good is seen at the start."""
+    roles, migration = values["process.roles"], values["listener.security.migration"]
+    protocol = values["listener.security.protocol"]
+    for_clients = "broker" in roles and (protocol in WITH_TLS or migration)
+    for_nodes = bool(values["controller.quorum.voters"]) and (inter_node_protocol(values) == SSL or migration)
+    if not for_clients and not for_nodes:
+        return
+    if migration:
+        why = "listener.security.migration=true"
+    elif for_clients:
+        why = f"listener.security.protocol={protocol}"
+    else:
+        why = "ssl between nodes (security.inter.broker.protocol)"
+    if not values["ssl.keystore.location"]:
+        raise InvalidConfig(
+            f"ssl.keystore.location is not set, and {why} needs it: name the PEM file with this node's certificate "
+            "and key"
+        )
+    if not values["ssl.truststore.location"] and (for_nodes or asks_for_certificates(values)):
+        asks = "nodes have to show certificates to each other" if for_nodes else "ssl.client.auth=required"
+        instead = "" if for_nodes else ", or set ssl.client.auth = none if anyone who reaches the port may do all"
+        raise InvalidConfig(
+            f"ssl.truststore.location is not set, and {asks}: name the PEM file with the certificate of the CA that "
+            f"has issued them{instead}"
+        )
+
+
+def _check_quorum(values: Mapping[str, Any]) -> None:
+    node_id, roles = values["node.id"], values["process.roles"]
+    voters = parse_voters(values["controller.quorum.voters"])
+    named = ",".join(values["controller.quorum.voters"])
+    if not voters:
+        if set(roles) != {"broker", "controller"}:
+            raise InvalidConfig(
+                f"process.roles={','.join(roles)} without controller.quorum.voters: a node alone is both broker and "
+                "controller; name the controllers as id@host:port, or leave process.roles out"
+            )
+        for key in ("inter.node.listener", "advertised.inter.node.listener", "inter.node.routes"):
+            if values[key]:
+                shown = values[key] if isinstance(values[key], str) else ",".join(values[key])
+                raise InvalidConfig(
+                    f"{key}={shown!r} without controller.quorum.voters: a node alone talks to no other; name "
+                    "the controllers as id@host:port"
+                )
+        return
+    if "controller" in roles and node_id not in voters:
+        raise InvalidConfig(
+            f"this node is a controller, but node.id={node_id} is not in controller.quorum.voters={named}; "
+            "correct one of them, or set process.roles = broker"
+        )
+    if "controller" not in roles and node_id in voters:
+        raise InvalidConfig(
+            f"node.id={node_id} is in controller.quorum.voters={named}, but process.roles={','.join(roles)} has no "
+            "controller; add that role, or give this broker a number of its own"
+        )
+    if len(voters) > 1 and not values["cluster.id"]:
+        raise InvalidConfig(
+            "cluster.id is not set; with several controllers every node is told the same one. "
+            "Make one with `raftlog quorum new-id`"
+        )
+    if "controller" not in roles and not values["inter.node.listener"]:
+        raise InvalidConfig(
+            "inter.node.listener is not set; a broker that is no controller needs one, at which its followers fetch "
+            'from it, for example inter.node.listener = "127.0.0.1:9093"'
+        )
+    _check_inter_node_listener(values, voters.get(node_id))
+
+
+def _check_inter_node_listener(values: Mapping[str, Any], voter: tuple[str, int] | None) -> None:
+    own = values["inter.node.listener"]
+    endpoint = parse_endpoint(own) if own else voter
+    assert endpoint is not None, "a node that is no voter names its listener"
+    host, port = endpoint
+    key = f"inter.node.listener={own!r}" if own else f"controller.quorum.voters: this node is at {host}:{port}"
+    if port == 0:
+        raise InvalidConfig(f"{key}: the other nodes need to know the port; name one")
+    _check_reachable(values, host, inter_node_protocol(values), key)
+    if not own and host in ANY_ADDRESS:
+        raise InvalidConfig(f"{key}, which the others cannot connect to; name the address that they reach")
+    if voter is None and host in ANY_ADDRESS and not values["advertised.inter.node.listener"]:
+        raise InvalidConfig(
+            f"{key} is every address of this machine, which other nodes cannot connect to; set "
+            "advertised.inter.node.listener to the one that they reach"
+        )
+    advertised = values["advertised.inter.node.listener"]
+    if advertised and parse_endpoint(advertised)[0] in ANY_ADDRESS:
+        raise InvalidConfig(f"advertised.inter.node.listener={advertised!r}: no node can connect to that address")
+
+
+def _check_times(values: Mapping[str, Any]) -> None:
+    heartbeat_ms, lease_ms = values["broker.heartbeat.interval.ms"], values["broker.lease.ms"]
+    session_ms = values["broker.session.timeout.ms"]
+    if lease_ms > LONGEST_LEASE * session_ms:
+        raise InvalidConfig(
+            f"broker.lease.ms={lease_ms} has to end before others may lead: set it to at most "
+            f"{int(LONGEST_LEASE * session_ms)}, nine tenths of broker.session.timeout.ms={session_ms}"
+        )
+    if lease_ms <= 2 * heartbeat_ms:
+        raise InvalidConfig(
+            f"broker.lease.ms={lease_ms} ends when one heartbeat is late: set it above {2 * heartbeat_ms}, two of "
+            f"broker.heartbeat.interval.ms={heartbeat_ms}, or send heartbeats more often"
+        )

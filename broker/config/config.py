@@ -1,0 +1,806 @@
+"""The server's configuration: every key is declared here once, as an attribute of `BrokerConfig`.
+
+Values come from defaults, a TOML file, RAFTLOG_* variables and flags, each over the one before, and are checked at the
+edge (`broker/config/checks.py`). Inside the server a `BrokerConfig` is passed on and never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from broker.config.checks import (
+    ACL,
+    ASSIGNORS,
+    EXPORTERS,
+    PLAINTEXT,
+    SAME,
+    SASL_SSL,
+    SCRAM_MECHANISMS,
+    SSL,
+    asks_for_certificates,
+    assignors,
+    check_values,
+    collector,
+    inter_node_protocol,
+    no_auto_create,
+    principals,
+    some_role,
+    super_users,
+)
+from broker.config.endpoints import (
+    DEFAULT_PORT,
+    KAFKA,
+    Endpoint,
+    by_protocol,
+    endpoint_or_none,
+    listener_of,
+    listener_or_none,
+    parse_nodes,
+    parse_voters,
+)
+from broker.coordinator.groups.commands import GroupConfig
+from broker.coordinator.transactions.commands import TransactionConfig
+from broker.log.config import LogConfig
+from broker.log.producer_state import ProducerLimits
+from broker.security.users import administrator
+from raftlog._client.options import SECURITY_KEYS
+from raftlog.config import (
+    MAX_INT64,
+    ConfigDef,
+    Settings,
+    Value,
+    duration_ms,
+    integer,
+    names,
+    number,
+    settings_of,
+    size_bytes,
+    switch,
+    text,
+)
+from raftlog.errors import InvalidConfig
+from raftmeta.decide import MAX_PARTITIONS_PER_TOPIC
+from raftmeta.topic_configs import (
+    BROKER_KEY_BY_TOPIC_KEY,
+    REPLICATION_THROTTLE_KEYS,
+    TOPIC_CONFIGS,
+    TOPIC_DEFAULT_KEYS,
+)
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+MINUTE_MS: Final = 60_000
+DAY_MS: Final = 24 * 60 * MINUTE_MS
+ENVIRONMENT_PREFIX: Final = "RAFTLOG_"
+CLIENT_VARIABLES: Final = (
+    "RAFTLOG_BOOTSTRAP",
+    "RAFTLOG_CLIENT_CONFIG",
+    *(f"{ENVIRONMENT_PREFIX}{key.variable}" for key in SECURITY_KEYS),
+)
+"""Settings of clients that share the prefix; the server ignores them."""
+METADATA_DIRECTORY: Final = "__cluster_metadata"
+COMPLETE_AFTER_MS: Final = 100
+"""How long the record that a transaction has all its markers waits for the producer's next transaction, which makes it
+unnecessary: a busy producer then costs two records per transaction, not three."""
+
+
+class BrokerConfig(Settings):
+    """Every key of the server as an attribute: `node_id` is node.id. Immutable.
+
+    Attributes that stand for an address are parsed. Where a key is left out, some attributes derive from others:
+    `inter_node_listener` (None on a node alone), `advertised_inter_node_listener`, `security_inter_broker_protocol`,
+    `metadata_log_dir`. `kafka_listener` and `advertised_kafka_listener` are the endpoints for Kafka clients in
+    `listeners` and `advertised.listeners`, None without them. `topic_defaults` has the topics' defaults
+    (log.retention.ms and its like) by topic key in canonical spelling. `values` has all values by key and `static_keys`
+    the keys that were set, for DescribeConfigs.
+    """
+
+    # This node, its disks, its limits
+
+    node_id = integer(
+        None,
+        optional=True,
+        minimum=0,
+        maximum=(1 << 31) - 1,
+        doc="Id of this node: unique in the cluster, and never changed. Required.",
+    )
+    cluster_id = text(
+        "",
+        own=True,
+        doc="Id of the cluster; `raftlog quorum new-id` makes one. Required with several voters. A node alone "
+        "makes one up at its first start and finds it later. A directory of another cluster is refused.",
+    )
+    process_roles = names(
+        ("broker", "controller"),
+        choices=("broker", "controller"),
+        check=some_role,
+        doc="Roles of this process: a broker stores partitions and serves clients, a controller votes in the "
+        "metadata quorum.",
+    )
+    controller_quorum_voters = names(
+        (),
+        of=parse_voters,
+        doc="The controllers, each as id@host:port with the address of its inter-node listener; the same list on "
+        "every node: 1, 3 or 5 of them. Without it this node is the only one and opens no inter-node listener.",
+    )
+    inter_node_listener = text(
+        "",
+        of=endpoint_or_none,
+        own=True,
+        doc="Address at which this node listens for other nodes: for the quorum's messages and for replication. A "
+        "controller listens by default at its address in controller.quorum.voters; a node that is only a broker "
+        "must set it. Clients cannot use this listener.",
+    )
+    advertised_inter_node_listener = text(
+        "",
+        of=endpoint_or_none,
+        own=True,
+        doc="Address that this node tells other brokers, if it differs from the one in controller.quorum.voters (or "
+        "from inter.node.listener on a node that is only a broker).",
+    )
+    inter_node_routes = names(
+        (),
+        of=parse_nodes,
+        own=True,
+        doc="Addresses at which this node reaches other brokers' inter-node listeners, each as id@host:port, if they "
+        "differ from the advertised ones: behind a tunnel or a proxy.",
+    )
+    listener = names(
+        (f"127.0.0.1:{DEFAULT_PORT}",),
+        name="listeners",
+        of=listener_of,
+        doc="Address that clients connect to, as host:port or raftlog://host:port; and after a comma one for Kafka "
+        "clients, as kafka://host:port (docs/kafka.md). Port 0 takes a free one.",
+    )
+    advertised_listener = names(
+        (),
+        name="advertised.listeners",
+        of=listener_or_none,
+        doc="Addresses that clients are told to connect to, if they differ from `listeners`, in the same form; "
+        "port 0 stands for the port in use.",
+    )
+    insecure = switch(
+        False,
+        own=True,
+        doc="Allow plaintext without authentication on an address that is not loopback. "
+        "Anyone who reaches the port can then read, write and delete everything.",
+    )
+    rack = text(
+        "",
+        mirrors="broker.rack",
+        doc="Rack of this node; the replicas of a partition are spread over racks.",
+    )
+    log_dirs = names(
+        (),
+        doc="Directories for partitions, each on its own disk; a partition is stored in one of them. Required.",
+    )
+    metadata_log_dir = text(
+        "",
+        doc="Directory for the cluster's metadata; by default `__cluster_metadata` in the first of log.dirs.",
+    )
+    metadata_log_max_record_bytes_between_snapshots = size_bytes(
+        20 * MIB,
+        minimum=64 * KIB,
+        maximum=1 << 30,
+        doc="Size of the metadata log at which a snapshot replaces it.",
+    )
+    broker_heartbeat_interval_ms = duration_ms(
+        300,
+        minimum=10,
+        maximum=60_000,
+        doc="Interval of a broker's heartbeats to the active controller.",
+    )
+    broker_session_timeout_ms = duration_ms(
+        1_500,
+        minimum=100,
+        maximum=600_000,
+        doc="Time without a heartbeat after which the controller fences a broker and elects other leaders.",
+    )
+    broker_lease_ms = duration_ms(
+        1_200,
+        minimum=50,
+        maximum=600_000,
+        own=True,
+        doc="How long a broker may serve clients after sending a heartbeat that the controller answered with a lease; "
+        "at most nine tenths of broker.session.timeout.ms, and more than two heartbeats.",
+    )
+    controller_quorum_election_timeout_ms = duration_ms(
+        500,
+        minimum=100,
+        maximum=60_000,
+        doc="Time without a message from the quorum's leader after which a controller starts an election; each "
+        "controller waits a random time of up to twice as long.",
+    )
+    auto_leader_rebalance_enable = switch(
+        True,
+        doc="Whether leadership returns to a partition's preferred (first) replica automatically; "
+        "the active controller's value counts.",
+    )
+    leader_imbalance_check_interval_ms = duration_ms(
+        300_000,
+        minimum=100,
+        mirrors="leader.imbalance.check.interval.seconds",
+        doc="Interval at which the controller looks for leaders that are not the preferred replica.",
+    )
+    leader_imbalance_per_broker_percentage = integer(
+        10,
+        minimum=0,
+        maximum=100,
+        doc="Percentage of a broker's preferred leaderships that other brokers may hold before they move back.",
+    )
+    controlled_shutdown_enable = switch(
+        True,
+        doc="Whether a broker hands over its leaderships before it stops.",
+    )
+    num_partitions = integer(
+        1,
+        minimum=1,
+        maximum=MAX_PARTITIONS_PER_TOPIC,
+        doc="Partitions of a topic that is created without a number.",
+    )
+    default_replication_factor = integer(
+        1,
+        minimum=1,
+        maximum=1000,
+        doc="Replicas of a topic that is created without a number.",
+    )
+    auto_create_topics_enable = switch(
+        False,
+        check=no_auto_create,
+        doc="Whether a topic is created when a client first asks for it.",
+    )
+    max_partitions_per_topic = integer(
+        MAX_PARTITIONS_PER_TOPIC,
+        minimum=1,
+        maximum=MAX_PARTITIONS_PER_TOPIC,
+        own=True,
+        doc="Most partitions of one topic.",
+    )
+    max_partitions_per_broker = integer(
+        20_000,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Average number of replicas per broker above which no more partitions are created.",
+    )
+    socket_request_max_bytes = size_bytes(
+        32 * MIB,
+        minimum=64 * KIB,
+        maximum=(1 << 31) - 1,
+        doc="Largest message on the wire; at least message.max.bytes and 64 KiB more.",
+    )
+    max_streams = integer(
+        10_000,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Most produce, fetch and watch streams that this broker serves at a time.",
+    )
+    max_subscriptions = integer(
+        10_000,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Most partitions that one fetch stream may read.",
+    )
+    max_in_flight_requests = integer(
+        1_000,
+        minimum=1,
+        maximum=100_000,
+        own=True,
+        doc="Most unanswered batches of one produce stream.",
+    )
+    request_timeout_ms = duration_ms(
+        30_000,
+        minimum=1,
+        maximum=3_600_000,
+        doc="How long a produce request waits for its replicas, unless the request says otherwise.",
+    )
+    producer_id_expiration_ms = duration_ms(
+        86_400_000,
+        minimum=600_000,
+        doc="How long a partition remembers an idempotent producer after its last append; longer than any producer "
+        "tries to deliver.",
+    )
+    producer_ids_max = integer(
+        100_000,
+        minimum=1,
+        maximum=10_000_000,
+        own=True,
+        doc="Most idempotent producers that one partition remembers; the same on all brokers. Above it, producers "
+        "idle for ten minutes are forgotten, and producers whose transaction has ended after one minute; if there "
+        "are none, new producers are refused.",
+    )
+    fetch_max_bytes = size_bytes(
+        1 * MIB,
+        minimum=1 * KIB,
+        maximum=1 << 30,
+        doc="Largest piece of log in one message of a fetch stream; a single larger batch still goes whole.",
+    )
+    replica_lag_time_max_ms = duration_ms(
+        10_000,
+        minimum=100,
+        maximum=3_600_000,
+        doc="How long a follower may stay behind its leader's log end until it leaves the ISR.",
+    )
+    replica_fetch_max_bytes = size_bytes(
+        1 * MIB,
+        minimum=4 * KIB,
+        maximum=1 << 30,
+        doc="Largest piece of log in one message to a follower; a single larger batch still goes whole.",
+    )
+    replica_credit_bytes = size_bytes(
+        8 * MIB,
+        minimum=64 * KIB,
+        maximum=1 << 30,
+        own=True,
+        doc="Bytes that each leader may send to this broker ahead of the append here, for in-sync partitions, and as "
+        "many again for partitions that catch up.",
+    )
+    replica_high_watermark_checkpoint_interval_ms = duration_ms(
+        5_000,
+        minimum=10,
+        maximum=3_600_000,
+        doc="Interval at which the high watermarks are written to the disk.",
+    )
+    log_retention_check_interval_ms = duration_ms(
+        300_000,
+        minimum=1,
+        doc="Interval at which the broker looks for segments to delete.",
+    )
+    log_cleaner_enable = switch(
+        True,
+        doc="Whether this broker compacts topics with cleanup.policy=compact. If not, they grow, and so do the "
+        "offsets of consumer groups.",
+    )
+    log_cleaner_backoff_ms = duration_ms(
+        15_000,
+        minimum=1,
+        maximum=3_600_000,
+        doc="Interval at which the cleaner looks for logs to compact, while there are none.",
+    )
+    log_cleaner_dedupe_buffer_size = size_bytes(
+        128 * MIB,
+        minimum=1 * MIB,
+        maximum=1 << 30,
+        doc="Memory for the keys of one compaction; records whose keys do not fit wait for the next one.",
+    )
+    log_cleaner_io_max_bytes_per_second = size_bytes(
+        MAX_INT64,
+        minimum=1 * KIB,
+        doc="Most bytes per second that compaction reads and writes.",
+    )
+    log_scrub_bytes_per_second = size_bytes(
+        20 * MIB,
+        minimum=0,
+        own=True,
+        doc="Bytes per second at which the broker rereads all logs in the background to find damage on the disk; 0: "
+        "never.",
+    )
+    log_scrub_interval_ms = duration_ms(
+        7 * 24 * 3_600_000,
+        minimum=100,
+        own=True,
+        doc="Time from the start of one such pass to the next; the first starts five minutes after the broker, or "
+        "earlier if this time is shorter.",
+    )
+    log_format = text(
+        "text",
+        choices=("text", "json"),
+        own=True,
+        doc="Format of the server's own log.",
+    )
+    metrics_listener = text(
+        "",
+        of=endpoint_or_none,
+        own=True,
+        doc="Address of the HTTP endpoint for Prometheus (`/metrics`) and for probes (`/livez`, `/startupz`, "
+        "`/readyz`); without it there is none. Anyone who reaches it sees metrics and the names of topics and "
+        "groups, but no records.",
+    )
+    metrics_group_lag_interval_ms = duration_ms(
+        5_000,
+        minimum=0,
+        maximum=3_600_000,
+        own=True,
+        doc="Interval at which coordinators measure the lag of their groups, if `metrics.listener` is set; "
+        "0: never. Lag in seconds is accurate to this interval.",
+    )
+    liveness_timeout_ms = duration_ms(
+        10_000,
+        minimum=1_000,
+        maximum=3_600_000,
+        own=True,
+        doc="How long the event loop may hang before `/livez` reports this process as dead.",
+    )
+    log_level = text(
+        "info",
+        choices=("debug", "info", "warning", "error"),
+        own=True,
+        doc="Lowest severity that is written to the server's own log.",
+    )
+
+    # TLS, users and ACLs; docs/security.md
+
+    listener_security_protocol = text(
+        PLAINTEXT,
+        choices=(PLAINTEXT, SSL, SASL_SSL),
+        ignore_case=True,
+        mirrors="listener.security.protocol.map",
+        doc="What clients speak at `listeners`: plaintext, TLS (ssl), or TLS with a user's name and password "
+        "(sasl_ssl, by SCRAM). With ssl the common name of a client's certificate is its user.",
+    )
+    security_inter_broker_protocol = text(
+        SAME,
+        choices=(SAME, PLAINTEXT, SSL),
+        ignore_case=True,
+        doc="Protocol between nodes; the same on all nodes. With ssl both ends present a certificate that names the "
+        "node: a URI raftlog://node/ID among its subject alternative names (several, where nodes share a "
+        "certificate), or the common name raftlog-node-ID. same: as listener.security.protocol, and ssl with "
+        "sasl_ssl.",
+    )
+    listener_security_migration = switch(
+        False,
+        own=True,
+        doc="Accept TLS and plaintext at both listeners, while rolling restarts turn TLS on or off. "
+        "security.inter.broker.protocol decides what this node itself uses towards others. With sasl_ssl a client "
+        "without a password is User:ANONYMOUS meanwhile, with or without TLS, and clients' addresses are not "
+        "known. Slower.",
+    )
+    ssl_keystore_location = text(
+        "",
+        doc="PEM file with this node's certificate, followed by the intermediate certificates, and by the private key "
+        "unless ssl.keystore.key.location names another file. Required for ssl. Read again when it changes.",
+    )
+    ssl_keystore_key_location = text(
+        "",
+        own=True,
+        doc="PEM file with this node's private key, not encrypted. Read again when it changes.",
+    )
+    ssl_truststore_location = text(
+        "",
+        doc="PEM file with the certificates of the CAs that clients' and nodes' certificates are checked against. "
+        "Needed for ssl between nodes and for ssl.client.auth=required. Read again when it changes.",
+    )
+    ssl_client_auth = text(
+        "auto",
+        choices=("auto", "none", "required"),
+        ignore_case=True,
+        doc="Whether a client must present a certificate of a CA in ssl.truststore.location. auto: required with ssl, "
+        "none with sasl_ssl. With ssl and none every client is User:ANONYMOUS, and without an authorizer anyone "
+        "who reaches the port can read, write and delete everything. Nodes must always present one.",
+    )
+    sasl_enabled_mechanisms = names(
+        SCRAM_MECHANISMS,
+        choices=SCRAM_MECHANISMS,
+        doc="Mechanisms by which clients may log in with a password.",
+    )
+    sasl_users_location = text(
+        "",
+        own=True,
+        doc='TOML file with a line `name = "password"` for each user of this broker besides those in the metadata: for '
+        "the first administrator. Or a directory with a file for each, named like the user, with the password in it. "
+        "Counts for names that the metadata does not have. Read again when it changes.",
+    )
+    authorizer = text(
+        "none",
+        choices=("none", ACL),
+        ignore_case=True,
+        mirrors="authorizer.class.name",
+        doc="acl: users need the permissions that `raftlog acl add` grants. none: every user may do everything. The "
+        "same on all brokers.",
+    )
+    super_users = text(
+        "",
+        check=principals,
+        doc="Users that may do everything, separated by semicolons: `User:alice;User:bob`. Clients with a node's "
+        "certificate may do everything as well.",
+    )
+    allow_everyone_if_no_acl_found = switch(
+        False,
+        doc="With an authorizer: every user may do everything with resources without ACLs.",
+    )
+
+    # OpenTelemetry traces
+
+    tracing_exporter = text(
+        "none",
+        choices=EXPORTERS,
+        own=True,
+        doc="Destination of this node's spans: a collector (otlp), the standard output (console), or none, which "
+        "costs nothing. The others need the extra `raftlog[otel]`; docs/tracing.md lists what is traced.",
+    )
+    tracing_otlp_endpoint = text(
+        "",
+        own=True,
+        check=collector,
+        doc="Address of the collector, as http://host:port, or https://host:port for TLS, with OTLP over gRPC; empty: "
+        "the value of OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4317.",
+    )
+    tracing_service_name = text(
+        "raftlog",
+        own=True,
+        doc="Name (`service.name`) under which this node's spans appear.",
+    )
+    tracing_sampling_ratio = number(
+        0.0,
+        minimum=0,
+        maximum=1,
+        own=True,
+        doc="Share of this node's metadata changes that begin a trace of their own if their caller has none. For "
+        "records the producers' sampling counts.",
+    )
+
+    # Consumer groups
+
+    offsets_topic_num_partitions = integer(
+        50,
+        minimum=1,
+        maximum=MAX_PARTITIONS_PER_TOPIC,
+        doc="Partitions of __consumer_offsets, over which groups are spread; used when the topic is created.",
+    )
+    offsets_topic_replication_factor = integer(
+        3,
+        minimum=1,
+        maximum=1000,
+        doc="Replicas of __consumer_offsets. If set, the topic is created only once so many brokers are up; by default "
+        "a smaller cluster uses as many as it has brokers.",
+    )
+    offsets_topic_segment_bytes = size_bytes(
+        100 * MIB,
+        minimum=1024,
+        maximum=(1 << 31) - 1,
+        doc="Segment size of __consumer_offsets; smaller segments are compacted earlier, so they load faster.",
+    )
+    offsets_retention_minutes = integer(
+        10_080,
+        minimum=1,
+        maximum=(1 << 31) - 1,
+        doc="Minutes after which the offsets of a group without members are deleted; for a group that never had "
+        "members, counted from the commit.",
+    )
+    offsets_retention_check_interval_ms = duration_ms(
+        600_000,
+        minimum=1,
+        doc="Interval at which coordinators look for expired offsets.",
+    )
+    offset_metadata_max_bytes = size_bytes(
+        4096,
+        minimum=0,
+        maximum=MIB,
+        doc="Longest metadata text that may be committed with an offset.",
+    )
+    group_consumer_session_timeout_ms = duration_ms(
+        15_000,
+        minimum=1_000,
+        maximum=3_600_000,
+        doc="Time without a heartbeat after which a group member counts as dead. Set it above "
+        "replica.lag.time.max.ms: a paused follower delays a coordinator's writes for that long, and with them "
+        "the members that have to give up partitions.",
+    )
+    group_consumer_heartbeat_interval_ms = duration_ms(
+        3_000,
+        minimum=100,
+        maximum=3_600_000,
+        doc="Interval of a member's heartbeats; less than half of group.consumer.session.timeout.ms.",
+    )
+    group_coordinator_rebalance_timeout_ms = duration_ms(
+        60_000,
+        minimum=100,
+        maximum=86_400_000,
+        own=True,
+        doc="How long a member may take to give up partitions, unless it states a time itself; then it counts as dead.",
+    )
+    group_consumer_max_size = integer(
+        10_000,
+        minimum=1,
+        maximum=1_000_000,
+        doc="Most members of one group.",
+    )
+    group_consumer_assignors = names(
+        ASSIGNORS,
+        check=assignors,
+        doc="Assignors that distribute partitions, by name, the default first. Names that are not built in are looked "
+        "up among the entry points `raftlog.assignors` of the packages installed with the server.",
+    )
+
+    # Transactions and staged batches
+
+    transaction_state_log_num_partitions = integer(
+        50,
+        minimum=1,
+        maximum=MAX_PARTITIONS_PER_TOPIC,
+        doc="Partitions of __transaction_state, over which transactional ids and sinks are spread; used when the "
+        "topic is created.",
+    )
+    transaction_state_log_replication_factor = integer(
+        3,
+        minimum=1,
+        maximum=1000,
+        doc="Replicas of __transaction_state. If set, the topic is created only once so many brokers are up; by "
+        "default a smaller cluster uses as many as it has brokers.",
+    )
+    transaction_state_log_min_isr = integer(
+        2,
+        minimum=1,
+        maximum=1000,
+        doc="min.insync.replicas of __transaction_state, or its number of replicas if that is smaller; used when the "
+        "topic is created.",
+    )
+    transaction_state_log_segment_bytes = size_bytes(
+        100 * MIB,
+        minimum=1024,
+        maximum=(1 << 31) - 1,
+        doc="Segment size of __transaction_state; smaller segments are compacted earlier, so they load faster.",
+    )
+    transaction_max_timeout_ms = duration_ms(
+        900_000,
+        minimum=1,
+        maximum=(1 << 31) - 1,
+        doc="Longest timeout that a transaction, or a stage of a batch, may ask for. For so long an abandoned one "
+        "holds up readers with isolation.level read_committed.",
+    )
+    transactional_id_expiration_ms = duration_ms(
+        7 * DAY_MS,
+        minimum=1,
+        doc="Time after which a transactional id that began no transaction is forgotten.",
+    )
+    sink_expiration_ms = duration_ms(
+        365 * DAY_MS,
+        minimum=1,
+        own=True,
+        doc="Time after which a sink is forgotten that has committed no batch, and with it which batch was the last: "
+        "a batch that is written again after that is there twice. Longer than any pause of a query that goes on from "
+        "its checkpoint.",
+    )
+
+    kafka_listener: Endpoint | None
+    advertised_kafka_listener: Endpoint | None
+    values: Mapping[str, Value]
+    static_keys: frozenset[str]
+    topic_defaults: Mapping[str, str]
+
+    @staticmethod
+    def load(
+        *,
+        file: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        flags: Mapping[str, object] | None = None,
+    ) -> BrokerConfig:
+        """Return the configuration from all its sources.
+
+        Raises:
+            InvalidConfig: the file cannot be read, an unknown key, a bad value, or values that contradict each other.
+        """
+        raw: dict[str, object] = {}
+        if file is not None:
+            raw |= _named(BROKER_CONFIGS.from_toml(_text_of(file), str(file)))
+        raw |= BROKER_CONFIGS.from_environment(environment or {}, ENVIRONMENT_PREFIX, CLIENT_VARIABLES)
+        raw |= _named(flags or {})
+        return BrokerConfig.from_values(raw)
+
+    @staticmethod
+    def from_values(raw: Mapping[str, object]) -> BrokerConfig:
+        """Return the configuration that these values give over the defaults. Raises InvalidConfig as `load` does."""
+        parsed = BROKER_CONFIGS.parse(raw)
+        values = BROKER_CONFIGS.resolve(parsed)
+        check_values(values)
+        return BrokerConfig(values, frozenset(parsed))
+
+    def __init__(self, values: Mapping[str, Any], static_keys: frozenset[str]) -> None:
+        super().__init__(values)
+        own = self.inter_node_listener
+        if self.controller_quorum_voters:
+            own = own or self.controller_quorum_voters[self.node_id]
+        else:
+            own = None
+        advertised = self.advertised_inter_node_listener or self.controller_quorum_voters.get(self.node_id) or own
+        vars(self).update(
+            inter_node_listener=own,
+            advertised_inter_node_listener=advertised,
+            security_inter_broker_protocol=inter_node_protocol(values),
+            kafka_listener=by_protocol(values["listeners"]).get(KAFKA),
+            advertised_kafka_listener=by_protocol(values["advertised.listeners"]).get(KAFKA),
+            metadata_log_dir=self.metadata_log_dir or str(Path(self.log_dirs[0]) / METADATA_DIRECTORY),
+            values=values,
+            static_keys=static_keys,
+            topic_defaults={
+                key.name: key.format(values.get(BROKER_KEY_BY_TOPIC_KEY.get(key.name, ""), key.default))
+                for key in TOPIC_CONFIGS
+            },
+        )
+
+    @property
+    def is_broker(self) -> bool:
+        """Whether this node keeps partitions and serves clients."""
+        return "broker" in self.process_roles
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this node has a vote in the metadata quorum."""
+        return "controller" in self.process_roles
+
+    def client_settings(self) -> dict[str, str]:
+        """Return what a client on this machine needs to be told to reach this broker.
+
+        It is this node itself by its certificate, or an administrator of `sasl.users.location`. Holds a password then.
+
+        Raises:
+            InvalidConfig: that file is no good.
+        """
+        if self.listener_security_protocol == PLAINTEXT:
+            return {}
+        settings = {
+            "security.protocol": self.listener_security_protocol,
+            "ssl.ca.location": self.ssl_truststore_location,
+        }
+        if self.listener_security_protocol == SSL or self.asks_for_certificates:
+            settings["ssl.certificate.location"] = self.ssl_keystore_location
+            settings["ssl.key.location"] = self.ssl_keystore_key_location
+        if self.listener_security_protocol == SASL_SSL and self.sasl_users_location:
+            settings |= administrator(Path(self.sasl_users_location), super_users(self.super_users))
+            settings["sasl.mechanism"] = max(self.sasl_enabled_mechanisms)  # the longest hash
+        return {name: value for name, value in settings.items() if value}
+
+    @property
+    def asks_for_certificates(self) -> bool:
+        """Whether clients have to show certificates."""
+        return asks_for_certificates(self.values)
+
+    def producer_limits(self) -> ProducerLimits:
+        """Return what the logs remember of idempotent producers."""
+        return ProducerLimits(self.producer_id_expiration_ms, self.producer_ids_max)
+
+    def group_config(self) -> GroupConfig:
+        """Return what the coordinators of groups go by."""
+        return GroupConfig(
+            session_timeout_ms=self.group_consumer_session_timeout_ms,
+            heartbeat_interval_ms=self.group_consumer_heartbeat_interval_ms,
+            rebalance_timeout_ms=self.group_coordinator_rebalance_timeout_ms,
+            max_size=self.group_consumer_max_size,
+            offsets_retention_ms=self.offsets_retention_minutes * MINUTE_MS,
+            offsets_retention_check_interval_ms=self.offsets_retention_check_interval_ms,
+            offset_metadata_max_bytes=self.offset_metadata_max_bytes,
+            producer_id_expiration_ms=self.producer_id_expiration_ms,
+        )
+
+    def transaction_config(self) -> TransactionConfig:
+        """Return what the coordinators of transactions go by."""
+        return TransactionConfig(
+            max_timeout_ms=self.transaction_max_timeout_ms,
+            id_expiration_ms=self.transactional_id_expiration_ms,
+            sink_expiration_ms=self.sink_expiration_ms,
+            complete_after_ms=COMPLETE_AFTER_MS,
+        )
+
+    def log_config(self) -> LogConfig:
+        """Return what a partition's log does when its topic sets nothing."""
+        return LogConfig.from_topic_configs(self.topic_defaults)
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidConfig(f"cannot read the configuration file {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidConfig(f"the configuration file {file} is not UTF-8 text") from None
+
+
+def _named(raw: Mapping[str, object]) -> dict[str, object]:
+    """Return `raw` by full key names, so that one source replaces another whatever their spelling."""
+    named: dict[str, object] = {}
+    for name, value in raw.items():
+        key = BROKER_CONFIGS.key(name)
+        if key.name in named:
+            raise InvalidConfig(f"{key.name} is given twice, once as {name!r}")
+        named[key.name] = value
+    return named
+
+
+BROKER_CONFIGS: Final = ConfigDef(
+    "server config",
+    (*(each.key for each in settings_of(BrokerConfig)), *REPLICATION_THROTTLE_KEYS, *TOPIC_DEFAULT_KEYS),
+)

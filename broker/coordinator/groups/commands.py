@@ -1,0 +1,204 @@
+"""The commands to a coordinator of groups, and its configuration.
+
+The frame (`broker.coordinator`) turns requests into commands and carries out decisions. `to` is a token of the frame,
+one for each stream or unary call; the core returns it in `Send`, and only compares it by identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from broker.coordinator.core import Decision, Now, Send
+from raftlog.v1 import group_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """`offsets_retention_ms` is offsets.retention.minutes; -1: nothing expires. `max_size`: members of a group.
+
+    `producer_id_expiration_ms`: how long late offsets of a transaction that has ended are recognized.
+    """
+
+    session_timeout_ms: int = 15_000
+    heartbeat_interval_ms: int = 3_000
+    rebalance_timeout_ms: int = 60_000
+    max_size: int = 10_000
+    offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1000
+    offsets_retention_check_interval_ms: int = 600_000
+    offset_metadata_max_bytes: int = 4096
+    producer_id_expiration_ms: int = 24 * 60 * 60 * 1000
+
+    def __post_init__(self) -> None:
+        assert 0 < self.heartbeat_interval_ms < self.session_timeout_ms
+        assert self.rebalance_timeout_ms > 0
+        assert self.max_size > 0
+        assert self.offsets_retention_check_interval_ms > 0
+        assert self.offset_metadata_max_bytes >= 0
+        assert self.producer_id_expiration_ms > 0
+
+
+__all__ = [
+    "Command",
+    "CommitInSession",
+    "CommitOffsets",
+    "CommitTransactionOffsets",
+    "Decision",
+    "DeleteGroup",
+    "DeleteOffsets",
+    "DescribeGroup",
+    "Disconnected",
+    "EndTransactionOffsets",
+    "FetchOffsets",
+    "Heartbeat",
+    "Join",
+    "Leave",
+    "ListGroups",
+    "Now",
+    "Send",
+]
+
+
+# Members: one stream each
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The first request of a stream. `host`: where it comes from, for people.
+
+    Answered with `GroupResponse.assignment` (at once for a member that is back, else when the assignment is made), or
+    with an error, which ends the stream.
+    """
+
+    to: object
+    request: group_pb2.JoinGroup
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Answered with `GroupResponse.heartbeat`. From a stream that is not the member's (any more): with an error."""
+
+    to: object
+    group_id: str
+    member_id: str
+    request: group_pb2.GroupHeartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class CommitInSession:
+    """Answered with `GroupResponse.commit`, refused or not."""
+
+    to: object
+    group_id: str
+    member_id: str
+    request: group_pb2.SessionCommit
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Answered with None: the stream ends, and the member is gone."""
+
+    to: object
+    group_id: str
+    member_id: str
+    request: group_pb2.LeaveGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The stream is over, however it ended. Not a leave; nothing is sent to it any more, and there is no answer."""
+
+    to: object
+    group_id: str
+    member_id: str
+
+
+# Unary calls: answered with the message named, or with a RaftlogError as the error of all
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets:
+    """Answered with CommitOffsetsResponse."""
+
+    to: object
+    request: group_pb2.CommitOffsetsRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTransactionOffsets:
+    """Offsets that count once their transaction commits (KIP-98, KIP-447). Answered with CommitOffsetsResponse."""
+
+    to: object
+    request: group_pb2.CommitTransactionOffsetsRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransactionOffsets:
+    """A transaction's marker for a group: its offsets are committed, or forgotten. May come any number of times.
+
+    `producer_epoch`: the marker's, one above that of the transaction. Answered with an empty CommitOffsetResult.
+    """
+
+    to: object
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOffsets:
+    """Answered with FetchOffsetsResponse."""
+
+    to: object
+    request: group_pb2.FetchOffsetsRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOffsets:
+    """Answered with DeleteOffsetsResponse."""
+
+    to: object
+    request: group_pb2.DeleteOffsetsRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroups:
+    """The groups of this shard. Answered with ListGroupsResponse, by group id."""
+
+    to: object
+    request: group_pb2.ListGroupsRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeGroup:
+    """Answered with GroupDescription (its error inside); the frame adds coordinator_id and offsets_partition."""
+
+    to: object
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    """Answered with CommitOffsetResult: what stands in DeleteGroupsResponse for this group."""
+
+    to: object
+    group_id: str
+
+
+Command: TypeAlias = (
+    Join
+    | Heartbeat
+    | CommitInSession
+    | Leave
+    | Disconnected
+    | CommitOffsets
+    | CommitTransactionOffsets
+    | EndTransactionOffsets
+    | FetchOffsets
+    | DeleteOffsets
+    | ListGroups
+    | DescribeGroup
+    | DeleteGroup
+)

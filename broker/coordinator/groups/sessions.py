@@ -1,0 +1,143 @@
+"""The coordinator's soft state of members: streams, deadlines, reported partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+
+from broker.coordinator.groups.group import Assignment
+from broker.coordinator.groups.topics import TopicPartition
+
+NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class Session:
+    """One member's session. `to` is None while it has no stream.
+
+    A partition counts as released when the member has reported that it reads the partition, and then reports without
+    it; the stream keeps the order. An assignment with a partition that was never reported may still be on its way to
+    the member: then only a heartbeat that was sent after the member had the assignment without it proves the release.
+    A member has at most one unanswered heartbeat, and sends none before a stream's first assignment. So a heartbeat
+    proves the arrival of everything pushed before the last answer (`_arrived`), and the first heartbeat that of the
+    answer to the join.
+    """
+
+    deadline_ms: float
+    to: object | None = None
+    host: str = ""
+    heard_of_ms: float | None = None
+    expelled: bool = False
+    owned: frozenset[TopicPartition] = frozenset()
+    timer_ms: float = NEVER
+    pushed: tuple[int, Set[TopicPartition], str] | None = None
+    _pushes: int = 0
+    _pushes_at_answer: int = 0
+    _arrived: int = 0
+    _taken_away: dict[TopicPartition, int] = field(default_factory=dict)
+    let_go_by: dict[TopicPartition, float] = field(default_factory=dict)
+    """Deadlines for the release of partitions pending revocation; each its own, since rebalances may overlap."""
+
+    def connect(self, to: object, host: str, owned: frozenset[TopicPartition]) -> None:
+        """The member has a new stream; it reads `owned`, or nothing when it joins."""
+        self.to, self.host, self.owned = to, host, owned
+        self.expelled = False
+        self.pushed = None
+        self._pushes = self._arrived = 0
+        self._pushes_at_answer = 1
+        self._taken_away = {}
+
+    def push(self, assignment: Assignment, note: str) -> bool:
+        """Note an assignment to send; return whether the member has another one, or none yet."""
+        now = (assignment.member_epoch, frozenset(assignment.assigned), note)
+        if self.to is None or now == self.pushed:
+            return False
+        self.pushed = now
+        self._pushes += 1
+        pending = assignment.pending_revocation
+        self._taken_away = {partition: self._taken_away.get(partition, self._pushes) for partition in pending}
+        return True
+
+    def heard(self, owned: frozenset[TopicPartition] | None, pending: Set[TopicPartition]) -> frozenset[TopicPartition]:
+        """Note a heartbeat (`owned` None: unchanged); return the released ones of `pending`.
+
+        Where the member reads none of the others, but may not have had the assignment without them when it said so, it
+        is told that assignment once more: it answers with a heartbeat, and that one is sure.
+        """
+        before = self.owned
+        if owned is not None:
+            self.owned = owned
+        self._arrived = self._pushes_at_answer
+        not_read = pending - self.owned
+        let_go = frozenset(
+            partition
+            for partition in not_read
+            if partition in before or self._taken_away.get(partition, NEVER) <= self._arrived
+        )
+        if len(let_go) < len(not_read):
+            self.pushed = None
+        return let_go
+
+    def answered(self) -> None:
+        """Note that a heartbeat is answered, behind everything pushed so far."""
+        self._pushes_at_answer = self._pushes
+
+    def wait_for(self, pending: Iterable[TopicPartition], deadline_ms: float) -> None:
+        """Set the deadline of newly pending partitions; drop those no longer pending."""
+        self.let_go_by = {partition: self.let_go_by.get(partition, deadline_ms) for partition in pending}
+
+    @property
+    def rebalance_deadline_ms(self) -> float:
+        """The earliest deadline of a pending partition."""
+        return min(self.let_go_by.values(), default=NEVER)
+
+    @property
+    def due_ms(self) -> float:
+        """When something has to be done about the member if it stays silent."""
+        return min(self.deadline_ms, NEVER if self.expelled else self.rebalance_deadline_ms)
+
+
+@dataclass(slots=True)
+class GroupSessions:
+    """The sessions of one group, and its due work: an assignment, a check after a load, members to reconcile."""
+
+    sessions: dict[str, Session] = field(default_factory=dict)
+    assign_due_ms: float = NEVER
+    assigned_at_ms: float = -NEVER
+    check: bool = False
+    to_reconcile: list[str] = field(default_factory=list)
+    warned: str = ""
+
+
+class Kind(Enum):
+    """The subject of a timer."""
+
+    MEMBER = 1
+    GROUP = 2
+    EXPIRY = 3
+
+
+class Timers:
+    """Deadlines of all groups. An entry may be out of date, so the caller checks the deadline again."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Kind, str, str]] = []
+        self._order = count()
+
+    def at(self, deadline_ms: float, kind: Kind, group_id: str = "", member_id: str = "") -> None:
+        """Look at a group or member then."""
+        heappush(self._heap, (deadline_ms, next(self._order), kind, group_id, member_id))
+
+    def next_ms(self) -> float | None:
+        """Return the earliest deadline."""
+        return self._heap[0][0] if self._heap else None
+
+    def take(self, now_ms: float) -> tuple[float, Kind, str, str] | None:
+        """Take one that is due, with its deadline."""
+        if not self._heap or self._heap[0][0] > now_ms:
+            return None
+        deadline_ms, _, kind, group_id, member_id = heappop(self._heap)
+        return deadline_ms, kind, group_id, member_id

@@ -1,0 +1,11 @@
+"""The listener for Kafka clients: Kafka's wire protocol in front of what the gRPC services call.
+
+    listener.py        connections: framing, bounds, the order of requests and responses
+    apis.py            one method for each API; calls the gRPC services' methods with their permission rules
+    produce.py         Produce; fetch.py: Fetch; they call `Partition`
+    record_batches.py  record batches: Kafka's format at the edge, format 1 within
+    errors.py          Kafka's error codes
+    messages.py        the table of messages and offered versions; codec.py: decodes and encodes by it
+
+docs/kafka.md has the table of APIs. Nothing outside of this package knows Kafka's protocol.
+"""

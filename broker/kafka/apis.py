@@ -1,0 +1,674 @@
+"""The APIs besides Produce and Fetch: each request becomes a call of a gRPC service's method, each answer a response.
+
+The services hold every rule: what is checked, what is refused, which permissions are needed (`RULES` of
+`broker/security/permissions.py`, with the same audit log). Here only the form changes: topics named by name instead of
+by id, lists of topics instead of one call for each, Kafka's codes instead of raftlog's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, NoReturn, TypeVar, cast
+
+from broker.config.config import BrokerConfig
+from broker.kafka import errors
+from broker.kafka import messages as api
+from broker.kafka.codec import Fields
+from broker.net.services.admin import AdminService
+from broker.net.services.calls import Context
+from broker.net.services.groups import GroupService
+from broker.net.services.log import LogService
+from broker.net.services.transactions import TransactionService
+from broker.security.caller import Caller, Decisions
+from broker.security.permissions import RULES, check
+from raftlog.errors import InvalidRequestError, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
+from raftlog.v1 import admin_pb2, common_pb2, group_pb2, log_pb2, transaction_pb2
+from raftlog.v1.records_pb2 import ConfigResource, ReplicaAssignment
+from raftlog.v1.security_pb2 import Acl
+from raftmeta.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+
+logger = logging.getLogger(__name__)
+
+AT_A_TIME: Final = 200
+"""Topics between two turns of the event loop."""
+MAX_MESSAGE: Final = 500
+"""Characters of an error's text in a response."""
+DEFAULT: Final = -1
+"""As a number of partitions or replicas: the broker's default."""
+NOBODY: Final = -1
+GROUP, TRANSACTION = 0, 1
+"""Types of a coordinator's key."""
+_LONGEST_S: Final = 300.0
+
+T = TypeVar("T")
+Handler = Callable[[Fields, int, Caller], Awaitable[Fields]]
+
+
+class _Deadline:
+    """Stands for the gRPC context of a service's method, which asks it only for the time that is left."""
+
+    def __init__(self, timeout_ms: int | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._until_s = None if timeout_ms is None else loop.time() + min(max(timeout_ms, 0) / 1_000, _LONGEST_S)
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds left; None: no deadline."""
+        return None if self._until_s is None else max(0.0, self._until_s - self._loop.time())
+
+    async def abort(self, status: object, details: str) -> NoReturn:
+        """Refuse the request, as a service does that breaks a bound."""
+        raise InvalidRequestError(details)
+
+
+class Services:
+    """The gRPC services of one broker."""
+
+    def __init__(
+        self, log: LogService, groups: GroupService, transactions: TransactionService, admin: AdminService
+    ) -> None:
+        self.log = log
+        self.groups = groups
+        self.transactions = transactions
+        self.admin = admin
+
+
+class Apis:
+    """The APIs of one broker; `handlers` has them by API key."""
+
+    def __init__(self, services: Services, config: BrokerConfig, image: Callable[[], MetadataImage]) -> None:
+        self._services = services
+        self._config = config
+        self._image = image
+        self.handlers: dict[int, Handler] = {
+            api.LIST_OFFSETS: self._list_offsets,
+            api.METADATA: self._metadata,
+            api.OFFSET_COMMIT: self._offset_commit,
+            api.OFFSET_FETCH: self._offset_fetch,
+            api.FIND_COORDINATOR: self._find_coordinator,
+            api.API_VERSIONS: self._api_versions,
+            api.CREATE_TOPICS: self._create_topics,
+            api.DELETE_TOPICS: self._delete_topics,
+            api.INIT_PRODUCER_ID: self._init_producer_id,
+            api.OFFSET_FOR_LEADER_EPOCH: self._offset_for_leader_epoch,
+            api.CREATE_PARTITIONS: self._create_partitions,
+            api.DELETE_RECORDS: self._delete_records,
+            api.DESCRIBE_CONFIGS: self._describe_configs,
+            api.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
+            api.DESCRIBE_CLUSTER: self._describe_cluster,
+        }
+
+    # Calls of the services
+
+    def _permit(self, method: str, request: Any, who: Caller) -> None:
+        """Check what the method's rule asks for. Raises AuthorizationError."""
+        if who.authorizer is not None:
+            for either in RULES[f"/raftlog.v1.{method}"](request, self._name_of):
+                check(who, either)
+
+    async def _call(
+        self,
+        method: str,
+        call: Callable[[Any, Any], Awaitable[T]],
+        request: Any,
+        who: Caller,
+        timeout_ms: int | None = None,
+    ) -> T:
+        """Return a method's answer.
+
+        Raises:
+            RaftlogError: the permission is missing, a bound is exceeded, or the answer has an error.
+        """
+        self._permit(method, request, who)
+        answer = await call(request, cast(Context, _Deadline(timeout_ms)))
+        error = getattr(answer, "error", None)
+        if error is not None and error.code:
+            raise errors.error_of(error)
+        return answer
+
+    def _name_of(self, topic_id: bytes) -> str | None:
+        topic = self._image().topics.get(topic_id)
+        return None if topic is None else topic.name
+
+    def _id_of(self, topic: str) -> bytes | None:
+        return self._image().topic_id_by_name.get(topic)
+
+    # The cluster
+
+    async def _api_versions(self, request: Fields, version: int, who: Caller) -> Fields:
+        return api_versions(errors.NONE)
+
+    async def _metadata(self, request: Fields, version: int, who: Caller) -> Fields:
+        image = self._image()
+        named = request["topics"]
+        if named is None or (version == 0 and not named):
+            topics = await self._all_topics(image, who)
+        else:
+            topics = []
+            for number, each in enumerate(named, 1):
+                topics.append(self._named_topic(image, each, who))
+                if number % AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+        return {
+            "brokers": self._brokers(image, "node_id"),
+            "cluster_id": image.cluster_id,
+            "controller_id": self._config.node_id,  # any broker takes what a controller is asked
+            "topics": topics,
+        }
+
+    def _brokers(self, image: MetadataImage, id_name: str) -> list[Fields]:
+        return [
+            {id_name: each.broker_id, "host": each.kafka_host, "port": each.kafka_port, "rack": each.rack or None}
+            for _, each in sorted(image.brokers.items())
+            if _reachable(each)
+        ]
+
+    async def _all_topics(self, image: MetadataImage, who: Caller) -> list[Fields]:
+        describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC, log=False)
+        found = []
+        for number, name in enumerate(sorted(image.topic_id_by_name), 1):
+            if describes is None or describes.allow(name):
+                found.append(self._topic(image, image.topics[image.topic_id_by_name[name]]))
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return found
+
+    def _named_topic(self, image: MetadataImage, wanted: Fields, who: Caller) -> Fields:
+        name, topic_id = wanted["name"], wanted["topic_id"]
+        if name is None:
+            topic = image.topics.get(topic_id)
+            unknown = errors.UNKNOWN_TOPIC_ID
+        else:
+            topic = image.topic(name)
+            unknown = errors.UNKNOWN_TOPIC_OR_PARTITION
+        try:
+            if (seen := name if name is not None else topic.name if topic is not None else None) is not None:
+                who.check(Acl.DESCRIBE, Acl.TOPIC, seen)
+        except RaftlogError as error:
+            return {"error_code": errors.code_of(error), "name": name, "topic_id": topic_id, "partitions": []}
+        if topic is None:
+            return {"error_code": unknown, "name": name, "topic_id": topic_id, "partitions": []}
+        return self._topic(image, topic)
+
+    def _topic(self, image: MetadataImage, topic: TopicImage) -> Fields:
+        return {
+            "error_code": errors.NONE,
+            "name": topic.name,
+            "topic_id": topic.topic_id,
+            "is_internal": topic.internal,
+            "partitions": [_partition(image, each) for each in topic.partitions],
+        }
+
+    async def _describe_cluster(self, request: Fields, version: int, who: Caller) -> Fields:
+        if request["endpoint_type"] != 1:
+            return _failed(
+                InvalidRequestError("only brokers can be listed, endpoint type 1"), cluster_id="", brokers=[]
+            )
+        image = self._image()
+        return {
+            "cluster_id": image.cluster_id,
+            "controller_id": self._config.node_id,
+            "brokers": self._brokers(image, "broker_id"),
+        }
+
+    # Offsets in logs
+
+    async def _list_offsets(self, request: Fields, version: int, who: Caller) -> Fields:
+        committed = request["isolation_level"] == 1
+        wanted = log_pb2.ListOffsetsRequest(
+            isolation_level=common_pb2.READ_COMMITTED if committed else common_pb2.READ_UNCOMMITTED
+        )
+        rows = self._rows(request["topics"], "name", "partition_index", who)
+        for topic_id, _, part in rows:
+            if topic_id is not None:
+                wanted.partitions.add(
+                    topic_id=topic_id,
+                    partition=part["partition_index"],
+                    leader_epoch=part["current_leader_epoch"],
+                    timestamp_ms=part["timestamp"],
+                )
+        answered = iter((await self._services.log.list_offsets(wanted)).results)
+        for topic_id, result, _ in rows:
+            if topic_id is None:
+                continue
+            found = next(answered)
+            result["error_code"] = _code(found)
+            if not result["error_code"]:
+                result["timestamp"], result["offset"] = found.timestamp_ms, found.offset
+                result["leader_epoch"] = found.leader_epoch if found.offset >= 0 else -1
+        return {"topics": _grouped(request["topics"], "name", rows)}
+
+    async def _offset_for_leader_epoch(self, request: Fields, version: int, who: Caller) -> Fields:
+        wanted = log_pb2.OffsetForLeaderEpochRequest()
+        rows = self._rows(request["topics"], "topic", "partition", who)
+        for topic_id, _, part in rows:
+            if topic_id is not None:
+                wanted.partitions.add(
+                    topic_id=topic_id,
+                    partition=part["partition"],
+                    current_leader_epoch=part["current_leader_epoch"],
+                    leader_epoch=part["leader_epoch"],
+                )
+        answer = await self._call("Log/OffsetForLeaderEpoch", self._services.log.OffsetForLeaderEpoch, wanted, who)
+        answered = iter(answer.results)
+        for topic_id, result, _ in rows:
+            if topic_id is not None:
+                found = next(answered)
+                result["error_code"] = _code(found)
+                if not result["error_code"]:
+                    result["leader_epoch"], result["end_offset"] = found.leader_epoch, found.end_offset
+        return {"topics": _grouped(request["topics"], "topic", rows)}
+
+    async def _delete_records(self, request: Fields, version: int, who: Caller) -> Fields:
+        wanted = log_pb2.DeleteRecordsRequest()
+        rows = self._rows(request["topics"], "name", "partition_index", who)
+        for topic_id, result, part in rows:
+            result["low_watermark"] = -1
+            if topic_id is not None:
+                wanted.partitions.add(
+                    topic_id=topic_id, partition=part["partition_index"], before_offset=part["offset"]
+                )
+        answer = await self._call("Log/DeleteRecords", self._services.log.DeleteRecords, wanted, who)
+        answered = iter(answer.results)
+        for topic_id, result, _ in rows:
+            if topic_id is not None:
+                found = next(answered)
+                result["error_code"] = _code(found)
+                if not result["error_code"]:
+                    result["low_watermark"] = found.log_start_offset
+        return {"topics": _grouped(request["topics"], "name", rows)}
+
+    def _rows(self, topics: Iterable[Fields], name: str, index: str, who: Caller) -> list[_Row]:
+        """Return (topic id, result, part) of every partition; no id: the result says that there is no such topic."""
+        describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC)
+        rows: list[_Row] = []
+        for topic in topics:
+            topic_id = self._id_of(topic[name])
+            code = errors.NONE
+            if topic_id is None:  # no answer may tell a stranger which topics exist
+                hidden = describes is not None and not describes.allow(topic[name])
+                refused = describes.refusal(topic[name]) if hidden and describes is not None else None
+                code = errors.UNKNOWN_TOPIC_OR_PARTITION if refused is None else errors.code_of(refused)
+            rows += [(topic_id, {index: part[index], "error_code": code}, part) for part in topic["partitions"]]
+        return rows
+
+    # Topics
+
+    async def _create_topics(self, request: Fields, version: int, who: Caller) -> Fields:
+        names = [each["name"] for each in request["topics"]]
+
+        async def create(topic: Fields) -> Fields:
+            _once(names, topic["name"])
+            call = admin_pb2.CreateTopicRequest(
+                name=topic["name"],
+                configs={each["name"]: _config_value(each) for each in topic["configs"]},
+                validate_only=request["validate_only"],
+            )
+            if topic["assignments"]:
+                by_partition = {each["partition_index"]: each["broker_ids"] for each in topic["assignments"]}
+                if sorted(by_partition) != list(range(len(topic["assignments"]))):
+                    raise InvalidRequestError("the assignments name the partitions from 0 on, each once")
+                replicas = (ReplicaAssignment(replicas=by_partition[each]) for each in sorted(by_partition))
+                call.assignments.extend(replicas)
+            call.partitions = _number_or_default(topic["num_partitions"], "num_partitions")
+            call.replication_factor = _number_or_default(topic["replication_factor"], "replication_factor")
+            answer = await self._call(
+                "Admin/CreateTopic", self._services.admin.CreateTopic, call, who, request["timeout_ms"]
+            )
+            made = self._image().topic(topic["name"])
+            created: Fields = {"topic_id": answer.topic_id or bytes(16), "configs": []}
+            if made is not None and made.topic_id == answer.topic_id:
+                created["num_partitions"] = len(made.partitions)
+                created["replication_factor"] = len(made.partitions[0].replicas)
+            return created
+
+        return {"topics": await _each(request["topics"], create, lambda topic: {"name": topic["name"], "configs": []})}
+
+    async def _delete_topics(self, request: Fields, version: int, who: Caller) -> Fields:
+        topics = request["topics"] or [{"name": name, "topic_id": bytes(16)} for name in request["topic_names"]]
+
+        async def delete(topic: Fields) -> Fields:
+            name = topic["name"]
+            if name is None:
+                name = self._name_of(topic["topic_id"])
+                if name is None:
+                    raise UnknownTopicId(f"there is no topic with the id {topic['topic_id'].hex()}")
+            await self._call(
+                "Admin/DeleteTopic",
+                self._services.admin.DeleteTopic,
+                admin_pb2.DeleteTopicRequest(name=name),
+                who,
+                request["timeout_ms"],
+            )
+            return {"name": name}
+
+        def begin(topic: Fields) -> Fields:
+            return {"name": topic["name"], "topic_id": topic["topic_id"]}
+
+        return {"responses": await _each(topics, delete, begin, by_name=False)}
+
+    async def _create_partitions(self, request: Fields, version: int, who: Caller) -> Fields:
+        async def create(topic: Fields) -> Fields:
+            if topic["assignments"] is not None:
+                raise InvalidRequestError("the cluster places new partitions itself: leave the assignments out")
+            present = self._image().topic(topic["name"])
+            if request["validate_only"]:
+                self._permit("Admin/CreatePartitions", admin_pb2.CreatePartitionsRequest(topic=topic["name"]), who)
+                if present is None:
+                    raise UnknownTopicOrPartition(f"there is no topic {topic['name'][:249]!r}")
+                return {}
+            await self._call(
+                "Admin/CreatePartitions",
+                self._services.admin.CreatePartitions,
+                admin_pb2.CreatePartitionsRequest(topic=topic["name"], partitions=max(0, topic["count"])),
+                who,
+                request["timeout_ms"],
+            )
+            return {}
+
+        return {"results": await _each(request["topics"], create, lambda topic: {"name": topic["name"]})}
+
+    # Configs
+
+    async def _describe_configs(self, request: Fields, version: int, who: Caller) -> Fields:
+        async def describe(resource: Fields) -> Fields:
+            call = admin_pb2.DescribeConfigsRequest(resource=_resource(resource))
+            answer = await self._call("Admin/DescribeConfigs", self._services.admin.DescribeConfigs, call, who)
+            wanted = resource["configuration_keys"]
+            return {
+                "configs": [
+                    {
+                        "name": each.key,
+                        "value": each.value,
+                        "read_only": each.read_only,
+                        "config_source": _SOURCES[each.source],
+                        "synonyms": [],
+                        "documentation": each.documentation if request["include_documentation"] else None,
+                    }
+                    for each in answer.entries
+                    if wanted is None or each.key in wanted
+                ]
+            }
+
+        return {"results": await _each(request["resources"], describe, _named_resource)}
+
+    async def _alter_configs(self, request: Fields, version: int, who: Caller) -> Fields:
+        async def alter(resource: Fields) -> Fields:
+            call = admin_pb2.AlterConfigsRequest(resource=_resource(resource), validate_only=request["validate_only"])
+            for each in resource["configs"]:
+                match each["config_operation"]:
+                    case 0:
+                        call.set[each["name"]] = _config_value(each)
+                    case 1:
+                        call.unset.append(each["name"])
+                    case _:
+                        raise InvalidRequestError(f"config {each['name'][:249]!r}: values can be set and deleted only")
+            await self._call("Admin/AlterConfigs", self._services.admin.AlterConfigs, call, who)
+            return {}
+
+        return {"responses": await _each(request["resources"], alter, _named_resource)}
+
+    # Producers
+
+    async def _init_producer_id(self, request: Fields, version: int, who: Caller) -> Fields:
+        transactional_id = request["transactional_id"]
+        call = transaction_pb2.InitProducerIdRequest(transactional_id=transactional_id or "")
+        try:
+            if transactional_id is not None:
+                raise InvalidRequestError("the Kafka listener has no transactions yet: leave transactional.id out")
+            answer = await self._call(
+                "Transaction/InitProducerId", self._services.transactions.InitProducerId, call, who
+            )
+        except RaftlogError as error:
+            return {"error_code": errors.code_of(error, of_coordinator=True), "producer_epoch": -1}
+        return {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}
+
+    # Coordinators and committed offsets
+
+    async def _find_coordinator(self, request: Fields, version: int, who: Caller) -> Fields:
+        if version < 4:
+            found = await self._coordinator(request["key"], request["key_type"], who)
+            del found["key"]
+            return found
+        keys = request["coordinator_keys"]
+        return {"coordinators": [await self._coordinator(each, request["key_type"], who) for each in keys]}
+
+    async def _coordinator(self, key: str, key_type: int, who: Caller) -> Fields:
+        try:
+            if key_type == GROUP:
+                of_group = group_pb2.FindCoordinatorRequest(group_id=key)
+                call = self._services.groups.FindCoordinator
+                node_id = (await self._call("Group/FindCoordinator", call, of_group, who)).node_id
+            elif key_type == TRANSACTION:
+                of_id = transaction_pb2.FindTransactionCoordinatorRequest(id=key)
+                find = self._services.transactions.FindCoordinator
+                node_id = (await self._call("Transaction/FindCoordinator", find, of_id, who)).node_id
+            else:
+                raise InvalidRequestError(f"coordinators of type {key_type} do not exist here")
+            broker = self._image().brokers.get(node_id)
+            if broker is None or not _reachable(broker):
+                return _failed_coordinator(key, errors.COORDINATOR_NOT_AVAILABLE, "it has no Kafka listener")
+        except RaftlogError as error:
+            return _failed_coordinator(key, errors.code_of(error, of_coordinator=True), str(error))
+        return {"key": key, "node_id": node_id, "host": broker.kafka_host, "port": broker.kafka_port}
+
+    async def _offset_commit(self, request: Fields, version: int, who: Caller) -> Fields:
+        call = group_pb2.CommitOffsetsRequest(
+            group_id=request["group_id"],
+            member_id=request["member_id"],
+            member_epoch=request["generation_id_or_member_epoch"],
+            timeout_ms=self._config.request_timeout_ms,
+        )
+        rows = [(topic["name"], part) for topic in request["topics"] for part in topic["partitions"]]
+        for name, part in rows:
+            call.offsets.add(
+                topic=name,
+                partition=part["partition_index"],
+                offset=part["committed_offset"],
+                leader_epoch=part["committed_leader_epoch"],
+                metadata=part["committed_metadata"] or "",
+            )
+        codes: list[int]
+        try:
+            answer = await self._call("Group/CommitOffsets", self._services.groups.CommitOffsets, call, who)
+            codes = [_code(each, of_coordinator=True) for each in answer.results]
+        except RaftlogError as error:
+            codes = [errors.code_of(error, of_coordinator=True)] * len(rows)
+        answered = iter(codes)
+        return {
+            "topics": [
+                {
+                    "name": topic["name"],
+                    "partitions": [
+                        {"partition_index": part["partition_index"], "error_code": next(answered)}
+                        for part in topic["partitions"]
+                    ],
+                }
+                for topic in request["topics"]
+            ]
+        }
+
+    async def _offset_fetch(self, request: Fields, version: int, who: Caller) -> Fields:
+        if version < 8:
+            found = await self._group_offsets(request, request["require_stable"], who)
+            del found["group_id"]
+            return found
+        groups = request["groups"]
+        return {"groups": [await self._group_offsets(each, request["require_stable"], who) for each in groups]}
+
+    async def _group_offsets(self, group: Fields, require_stable: bool, who: Caller) -> Fields:
+        topics = group["topics"]
+        call = group_pb2.FetchOffsetsRequest(
+            group_id=group["group_id"], member_epoch=-1, require_stable=require_stable, all=topics is None
+        )
+        for topic in topics or ():
+            numbers = sorted({*topic["partition_indexes"]})
+            call.partitions.add(topic=topic["name"], partitions=numbers)
+        try:
+            answer = await self._call("Group/FetchOffsets", self._services.groups.FetchOffsets, call, who)
+        except RaftlogError as error:
+            code = errors.code_of(error, of_coordinator=True)
+            return {"group_id": group["group_id"], "error_code": code, "topics": _none_committed(topics or (), code)}
+        by_topic: dict[str, list[Fields]] = {}
+        for each in answer.offsets:
+            code = _code(each, of_coordinator=True)
+            by_topic.setdefault(each.topic, []).append(
+                {
+                    "partition_index": each.partition,
+                    "committed_offset": -1 if code else each.offset,
+                    "committed_leader_epoch": -1 if code else each.leader_epoch,
+                    "metadata": each.metadata,
+                    # a topic that does not exist has no offsets; clients ask for it and would give up on an error
+                    "error_code": errors.NONE if code == errors.UNKNOWN_TOPIC_OR_PARTITION else code,
+                }
+            )
+        return {
+            "group_id": group["group_id"],
+            "topics": [{"name": name, "partitions": parts} for name, parts in by_topic.items()],
+        }
+
+
+_Row = tuple[bytes | None, Fields, Fields]
+
+
+def api_versions(error_code: int) -> Fields:
+    """Return the versions that this broker offers."""
+    return {
+        "error_code": error_code,
+        "api_keys": [
+            {
+                "api_key": key,
+                "min_version": api.ADVERTISED_FROM.get(key, message.first),
+                "max_version": message.last,
+            }
+            for key, message in sorted(api.REQUESTS.items())
+        ],
+    }
+
+
+def _reachable(broker: BrokerImage) -> bool:
+    """Whether Kafka clients can be sent to this broker."""
+    return bool(broker.kafka_host) and not broker.fenced
+
+
+def _partition(image: MetadataImage, partition: PartitionImage) -> Fields:
+    leader = image.brokers.get(partition.leader)
+    code = errors.NONE
+    if leader is None or leader.fenced:
+        code = errors.LEADER_NOT_AVAILABLE
+    elif not leader.kafka_host:
+        code = errors.LISTENER_NOT_FOUND
+    return {
+        "error_code": code,
+        "partition_index": partition.partition,
+        "leader_id": partition.leader if code == errors.NONE else NOBODY,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": partition.replicas,
+        "isr_nodes": partition.isr,
+        "offline_replicas": [each for each in partition.replicas if _is_offline(image, partition, each)],
+    }
+
+
+def _is_offline(image: MetadataImage, partition: PartitionImage, broker_id: int) -> bool:
+    broker = image.brokers.get(broker_id)
+    return broker is None or broker.fenced or image.is_offline(partition, broker_id)
+
+
+def _code(answer: Any, *, of_coordinator: bool = False) -> int:
+    """Return Kafka's code of the error in one answer among several."""
+    if not answer.HasField("error"):
+        return errors.NONE
+    return errors.code_of(errors.error_of(answer.error), of_coordinator=of_coordinator)
+
+
+def _grouped(topics: Iterable[Fields], name: str, rows: list[_Row]) -> list[Fields]:
+    """Return the results by topic, in the order of the request."""
+    results = iter(rows)
+    return [{name: topic[name], "partitions": [next(results)[1] for _ in topic["partitions"]]} for topic in topics]
+
+
+async def _each(
+    topics: Iterable[Fields],
+    work: Callable[[Fields], Awaitable[Fields]],
+    begin: Callable[[Fields], Fields],
+    *,
+    by_name: bool = True,
+) -> list[Fields]:
+    """Return a result for each topic, one after the other: what `begin` returns, with `work`'s fields or its error."""
+    results = []
+    for topic in topics:
+        result = begin(topic)
+        try:
+            result.update(error_code=errors.NONE, **await work(topic))
+        except RaftlogError as error:
+            result.update(_failed(error, by_name=by_name))
+        results.append(result)
+    return results
+
+
+def _failed(error: RaftlogError, *, by_name: bool = True, **fields: Any) -> Fields:
+    code = errors.code_of(error, by_name=by_name)
+    return {"error_code": code, "error_message": str(error)[:MAX_MESSAGE], **fields}
+
+
+def _failed_coordinator(key: str, code: int, why: str) -> Fields:
+    message = why[:MAX_MESSAGE]
+    return {"key": key, "error_code": code, "error_message": message, "node_id": NOBODY, "host": "", "port": -1}
+
+
+def _none_committed(topics: Iterable[Fields], code: int) -> list[Fields]:
+    return [
+        {
+            "name": topic["name"],
+            "partitions": [
+                {"partition_index": each, "committed_offset": -1, "metadata": "", "error_code": code}
+                for each in topic["partition_indexes"]
+            ],
+        }
+        for topic in topics
+    ]
+
+
+_RESOURCES: Final = {2: ConfigResource.TOPIC, 4: ConfigResource.BROKER, 8: ConfigResource.BROKER_LOGGER}
+"""Kafka's types of resources that have configs."""
+_SOURCES: Final[dict[int, int]] = {
+    admin_pb2.ConfigEntry.DYNAMIC_TOPIC: 1,
+    admin_pb2.ConfigEntry.DYNAMIC_BROKER: 2,
+    admin_pb2.ConfigEntry.STATIC_BROKER: 4,
+    admin_pb2.ConfigEntry.DEFAULT: 5,
+    admin_pb2.ConfigEntry.DYNAMIC_BROKER_LOGGER: 6,
+}
+"""Kafka's numbers for where a value comes from."""
+
+
+def _resource(resource: Fields) -> ConfigResource:
+    kind = _RESOURCES.get(resource["resource_type"])
+    if kind is None:
+        raise InvalidRequestError(f"resources of type {resource['resource_type']} have no configs here")
+    return ConfigResource(type=kind, name=resource["resource_name"])
+
+
+def _named_resource(resource: Fields) -> Fields:
+    return {"resource_type": resource["resource_type"], "resource_name": resource["resource_name"], "configs": []}
+
+
+def _once(names: list[str], name: str) -> None:
+    if names.count(name) > 1:
+        raise InvalidRequestError(f"topic {name[:249]!r} is named twice")
+
+
+def _config_value(config: Fields) -> str:
+    if config["value"] is None:
+        raise InvalidRequestError(f"config {config['name'][:249]!r} has no value: leave it out for the default")
+    return str(config["value"])
+
+
+def _number_or_default(number: int, what: str) -> int:
+    """Return what `CreateTopic` takes: 0 for the default. Raises InvalidRequestError."""
+    if number == DEFAULT:
+        return 0
+    if number <= 0:
+        raise InvalidRequestError(f"{what} {number}: at least 1, or -1 for the broker's default")
+    return number

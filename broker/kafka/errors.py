@@ -1,0 +1,64 @@
+"""Kafka's error codes for this broker's errors.
+
+Kafka's number where Kafka has the condition (`raftlog.errors`). A condition that Kafka lacks gets the code at which
+Kafka's clients do the right thing: look for the leader, try again, or fail. A wrong choice makes a client try for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftlog.errors import InternalError, RaftlogError, from_wire
+from raftlog.v1 import common_pb2
+
+NONE: Final = 0
+UNKNOWN_SERVER_ERROR: Final = -1
+UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+LEADER_NOT_AVAILABLE: Final = 5
+NOT_LEADER_OR_FOLLOWER: Final = 6
+REQUEST_TIMED_OUT: Final = 7
+COORDINATOR_NOT_AVAILABLE: Final = 15
+INVALID_REQUIRED_ACKS: Final = 21
+UNSUPPORTED_VERSION: Final = 35
+INVALID_REPLICA_ASSIGNMENT: Final = 39
+INVALID_REQUEST: Final = 42
+KAFKA_STORAGE_ERROR: Final = 56
+LISTENER_NOT_FOUND: Final = 72
+INVALID_RECORD: Final = 87
+UNKNOWN_TOPIC_ID: Final = 100
+
+_OWN_FROM: Final = common_pb2.INTERNAL
+"""The first of raftlog's own numbers."""
+_FOR_OWN: Final[dict[int, int]] = {
+    common_pb2.INTERNAL: UNKNOWN_SERVER_ERROR,
+    common_pb2.STORAGE_FULL: KAFKA_STORAGE_ERROR,
+    common_pb2.BATCH_TOO_EXPANSIVE: INVALID_RECORD,
+    common_pb2.BROKER_OVERLOADED: REQUEST_TIMED_OUT,
+    common_pb2.SHUTTING_DOWN: NOT_LEADER_OR_FOLLOWER,
+    common_pb2.UNKNOWN_OUTCOME: REQUEST_TIMED_OUT,
+}
+"""Codes with their meaning for a client; the others of raftlog's own stand for conditions that Kafka clients never
+meet."""
+
+
+def code_of(error: BaseException, *, by_name: bool = True, of_coordinator: bool = False) -> int:
+    """Return Kafka's code for an error.
+
+    `by_name`: the request names topics by name, so UNKNOWN_TOPIC_ID would tell the client nothing. `of_coordinator`:
+    the request is one for a coordinator.
+    """
+    number = getattr(error, "code", None)
+    if not isinstance(number, int):
+        return UNKNOWN_SERVER_ERROR
+    if number == common_pb2.UNKNOWN_TOPIC_ID:
+        return UNKNOWN_TOPIC_OR_PARTITION if by_name else UNKNOWN_TOPIC_ID
+    if number == common_pb2.SHUTTING_DOWN and of_coordinator:
+        return COORDINATOR_NOT_AVAILABLE
+    if number < _OWN_FROM:
+        return number
+    return _FOR_OWN.get(number, UNKNOWN_SERVER_ERROR)
+
+
+def error_of(error: common_pb2.Error) -> RaftlogError:
+    """Return the exception of an error in a gRPC service's answer."""
+    return from_wire(error) if error.code else InternalError(error.message)

@@ -1,0 +1,467 @@
+"""Connections of Kafka clients: frames in, frames out, in order, within bounds.
+
+    request     size i32, API key i16, version i16, correlation id i32, client id (nullable string), [tags], body
+    response    size i32, correlation id i32, [tags], body
+
+Responses leave in the order of the requests (Kafka's rule for one connection). Produces are pipelined: the next one is
+appended while earlier ones wait for their replicas. Every other request waits until all earlier responses have left,
+and nothing is read meanwhile, so a client that does not read its responses costs one of them.
+
+Bounds, so that no client harms another:
+- A frame without records has at most MAX_REQUEST_BYTES, a produce request at most socket.request.max.bytes. A frame
+  that claims more closes the connection before a byte of it is read.
+- A frame is read as it arrives; a claimed size allocates nothing. Large frames of all connections together take at
+  most MAX_LARGE_BYTES; beyond that, connections wait.
+- A connection has FRAME_S for the rest of a frame that it has begun, RESPONSE_S to take a response, FIRST_S for its
+  first request, and IDLE_S between two.
+- MAX_CONNECTIONS of one address, and max.streams of all.
+
+An API or a version that is not offered closes the connection, as in Kafka; ApiVersions of an unknown version is
+answered in version 0 with UNSUPPORTED_VERSION, so that the client asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Final
+
+from broker.config.config import BrokerConfig
+from broker.coordinator.transactions.verifier import ProducerChecks
+from broker.kafka import errors
+from broker.kafka import messages as api
+from broker.kafka.apis import Apis, Handler, Services, api_versions
+from broker.kafka.codec import Fields, Reader
+from broker.kafka.fetch import Fetch
+from broker.kafka.messages import REQUESTS, RESPONSES, api_name
+from broker.kafka.produce import NO_ACK, Produce, Refused
+from broker.observability.counters import Counters
+from broker.replicas.replica_manager import ReplicaManager
+from broker.security.caller import Caller, caller
+from broker.server.lease import Lease
+from raftlog.errors import BrokerUnavailable, InvalidRequestError
+from raftmeta.image import MetadataImage
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES: Final = 1 << 20
+MAX_LARGE_BYTES: Final = 256 << 20
+LARGE_BYTES: Final = 64 << 10
+PIECE_BYTES: Final = 64 << 10
+MAX_UNANSWERED: Final = 64
+"""Produces of one connection whose responses have not left."""
+MAX_CONNECTIONS: Final = 1_000
+FIRST_S: Final = 30.0
+IDLE_S: Final = 600.0
+FRAME_S: Final = 30.0
+RESPONSE_S: Final = 60.0
+LOGGED_EVERY_S: Final = 60.0
+MAX_LOGGED: Final = 1_024
+BACKLOG: Final = 1_024
+STOP_S: Final = 0.5
+"""How long connections may take to send the answers that they owe when the broker stops."""
+
+_SIZE = struct.Struct(">i")
+_HEAD = struct.Struct(">hhi")
+_FRONT = struct.Struct(">ii")
+HEAD_BYTES: Final = _HEAD.size + 2
+"""API key, version, correlation id, and the length of the client id."""
+
+
+class _Closed(Exception):
+    """The connection is to be closed; the text says why."""
+
+
+class _Room:
+    """The memory for large frames, shared by all connections."""
+
+    def __init__(self, total: int) -> None:
+        self._left = total
+        self._waiting: deque[asyncio.Event] = deque()
+
+    async def take(self, size: int) -> None:
+        """Wait until there is room, and take it."""
+        while self._left < size:
+            freed = asyncio.Event()
+            self._waiting.append(freed)
+            await freed.wait()
+        self._left -= size
+
+    def give(self, size: int) -> None:
+        """Give it back."""
+        self._left += size
+        while self._waiting:
+            self._waiting.popleft().set()
+
+
+class KafkaListener:
+    """The port: `bind`, then `open`; `close` ends every connection."""
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        produce: Produce,
+        fetch: Fetch,
+        lease: Lease,
+        counters: Counters,
+        *,
+        max_frame_bytes: int,
+        max_connections: int,
+        who: Callable[[str], Caller],
+    ) -> None:
+        self.handlers = handlers
+        self.produce = produce
+        self.fetch = fetch
+        self.lease = lease
+        self.counters = counters
+        self.max_frame_bytes = max_frame_bytes
+        self.room = _Room(MAX_LARGE_BYTES)
+        self.port = 0
+        self._max_connections = max_connections
+        self._who = who
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        self._by_host: Counter[str] = Counter()
+        self._logged: dict[tuple[str, str], float] = {}
+        offered = {*handlers, api.PRODUCE, api.FETCH}
+        assert offered == REQUESTS.keys(), "every API in the table has a handler, and no other"
+
+    def bind(self, host: str, port: int) -> None:
+        """Bind the port; 0 stands for any free port.
+
+        Raises:
+            BrokerUnavailable: the port cannot be bound.
+        """
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise BrokerUnavailable(
+                f"cannot listen on {host}:{port} for Kafka clients: {(error.strerror or str(error)).lower()}; is "
+                "another server using the port? Change `listeners`, or use port 0 for a free one"
+            ) from None
+        self.port = int(self._socket.getsockname()[1])
+
+    async def open(self) -> None:
+        """Accept connections."""
+        assert self._socket is not None, "bind comes first"
+        self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=PIECE_BYTES)
+
+    async def close(self) -> None:
+        """Stop accepting, and end all connections once they have sent the answers that they owe, or after STOP_S."""
+        if self._server is not None:
+            self._server.close()
+        if self._socket is not None:
+            self._socket.close()
+        until_s = time.monotonic() + STOP_S
+        for connection in list(self._connections.values()):  # one after the other: all have the same time
+            await connection.settled(until_s - time.monotonic())
+        tasks = list(self._connections)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    def tell(self, host: str, why: str) -> None:
+        """Log why a connection was closed, once a minute for each address and reason."""
+        now_s = time.monotonic()
+        key = host, why.partition(":")[0]
+        if now_s - self._logged.get(key, -LOGGED_EVERY_S) < LOGGED_EVERY_S:
+            return
+        if len(self._logged) >= MAX_LOGGED:
+            self._logged.clear()
+        self._logged[key] = now_s
+        logger.warning(
+            "a Kafka client was disconnected",
+            extra={"event": "kafka_disconnected", "host": host, "reason": why},
+        )
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        host = str(peer[0]) if peer else "unknown"
+        if len(self._connections) >= self._max_connections or self._by_host[host] >= MAX_CONNECTIONS:
+            self.tell(host, "too many connections")
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None, "asyncio serves each connection in a task"
+        connection = self._connections[task] = _Connection(self, reader, writer, self._who(host))
+        self._by_host[host] += 1
+        self.counters.streams["kafka"] += 1
+        try:
+            await connection.run()
+        except _Closed as why:
+            if str(why):
+                self.tell(host, str(why))
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # the client is gone, or too slow
+        except asyncio.CancelledError:
+            pass  # only `close` cancels this task and waits for it; asyncio would log the cancellation with a traceback
+        except Exception:  # a bug in one connection must not reach others
+            logger.exception("a connection of a Kafka client failed")
+        finally:
+            self.counters.streams["kafka"] -= 1
+            self._by_host[host] -= 1
+            if not self._by_host[host]:
+                del self._by_host[host]
+            del self._connections[task]
+            if writer.transport.get_write_buffer_size():  # the client does not read
+                writer.transport.abort()
+            else:
+                writer.close()
+
+
+def listen_for_kafka(
+    config: BrokerConfig,
+    replica_manager: ReplicaManager,
+    services: Services,
+    image: Callable[[], MetadataImage],
+    disk: Executor,
+    producers: Callable[[Caller], ProducerChecks],
+) -> KafkaListener:
+    """Return a broker's listener for Kafka clients, with its port bound.
+
+    Raises:
+        BrokerUnavailable: the port cannot be bound.
+    """
+    assert config.kafka_listener is not None, "`listeners` names the address"
+    listener = KafkaListener(
+        Apis(services, config, image).handlers,
+        Produce(replica_manager, image, disk, config.request_timeout_ms, producers),
+        Fetch(replica_manager, image, disk),
+        replica_manager.lease,
+        replica_manager.counters,
+        max_frame_bytes=config.socket_request_max_bytes,
+        max_connections=config.max_streams,
+        who=lambda host: Caller(host=host),
+    )
+    listener.bind(*config.kafka_listener)
+    return listener
+
+
+class _Owed:
+    """A produce whose response has not left."""
+
+    __slots__ = ("begun_s", "correlation_id", "response", "version")
+
+    def __init__(self, correlation_id: int, version: int, response: asyncio.Future[Fields], begun_s: float) -> None:
+        self.correlation_id = correlation_id
+        self.version = version
+        self.response = response
+        self.begun_s = begun_s
+
+
+class _Connection:
+    """One connection: a reader that serves requests in turn, and a writer for the produces under way."""
+
+    def __init__(
+        self, listener: KafkaListener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, who: Caller
+    ) -> None:
+        self._listener = listener
+        self._reader = reader
+        self._writer = writer
+        self._who = who
+        self._owed: deque[_Owed] = deque()
+        self._news = asyncio.Event()
+        self._left = asyncio.Event()
+        self.busy = False
+        """Whether a request is being read or served."""
+
+    async def settled(self, within_s: float) -> None:
+        """Return once the client waits for no response, or when the time is up."""
+        try:
+            async with asyncio.timeout(max(0.0, within_s)):
+                while self.busy or self._owed:
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            pass
+
+    async def run(self) -> None:
+        """Serve until the client goes, or breaks a rule."""
+        caller.set(self._who)
+        tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write_owed())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._listener.counters.produces_unanswered -= len(self._owed)
+            self._owed.clear()
+
+    # Requests
+
+    async def _read(self) -> None:
+        wait_s = FIRST_S
+        while True:
+            async with asyncio.timeout(wait_s):
+                start = await self._reader.read(1)
+            if not start:
+                await self._all_left(0)
+                return
+            wait_s = IDLE_S
+            taken = 0
+            try:
+                async with asyncio.timeout(FRAME_S):
+                    (size,) = _SIZE.unpack(start + await self._reader.readexactly(_SIZE.size - 1))
+                    head = await self._head(size)
+                    key, version, correlation_id = _HEAD.unpack_from(head)
+                self.busy = True
+                pieces, left = [head], size - len(head)
+                async with asyncio.timeout(FRAME_S):
+                    while left:  # as it arrives
+                        piece = await self._reader.read(min(left, PIECE_BYTES))
+                        if not piece:
+                            return
+                        left -= len(piece)
+                        if size > LARGE_BYTES:
+                            await self._listener.room.take(len(piece))
+                            taken += len(piece)
+                        pieces.append(piece)
+                frame = b"".join(pieces)
+                pieces.clear()
+                await self._handle(key, version, correlation_id, frame)
+                del frame  # an idle connection keeps no payload
+            finally:
+                self.busy = False
+                self._left.set()
+                if taken:
+                    self._listener.room.give(taken)
+
+    async def _head(self, size: int) -> bytes:
+        if size < HEAD_BYTES:
+            raise _Closed(f"a frame of impossible size: {size} bytes")
+        head = await self._reader.readexactly(HEAD_BYTES)
+        key, version, _ = _HEAD.unpack_from(head)
+        request = REQUESTS.get(key)
+        if request is None:
+            raise _Closed(f"an API that is not offered: API key {key} version {version}")
+        if not request.first <= version <= request.last and key != api.API_VERSIONS:
+            raise _Closed(
+                f"a version that is not offered: {api_name(key)} version {version}, offered are {request.first} to "
+                f"{request.last}"
+            )
+        limit = self._listener.max_frame_bytes if key == api.PRODUCE else MAX_REQUEST_BYTES
+        if size > limit:
+            raise _Closed(f"a frame that is too large: {size} bytes of {api_name(key)}, at most {limit} are accepted")
+        return head
+
+    async def _handle(self, key: int, version: int, correlation_id: int, frame: bytes) -> None:
+        begun_s = time.monotonic()
+        request = REQUESTS[key]
+        if version > request.last or version < request.first:  # ApiVersions, else the head was refused
+            await self._all_left(0)
+            await self._respond(key, 0, correlation_id, api_versions(errors.UNSUPPORTED_VERSION), begun_s)
+            return
+        try:
+            body = request.decode(memoryview(frame), version, body_at(frame, flexible=request.is_flexible(version)))
+        except InvalidRequestError as error:
+            raise _Closed(f"a malformed request: {error}") from None
+        if key == api.PRODUCE:
+            await self._produce(body, version, correlation_id, begun_s)
+            return
+        await self._all_left(0)
+        if key == api.FETCH:
+            response = await self._listener.fetch.serve(body, version, self._who)
+        else:
+            try:
+                response = await self._listener.handlers[key](body, version, self._who)
+            except InvalidRequestError as error:
+                raise _Closed(f"a request beyond a bound: {error}") from None
+        await self._respond(key, version, correlation_id, response, begun_s)
+
+    async def _produce(self, body: Fields, version: int, correlation_id: int, begun_s: float) -> None:
+        try:
+            response = await self._listener.produce.begin(body, self._who)
+        except Refused as refused:
+            raise _Closed(f"a produce with acks=0 was refused: {refused}") from None
+        if body["acks"] == NO_ACK:
+            return
+        self._owed.append(_Owed(correlation_id, version, response, begun_s))
+        self._listener.counters.produces_unanswered += 1
+        self._news.set()
+        await self._all_left(MAX_UNANSWERED - 1)
+
+    async def _all_left(self, but: int) -> None:
+        """Wait until at most `but` produces owe a response."""
+        while len(self._owed) > but:
+            self._left.clear()
+            await self._left.wait()
+
+    # Responses
+
+    async def _write_owed(self) -> None:
+        while True:
+            while self._owed:
+                owed = self._owed[0]
+                response = await owed.response
+                await self._leased(response)
+                await self._respond(api.PRODUCE, owed.version, owed.correlation_id, response, owed.begun_s)
+                self._owed.popleft()
+                self._listener.counters.produces_unanswered -= 1
+                self._left.set()
+            self._news.clear()
+            await self._news.wait()
+
+    async def _leased(self, response: Fields) -> None:
+        """Wait for a lease, unless nothing is acknowledged: what was decided under an earlier lease stays true."""
+        lease = self._listener.lease
+        renewed = asyncio.Event()
+        try:
+            while not lease.valid() and _acknowledges(response):
+                lease.call_when_renewed(renewed.set)
+                await renewed.wait()
+                renewed.clear()
+        finally:
+            lease.stop_waiting(renewed.set)
+
+    async def _respond(self, key: int, version: int, correlation_id: int, response: Fields, begun_s: float) -> None:
+        message = RESPONSES[key]
+        pieces = message.encode(response, version)
+        if message.is_flexible(version) and key != api.API_VERSIONS:  # whose header a client reads before it knows
+            pieces.insert(0, b"\0")
+        size = sum(map(len, pieces)) + 4
+        self._writer.write(b"".join((_FRONT.pack(size, correlation_id), *pieces)))
+        async with asyncio.timeout(RESPONSE_S):
+            await self._writer.drain()
+        self._count(key, response, begun_s)
+
+    def _count(self, key: int, response: Fields, begun_s: float) -> None:
+        counted = self._listener.counters.request(f"Kafka.{api_name(key)}")
+        counted.stages["total"].observe(time.monotonic() - begun_s)
+        counted.outcomes["ERROR" if response.get("error_code") else "NONE"] += 1
+
+
+def body_at(frame: bytes, *, flexible: bool) -> int:
+    """Return where the body of a request begins, after the client id and the header's tagged fields.
+
+    Raises:
+        InvalidRequestError: the header is cut short.
+    """
+    (length,) = struct.unpack_from(">h", frame, _HEAD.size)
+    reader = Reader(memoryview(frame), HEAD_BYTES)
+    if length >= 0:
+        reader.take(length)
+    if flexible:
+        for _ in range(reader.count(reader.varint())):
+            reader.varint()
+            reader.take(reader.varint())
+    return reader.at
+
+
+def _acknowledges(response: Fields) -> bool:
+    return any(not part.get("error_code") for topic in response["responses"] for part in topic["partition_responses"])

@@ -1,0 +1,448 @@
+"""The messages that this broker speaks with Kafka clients: their fields by version, and the versions that it offers.
+
+The form of the table is described in `codec.py`. Tests compare it with what other implementations send and read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.kafka.codec import Message, definitions
+
+_TABLE: Final = """\
+ProduceRequest 0 3-9 flexible 9
+    transactional_id: string null = null
+    acks: int16
+    timeout_ms: int32
+    topic_data: []
+        name: string
+        partition_data: []
+            index: int32
+            records: records null
+
+ProduceResponse 3-9 flexible 9
+    responses: []
+        name: string
+        partition_responses: []
+            index: int32
+            error_code: int16
+            base_offset: int64
+            log_append_time_ms: int64 = -1
+            log_start_offset: int64 5+ = -1
+            record_errors: [] 8+
+                batch_index: int32
+                batch_index_error_message: string null = null
+            error_message: string 8+ null = null
+    throttle_time_ms: int32
+
+FetchRequest 1 4-12 flexible 12
+    cluster_id: string 12+ null tag0 = null
+    replica_id: int32 = -1
+    max_wait_ms: int32
+    min_bytes: int32
+    max_bytes: int32 = 2147483647
+    isolation_level: int8
+    session_id: int32 7+
+    session_epoch: int32 7+ = -1
+    topics: []
+        topic: string
+        partitions: []
+            partition: int32
+            current_leader_epoch: int32 9+ = -1
+            fetch_offset: int64
+            last_fetched_epoch: int32 12+ = -1
+            log_start_offset: int64 5+ = -1
+            partition_max_bytes: int32
+    forgotten_topics_data: [] 7+
+        topic: string
+        partitions: []int32
+    rack_id: string 11+
+
+FetchResponse 4-12 flexible 12
+    throttle_time_ms: int32
+    error_code: int16 7+
+    session_id: int32 7+
+    responses: []
+        topic: string
+        partitions: []
+            partition_index: int32
+            error_code: int16
+            high_watermark: int64
+            last_stable_offset: int64 = -1
+            log_start_offset: int64 5+ = -1
+            diverging_epoch: struct 12+ tag0
+                epoch: int32 = -1
+                end_offset: int64 = -1
+            current_leader: struct 12+ tag1
+                leader_id: int32 = -1
+                leader_epoch: int32 = -1
+            aborted_transactions: [] null
+                producer_id: int64
+                first_offset: int64
+            preferred_read_replica: int32 11+ = -1
+            records: records null
+
+ListOffsetsRequest 2 1-7 flexible 6
+    replica_id: int32
+    isolation_level: int8 2+
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            current_leader_epoch: int32 4+ = -1
+            timestamp: int64
+
+ListOffsetsResponse 1-7 flexible 6
+    throttle_time_ms: int32 2+
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            error_code: int16
+            timestamp: int64 = -1
+            offset: int64 = -1
+            leader_epoch: int32 4+ = -1
+
+MetadataRequest 3 0-12 flexible 9
+    topics: [] null1
+        topic_id: uuid 10+
+        name: string null10
+    allow_auto_topic_creation: bool 4+ = 1
+    include_cluster_authorized_operations: bool 8-10
+    include_topic_authorized_operations: bool 8+
+
+MetadataResponse 0-12 flexible 9
+    throttle_time_ms: int32 3+
+    brokers: []
+        node_id: int32
+        host: string
+        port: int32
+        rack: string 1+ null = null
+    cluster_id: string 2+ null = null
+    controller_id: int32 1+ = -1
+    topics: []
+        error_code: int16
+        name: string null12
+        topic_id: uuid 10+
+        is_internal: bool 1+
+        partitions: []
+            error_code: int16
+            partition_index: int32
+            leader_id: int32
+            leader_epoch: int32 7+ = -1
+            replica_nodes: []int32
+            isr_nodes: []int32
+            offline_replicas: []int32 5+
+        topic_authorized_operations: int32 8+ = -2147483648
+    cluster_authorized_operations: int32 8-10 = -2147483648
+
+OffsetCommitRequest 8 2-9 flexible 8
+    group_id: string
+    generation_id_or_member_epoch: int32 = -1
+    member_id: string
+    group_instance_id: string 7+ null = null
+    retention_time_ms: int64 2-4 = -1
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            committed_offset: int64
+            committed_leader_epoch: int32 6+ = -1
+            committed_metadata: string null
+
+OffsetCommitResponse 2-9 flexible 8
+    throttle_time_ms: int32 3+
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            error_code: int16
+
+OffsetFetchRequest 9 1-9 flexible 6
+    group_id: string 1-7
+    topics: [] 1-7 null2
+        name: string
+        partition_indexes: []int32
+    groups: [] 8+
+        group_id: string
+        member_id: string 9+ null = null
+        member_epoch: int32 9+ = -1
+        topics: [] null
+            name: string
+            partition_indexes: []int32
+    require_stable: bool 7+
+
+OffsetFetchResponse 1-9 flexible 6
+    throttle_time_ms: int32 3+
+    topics: [] 1-7
+        name: string
+        partitions: []
+            partition_index: int32
+            committed_offset: int64
+            committed_leader_epoch: int32 5-7 = -1
+            metadata: string null
+            error_code: int16
+    error_code: int16 2-7
+    groups: [] 8+
+        group_id: string
+        topics: []
+            name: string
+            partitions: []
+                partition_index: int32
+                committed_offset: int64
+                committed_leader_epoch: int32 = -1
+                metadata: string null
+                error_code: int16
+        error_code: int16
+
+FindCoordinatorRequest 10 0-4 flexible 3
+    key: string 0-3
+    key_type: int8 1+
+    coordinator_keys: []string 4+
+
+FindCoordinatorResponse 0-4 flexible 3
+    throttle_time_ms: int32 1+
+    error_code: int16 0-3
+    error_message: string 1-3 null
+    node_id: int32 0-3
+    host: string 0-3
+    port: int32 0-3
+    coordinators: [] 4+
+        key: string
+        node_id: int32
+        host: string
+        port: int32
+        error_code: int16
+        error_message: string null
+
+ApiVersionsRequest 18 0-4 flexible 3
+    client_software_name: string 3+
+    client_software_version: string 3+
+
+ApiVersionsResponse 0-4 flexible 3
+    error_code: int16
+    api_keys: []
+        api_key: int16
+        min_version: int16
+        max_version: int16
+    throttle_time_ms: int32 1+
+    supported_features: [] 3+ tag0
+        name: string
+        min_version: int16
+        max_version: int16
+    finalized_features_epoch: int64 3+ tag1 = -1
+    finalized_features: [] 3+ tag2
+        name: string
+        max_version_level: int16
+        min_version_level: int16
+
+CreateTopicsRequest 19 2-7 flexible 5
+    topics: []
+        name: string
+        num_partitions: int32
+        replication_factor: int16
+        assignments: []
+            partition_index: int32
+            broker_ids: []int32
+        configs: []
+            name: string
+            value: string null
+    timeout_ms: int32 = 60000
+    validate_only: bool
+
+CreateTopicsResponse 2-7 flexible 5
+    throttle_time_ms: int32
+    topics: []
+        name: string
+        topic_id: uuid 7+
+        error_code: int16
+        error_message: string null
+        topic_config_error_code: int16 5+ tag0
+        num_partitions: int32 5+ = -1
+        replication_factor: int16 5+ = -1
+        configs: [] 5+ null
+            name: string
+            value: string null
+            read_only: bool
+            config_source: int8 = -1
+            is_sensitive: bool
+
+DeleteTopicsRequest 20 1-6 flexible 4
+    topics: [] 6+
+        name: string null = null
+        topic_id: uuid
+    topic_names: []string 1-5
+    timeout_ms: int32
+
+DeleteTopicsResponse 1-6 flexible 4
+    throttle_time_ms: int32
+    responses: []
+        name: string null6
+        topic_id: uuid 6+
+        error_code: int16
+        error_message: string 5+ null = null
+
+InitProducerIdRequest 22 0-4 flexible 2
+    transactional_id: string null
+    transaction_timeout_ms: int32
+    producer_id: int64 3+ = -1
+    producer_epoch: int16 3+ = -1
+
+InitProducerIdResponse 0-4 flexible 2
+    throttle_time_ms: int32
+    error_code: int16
+    producer_id: int64 = -1
+    producer_epoch: int16
+
+OffsetForLeaderEpochRequest 23 2-4 flexible 4
+    replica_id: int32 3+ = -2
+    topics: []
+        topic: string
+        partitions: []
+            partition: int32
+            current_leader_epoch: int32 = -1
+            leader_epoch: int32
+
+OffsetForLeaderEpochResponse 2-4 flexible 4
+    throttle_time_ms: int32
+    topics: []
+        topic: string
+        partitions: []
+            error_code: int16
+            partition: int32
+            leader_epoch: int32 = -1
+            end_offset: int64 = -1
+
+CreatePartitionsRequest 37 0-3 flexible 2
+    topics: []
+        name: string
+        count: int32
+        assignments: [] null
+            broker_ids: []int32
+    timeout_ms: int32
+    validate_only: bool
+
+CreatePartitionsResponse 0-3 flexible 2
+    throttle_time_ms: int32
+    results: []
+        name: string
+        error_code: int16
+        error_message: string null = null
+
+DeleteRecordsRequest 21 0-2 flexible 2
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            offset: int64
+    timeout_ms: int32
+
+DeleteRecordsResponse 0-2 flexible 2
+    throttle_time_ms: int32
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            low_watermark: int64
+            error_code: int16
+
+DescribeConfigsRequest 32 1-4 flexible 4
+    resources: []
+        resource_type: int8
+        resource_name: string
+        configuration_keys: []string null
+    include_synonyms: bool
+    include_documentation: bool 3+
+
+DescribeConfigsResponse 1-4 flexible 4
+    throttle_time_ms: int32
+    results: []
+        error_code: int16
+        error_message: string null
+        resource_type: int8
+        resource_name: string
+        configs: []
+            name: string
+            value: string null
+            read_only: bool
+            config_source: int8 = -1
+            is_sensitive: bool
+            synonyms: []
+                name: string
+                value: string null
+                source: int8
+            config_type: int8 3+
+            documentation: string 3+ null
+
+IncrementalAlterConfigsRequest 44 0-1 flexible 1
+    resources: []
+        resource_type: int8
+        resource_name: string
+        configs: []
+            name: string
+            config_operation: int8
+            value: string null
+    validate_only: bool
+
+IncrementalAlterConfigsResponse 0-1 flexible 1
+    throttle_time_ms: int32
+    responses: []
+        error_code: int16
+        error_message: string null
+        resource_type: int8
+        resource_name: string
+
+DescribeClusterRequest 60 0-1 flexible 0
+    include_cluster_authorized_operations: bool
+    endpoint_type: int8 1+ = 1
+
+DescribeClusterResponse 0-1 flexible 0
+    throttle_time_ms: int32
+    error_code: int16
+    error_message: string null = null
+    endpoint_type: int8 1+ = 1
+    cluster_id: string
+    controller_id: int32 = -1
+    brokers: []
+        broker_id: int32
+        host: string
+        port: int32
+        rack: string null = null
+    cluster_authorized_operations: int32 = -2147483648
+"""
+
+_MESSAGES: Final = definitions(_TABLE)
+
+REQUESTS: Final[dict[int, Message]] = {each.api_key: each for each in _MESSAGES.values() if each.api_key >= 0}
+"""By API key."""
+RESPONSES: Final[dict[int, Message]] = {
+    each.api_key: _MESSAGES[each.name.removesuffix("Request") + "Response"] for each in REQUESTS.values()
+}
+"""By API key."""
+
+PRODUCE: Final = 0
+FETCH: Final = 1
+LIST_OFFSETS: Final = 2
+METADATA: Final = 3
+OFFSET_COMMIT: Final = 8
+OFFSET_FETCH: Final = 9
+FIND_COORDINATOR: Final = 10
+API_VERSIONS: Final = 18
+CREATE_TOPICS: Final = 19
+DELETE_TOPICS: Final = 20
+DELETE_RECORDS: Final = 21
+INIT_PRODUCER_ID: Final = 22
+OFFSET_FOR_LEADER_EPOCH: Final = 23
+DESCRIBE_CONFIGS: Final = 32
+CREATE_PARTITIONS: Final = 37
+INCREMENTAL_ALTER_CONFIGS: Final = 44
+DESCRIBE_CLUSTER: Final = 60
+
+ADVERTISED_FROM: Final = {PRODUCE: 0}
+"""The least version that ApiVersions names, where it is not the least that is served: librdkafka drops compression
+silently unless Produce begins at 0 (KAFKA-18659)."""
+
+
+def api_name(api_key: int) -> str:
+    """Return the name of an API, such as `Fetch`."""
+    return REQUESTS[api_key].name.removesuffix("Request")

@@ -1,0 +1,233 @@
+"""Interceptors around the handlers of a gRPC server.
+
+`RequestBounds` bounds requests before they are parsed: protobuf builds an object for every element of a list, so a few
+MiB of empty elements become gigabytes of objects. Only produce requests carry records; all others are short. A request
+that is too long or does not parse ends its call with INVALID_ARGUMENT, and is logged once a minute for each address and
+method.
+
+`NodesOnly` admits callers to the inter-node listener by the node ids in their certificates.
+
+`CallTimer` times every unary call. The streams of produce and fetch carry many requests each and time those themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, NoReturn
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from broker.observability.counters import Counters
+from raftlog.errors import RaftlogError, from_wire
+from raftlog.v1.common_pb2 import Error
+from raftmeta.acls import canonical_host
+from raftmeta.quorum.peer_identity import NODE_URI, node_ids_of, peer_nodes
+
+logger = logging.getLogger(__name__)
+
+
+class RewrittenHandlers(aio.ServerInterceptor):
+    """Serves the handler that `rewrite` returns; rewrites each handler once, at its first call."""
+
+    def __init__(self) -> None:
+        self._rewritten: dict[Any, Any] = {}
+        """Rewritten handlers by method and original handler; bounded by the server's methods."""
+
+    @abstractmethod
+    def rewrite(self, method: str, handler: Any) -> Any:
+        """Return the handler that serves `method` (`/package.Service/Method`): `handler` itself or one around it."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the method's handler, rewritten."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        key = handler_call_details.method, handler  # two methods may have equal handlers
+        rewritten = self._rewritten.get(key)
+        if rewritten is None:
+            rewritten = self._rewritten[key] = self.rewrite(handler_call_details.method, handler)
+        return rewritten  # type: ignore[no-any-return] # grpc's handler is a named tuple that its types do not tell
+
+
+MAX_REQUEST_BYTES: Final = 1 << 20
+"""For a request without records. Room for some 20 000 partitions, or a hundred times every config of a topic."""
+LARGE_METHODS: Final = frozenset({"/raftlog.v1.Log/Produce"})
+"""Methods that socket.request.max.bytes and `raftlog.format.wire.MAX_PARTS` bound instead."""
+
+
+LOGGED_EVERY_S: Final = 60.0
+MAX_LOGGED: Final = 1024
+"""Pairs of address and method whose last line is remembered."""
+
+
+class MalformedRequest(DecodeError):
+    """A request that is too long, or does not parse."""
+
+
+class _Unread(NamedTuple):
+    """Stands for a malformed request of a unary call until the handler can refuse it."""
+
+    error: MalformedRequest
+
+
+class RequestBounds(RewrittenHandlers):
+    """Refuses malformed requests, and requests longer than MAX_REQUEST_BYTES; the connection stays open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_s: dict[tuple[str, str], float] = {}
+
+    def rewrite(self, method: str, handler: Any) -> Any:
+        """Return the handler with a bounded parser, and with a refusal of what that does not accept."""
+        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
+        behavior = getattr(handler, kind)
+
+        async def coroutine(request: Any, context: Any) -> Any:
+            if isinstance(request, _Unread):
+                await self._refuse(method, context, request.error)
+            try:
+                return await behavior(request, context)
+            except MalformedRequest as error:  # of a stream
+                await self._refuse(method, context, error)
+
+        async def generator(request: Any, context: Any) -> Any:
+            if isinstance(request, _Unread):
+                await self._refuse(method, context, request.error)
+            try:
+                async for response in behavior(request, context):
+                    yield response
+            except MalformedRequest as error:
+                await self._refuse(method, context, error)
+
+        return handler._replace(
+            request_deserializer=_bounded(
+                handler.request_deserializer,
+                None if method in LARGE_METHODS else MAX_REQUEST_BYTES,
+                is_stream=handler.request_streaming,
+            ),
+            **{kind: generator if inspect.isasyncgenfunction(behavior) else coroutine},
+        )
+
+    async def _refuse(self, method: str, context: Any, error: MalformedRequest) -> NoReturn:
+        """Abort the call, and log it unless the same address and method were logged within a minute."""
+        key = host_of(context.peer()), method
+        now_s = time.monotonic()
+        if now_s - self._logged_s.get(key, -math.inf) >= LOGGED_EVERY_S:
+            if len(self._logged_s) >= MAX_LOGGED:
+                self._logged_s.clear()
+            self._logged_s[key] = now_s
+            logger.warning("malformed request refused", extra={"peer": key[0], "method": method, "error": str(error)})
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"malformed request: {error}")
+        raise AssertionError("abort raises")
+
+
+def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream: bool) -> Callable[[bytes], Any]:
+    """Return a parser that checks the length first; in streams it raises `MalformedRequest`."""
+
+    def parse_bounded(data: bytes) -> Any:
+        try:
+            if most_bytes is not None and len(data) > most_bytes:
+                raise MalformedRequest(
+                    f"the request has {len(data)} bytes, this method takes at most {most_bytes}; split the request"
+                )
+            return parse(data)
+        except (DecodeError, RaftlogError) as error:
+            malformed = error if isinstance(error, MalformedRequest) else MalformedRequest(str(error))
+            if is_stream:
+                raise malformed from error
+            return _Unread(malformed)
+
+    return parse_bounded
+
+
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+class NodesOnly(RewrittenHandlers):
+    """Refuses calls whose certificate names no node; handlers read the node ids that it names from `peer_nodes`."""
+
+    def rewrite(self, method: str, handler: Any) -> Any:
+        """Return the handler with a check of the certificate before it."""
+        return preceded(handler, _identify)
+
+
+def preceded(handler: Any, before: Callable[[Any], Awaitable[None]]) -> Any:
+    """Return a handler of any kind of call with `before(context)` run first; `before` may abort the call."""
+    kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
+    behavior = getattr(handler, kind)
+
+    async def coroutine(request: Any, context: Any) -> Any:
+        await before(context)
+        return await behavior(request, context)
+
+    async def generator(request: Any, context: Any) -> Any:
+        await before(context)
+        async for response in behavior(request, context):
+            yield response
+
+    return handler._replace(**{kind: generator if inspect.isasyncgenfunction(behavior) else coroutine})
+
+
+async def _identify(context: Any) -> None:
+    nodes = node_ids_of(context.auth_context())
+    if nodes is not None and not nodes:
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"this listener serves nodes only, and the certificate names no node; for a node, issue a certificate "
+            f"with the URI {NODE_URI}ID; a client connects to `listeners` instead",
+        )
+    peer_nodes.set(nodes)
+
+
+class CallTimer(RewrittenHandlers):
+    """Counts unary calls by method and outcome, and times them."""
+
+    def __init__(self, counters: Counters) -> None:
+        super().__init__()
+        self._counters = counters
+
+    def rewrite(self, method: str, handler: Any) -> Any:
+        """Return the handler with a timer around it."""
+        if handler.unary_unary is None:
+            return handler
+        return handler._replace(unary_unary=self._around(method.rpartition("/")[2], handler.unary_unary))
+
+    def _around(self, name: str, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        counters = self._counters.request(name)
+
+        async def timed(request: Any, context: Any) -> Any:
+            started_s = time.monotonic()
+            outcome = "ABORTED"
+            try:
+                response = await call(request, context)
+                outcome = _outcome(response)
+                return response
+            finally:
+                counters.outcomes[outcome] += 1
+                counters.stages["total"].observe(time.monotonic() - started_s)
+
+        return timed
+
+
+def _outcome(response: Any) -> str:
+    """Return the name of the response's own error, "NONE" without one; errors of its parts do not count."""
+    error = getattr(response, "error", None)
+    return type(from_wire(error)).__name__ if isinstance(error, Error) and error.code else "NONE"
+
+
+def host_of(peer: str) -> str:
+    """Return the address of a gRPC peer: `ipv4:127.0.0.1:4321`, `ipv6:%5B::1%5D:4321`."""
+    _, _, address = unquote(peer).partition(":")
+    return canonical_host(address.rpartition(":")[0].strip("[]") or address)

@@ -1,0 +1,196 @@
+"""The ports of a gRPC server: plaintext, TLS, or both on one port while a cluster migrates.
+
+gRPC does not say why it cannot bind a port; `why_not` asks the operating system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from typing import Final
+
+import grpc
+from grpc import aio
+
+from broker.config.checks import WITH_TLS
+from broker.config.config import BrokerConfig
+from broker.net.tls import NodeTls
+from raftlog.errors import BrokerUnavailable
+
+logger = logging.getLogger(__name__)
+
+TLS_HANDSHAKE: Final = 0x16
+"""The first byte of a TLS connection; a plaintext HTTP/2 connection begins with "P"."""
+LOOPBACK: Final = "127.0.0.1"
+PIECE_BYTES: Final = 256 << 10
+FIRST_BYTE_S: Final = 10.0
+"""How long a new connection may send nothing before it is closed."""
+BACKLOG: Final = 1_024
+HANDSHAKE_MS: Final = 10_000
+"""A connection that has not finished TLS's and HTTP/2's handshakes by then is closed; gRPC's default is two minutes."""
+KEEPALIVE_MS: Final = 20_000
+KEEPALIVE_TIMEOUT_MS: Final = 10_000
+
+
+def why_not(host: str, port: int) -> str:
+    """Return why the operating system refuses to listen on `host` and `port`."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.create_server((str(address[0]), port), family=family):
+            return "gRPC refused the port, set GRPC_VERBOSITY=DEBUG for its reason"
+    except OSError as error:
+        if error.errno is not None and error.errno > 0:  # getaddrinfo's errors are negative
+            return os.strerror(error.errno).lower()
+        return (error.strerror or str(error)).lower()
+
+
+class Listener:
+    """A port of a gRPC server: the constructor binds it; call `open` once the server has started, `close` after it.
+
+    Plaintext without `credentials`, TLS with them; with `both`, it accepts TLS and plaintext.
+    """
+
+    def __init__(
+        self, server: aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None, *, both: bool
+    ) -> None:
+        """Bind the port; 0 stands for any free port.
+
+        Raises:
+            RuntimeError: the port cannot be bound; `why_not` returns the reason.
+        """
+        self._front: EitherFront | None = None
+        if credentials is None:
+            self.port = server.add_insecure_port(_address(host, port))
+        elif not both:
+            self.port = server.add_secure_port(_address(host, port), credentials)
+        else:
+            front = self._front = EitherFront(host, port)
+            front.plaintext_port = server.add_insecure_port(f"{LOOPBACK}:0")
+            front.tls_port = server.add_secure_port(f"{LOOPBACK}:0", credentials)
+            self.port = front.port
+
+    async def open(self) -> None:
+        """Accept connections."""
+        if self._front is not None:
+            await self._front.open()
+
+    async def close(self) -> None:
+        """Stop accepting, and end the connections that gRPC's server does not own."""
+        if self._front is not None:
+            await self._front.close()
+
+
+def server_options(config: BrokerConfig) -> list[tuple[str, int]]:
+    """Return the gRPC options of the server for clients."""
+    limit = config.socket_request_max_bytes
+    return [
+        ("grpc.max_receive_message_length", limit),
+        ("grpc.max_send_message_length", limit),
+        ("grpc.max_concurrent_streams", config.max_streams),
+        ("grpc.so_reuseport", 0),  # a second server on the same port fails instead of stealing connections
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # without it a dead client would keep its streams for ever
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def listen_for_clients(server: aio.Server, config: BrokerConfig, tls: NodeTls | None) -> Listener:
+    """Return the listener for clients, with its port bound.
+
+    Raises:
+        BrokerUnavailable: the port cannot be bound.
+    """
+    host, port = config.listener
+    both = config.listener_security_migration
+    credentials = None
+    if tls is not None and (both or config.listener_security_protocol in WITH_TLS):
+        credentials = tls.client_credentials()
+    try:
+        return Listener(server, host, port, credentials, both=both)
+    except RuntimeError:
+        raise BrokerUnavailable(
+            f"cannot listen on {host}:{port}: {why_not(host, port)}; is another server using the port? "
+            "Change `listeners`, or use port 0 for a free one"
+        ) from None
+
+
+class EitherFront:
+    """Forwards each connection to the TLS port or the plaintext port, chosen by the connection's first byte.
+
+    Only for the time in which TLS is turned on or off: forwarding costs speed, and the ports behind it see every client
+    at the loopback address.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        """Bind the port. Raises RuntimeError if it cannot be bound."""
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise RuntimeError(str(error)) from None
+        self.port = int(self._socket.getsockname()[1])
+        self.plaintext_port = 0
+        self.tls_port = 0
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Accept connections."""
+        self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=PIECE_BYTES)
+
+    async def close(self) -> None:
+        """Stop accepting, and end all connections."""
+        if self._server is not None:
+            self._server.close()
+        self._socket.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "asyncio serves each connection in a task"
+        self._connections.add(task)
+        try:
+            async with asyncio.timeout(FIRST_BYTE_S):
+                first = await reader.read(PIECE_BYTES)
+            if first:
+                await self._join(first, reader, writer)
+        except (OSError, TimeoutError):
+            pass  # one of the two ends is gone
+        except asyncio.CancelledError:
+            pass  # only `close` cancels this task and waits for it; asyncio would log the cancellation with a traceback
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _join(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        port = self.tls_port if first[0] == TLS_HANDSHAKE else self.plaintext_port
+        behind_reader, behind_writer = await asyncio.open_connection(LOOPBACK, port, limit=PIECE_BYTES)
+        ways = []
+        try:
+            behind_writer.write(first)
+            ways = [
+                asyncio.create_task(_pass_on(reader, behind_writer)),
+                asyncio.create_task(_pass_on(behind_reader, writer)),
+            ]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            behind_writer.close()
+
+
+async def _pass_on(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+    while piece := await source.read(PIECE_BYTES):
+        to.write(piece)
+        await to.drain()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,200 @@
+"""The `Security` service: authentication, users, ACLs.
+
+Changes are metadata commands, answered as the `Admin` service answers its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final, Protocol
+
+from broker.net.interceptors import host_of
+from broker.net.services.calls import Context, answered
+from broker.net.services.metadata import image_from
+from broker.security.audit import note_change
+from broker.security.caller import caller
+from raftlog.errors import (
+    AuthenticationFailed,
+    BrokerOverloaded,
+    InvalidRequestError,
+    RaftlogError,
+    SecurityDisabled,
+    to_wire,
+)
+from raftlog.v1 import security_pb2, security_pb2_grpc
+from raftlog.v1.records_pb2 import AlterAclsCommand, AlterUsersCommand, MetadataCommand
+from raftmeta.acls import Acl, field_order, matching
+from raftmeta.credentials import MECHANISM_NAMES
+from raftmeta.decide.security import MAX_SECURITY_CHANGES
+from raftmeta.port import MetadataPort
+
+FAILURE_DELAY_S: Final = 0.1
+"""A failed authentication is answered after this delay."""
+MAX_DELAYED: Final = 200
+"""Failures that are delayed at once; further ones are answered immediately with BrokerOverloaded."""
+
+logger = logging.getLogger(__name__)
+
+
+class Authenticator(Protocol):
+    """Runs SCRAM exchanges, or refuses all of them."""
+
+    def begin(self, mechanism: str, message: bytes, context: Any) -> security_pb2.AuthenticateResponse:
+        """Answer a first message. Raises RaftlogError as `ScramExchanges.begin`, or if this broker has no SCRAM."""
+        ...
+
+    def finish(self, exchange_id: bytes, message: bytes, context: Any) -> security_pb2.AuthenticateResponse:
+        """Answer a final message, with a token. Raises RaftlogError as `ScramExchanges.finish`."""
+        ...
+
+
+class SecurityService(security_pb2_grpc.SecurityServicer):
+    """Answers with errors as values. Without `has_authorizer`, this broker refuses all requests about ACLs.
+
+    `wait_applied(metadata_offset)` returns once this broker acts on all changes up to that offset.
+    """
+
+    def __init__(
+        self,
+        metadata: MetadataPort,
+        authenticator: Authenticator,
+        wait_applied: Callable[[int], Awaitable[None]],
+        *,
+        has_authorizer: bool,
+    ) -> None:
+        self._metadata = metadata
+        self._authenticator = authenticator
+        self._wait_applied = wait_applied
+        self._has_authorizer = has_authorizer
+        self._delayed = 0
+
+    async def Authenticate(
+        self, request: security_pb2.AuthenticateRequest, context: Context
+    ) -> security_pb2.AuthenticateResponse:
+        """Answer one of SCRAM's two messages; a failure is delayed."""
+        try:
+            if not request.exchange_id:
+                return self._authenticator.begin(request.mechanism, request.message, context)
+            return self._authenticator.finish(request.exchange_id, request.message, context)
+        except RaftlogError as error:
+            if isinstance(error, AuthenticationFailed):
+                error = await self._delayed_failure(error)
+            return security_pb2.AuthenticateResponse(error=to_wire(error))
+
+    async def _delayed_failure(self, error: RaftlogError) -> RaftlogError:
+        if self._delayed >= MAX_DELAYED:
+            return BrokerOverloaded("too many clients are failing to authenticate; try again")
+        self._delayed += 1
+        try:
+            await asyncio.sleep(FAILURE_DELAY_S)
+        finally:
+            self._delayed -= 1
+        return error
+
+    @answered(security_pb2.DescribeUsersResponse)
+    async def DescribeUsers(
+        self,
+        request: security_pb2.DescribeUsersRequest,
+        context: Context,
+        response: security_pb2.DescribeUsersResponse,
+    ) -> None:
+        """Return the metadata's users, or the named ones of them; never a salt or a key."""
+        image = await image_from(self._metadata, request.min_metadata_offset)
+        named = frozenset(request.users)
+        for key in sorted(image.credentials):
+            if not named or key.user in named:
+                iterations = image.credentials[key].iterations
+                response.users.add(user=key.user, mechanism=key.mechanism, iterations=iterations)
+
+    @answered(security_pb2.AlterUsersResponse)
+    async def AlterUsers(
+        self, request: security_pb2.AlterUsersRequest, context: Context, response: security_pb2.AlterUsersResponse
+    ) -> None:
+        """Set and delete credentials, all or none. Streams that were opened with a changed credential end."""
+        command = AlterUsersCommand(upsertions=request.upsertions, deletions=request.deletions)
+        await self._commit(context, response, MetadataCommand(alter_users=command))
+
+    @answered(security_pb2.DescribeAclsResponse)
+    async def DescribeAcls(
+        self, request: security_pb2.DescribeAclsRequest, context: Context, response: security_pb2.DescribeAclsResponse
+    ) -> None:
+        """Return the ACLs that match the filter."""
+        self._check_enabled()
+        image = await image_from(self._metadata, request.min_metadata_offset)
+        found = matching(image.acls, Acl.from_wire(request.filter))
+        response.acls.extend(acl.to_wire() for acl in found)
+
+    @answered(security_pb2.CreateAclsResponse)
+    async def CreateAcls(
+        self, request: security_pb2.CreateAclsRequest, context: Context, response: security_pb2.CreateAclsResponse
+    ) -> None:
+        """Add ACLs, all or none; existing ones stay."""
+        self._check_enabled()
+        await self._commit(context, response, MetadataCommand(alter_acls=AlterAclsCommand(additions=request.acls)))
+
+    @answered(security_pb2.DeleteAclsResponse)
+    async def DeleteAcls(
+        self, request: security_pb2.DeleteAclsRequest, context: Context, response: security_pb2.DeleteAclsResponse
+    ) -> None:
+        """Delete the ACLs that match any of the filters, and return them; with `validate_only` return them only.
+
+        Deletes MAX_SECURITY_CHANGES at a time: a response with an error also carries the ACLs deleted before it.
+        """
+        self._check_enabled()
+        await self._metadata.barrier()  # other brokers may have acknowledged ACLs that this one has not seen
+        if len(request.filters) > MAX_SECURITY_CHANGES:
+            raise InvalidRequestError(
+                f"the request has {len(request.filters)} filters, at most {MAX_SECURITY_CHANGES} are allowed; split it"
+            )
+        acls, found = self._metadata.image.acls, set[Acl]()
+        for each in request.filters:
+            found.update(matching(acls, Acl.from_wire(each)))
+            await asyncio.sleep(0)  # a filter may have compared every ACL
+        removals = [acl.to_wire() for acl in sorted(found, key=field_order)]
+        for start in range(0, len(removals), MAX_SECURITY_CHANGES):
+            some = removals[start : start + MAX_SECURITY_CHANGES]
+            if not request.validate_only:
+                await self._commit(context, response, MetadataCommand(alter_acls=AlterAclsCommand(removals=some)))
+            response.deleted.extend(some)
+
+    def _check_enabled(self) -> None:
+        if not self._has_authorizer:
+            raise SecurityDisabled(
+                "this broker has no authorizer, so every client may do everything: set authorizer = acl on all brokers"
+            )
+
+    async def _commit(self, context: Context, response: Any, command: MetadataCommand) -> None:
+        try:
+            result = await self._metadata.propose(command)
+        except BaseException as error:
+            if not isinstance(error, RaftlogError) or error.retriable:
+                _note_changes(context, command, is_certain=False)
+            raise
+        _note_changes(context, command, is_certain=True)
+        await self._wait_applied(result.offset)
+        response.metadata_offset = result.offset
+        kind = command.WhichOneof("command")
+        logger.info("metadata command done", extra={"command": kind, "metadata_offset": result.offset})
+
+
+def _note_changes(context: Context, command: MetadataCommand, *, is_certain: bool) -> None:
+    """Write the changes and the caller's name into the audit log."""
+    who = caller.get()
+    host = who.host or host_of(context.peer())
+    for operation, resource_type, resource in _changes(command):
+        note_change((who.principal, host, operation, resource_type, resource), is_certain=is_certain)
+
+
+def _changes(command: MetadataCommand) -> Iterator[tuple[str, str, str]]:
+    """Yield (operation, resource type, resource) of each change; nothing if the quorum refuses so many."""
+    users, acls = command.alter_users, command.alter_acls
+    if len(users.upsertions) + len(users.deletions) + len(acls.additions) + len(acls.removals) > MAX_SECURITY_CHANGES:
+        return
+    for operation, credentials in (("ALTER", users.upsertions), ("DELETE", users.deletions)):
+        for each in credentials:
+            yield operation, "USER", f"{each.user} {MECHANISM_NAMES.get(each.mechanism, '')}".rstrip()
+    for operation, changed in (("CREATE", acls.additions), ("DELETE", acls.removals)):
+        for acl in changed:
+            yield operation, "ACL", str(Acl.from_wire(acl))

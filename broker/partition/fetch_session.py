@@ -1,0 +1,383 @@
+"""One `Log.Fetch` stream: the client subscribes partitions and grants credit, the broker pushes committed records.
+
+A client that names its rack is redirected to a replica there, once one is in sync (KIP-392). It returns to the leader
+by itself.
+
+Permissions: READ of the topic, from the subscription on and as long as it lasts. After a change of permissions the
+session checks all subscriptions again before it makes the next frame, so no record leaves without permission. While
+nothing happens on the stream, a forbidden subscription stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Final
+
+from broker.log.partition_log import ReadResult
+from broker.log.transactions import AbortedTransaction
+from broker.partition.partition import Partition
+from broker.partition.produce_session import ResponseWriter
+from broker.replicas.replica_manager import ReplicaManager
+from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
+from broker.server.lease import Wake
+from raftlog.errors import BrokerOverloaded, CorruptRecordError, InvalidRequestError, RaftlogError, to_wire
+from raftlog.format.wire import Frame
+from raftlog.v1 import common_pb2, log_pb2
+from raftlog.v1.security_pb2 import Acl
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_FRAME_BYTES = 4096
+"""The least frame size that a client can ask for; a frame holds at least one batch anyway."""
+MAX_PARTS: Final = 10_000
+"""Partitions that one request may name; clients split larger requests."""
+AT_A_TIME: Final = 500
+"""Partitions of a request that are handled before other tasks get a turn on the event loop."""
+
+
+def readable_end(partition: Partition, isolation: common_pb2.IsolationLevel.ValueType) -> int:
+    """Return the end (exclusive) of the records for a reader: with READ_COMMITTED the last stable offset."""
+    return partition.high_watermark if isolation == common_pb2.READ_UNCOMMITTED else partition.last_stable_offset
+
+
+class _Subscription:
+    """One partition that the client has subscribed.
+
+    States: queued (may have something to send) -> parked (waits at the end) -> queued ...; dropped is final.
+    """
+
+    __slots__ = (
+        "announced",
+        "dropped",
+        "from_follower",
+        "id",
+        "last_fetched_epoch",
+        "partition",
+        "position",
+        "queued",
+        "wake",
+    )
+
+    def __init__(self, partition: Partition, part: log_pb2.FetchPartition) -> None:
+        self.id = part.subscription_id
+        self.from_follower = part.from_follower
+        self.last_fetched_epoch = part.last_fetched_epoch if part.HasField("last_fetched_epoch") else -1
+        self.partition = partition
+        self.position = part.offset
+        self.queued = False
+        self.announced = False  # the client has received the marks once
+        self.dropped = False
+        self.wake: Wake = lambda: None  # the session sets it
+
+
+class FetchSession:
+    """State of one stream.
+
+    Bounded: a frame is built only while the client's credit is above zero, and after the transport has accepted the
+    previous one, so a client that does not read costs one frame.
+    """
+
+    def __init__(
+        self,
+        replica_manager: ReplicaManager,
+        disk: Executor,
+        *,
+        max_frame_bytes: int,
+        max_subscriptions: int,
+        who: Caller = EVERYTHING_ALLOWED,
+    ) -> None:
+        self._replica_manager = replica_manager
+        self._disk = disk
+        self._max_frame_bytes = max_frame_bytes
+        self._max_subscriptions = max_subscriptions
+        self._lease = replica_manager.lease
+        self._counters = replica_manager.counters
+        self._requests = replica_manager.counters.request("Fetch")
+        self._isolation: common_pb2.IsolationLevel.ValueType = common_pb2.READ_COMMITTED
+        self._rack = ""
+        self._opened = False
+        self._credit = 0
+        self._subscriptions: dict[int, _Subscription] = {}
+        self._highest_id = -1
+        self._queue: deque[_Subscription] = deque()
+        self._refusals: deque[Frame] = deque()
+        self._changed = asyncio.Event()
+        self._requests_done = False
+        self._topics = Decisions.of(who, Acl.READ, Acl.TOPIC)
+        self._permitted_at: object = None
+        """Version of the permissions by which all subscriptions were checked last."""
+        self._traced: list[tuple[_Subscription, int, int, int]] = []
+        """Records of traced partitions in the next message: first offset, end (exclusive), bytes."""
+
+    async def run(self, requests: AsyncIterator[log_pb2.FetchRequest], writer: ResponseWriter[list[Frame]]) -> None:
+        """Serve the stream until the client ends it.
+
+        Raises:
+            InvalidRequestError: the client breaks the protocol; the stream ends.
+        """
+        reader = asyncio.ensure_future(self._read(requests))
+        try:
+            while not self._requests_done:
+                begun_s = time.monotonic()
+                frames = await self._next_frames()
+                built_s = time.monotonic()
+                if frames and await self._may_leave(frames):
+                    await writer.write(frames)
+                    self._count(begun_s, built_s)
+                    if self._traced:
+                        self._trace(begun_s)
+                elif not frames and not self._requests_done:
+                    await self._changed.wait()
+                    self._changed.clear()
+            await reader
+        finally:
+            reader.cancel()
+            self._lease.stop_waiting(self._wake_up)
+            for subscription in list(self._subscriptions.values()):
+                self._drop(subscription)
+
+    def _count(self, begun_s: float, built_s: float) -> None:
+        """Count a message: reading is the stage `local`, waiting for a slow reader `response`."""
+        now_s = time.monotonic()
+        self._requests.outcomes["NONE"] += 1
+        stages = self._requests.stages
+        stages["local"].observe(built_s - begun_s)
+        stages["response"].observe(now_s - built_s)
+        stages["total"].observe(now_s - begun_s)
+
+    def _trace(self, begun_s: float) -> None:
+        """Make the spans of the message that was just sent."""
+        traced, self._traced = self._traced, []
+        for subscription, begin, end, size_bytes in traced:
+            traces = subscription.partition.traces
+            if traces is not None:
+                traces.fetched(begin, end, size_bytes, begun_s, from_follower=subscription.from_follower)
+
+    # Requests
+
+    async def _read(self, requests: AsyncIterator[log_pb2.FetchRequest]) -> None:
+        try:
+            async for request in requests:
+                await self._handle(request)
+                self._changed.set()
+        finally:
+            self._requests_done = True
+            self._changed.set()
+
+    async def _handle(self, request: log_pb2.FetchRequest) -> None:
+        kind = request.WhichOneof("request")
+        if (kind == "open") == self._opened:
+            raise InvalidRequestError("a fetch session is opened once, before anything else")
+        match kind:
+            case "open":
+                self._opened = True
+                self._isolation = request.open.isolation_level
+                wanted = request.open.max_frame_bytes or self._max_frame_bytes
+                self._max_frame_bytes = max(SMALLEST_FRAME_BYTES, min(wanted, self._max_frame_bytes))
+                self._credit = request.open.credit_bytes
+                self._rack = request.open.rack
+            case "subscribe":
+                await self._subscribe_all(request.subscribe.partitions)
+            case "unsubscribe":
+                for subscription_id in request.unsubscribe.subscription_ids:
+                    subscription = self._subscriptions.get(subscription_id)
+                    if subscription is not None:
+                        self._drop(subscription)
+            case "credit":
+                if request.credit.bytes <= 0:
+                    raise InvalidRequestError(f"a credit of {request.credit.bytes} bytes grants nothing")
+                self._credit += request.credit.bytes
+            case _:
+                raise InvalidRequestError("a fetch request is empty; send open, subscribe, unsubscribe or credit")
+
+    async def _subscribe_all(self, parts: Collection[log_pb2.FetchPartition]) -> None:
+        if len(parts) > MAX_PARTS:
+            raise InvalidRequestError(f"one request subscribes at most {MAX_PARTS} partitions, not {len(parts)}")
+        for number, part in enumerate(parts, 1):
+            self._subscribe(part)
+            if number % AT_A_TIME == 0:
+                self._changed.set()
+                await asyncio.sleep(0)
+
+    def _subscribe(self, part: log_pb2.FetchPartition) -> None:
+        if part.subscription_id <= self._highest_id:
+            raise InvalidRequestError(
+                f"subscription_id {part.subscription_id} is not above {self._highest_id}: ids of a session only grow"
+            )
+        self._highest_id = part.subscription_id
+        try:
+            if len(self._subscriptions) >= self._max_subscriptions:
+                raise BrokerOverloaded(
+                    f"a fetch session follows at most {self._max_subscriptions} partitions; open another one"
+                )
+            if self._topics is not None:
+                topic = self._replica_manager.topic_name(part.topic_id, part.partition)
+                if topic is not None:
+                    self._topics.check(topic, part.topic_id)
+            partition = self._replica_manager.find(part.topic_id, part.partition)
+            partition.check_leader_epoch(part.leader_epoch, from_follower=part.from_follower)
+            if part.HasField("damaged_offset"):
+                partition.suspect(part.damaged_offset)
+        except RaftlogError as error:
+            self._requests.outcomes[type(error).__name__] += 1
+            self._refusals.append(_refusal(part.subscription_id, error))
+            if len(self._refusals) > self._max_subscriptions:
+                raise BrokerOverloaded("the client does not read its refusals") from None
+            return
+        subscription = _Subscription(partition, part)
+
+        def wake() -> None:
+            if not subscription.queued and not subscription.dropped:
+                subscription.queued = True
+                self._queue.append(subscription)
+                self._changed.set()
+
+        subscription.wake = wake
+        self._subscriptions[part.subscription_id] = subscription
+        wake()
+
+    def _drop(self, subscription: _Subscription) -> None:
+        subscription.dropped = True
+        subscription.partition.stop_waiting(subscription.wake)
+        self._lease.stop_waiting(subscription.wake)
+        self._subscriptions.pop(subscription.id, None)
+
+    async def _drop_forbidden(self, topics: Decisions) -> None:
+        """Drop the subscriptions that the client may no longer read."""
+        self._permitted_at = topics.version
+        for number, subscription in enumerate(list(self._subscriptions.values()), 1):
+            topic = subscription.partition.log.topic
+            if not subscription.dropped and not topics.allow(topic):
+                error = topics.refusal(topic, subscription.partition.log.topic_id)
+                self._requests.outcomes[type(error).__name__] += 1
+                self._drop(subscription)
+                self._refusals.append(_refusal(subscription.id, error))
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)
+
+    # Frames
+
+    async def _next_frames(self) -> list[Frame]:
+        """Return the frames of the next message, at most about `max_frame_bytes`; none if there is nothing to send."""
+        frames: list[Frame] = []
+        room = self._max_frame_bytes
+        while self._topics is not None and self._topics.version != self._permitted_at:
+            await self._drop_forbidden(self._topics)
+        while self._refusals:
+            frames.append(self._refusals.popleft())
+        while room > 0 and self._credit > 0 and self._queue:
+            subscription = self._queue.popleft()
+            subscription.queued = False
+            if subscription.dropped:
+                continue
+            from_follower = subscription.from_follower
+            if not self._lease.valid() and subscription.partition.refusal(from_follower=from_follower) is None:
+                # woken by whichever comes first: a lease, or another leader
+                subscription.partition.wait(subscription.wake, from_follower=from_follower)
+                self._lease.call_when_renewed(subscription.wake)
+                continue
+            used = await self._add_frame(frames, subscription, room)
+            room -= used
+            self._credit -= used
+        return frames
+
+    async def _may_leave(self, frames: list[Frame]) -> bool:
+        """Wait for a lease, unless all frames are errors; return False if the client has gone before it came."""
+        while not self._lease.valid() and not all(frame.head.HasField("error") for frame in frames):
+            if self._requests_done:
+                return False
+            self._lease.call_when_renewed(self._wake_up)
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    def _wake_up(self) -> None:
+        self._changed.set()
+
+    async def _add_frame(self, frames: list[Frame], subscription: _Subscription, room: int) -> int:
+        partition, from_follower = subscription.partition, subscription.from_follower
+        if self._rack and not from_follower and self._send_away(frames, subscription):
+            return 0
+        end = readable_end(partition, self._isolation)
+        read = partial(partition.read, subscription.position, room, end, from_follower=from_follower)
+        try:
+            if not subscription.announced and partition.refusal(from_follower=from_follower) is None:
+                # Only here, under a lease: a deposed leader does not know what its successor has committed.
+                partition.check_position(
+                    subscription.position, subscription.last_fetched_epoch, from_follower=from_follower
+                )
+            result = read(blocking=False)
+            if result is None:  # not in the page cache
+                self._counters.reads_from_disk += 1
+                loop = asyncio.get_running_loop()
+                result = await loop.run_in_executor(self._disk, partial(read, blocking=True))
+                assert result is not None, "a blocking read waits"
+            elif result.records:
+                self._counters.reads_from_cache += 1
+            aborted = await self._aborted(subscription, result) if result.records else ()
+        except RaftlogError as error:
+            self._requests.outcomes[type(error).__name__] += 1
+            if isinstance(error, CorruptRecordError):
+                partition.suspect(subscription.position)
+            if not subscription.dropped:
+                self._drop(subscription)
+                frames.append(_refusal(subscription.id, error))
+            return 0
+        if subscription.dropped:
+            return 0
+        records = result.records
+        self._counters.topic(partition.log.topic).bytes_out += len(records)
+        if records and partition.traces:
+            self._traced.append((subscription, subscription.position, result.next_offset, len(records)))
+        subscription.position = max(subscription.position, result.next_offset)
+        if records or not subscription.announced:
+            subscription.announced = True
+            head = log_pb2.FetchFrame(
+                subscription_id=subscription.id,
+                high_watermark=partition.high_watermark,
+                last_stable_offset=partition.last_stable_offset,
+                log_start_offset=partition.log.log_start_offset,
+            )
+            for transaction in aborted:
+                head.aborted.add(
+                    producer_id=transaction.producer_id,
+                    first_offset=transaction.first_offset,
+                    last_offset=transaction.last_offset,
+                )
+            frames.append(Frame(head, records))
+        if subscription.position < readable_end(partition, self._isolation):
+            subscription.wake()
+        else:
+            partition.wait(subscription.wake, from_follower=from_follower)
+        return len(records)
+
+    async def _aborted(self, subscription: _Subscription, read: ReadResult) -> Sequence[AbortedTransaction]:
+        """Return the aborted transactions that may have records in `read`; none for READ_UNCOMMITTED."""
+        if self._isolation == common_pb2.READ_UNCOMMITTED:
+            return ()
+        log, begin, end = subscription.partition.log, subscription.position, read.next_offset
+        found = log.aborted_transactions(begin, end, blocking=False)
+        if found is None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._disk, log.aborted_transactions, begin, end)
+        return found
+
+    def _send_away(self, frames: list[Frame], subscription: _Subscription) -> bool:
+        """Redirect a subscription to a nearer replica, if there is one; return whether."""
+        nearer = self._replica_manager.preferred_replica(subscription.partition, self._rack)
+        if nearer is None:
+            return False
+        self._drop(subscription)
+        head = log_pb2.FetchFrame(subscription_id=subscription.id, preferred_read_replica=nearer)
+        frames.append(Frame(head, b""))
+        return True
+
+
+def _refusal(subscription_id: int, error: RaftlogError) -> Frame:
+    return Frame(log_pb2.FetchFrame(subscription_id=subscription_id, error=to_wire(error)), b"")

@@ -1,0 +1,351 @@
+"""One `Log.Produce` stream: requests in, answers out by correlation id, order kept per partition.
+
+Permissions (KIP-11): each part needs WRITE of its topic. A transactional batch also needs WRITE of the transactional
+id, or the sink, that the request names. `ProducerChecks` (`broker/coordinator/transactions/verifier.py`) decides which
+producer ids the client may use; the batches of a stream wait while a transaction's coordinator is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from broker.coordinator.internal_topics import refuse_internal
+from broker.coordinator.transactions.verifier import ProducerChecks
+from broker.replicas.replica_manager import TOPIC_ID_BYTES, ReplicaManager
+from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
+from raftlog._core.traceparent import MAX_TRACES
+from raftlog.errors import BrokerOverloaded, ChainBroken, DuplicateSequence, RaftlogError, RequestTimedOut, to_wire
+from raftlog.format import BatchHeader, checking_cost_bytes
+from raftlog.format.header import says_transactional
+from raftlog.format.wire import Produce, ProducePart
+from raftlog.v1 import log_pb2
+from raftlog.v1.security_pb2 import Acl
+from replication.high_watermark import Answer
+
+logger = logging.getLogger(__name__)
+
+MAX_BROKEN_CHAINS: Final = 16_384
+"""Partitions with a refused batch that one stream may have; bounds memory, and no ordinary client reaches it."""
+CHECK_ON_LOOP_BYTES: Final = 4 << 20
+"""Checking this many bytes takes a few milliseconds; nothing may block the event loop for more than ten."""
+
+Checked = dict[int, BatchHeader | RaftlogError]
+"""Results of batches that were checked off the event loop, by their place in the request."""
+
+Message = TypeVar("Message", contravariant=True)
+
+
+class ResponseWriter(Protocol[Message]):
+    """The part of a gRPC context that a session needs to send its messages."""
+
+    async def write(self, message: Message, /) -> None:
+        """Send one message; returns once the transport has accepted it."""
+        ...
+
+
+class _Request:
+    """One request and its response, which is sent once no part's answer is missing."""
+
+    __slots__ = ("appended_s", "arrived_s", "begun_s", "complete_s", "missing", "open", "response", "timer")
+
+    def __init__(self, correlation_id: int, arrived_s: float) -> None:
+        self.arrived_s = arrived_s
+        self.begun_s = self.appended_s = self.complete_s = time.monotonic()
+        self.response = log_pb2.ProduceResponse(correlation_id=correlation_id)
+        self.open: list[Answer] = []
+        self.missing = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class ProduceSession:
+    """State of one stream.
+
+    Bounded: with `max_in_flight` requests unanswered the session stops reading, and the transport's flow control
+    slows the client down. A batch is appended as soon as it is read, so a session keeps no payload.
+    """
+
+    def __init__(
+        self,
+        replica_manager: ReplicaManager,
+        disk: Executor,
+        *,
+        max_in_flight: int,
+        default_timeout_ms: int,
+        who: Caller = EVERYTHING_ALLOWED,
+        producers: ProducerChecks | None = None,
+    ) -> None:
+        """`producers`: None accepts every producer id; a broker always has them checked."""
+        self._replica_manager = replica_manager
+        self._disk = disk
+        self._max_in_flight = max_in_flight
+        self._default_timeout_ms = default_timeout_ms
+        self._in_flight = 0
+        self._failure: RaftlogError | None = None
+        self._lease = replica_manager.lease
+        self._counters = replica_manager.counters
+        self._requests = replica_manager.counters.request("Produce")
+        self._answers: deque[_Request] = deque()
+        self._withheld: list[_Request] = []
+        self._answer_ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._broken_chains: dict[tuple[bytes, int], int] = {}
+        self._topics = Decisions.of(who, Acl.WRITE, Acl.TOPIC)
+        self._producers = producers
+
+    async def run(self, requests: AsyncIterator[Produce], writer: ResponseWriter[log_pb2.ProduceResponse]) -> None:
+        """Serve the stream until the client ends it and has all its answers."""
+        reader = asyncio.ensure_future(self._read(requests))
+        try:
+            while True:
+                while self._answers:
+                    owed = self._answers.popleft()
+                    if not self._lease.valid() and _acknowledges(owed.response):
+                        self._withheld.append(owed)  # decided under an earlier lease, it stays true
+                        self._lease.call_when_renewed(self._release_withheld)
+                        continue
+                    try:
+                        await writer.write(owed.response)
+                    finally:  # a client may leave as soon as it has its answer, before `write` returns
+                        self._count(owed)
+                    self._counters.produces_unanswered -= 1
+                    self._in_flight -= 1  # only now, so that a client that does not read its answers is bounded too
+                    self._room.set()
+                if self._failure is not None:
+                    raise self._failure
+                if reader.done():
+                    reader.result()  # ends the stream at once if the client broke the protocol
+                    if not self._in_flight:
+                        break
+                self._answer_ready.clear()
+                await self._answer_ready.wait()
+        finally:
+            reader.cancel()
+            self._counters.produces_unanswered -= self._in_flight
+            self._in_flight = 0
+            self._lease.stop_waiting(self._release_withheld)
+
+    def _count(self, owed: _Request) -> None:
+        """Count an answered request, and how long each stage took."""
+        now_s = time.monotonic()
+        stages = self._requests.stages
+        stages["queue"].observe(owed.begun_s - owed.arrived_s)
+        stages["local"].observe(owed.appended_s - owed.begun_s)
+        stages["remote"].observe(max(0.0, owed.complete_s - owed.appended_s))
+        stages["response"].observe(now_s - max(owed.complete_s, owed.appended_s))
+        stages["total"].observe(now_s - owed.arrived_s)
+
+    def _release_withheld(self) -> None:
+        self._answers.extendleft(reversed(self._withheld))
+        self._withheld.clear()
+        self._answer_ready.set()
+
+    async def _read(self, requests: AsyncIterator[Produce]) -> None:
+        try:
+            async for request in requests:
+                arrived_s = time.monotonic()
+                self._handle(request, await self._check_ahead(request), arrived_s)
+                del request  # frees the payload, which an idle stream would keep otherwise
+                while self._in_flight >= self._max_in_flight:
+                    self._room.clear()
+                    await self._room.wait()
+        finally:
+            self._answer_ready.set()
+
+    async def _check_ahead(self, request: Produce) -> Checked:
+        """Check large batches off the event loop, and transactions with their coordinators.
+
+        Later requests of this stream wait meanwhile.
+        """
+        checked: Checked = {}
+        producers = self._producers
+        for number, part in enumerate(request.parts):
+            is_heavy = checking_cost_bytes(part.records) > CHECK_ON_LOOP_BYTES
+            is_transactional = producers is not None and says_transactional(part.records)
+            if not is_heavy and not is_transactional:
+                continue
+            try:
+                self._check_permissions(request.head, part)
+                partition = self._replica_manager.find(part.head.topic_id, part.head.partition)
+                if producers is not None and is_transactional:
+                    await producers.verify(request.head, part.records, partition)
+                if is_heavy:
+                    loop = asyncio.get_running_loop()
+                    checked[number] = await loop.run_in_executor(self._disk, partition.check, part.records)
+            except RaftlogError as error:
+                checked[number] = error
+        return checked
+
+    def _handle(self, request: Produce, checked: Checked, arrived_s: float) -> None:
+        head = request.head
+        if head.acks == log_pb2.NO_ACK:
+            self._handle_unacknowledged(request, checked, arrived_s)
+            return
+        owed = _Request(head.correlation_id, arrived_s)
+        owed.missing = len(request.parts)
+        self._in_flight += 1
+        self._counters.produces_unanswered += 1
+        if not owed.missing:
+            self._finish(owed)
+            return
+        for number, part in enumerate(request.parts):
+            self._serve(part, owed, head, checked.get(number))
+        owed.appended_s = time.monotonic()
+        if owed.missing:
+            timeout_ms = head.timeout_ms or self._default_timeout_ms
+            loop = asyncio.get_running_loop()
+            owed.timer = loop.call_later(timeout_ms / 1000, self._time_out, owed, timeout_ms)
+
+    def _serve(
+        self,
+        part: ProducePart,
+        owed: _Request,
+        request: log_pb2.ProduceRequest,
+        checked: BatchHeader | RaftlogError | None,
+    ) -> None:
+        result = owed.response.results.add()
+        key = (part.head.topic_id, part.head.partition)
+        chain = part.head.chain
+        answered = False
+
+        # Refers to no `part`: its payload must be freed while the answer is owed.
+        def answer(error: BaseException | None) -> None:
+            nonlocal answered
+            if answered:
+                return
+            answered = True
+            self._requests.outcomes["NONE" if error is None else type(error).__name__] += 1
+            if error is not None:
+                result.Clear()
+                result.error.CopyFrom(to_wire(error))
+                result.base_offset = -1
+                if not isinstance(error, DuplicateSequence):  # which says that the batch is in the log
+                    self._break_chain(key, chain)
+            owed.missing -= 1
+            if not owed.missing:
+                self._finish(owed)
+
+        try:
+            base_offset, append_time_ms, log_start_offset = self._append(part, answer, request, checked)
+        except RaftlogError as error:
+            answer(error)
+        except Exception as error:  # a bug in one append must not take the client's other partitions down
+            logger.exception("produce to %s-%d failed", key[0].hex(), key[1])
+            answer(error)
+        else:
+            # The answer may have come already; `run` serializes the response later.
+            if not result.HasField("error"):
+                result.base_offset = base_offset
+                result.log_append_time_ms = append_time_ms
+                result.log_start_offset = log_start_offset
+            if not answered:
+                owed.open.append(answer)
+
+    def _handle_unacknowledged(self, request: Produce, checked: Checked, arrived_s: float) -> None:
+        """Append with acks=0: only a request with a refused part is answered, so that the client finds the leader.
+
+        The client has counted the records as sent, so those on their way to this broker are lost.
+        """
+        refused = _Request(request.head.correlation_id, arrived_s)
+        is_refused = False
+        for number, part in enumerate(request.parts):
+            result = refused.response.results.add(base_offset=-1)
+            try:
+                self._append(part, None, request.head, checked.get(number))
+                self._requests.outcomes["NONE"] += 1
+            except RaftlogError as error:
+                self._requests.outcomes[type(error).__name__] += 1
+                result.error.CopyFrom(to_wire(error))
+                is_refused = True
+        if is_refused:
+            self._in_flight += 1
+            self._counters.produces_unanswered += 1
+            refused.appended_s = time.monotonic()
+            self._finish(refused)
+
+    def _append(
+        self,
+        part: ProducePart,
+        answer: Answer | None,
+        request: log_pb2.ProduceRequest,
+        checked: BatchHeader | RaftlogError | None,
+    ) -> tuple[int, int, int]:
+        head = part.head
+        key = (head.topic_id, head.partition)
+        if self._broken_chains and head.chain <= self._broken_chains.get(key, -1):
+            raise ChainBroken(
+                f"a batch before this one was refused in chain {head.chain}; "
+                "send both again, in order, in a larger chain"
+            )
+        self._check_permissions(request, part)
+        if isinstance(checked, RaftlogError):
+            raise checked
+        partition = self._replica_manager.find(*key)
+        if partition.is_internal:
+            refuse_internal(partition.log.topic, "not written to by clients")
+        counted, end_offset = self._counters.topic(partition.log.topic), partition.log_end_offset
+        append = partition.append
+        if partition.traces is not None and head.traceparents:
+            append = partial(partition.traces.append, partition, head.traceparents[:MAX_TRACES])
+        try:
+            base_offset, append_time_ms = append(
+                part.records, head.leader_epoch, answer, all_replicas=request.acks == log_pb2.ALL, checked=checked
+            )
+        except RaftlogError:
+            counted.failed_produces += 1
+            raise
+        appended = partition.log_end_offset - end_offset  # 0 for a batch that was in the log already
+        counted.records_in += appended
+        counted.bytes_in += len(part.records) if appended else 0
+        return base_offset, append_time_ms, partition.log.log_start_offset
+
+    def _check_permissions(self, request: log_pb2.ProduceRequest, part: ProducePart) -> None:
+        """Check the permissions that this part needs; an unknown topic is left to `find`.
+
+        Raises:
+            AuthorizationError: the client may not write the topic, or as the owner of the transaction.
+            RaftlogError: as `ProducerChecks.check`.
+        """
+        if self._topics is not None:
+            topic = self._replica_manager.topic_name(part.head.topic_id, part.head.partition)
+            if topic is not None:
+                self._topics.check(topic, part.head.topic_id)
+        if self._producers is not None:
+            self._producers.check(request, part.records)
+
+    def _break_chain(self, key: tuple[bytes, int], chain: int) -> None:
+        if len(key[0]) != TOPIC_ID_BYTES:
+            return  # no such partition exists, so there is no order to keep
+        if key not in self._broken_chains and len(self._broken_chains) >= MAX_BROKEN_CHAINS:
+            # Not raised here: this may run within a partition that is answering other clients too.
+            self._failure = BrokerOverloaded(
+                f"more than {MAX_BROKEN_CHAINS} partitions of one stream were refused; open a new one"
+            )
+            self._answer_ready.set()
+            return
+        self._broken_chains[key] = max(chain, self._broken_chains.get(key, 0))
+
+    def _time_out(self, owed: _Request, timeout_ms: int) -> None:
+        error = RequestTimedOut(
+            f"not acknowledged within {timeout_ms} ms; the records are in the log and may yet be committed"
+        )
+        for answer in owed.open:
+            answer(error)
+
+    def _finish(self, owed: _Request) -> None:
+        if owed.timer is not None:
+            owed.timer.cancel()
+        owed.open.clear()
+        owed.complete_s = time.monotonic()
+        self._answers.append(owed)
+        self._answer_ready.set()
+
+
+def _acknowledges(response: log_pb2.ProduceResponse) -> bool:
+    return not all(result.HasField("error") for result in response.results)

@@ -1,0 +1,538 @@
+"""TLS and logins of clients: PEM files, SCRAM logins (RFC 5802), and channels that use both.
+
+`FreshPem` reads certificates and keys again when their files change, `ChannelTls` opens channels with them, for clients
+and between nodes. `Logins` holds the tokens that calls carry: gRPC asks for the token of each call in a thread, which
+logs in if there is none; concurrent calls wait for that login. Each broker issues its own tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from raftlog import errors
+from raftlog.errors import AuthenticationFailed, BrokerUnavailable, InvalidConfig, RaftlogError, RetriableError
+from raftlog.v1 import security_pb2, security_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 1.0
+"""Files are checked for changes at most this often."""
+TRY_AGAIN_S: Final = 30.0
+"""Refused files are read again after this long, even unchanged: a certificate may become valid."""
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+_KEY: Final = b"PRIVATE KEY-----"
+_ENCRYPTED: Final = (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"Proc-Type: 4,ENCRYPTED")
+_ATTEMPTS: Final = 3
+"""How often files that change during a read are read again."""
+
+
+class Names(NamedTuple):
+    """The names of the settings for the files."""
+
+    ca: str
+    certificate: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class PemFiles:
+    """Paths of PEM files; "" for none. Without `key`, the certificate's file has the key too."""
+
+    names: Names
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    @property
+    def key_file(self) -> str:
+        """The file with the key."""
+        return self.key or self.certificate
+
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """The contents of the files; empty where there is no file."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+
+def read_pem(files: PemFiles) -> tuple[Pem, Stamp]:
+    """Return the contents of the files, and a stamp that changes with them.
+
+    Raises:
+        InvalidConfig: a file cannot be read, has the wrong content, or the key belongs to another certificate; the
+            message names the setting.
+    """
+    stamp = _stamp(files)
+    for _ in range(_ATTEMPTS):
+        try:
+            pem = _read_once(files)
+        except InvalidConfig:
+            if (now := _stamp(files)) == stamp:
+                raise
+        else:
+            if (now := _stamp(files)) == stamp:
+                return pem, stamp
+        stamp = now
+    raise InvalidConfig(
+        f"{files.names.certificate}={files.certificate!r} changes all the time; replace files by renaming new ones"
+    )
+
+
+def _read_once(files: PemFiles) -> Pem:
+    ca = certificate = key = b""
+    if files.ca:
+        ca = _content(files.names.ca, files.ca, _CERTIFICATE, "certificate of a CA")
+        _check_ca(files, ca)
+    if files.certificate:
+        certificate = _content(files.names.certificate, files.certificate, _CERTIFICATE, "certificate")
+        key_name = files.names.key if files.key else files.names.certificate
+        key = _content(key_name, files.key_file, _KEY, "private key")
+        if any(mark in key for mark in _ENCRYPTED):
+            raise InvalidConfig(
+                f"{key_name}={files.key_file!r}: the private key is encrypted, which is not supported; decrypt it with "
+                "`openssl pkey -in FILE -out NEW`, and let no other user read NEW"
+            )
+        _check_pair(files)
+    elif files.key:
+        raise InvalidConfig(
+            f"{files.names.key}={files.key!r} without {files.names.certificate}: a key needs its certificate"
+        )
+    return Pem(ca, certificate, key)
+
+
+def _content(name: str, path: str, mark: bytes, what: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise InvalidConfig(f"{name}={path!r} cannot be read: {error.strerror}") from None
+    if mark not in content:
+        raise InvalidConfig(f"{name}={path!r} has no {what} in PEM form (-----BEGIN ...)")
+    return content
+
+
+def _check_ca(files: PemFiles, ca: bytes) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))
+    except ssl.SSLError as error:
+        raise InvalidConfig(f"{files.names.ca}={files.ca!r}: a certificate in it is damaged ({error.reason})") from None
+
+
+def _check_pair(files: PemFiles) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(files.certificate, files.key_file, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise InvalidConfig(
+                f"{files.names.certificate}={files.certificate!r} and the key in {files.key_file!r} do not belong "
+                "together; the certificate must come before those of its CAs"
+            ) from None
+        raise InvalidConfig(
+            f"{files.names.certificate}={files.certificate!r}: certificate or key is damaged ({error.reason or error})"
+        ) from None
+    except OSError as error:
+        raise InvalidConfig(
+            f"{files.names.certificate}={files.certificate!r} cannot be read: {error.strerror}"
+        ) from None
+
+
+def _stamp(files: PemFiles) -> Stamp:
+    stamps = []
+    for path in filter(None, (files.ca, files.certificate, files.key)):
+        try:
+            found = os.stat(path)
+        except OSError:
+            stamps.append((0, 0, 0))
+        else:
+            stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
+    return tuple(stamps)
+
+
+class FreshPem:
+    """The current contents of the files; invalid files keep the previous contents in use. Thread-safe.
+
+    `check` validates new contents, and raises InvalidConfig to refuse them.
+    """
+
+    def __init__(
+        self,
+        files: PemFiles,
+        check: Callable[[Pem], None] = lambda pem: None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the files. Raises InvalidConfig as `read_pem`, or as `check` does."""
+        self.files = files
+        self._check = check
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._pem, self._stamp = read_pem(files)
+        check(self._pem)
+        self._looked_s = clock_s()
+        self._version = 1
+        self._refused = ""
+        """Why the current files are refused; empty: they are valid."""
+        self._refused_s = 0.0
+
+    def current(self) -> tuple[Pem, int]:
+        """Return the valid contents, and a version that rises when they change."""
+        with self._lock:
+            now_s = self._clock_s()
+            if now_s - self._looked_s >= LOOK_EVERY_S:
+                self._looked_s = now_s
+                late = self._refused and now_s - self._refused_s >= TRY_AGAIN_S
+                if late or _stamp(self.files) != self._stamp:
+                    self._read_again(now_s)
+            return self._pem, self._version
+
+    def _read_again(self, now_s: float) -> None:
+        self._stamp = _stamp(self.files)
+        try:
+            pem, self._stamp = read_pem(self.files)
+            self._check(pem)
+        except InvalidConfig as error:
+            self._refused_s = now_s
+            if str(error) != self._refused:
+                self._refused = str(error)
+                logger.error("the certificates have changed, but the previous ones stay in use: %s", error)
+            return
+        self._refused = ""
+        if pem != self._pem:
+            self._pem = pem
+            self._version += 1
+            logger.info("certificates read again", extra={"file": self.files.certificate or self.files.ca})
+
+
+PROTOCOL: Final = "sasl_ssl"
+_MECHANISM: Final = "sasl.mechanism"
+_USERNAME, _PASSWORD, _LOCATION = "sasl.username", "sasl.password", "sasl.password.location"
+
+
+@dataclass(frozen=True, slots=True)
+class Sasl:
+    """A user with its password or password file. Comparable and picklable; `repr` omits the password."""
+
+    mechanism: str
+    username: str
+    password: str = field(default="", repr=False)
+    location: str = ""
+    """The file with the password, read for every login."""
+
+    def read_password(self) -> str:
+        """Return the current password, without a line end at the end of the file.
+
+        Raises:
+            InvalidConfig: the file cannot be read, or is empty.
+        """
+        if not self.location:
+            return self.password
+        try:
+            with open(self.location, encoding="utf-8") as file:
+                password = file.read().removesuffix("\n").removesuffix("\r")
+        except OSError as error:
+            raise InvalidConfig(f"{_LOCATION}={self.location!r} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InvalidConfig(f"{_LOCATION}={self.location!r} is not UTF-8 text") from None
+        if not password:
+            raise InvalidConfig(f"{_LOCATION}={self.location!r} is empty; put the password into it")
+        return password
+
+    @property
+    def settings(self) -> str:
+        """The settings of the login, for messages: brokers do not say which one is wrong."""
+        password = f"{_LOCATION}={self.location!r}" if self.location else _PASSWORD
+        return f"{_USERNAME}, {password} and {_MECHANISM}"
+
+
+def sasl_of(values: Mapping[str, Any], protocol: str) -> Sasl | None:
+    """Return the login that the options describe; None: no login.
+
+    Raises:
+        InvalidConfig: a login without the protocol for it, the protocol without a login, or two passwords.
+    """
+    mechanism, username, password, location = (values[name] for name in (_MECHANISM, _USERNAME, _PASSWORD, _LOCATION))
+    if protocol != PROTOCOL:
+        for name, value in ((_USERNAME, username), (_PASSWORD, password), (_LOCATION, location)):
+            if value:
+                raise InvalidConfig(f"{name} has no effect without security.protocol={PROTOCOL}; set both")
+        return None
+    if not username:
+        raise InvalidConfig(f"security.protocol={PROTOCOL} without {_USERNAME}; set the user's name")
+    if password and location:
+        raise InvalidConfig(f"{_PASSWORD} and {_LOCATION} are both set; leave one of them out")
+    if not password and not location:
+        raise InvalidConfig(
+            f"security.protocol={PROTOCOL} without a password for user {username!r}; set {_LOCATION}, or {_PASSWORD}"
+        )
+    return Sasl(mechanism, username, password, location)
+
+
+Options = Sequence[tuple[str, Any]]
+_EVERY_CHANNEL: Final[dict[str, Any]] = {
+    "grpc.use_local_subchannel_pool": 1,  # own connections: no client delays another one
+    "grpc.enable_http_proxy": 0,
+    "grpc.initial_reconnect_backoff_ms": 50,
+    "grpc.min_reconnect_backoff_ms": 1000,  # how long an attempt to connect may take
+    "grpc.max_reconnect_backoff_ms": 250,
+    # A node that restarts in Kubernetes has another address; gRPC's default asks for a name again after 30 s.
+    "grpc.dns_min_time_between_resolutions_ms": 500,
+}
+"""The options of all channels, of clients and between nodes; the options of one channel add to them or replace them."""
+
+
+class ChannelTls:
+    """Opens channels with the current certificates. The server's name is always checked."""
+
+    def __init__(self, pem: FreshPem | PemFiles, sasl: Sasl | None = None) -> None:
+        """Read the files. Raises InvalidConfig as `FreshPem`, and as `Logins` with `sasl`, the login."""
+        self._pem = pem if isinstance(pem, FreshPem) else FreshPem(pem)
+        self._lock = threading.Lock()
+        self._made: tuple[int, grpc.ChannelCredentials] | None = None
+        self._logins = None if sasl is None else Logins(sasl, self._open_for_login)
+
+    @property
+    def version(self) -> int:
+        """Rises when the certificates change; older channels reconnect with the older certificates."""
+        return self._pem.current()[1]
+
+    def open(self, address: str, options: Options) -> grpc.aio.Channel:
+        """Return a new channel to an address, host:port."""
+        credentials = self._credentials()
+        if self._logins is not None:
+            credentials = grpc.composite_channel_credentials(credentials, self._logins.credentials(address))
+        return grpc.aio.secure_channel(address, credentials, options=_with_every(options))
+
+    def _open_for_login(self, address: str) -> grpc.Channel:
+        return grpc.secure_channel(address, self._credentials(), options=_with_every(()))
+
+    def _credentials(self) -> grpc.ChannelCredentials:
+        pem, version = self._pem.current()
+        with self._lock:
+            if self._made is None or self._made[0] != version:
+                made = grpc.ssl_channel_credentials(pem.ca or None, pem.key or None, pem.certificate or None)
+                self._made = version, made
+            return self._made[1]
+
+
+def dial(address: str, options: Options, tls: ChannelTls | None) -> grpc.aio.Channel:
+    """Return a new channel to an address, host:port; in plaintext without `tls`."""
+    if tls is not None:
+        return tls.open(address, options)
+    return grpc.aio.insecure_channel(address, options=_with_every(options))
+
+
+def _with_every(options: Options) -> list[tuple[str, Any]]:
+    return list({**_EVERY_CHANNEL, **dict(options)}.items())
+
+
+TIMEOUT_S: Final = 10.0
+"""For each of the two calls of a login."""
+RENEWED_AFTER: Final = 0.8
+"""A token is renewed after this share of its lifetime, while it is still valid."""
+SECOND_TRY_S: Final = 0.25
+"""A refused login is repeated once after this long: the broker may not know a new user or password yet."""
+REFUSED_FOR_S: Final = 1.0
+"""How long a refusal also answers further calls."""
+_RENEWAL_PAUSE_S: Final = 5.0
+assert SECOND_TRY_S < REFUSED_FOR_S < TIMEOUT_S
+
+FROM_PLUGIN: Final = "plugin failed with error: "
+"""gRPC's prefix of an error that kept a call from getting its token."""
+_NAMED: Final[dict[str, type[RaftlogError]]] = {
+    name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, RaftlogError)
+}
+_all_logins: weakref.WeakSet[Logins] = weakref.WeakSet()
+
+OpenChannel = Callable[[str], grpc.Channel]
+"""Opens a channel to an address, for calls without a token."""
+
+
+def named_error(details: str) -> RaftlogError | None:
+    """Return the error of a text such as `ClassName: what is wrong`, or None."""
+    name, colon, text = details.rpartition(FROM_PLUGIN)[2].partition(": ")
+    found = _NAMED.get(name) if colon else None
+    return None if found is None else found(text)
+
+
+def forget_token(address: str) -> bool:
+    """Drop the tokens for a broker in this process, so that the next call logs in; return whether there were logins."""
+    logged_in = [logins.forget(address) for logins in list(_all_logins)]
+    return any(logged_in)
+
+
+@dataclass(slots=True)
+class _Login:
+    """The login at one broker. A login holds the lock; `forget` clears the token without it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    token: str = ""
+    renew_s: float = 0.0
+    expires_s: float = 0.0
+    failure: RaftlogError | None = None
+    failed_s: float = 0.0
+
+
+class Logins:
+    """The tokens of one client, by address. Thread-safe; like every client, not used across a fork."""
+
+    def __init__(self, sasl: Sasl, open_channel: OpenChannel, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises InvalidConfig if the password cannot be read. The first call logs in."""
+        sasl.read_password()
+        self._sasl = sasl
+        self._open_channel = open_channel
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_address: dict[str, _Login] = {}
+        _all_logins.add(self)
+
+    def credentials(self, address: str) -> grpc.CallCredentials:
+        """Return call credentials that give every call of a channel its token."""
+        return grpc.metadata_call_credentials(_Bearer(self, address), "raftlog")
+
+    def token(self, address: str) -> str:
+        """Return the token for a broker; log in if there is none, or if it must be renewed.
+
+        Raises:
+            AuthenticationFailed: the broker refuses the user, or cannot prove that it knows the password.
+            BrokerUnavailable: the broker is not reachable.
+            InvalidConfig: the password cannot be read any more.
+        """
+        asked_s = self._clock()
+        login = self._login(address)
+        with login.lock:
+            now_s = self._clock()
+            if (token := login.token) and now_s < login.renew_s:
+                return token
+            if login.failure is not None and self._still_counts(login, asked_s, now_s):
+                raise type(login.failure)(str(login.failure))
+            try:
+                return self._renew(login, address)
+            except RaftlogError as error:
+                login.failure, login.failed_s = error, self._clock()
+                token = login.token
+                if not token or login.failed_s >= login.expires_s or not isinstance(error, RetriableError):
+                    login.token = ""
+                    raise
+                login.renew_s = login.failed_s + _RENEWAL_PAUSE_S
+                logger.warning("%s: %s; the previous token is still valid", address, error)
+                return token
+
+    @staticmethod
+    def _still_counts(login: _Login, asked_s: float, now_s: float) -> bool:
+        """Whether a failed login answers this call: it ended after the call began, or is a recent refusal."""
+        final = isinstance(login.failure, AuthenticationFailed)
+        return login.failed_s > asked_s or (final and now_s < login.failed_s + REFUSED_FOR_S)
+
+    def _renew(self, login: _Login, address: str) -> str:
+        try:
+            begun_s = self._clock()
+            answer = self._exchange(address)
+        except AuthenticationFailed:
+            time.sleep(SECOND_TRY_S)
+            begun_s = self._clock()
+            answer = self._exchange(address)
+        lifetime_s = answer.lifetime_ms / 1000
+        login.token, login.failure = answer.token, None
+        login.renew_s, login.expires_s = begun_s + RENEWED_AFTER * lifetime_s, begun_s + lifetime_s
+        logger.debug("user %s has logged in at %s for %.0f s", self._sasl.username, address, lifetime_s)
+        return answer.token
+
+    def forget(self, address: str) -> bool:
+        """Drop the token that a broker refuses; return whether this client ever logged in there."""
+        with self._lock:
+            login = self._by_address.get(address)
+        if login is None:
+            return False
+        login.token = ""  # without the login's lock, which a login in progress holds
+        return True
+
+    def _login(self, address: str) -> _Login:
+        with self._lock:
+            return self._by_address.setdefault(address, _Login())
+
+    def _exchange(self, address: str) -> security_pb2.AuthenticateResponse:
+        """Log in: each side proves that it knows the password, which is never sent."""
+        import scramp  # imported only for a login
+
+        sasl = self._sasl
+        try:
+            client = scramp.ScramClient([sasl.mechanism], sasl.username, sasl.read_password())
+            with closing(self._open_channel(address)) as channel:
+                ask = security_pb2_grpc.SecurityStub(channel).Authenticate
+                first = self._ask(ask, address, client.get_client_first())
+                client.set_server_first(first.message.decode())
+                answer = self._ask(ask, address, client.get_client_final(), first.exchange_id)
+                client.set_server_final(answer.message.decode())
+        except (scramp.ScramException, UnicodeDecodeError) as error:
+            raise AuthenticationFailed(
+                f"the login of user {sasl.username!r} at {address} with {sasl.mechanism} failed, because the "
+                f"broker's answer is wrong ({error}): it does not know the password, or runs another version"
+            ) from None
+        if not answer.token:
+            raise AuthenticationFailed(f"{address} gave user {sasl.username!r} no token: does it run another version?")
+        return answer
+
+    def _ask(self, ask: Any, address: str, message: str, exchange_id: bytes = b"") -> security_pb2.AuthenticateResponse:
+        request = security_pb2.AuthenticateRequest(
+            mechanism=self._sasl.mechanism, exchange_id=exchange_id, message=message.encode()
+        )
+        try:
+            response: security_pb2.AuthenticateResponse = ask(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise self._failure(error, address) from None
+        if response.error.code:
+            refusal = errors.from_wire(response.error)
+            raise refusal if isinstance(refusal, RetriableError) else self._refused(address, str(refusal))
+        return response
+
+    def _failure(self, error: Any, address: str) -> RaftlogError:
+        """Return the error of a login for a failed call."""
+        details = error.details() or error.code().name
+        match error.code():
+            case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+                found = named_error(details)
+                return self._refused(address, details if found is None else str(found))
+            case grpc.StatusCode.UNIMPLEMENTED:
+                return self._refused(address, "it knows no users; is security.protocol right, and the port?")
+            case _:  # the call that needs the token adds the address
+                return BrokerUnavailable(details)
+
+    def _refused(self, address: str, why: str) -> AuthenticationFailed:
+        sasl = self._sasl
+        return AuthenticationFailed(
+            f"{address} does not let user {sasl.username!r} in with {sasl.mechanism}: {why}; check {sasl.settings}"
+        )
+
+
+class _Bearer(grpc.AuthMetadataPlugin):
+    """Gives calls to one broker their token. gRPC calls it in a thread of its own, so it may block."""
+
+    def __init__(self, logins: Logins, address: str) -> None:
+        self._logins = logins
+        self._address = address
+
+    def __call__(self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
+        try:
+            token = self._logins.token(self._address)
+        except RaftlogError as error:
+            callback((), RuntimeError(f"{type(error).__name__}: {error}"))
+        else:
+            callback((("authorization", f"Bearer {token}"),), None)

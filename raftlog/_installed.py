@@ -1,0 +1,91 @@
+"""What is installed here: the server's packages, the command line of a server process, and which extras are missing.
+
+The server (`broker`, `raftmeta`, `replication`) is an application. A wheel carries it under `raftlog/_server`, in a
+checkout it lies beside `raftlog`; either way it runs as a process of its own with that directory first on its path
+and without the working directory on it (`-P`), so that a user's own `broker.py` neither breaks it nor is broken.
+
+`pip install raftlog` installs what the clients need; server and command line need extras (ADR 0005).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from raftlog.errors import InternalError, InvalidConfig
+
+PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "server": ("pysyncobj", "uvloop", "prometheus_client", "aiokafka"),
+    "cli": ("typer", "rich"),
+    "console": ("jinja2", "starlette", "uvicorn"),
+    "prometheus": ("prometheus_client",),
+}
+"""By extra: the packages that it installs, as they are imported."""
+
+
+def server_root() -> Path:
+    """Return the directory that holds the package `broker`.
+
+    Raises:
+        InternalError: neither a wheel's layout nor a checkout's.
+    """
+    package = Path(__file__).resolve().parent
+    for root in (package / "_server", package.parent):
+        if (root / "broker" / "__init__.py").is_file() and (root / "raftmeta" / "__init__.py").is_file():
+            return root
+    raise InternalError(
+        f"the server's packages are neither in {package / '_server'} nor beside {package}; install raftlog again"
+    )
+
+
+def server_command(*arguments: str) -> list[str]:
+    """Return the command line of a server process with these arguments."""
+    return [sys.executable, "-P", "-m", "broker", *arguments]
+
+
+def dependent_server_command(*arguments: str) -> list[str]:
+    """Return the command line of a server process that does not outlive the process that starts it."""
+    return [sys.executable, "-P", "-m", "raftlog.testing.dependent_process", str(os.getpid()), "broker", *arguments]
+
+
+def server_environment() -> dict[str, str]:
+    """Return this process's environment with the server root first on Python's path.
+
+    It omits RAFTLOG_BOOTSTRAP, a setting of clients that a server would refuse, and silences gRPC's own log lines
+    unless GRPC_VERBOSITY asks for more than errors.
+
+    Raises:
+        InvalidConfig: a package of the extra `server` is not installed.
+    """
+    missing = missing_from("server")
+    if missing is not None:
+        raise InvalidConfig(needs("a raftlog server", missing, "server"))
+    environment = dict(os.environ)
+    environment.pop("RAFTLOG_BOOTSTRAP", None)
+    if environment.get("GRPC_VERBOSITY", "ERROR") == "ERROR":  # which gRPC sets itself when it is imported
+        environment["GRPC_VERBOSITY"] = "NONE"
+    earlier = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([str(server_root()), *([earlier] if earlier else [])])
+    return environment
+
+
+def missing_from(extra: str) -> str | None:
+    """Return a package of this extra that is not installed, None if all are."""
+    return next((package for package in PACKAGES[extra] if find_spec(package) is None), None)
+
+
+def is_of(error: ModuleNotFoundError, extra: str) -> bool:
+    """Return whether this import failed because a package of the extra is not installed."""
+    return (error.name or "").partition(".")[0] in PACKAGES[extra]
+
+
+def needs(what: str, package: str | None, *extras: str) -> str:
+    """Return the message that `what` needs a package, and how to install it."""
+    return (
+        f"{what} needs the package {package}, which is not installed; install it with pip install "
+        f"'raftlog[{','.join(extras)}]', or in a checkout with pip install '.[{','.join(extras)}]'"
+    )

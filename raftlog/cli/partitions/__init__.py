@@ -1,0 +1,1 @@
+"""`raftlog partition`: elections and reassignments; moving.py plans and throttles moves, health.py names problems."""

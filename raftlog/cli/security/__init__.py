@@ -1,0 +1,1 @@
+"""`raftlog acl` and `raftlog user`."""

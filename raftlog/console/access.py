@@ -1,0 +1,112 @@
+"""Who looks at the console: sessions, logins, and tokens against forged requests. No I/O; the clock comes in.
+
+A session is a random token in a cookie. It begins anonymous. On a cluster without users, or when the console has a
+user of its own, an anonymous session sees everything that the console may see. Otherwise it sees the login page only,
+until the user logs in with a name and a password; the session then has a new token, so that a token that was planted
+before the login is worth nothing (session fixation).
+
+    anonymous  -- log in -->  user  -- log out, or idle for `timeout_s` -->  gone
+
+The password stays in the memory of this process, as each connection to a broker needs it, and reaches no page.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+MOST_SESSIONS: Final = 10_000
+"""More than that: the one that was idle for the longest time ends."""
+TRIES: Final = 5
+"""Failed logins of one name, after which further ones wait."""
+PAUSE_S: Final = 30.0
+MOST_NAMES: Final = 10_000
+
+
+@dataclass(slots=True)
+class Session:
+    """One browser. `form_token`: what its forms carry. `user`: None until it has logged in."""
+
+    token: str
+    form_token: str
+    used_s: float
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    note: tuple[str, str] | None = None
+    """What the next page says at its top: kind (done, error) and text."""
+
+    def take_note(self) -> tuple[str, str] | None:
+        """Return the note, which is shown once."""
+        note, self.note = self.note, None
+        return note
+
+    def may_post(self, form_token: str) -> bool:
+        """Whether a form came from a page of this session."""
+        return hmac.compare_digest(self.form_token.encode(), form_token.encode())
+
+
+class Sessions:
+    """The sessions of a console.
+
+    `now_s`: a monotonic clock. `make_token`: returns an unguessable text. `timeout_s`: how long one may be idle.
+    """
+
+    def __init__(self, now_s: Callable[[], float], make_token: Callable[[], str], timeout_s: float) -> None:
+        self._now_s = now_s
+        self._make_token = make_token
+        self._timeout_s = timeout_s
+        self._sessions: dict[str, Session] = {}
+        self._failures: dict[str, tuple[int, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def find(self, token: str | None, *, use: bool = True) -> Session | None:
+        """Return the live session of a cookie. `use`: the person is there, so the idle time begins anew."""
+        found = self._sessions.get(token or "")
+        if found is None:
+            return None
+        if self._now_s() - found.used_s > self._timeout_s:
+            self.end(found)
+            return None
+        if use:
+            found.used_s = self._now_s()
+            self._sessions[found.token] = self._sessions.pop(found.token)  # the longest idle one comes first
+        return found
+
+    def begin(self) -> Session:
+        """Return a new anonymous session."""
+        session = Session(self._make_token(), self._make_token(), self._now_s())
+        self._sessions[session.token] = session
+        while len(self._sessions) > MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        return session
+
+    def end(self, session: Session) -> None:
+        """Forget a session and its password."""
+        session.password = None
+        self._sessions.pop(session.token, None)
+
+    def log_in(self, session: Session, user: str, password: str) -> Session:
+        """Return the session of this user that takes the place of `session`. The caller has checked the password."""
+        self.end(session)
+        self._failures.pop(user, None)
+        found = self.begin()
+        found.user, found.password = user, password
+        return found
+
+    def pause_s(self, user: str) -> float:
+        """Return how long the next login of this name has to wait after failed ones, 0: not at all."""
+        failures, last_s = self._failures.get(user, (0, 0.0))
+        return max(0.0, last_s + PAUSE_S - self._now_s()) if failures >= TRIES else 0.0
+
+    def failed(self, user: str) -> None:
+        """Count a failed login."""
+        failures, last_s = self._failures.pop(user, (0, 0.0))
+        if self._now_s() - last_s > PAUSE_S:
+            failures = 0
+        self._failures[user] = (failures + 1, self._now_s())
+        while len(self._failures) > MOST_NAMES:
+            del self._failures[next(iter(self._failures))]

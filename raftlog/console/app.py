@@ -1,0 +1,529 @@
+"""The web application: routes, the cookie of sessions, security headers, live updates, and the process that serves it.
+
+    GET  PATH            a page (pages.py)
+    GET  /live?path=PATH server-sent events: the live part of that page, whenever it has changed
+    POST /do/NAME        a change (actions.py), then back to the page it came from
+    POST /login, /logout
+    GET  /static/NAME    scripts and styles
+
+Every page works without scripts; they only replace the live part and draw plots. The content security policy allows
+nothing but files of the console itself, so text of records can never become a script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import functools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import jinja2
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Match, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from raftlog import __version__
+from raftlog._core.words import counted
+from raftlog.cli.nodes.cluster import size_text
+from raftlog.console import messages
+from raftlog.console.access import Session, Sessions
+from raftlog.console.actions import ACTIONS, audit, perform
+from raftlog.console.pages import PAGES, Look, Page
+from raftlog.console.view import EVERY_S, View
+from raftlog.errors import (
+    AuthenticationFailed,
+    AuthorizationError,
+    GroupIdNotFound,
+    InvalidRequestError,
+    RaftlogError,
+    ResourceNotFound,
+    TransactionalIdNotFound,
+    UnknownTopicOrPartition,
+)
+from raftlog.security import AclOperation, AclPermission, PatternType, ResourceType
+
+logger = logging.getLogger(__name__)
+
+COOKIE: Final = "raftlog_console"
+MOST_FORM_BYTES: Final = 2 << 20
+MOST_STREAMS: Final = 200
+MOST_VIEWS: Final = 100
+"""Users with a view of their own at a time; the one that was used least recently gives way."""
+STREAM_S: Final = 600.0
+"""How long a stream of live updates runs; the browser opens the next one."""
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_NOT_FOUND: Final = (ResourceNotFound, UnknownTopicOrPartition, GroupIdNotFound, TransactionalIdNotFound)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a console is run.
+
+    `client`: config of clients, as --client-config has it. `with_login`: people log in with users of the cluster.
+    `hosts`: the names under which browsers may address it, none: any. `tls`: whether it serves https.
+    """
+
+    bootstrap: str
+    client: Mapping[str, object] = field(default_factory=dict)
+    with_login: bool = False
+    read_only: bool = False
+    session_timeout_s: float = 1800.0
+    hosts: tuple[str, ...] = LOOPBACK
+    tls: bool = False
+
+
+class Console:
+    """The application's state: sessions, and a view of the cluster for each user."""
+
+    def __init__(self, settings: Settings, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.sessions = Sessions(now_s, lambda: secrets.token_urlsafe(32), settings.session_timeout_s)
+        self.streams = 0
+        self._views: dict[str, View] = {}
+        self._lock = threading.Lock()
+        self.templates = _templates()
+
+    def view_of(self, session: Session) -> View:
+        """Return the view of a session's user; all sessions of a user share one."""
+        name = session.user or ""
+        with self._lock:
+            found = self._views.pop(name, None)
+            if found is None or (session.user and found.settings.get("sasl.password") != session.password):
+                if found is not None:
+                    found.close()
+                found = View(self.settings.bootstrap, self.client_settings(session.user, session.password))
+            self._views[name] = found
+            while len(self._views) > MOST_VIEWS:
+                self._views.pop(next(iter(self._views))).close()
+            return found
+
+    def client_settings(self, user: str | None, password: str | None) -> dict[str, object]:
+        """Return the config of the clients that act for a user."""
+        login = {} if user is None else {"sasl.username": user, "sasl.password": password}
+        return {"client.id": "raftlog-console", **self.settings.client, **login}
+
+    def log_in(self, session: Session, user: str, password: str) -> Session:
+        """Return the session of a user, whose password a broker has checked.
+
+        Raises:
+            AuthenticationFailed: the password is wrong, or there is no such user.
+            RaftlogError: no broker answers.
+        """
+        view = View(self.settings.bootstrap, self.client_settings(user, password))
+        try:
+            view.admin.describe_cluster()
+        except AuthenticationFailed:
+            raise
+        except AuthorizationError:
+            pass  # the user exists and may not describe the cluster: the pages say so
+        finally:
+            view.close()
+        return self.sessions.log_in(session, user, password)
+
+    def close(self) -> None:
+        """Close the connections to brokers."""
+        with self._lock:
+            for view in self._views.values():
+                view.close()
+            self._views.clear()
+
+    def render(self, look: Look, page: Page, *, only_live: bool = False) -> str:
+        """Return a page as HTML, or only the part that changes by itself."""
+        template = self.templates.get_template(page.template)
+        old = [each for each in page.answers if each.error is not None]
+        values = {
+            **page.values,
+            "title": page.title,
+            "look": look,
+            "fields": look.fields,
+            "old": old[0] if old else None,
+            "old_s": min((look.view.age_s(each) for each in old), default=0.0),
+            "read_only": look.read_only,
+            "bootstrap": self.settings.bootstrap,
+            "with_login": self.settings.with_login,
+            "version": __version__,
+        }
+        if only_live:
+            return template.render(**values, layout="live.html")
+        return template.render(**values, layout="base.html", note=look.session.take_note())
+
+
+def create_app(settings: Settings) -> Starlette:
+    """Return the application."""
+    console = Console(settings)
+    static = str(files("raftlog.console") / "static")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(console.close)
+
+    routes: list[Any] = [
+        Route("/live", functools.partial(_live, console), methods=["GET"]),
+        Route("/login", functools.partial(_login, console), methods=["GET", "POST"]),
+        Route("/logout", functools.partial(_logout, console), methods=["POST"]),
+        Route("/do/{action}", functools.partial(_act, console), methods=["POST"]),
+        Route("/healthz", lambda request: PlainTextResponse("ok"), methods=["GET"]),
+        Mount("/static", StaticFiles(directory=static)),
+    ]
+    routes += [Route(path, functools.partial(_page, console, page), methods=["GET"]) for path, page in PAGES.items()]
+
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: functools.partial(_lost, console)})
+    app.state.console = console
+    app.add_middleware(_Guard, settings=settings)
+    return app
+
+
+class _Guard:
+    """Refuses foreign host names (DNS rebinding) and adds the security headers. An ASGI middleware."""
+
+    def __init__(self, app: Any, settings: Settings) -> None:
+        self._app = app
+        self._hosts = {host.lower() for host in settings.hosts}
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+        if settings.tls:
+            self._headers.append((b"strict-transport-security", b"max-age=31536000"))
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        named = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        if self._hosts and (urlsplit(f"//{named}").hostname or "").lower() not in self._hosts:
+            refusal = PlainTextResponse(
+                f"this console is not served under the name {named!r}; allow it with --allowed-host", status_code=421
+            )
+            await refusal(scope, receive, send)
+            return
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                cached = scope["path"].startswith("/static/")
+                cache = b"public, max-age=3600" if cached else b"no-store"
+                message["headers"] = [*message["headers"], *self._headers, (b"cache-control", cache)]
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+
+# Sessions and looks
+
+
+def _session(console: Console, request: Request, *, use: bool = True) -> tuple[Session, bool]:
+    """Return the browser's session, and whether it is new."""
+    found = console.sessions.find(request.cookies.get(COOKIE), use=use)
+    return (found, False) if found is not None else (console.sessions.begin(), True)
+
+
+def _with_cookie(console: Console, response: Response, session: Session) -> Response:
+    response.set_cookie(COOKIE, session.token, httponly=True, samesite="strict", secure=console.settings.tls, path="/")
+    return response
+
+
+def _must_log_in(console: Console, session: Session) -> bool:
+    return console.settings.with_login and session.user is None
+
+
+def _look(console: Console, session: Session, path: str, query: str, names: Mapping[str, str]) -> Look:
+    fields = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=50))
+    return Look(console.view_of(session), session, fields, names, path, console.settings.read_only)
+
+
+def _page(console: Console, page: Callable[[Look], Page], request: Request) -> Response:
+    session, new = _session(console, request)
+    if _must_log_in(console, session):
+        query = f"?{request.url.query}" if request.url.query else ""
+        after = quote(f"{request.url.path}{query}", safe="/")
+        response: Response = RedirectResponse(f"/login?after={after}", 303)
+        return _with_cookie(console, response, session) if new else response
+    look = _look(console, session, request.url.path, request.url.query, request.path_params)
+    try:
+        response = HTMLResponse(console.render(look, page(look)))
+    except RaftlogError as error:
+        response = _problem(console, look, error)
+    return _with_cookie(console, response, session) if new else response
+
+
+def _problem(console: Console, look: Look, error: RaftlogError) -> Response:
+    if isinstance(error, _NOT_FOUND):
+        title, code = "Not found", 404
+    elif isinstance(error, AuthorizationError):
+        title, code = "Not allowed", 403
+    elif isinstance(error, InvalidRequestError):
+        title, code = "Not possible", 400
+    else:
+        title, code = "The cluster does not answer", 503
+    page = Page("problem.html", title, {"problem": str(error)})
+    return HTMLResponse(console.render(look, page), code)
+
+
+def _lost(console: Console, request: Request, error: Exception) -> Response:
+    session, _ = _session(console, request, use=False)
+    if _must_log_in(console, session):
+        return RedirectResponse("/login", 303)
+    look = _look(console, session, request.url.path, "", {})
+    return _problem(console, look, ResourceNotFound(f"there is no page {request.url.path}"))
+
+
+# Logins and changes
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return the fields of a form.
+
+    Raises:
+        InvalidRequestError: it is too large, or no form.
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_FORM_BYTES:
+            raise InvalidRequestError(f"the form is larger than {size_text(MOST_FORM_BYTES)}; use the command line")
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200))
+    except ValueError:
+        raise InvalidRequestError("this is not a form") from None
+
+
+def _inside(path: str) -> str:
+    """Return a path of the console to go back to; anything else leads to the first page."""
+    parts = urlsplit(path)
+    safe = path.startswith("/") and not path.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
+    return path if safe and path.isprintable() else "/"
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client is not None else "unknown"
+
+
+async def _login(console: Console, request: Request) -> Response:
+    session, new = _session(console, request)
+    after, problem, user = request.query_params.get("after", "/"), "", ""
+    if not console.settings.with_login:
+        return RedirectResponse("/", 303)
+    code = 200
+    if request.method == "POST":
+        try:
+            fields = await _form(request)
+            after, user = fields.get("after", "/"), fields.get("user", "").strip()
+            if new or not session.may_post(fields.get("form_token", "")):
+                raise InvalidRequestError("the form was too old; try again")
+            if (pause_s := console.sessions.pause_s(user)) > 0:
+                raise InvalidRequestError(f"too many failed logins; try again in {pause_s:.0f} seconds")
+            session = await run_in_threadpool(console.log_in, session, user, fields.get("password", ""))
+            audit.info("login by %s from %s", user, _address(request))
+            return _with_cookie(console, RedirectResponse(_inside(after), 303), session)
+        except AuthorizationError:
+            console.sessions.failed(user)
+            audit.warning("login by %s from %s was refused", user, _address(request))
+            problem, code = "name or password is wrong", 401
+        except InvalidRequestError as error:
+            problem, code = str(error), 400
+        except RaftlogError as error:
+            problem, code = str(error), 503
+    values = {"problem": problem, "user": user, "after": _inside(after), "session": session, "version": __version__}
+    page = console.templates.get_template("login.html").render(**values, bootstrap=console.settings.bootstrap)
+    return _with_cookie(console, HTMLResponse(page, code), session)
+
+
+async def _logout(console: Console, request: Request) -> Response:
+    session, _ = _session(console, request)
+    fields = await _form(request)
+    if session.may_post(fields.get("form_token", "")):
+        console.sessions.end(session)
+    response = RedirectResponse("/login" if console.settings.with_login else "/", 303)
+    response.delete_cookie(COOKIE, path="/")
+    return response
+
+
+async def _act(console: Console, request: Request) -> Response:
+    session, new = _session(console, request)
+    name = request.path_params["action"]
+    if _must_log_in(console, session):
+        return RedirectResponse("/login", 303)
+    try:
+        fields = await _form(request)
+    except InvalidRequestError as error:
+        return PlainTextResponse(str(error), 413)
+    if new or not session.may_post(fields.get("form_token", "")):
+        return PlainTextResponse("this form does not come from a page of this session; load the page again", 403)
+    if name not in ACTIONS:
+        return PlainTextResponse(f"there is no action {name}", 404)
+    if console.settings.read_only:
+        return PlainTextResponse("this console is read-only", 403)
+    user = session.user or "the console's own user"
+    view = await run_in_threadpool(console.view_of, session)
+    done, said = await run_in_threadpool(perform, name, view, fields, user, _address(request))
+    session.note = ("done" if done else "error", said)
+    back = _inside(fields.get("then" if done and fields.get("then") else "back", "/"))
+    return RedirectResponse(back, 303)
+
+
+# Live updates
+
+
+async def _live(console: Console, request: Request) -> Response:
+    session = console.sessions.find(request.cookies.get(COOKIE), use=False)
+    if session is None or _must_log_in(console, session):
+        return PlainTextResponse("the session has ended; load the page again", 401)
+    if console.streams >= MOST_STREAMS:
+        return PlainTextResponse("too many open pages; this one does not update itself", 503)
+    target = urlsplit(request.query_params.get("path", "/"))
+    found = _find_page(target.path)
+    if found is None:
+        return PlainTextResponse("there is no such page", 404)
+    page, names = found
+
+    def draw() -> str:
+        look = _look(console, session, target.path, target.query, names)
+        try:
+            return console.render(look, page(look), only_live=True)
+        except RaftlogError as error:
+            return console.render(look, Page("problem.html", "No answer", {"problem": str(error)}), only_live=True)
+
+    async def events() -> AsyncIterator[str]:
+        console.streams += 1
+        try:
+            last, until_s = None, time.monotonic() + STREAM_S
+            yield "retry: 2000\n\n"
+            while time.monotonic() < until_s and not await request.is_disconnected():
+                if console.sessions.find(session.token, use=False) is None:
+                    yield "event: over\ndata: over\n\n"
+                    return
+                html = await run_in_threadpool(draw)
+                if html != last:
+                    yield "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
+                    last = html
+                else:
+                    yield ": alive\n\n"
+                await asyncio.sleep(EVERY_S)
+        finally:
+            console.streams -= 1
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+_ROUTES: Final = [(Route(path, lambda request: Response(), methods=["GET"]), page) for path, page in PAGES.items()]
+
+
+def _find_page(path: str) -> tuple[Callable[[Look], Page], dict[str, str]] | None:
+    scope = {"type": "http", "method": "GET", "path": path, "root_path": "", "path_params": {}}
+    for route, page in _ROUTES:
+        match, child = route.matches(scope)
+        if match is Match.FULL:
+            return page, child["path_params"]
+    return None
+
+
+# Templates
+
+
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("raftlog.console"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(
+        size=lambda value: "–" if value is None else size_text(int(value)),
+        count=lambda value: "–" if value is None else f"{value:,}".replace(",", "\u202f"),
+        rate=lambda value: "–" if value is None else f"{value:,.0f}".replace(",", "\u202f"),
+        age=_age,
+        moment=_moment,
+        brief=messages.brief,
+        shown=messages.shown,
+        path=lambda value: quote(str(value), safe=""),
+    )
+    environment.globals.update(
+        counted=counted,
+        with_fields=_with_fields,
+        plot_data=lambda points: [
+            [point.at_ms / 1000 for point in points],
+            [round(point.value, 1) for point in points],
+        ],
+        operations=[each.name for each in AclOperation if each is not AclOperation.ANY],
+        resource_types=[each.name for each in ResourceType if each is not ResourceType.ANY],
+        permissions=[AclPermission.ALLOW.name, AclPermission.DENY.name],
+        pattern_types=[PatternType.LITERAL.name, PatternType.PREFIXED.name],
+    )
+    return environment
+
+
+def _age(seconds: float | None) -> str:
+    """Return a duration in words: 3.2 s, 5 min, 2 h, 3 d."""
+    if seconds is None:
+        return "–"
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _moment(time_ms: int | None) -> str:
+    if time_ms is None or time_ms <= 0:
+        return "–"
+    return datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC).isoformat(" ", "milliseconds")[:-6]
+
+
+def _with_fields(fields: Mapping[str, str], **changes: object) -> str:
+    """Return the query of a link: the present fields with some changed; None removes one."""
+    merged = {**fields, **{name: str(value) for name, value in changes.items() if value is not None}}
+    return "?" + urlencode(
+        {name: value for name, value in merged.items() if name not in changes or changes[name] is not None}
+    )
+
+
+# The process
+
+
+class Server(uvicorn.Server):
+    """Serves a console until a signal. `announce` is called with its address once it listens."""
+
+    def __init__(
+        self, settings: Settings, host: str, port: int, certificate: str | None = None, key: str | None = None
+    ) -> None:
+        self.announce: Callable[[str], None] = lambda url: None
+        config = uvicorn.Config(
+            create_app(settings),
+            host=host,
+            port=port,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            timeout_graceful_shutdown=2,
+            proxy_headers=False,
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        """Begin to listen, and announce the address."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            self.announce(f"http{'s' if self.config.is_ssl else ''}://{shown}:{port}/")

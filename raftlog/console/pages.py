@@ -1,0 +1,614 @@
+"""The pages of the console. Each takes a `Look` and returns a template with its values.
+
+A page asks the view, which asks brokers once in two seconds at most, so the same function draws the page and, every two
+seconds, its live part. Lists are searched, sorted and cut into pages here: a browser never gets ten thousand rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
+
+import raftlog
+from raftlog._core import rebalance
+from raftlog._core.descriptions import GroupListing, PartitionDescription, PartitionLag, TopicDescription
+from raftlog.cli.groups.reset_offsets import Target, parse_time_ms, resets_to
+from raftlog.cli.nodes.cluster import Picture
+from raftlog.cli.partitions.health import is_under_replicated, state_of
+from raftlog.cli.partitions.moving import Move, present
+from raftlog.console.access import Session
+from raftlog.console.messages import LONGEST_ALONE, Query, search
+from raftlog.console.view import Answer, View
+from raftlog.errors import GroupIdNotFound, InvalidRequestError, ResourceNotFound, UnknownTopicOrPartition
+from raftlog.types import TopicPartition
+
+T = TypeVar("T")
+
+ROWS: Final = 50
+"""Rows of a page of a list."""
+MOST_GROUPS_OF_OVERVIEW: Final = 20
+MOVES_AT_A_TIME: Final = 20
+
+
+@dataclass(frozen=True)
+class Look:
+    """One request for a page. `fields`: its query; `names`: the parts of its path."""
+
+    view: View
+    session: Session
+    fields: Mapping[str, str]
+    names: Mapping[str, str]
+    path: str
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class Page:
+    """A template and its values. `answers`: those that it shows, so that the page says which are old."""
+
+    template: str
+    title: str
+    values: dict[str, Any]
+    answers: list[Answer[Any]] = field(default_factory=list)
+
+
+class Slice(NamedTuple):
+    """Some rows of a list: page `page` of `pages`; `total` rows match the search."""
+
+    rows: Sequence[Any]
+    total: int
+    page: int
+    pages: int
+
+
+def cut(rows: Sequence[T], fields: Mapping[str, str]) -> Slice:
+    """Return the rows of the requested page."""
+    pages = max(1, math.ceil(len(rows) / ROWS))
+    wanted = fields.get("page", "")
+    page = min(pages, max(1, int(wanted))) if wanted.isdecimal() and len(wanted) < 10 else 1
+    return Slice(rows[(page - 1) * ROWS : page * ROWS], len(rows), page, pages)
+
+
+def matching(rows: Iterable[T], fields: Mapping[str, str], name: Callable[[T], str]) -> list[T]:
+    """Return the rows whose name contains the search text."""
+    text = fields.get("q", "").strip().lower()
+    return [row for row in rows if text in name(row).lower()]
+
+
+def in_order(rows: list[T], fields: Mapping[str, str], keys: Mapping[str, Callable[[T], Any]]) -> list[T]:
+    """Return the rows in the requested order: `sort=KEY`, or `sort=-KEY` for the largest first."""
+    wanted = fields.get("sort", "")
+    key = keys.get(wanted.removeprefix("-"))
+    return rows if key is None else sorted(rows, key=key, reverse=wanted.startswith("-"))
+
+
+# Overview
+
+
+def overview(look: Look) -> Page:
+    """Health, throughput, lag, ISR and quorum at a glance."""
+    view = look.view
+    cluster, topics, quorum, groups = view.cluster(), view.topics(), view.quorum(), view.groups()
+    replicas = view.replicas()
+    health = health_of((topics.value or {}).values())
+    rate = None
+    if replicas.value is not None and replicas.error is None and not health["leaderless"]:
+        ends = sum(part.log_end_offset for part in replicas.value.values() if not part.topic.startswith("__"))
+        rate = view.note_total("records", ends)
+    listed = [each for each in groups.value or () if each.state != "empty"][:MOST_GROUPS_OF_OVERVIEW]
+    lags = {group: lag_of(answer.value) for group, answer in view.lags(each.group_id for each in listed).items()}
+    if lags:
+        view.note("lag", sum(each.records for each in lags.values()))
+    return Page(
+        "overview.html",
+        "Overview",
+        {
+            "cluster": cluster.value,
+            "quorum": quorum.value,
+            "health": health,
+            "rate": rate,
+            "lags": sorted(lags.items(), key=lambda each: -each[1].records)[:8],
+            "groups": groups.value,
+            "report": view.doctor(),
+            "plots": [
+                ("records", "Records per second", view.plot("records")),
+                ("lag", "Lag of groups, in records", view.plot("lag")),
+            ],
+        },
+        [cluster, topics, quorum, replicas, groups],
+    )
+
+
+def health_of(topics: Iterable[TopicDescription]) -> dict[str, int]:
+    """Return how many topics and partitions there are, and how many partitions have a problem."""
+    found = dict.fromkeys(("topics", "partitions", "leaderless", "under_replicated", "offline_replicas", "moving"), 0)
+    for topic in topics:
+        found["topics"] += not topic.internal
+        for part in topic.partitions:
+            found["partitions"] += 1
+            found["leaderless"] += part.leader < 0
+            found["under_replicated"] += is_under_replicated(part)
+            found["offline_replicas"] += len(part.offline_replicas)
+            found["moving"] += bool(part.adding_replicas or part.removing_replicas)
+    return found
+
+
+class Lag(NamedTuple):
+    """The lag of a group, summed: records, and the age in seconds of its oldest unread record; None: unknown."""
+
+    records: int = 0
+    seconds: float | None = None
+    unknown: int = 0
+
+
+def lag_of(parts: Mapping[TopicPartition, PartitionLag] | None) -> Lag:
+    """Return the sum over the partitions of a group."""
+    known = [part for part in (parts or {}).values() if part.lag is not None]
+    ages = [part.lag_seconds for part in known if part.lag_seconds is not None]
+    return Lag(sum(part.lag or 0 for part in known), max(ages, default=None), len(parts or {}) - len(known))
+
+
+# Brokers
+
+
+def brokers(look: Look) -> Page:
+    """Load, disks, leaderships and states of all brokers."""
+    cluster, dirs = look.view.cluster(), look.view.log_dirs()
+    sizes: dict[int, dict[str, int]] = {}
+    for each in dirs.value or ():
+        size = sizes.setdefault(each.broker_id, {"logs": 0, "usable": 0, "total": 0, "offline": 0})
+        size["logs"] += sum(part.size_bytes for part in each.partitions)
+        size["usable"] += each.usable_bytes
+        size["total"] += each.total_bytes
+        size["offline"] += each.error is not None
+    found = cluster.value.brokers if cluster.value is not None else []
+    values = {
+        "cluster": cluster.value,
+        "brokers": [(broker, state_of(broker), sizes.get(broker.broker_id)) for broker in found],
+        "most_replicas": max((broker.replicas for broker in found), default=0),
+    }
+    return Page("brokers.html", "Brokers", values, [cluster, dirs])
+
+
+def broker(look: Look) -> Page:
+    """One broker: itself, its directories, its config."""
+    broker_id = _number(look.names["broker"])
+    cluster = look.view.cluster()
+    known = {each.broker_id: each for each in cluster.value.brokers} if cluster.value is not None else {}
+    if cluster.value is not None and broker_id not in known:
+        raise ResourceNotFound(f"there is no broker {broker_id}")
+    node = look.view.ask(f"node {broker_id}", lambda: look.view.admin.describe_node(broker_id))
+    configs = sorted(node.value.configs.items()) if node.value is not None else []
+    values = {
+        "broker": known.get(broker_id),
+        "broker_id": broker_id,
+        "state": state_of(known[broker_id]) if broker_id in known else "unknown",
+        "node": node.value,
+        "configs": matching(configs, look.fields, lambda each: each[0]),
+    }
+    return Page("broker.html", f"Broker {broker_id}", values, [cluster, node])
+
+
+def plan(look: Look) -> Page:
+    """A plan that evens out the load of brokers, or empties one, before anything is changed."""
+    leaving = _number(look.fields["leaving"]) if look.fields.get("leaving") else None
+    picture, answers = picture_of(look.view)
+    by = rebalance.Balance.BYTES if look.fields.get("by") == "bytes" else rebalance.Balance.REPLICAS
+    moves: list[Move] = []
+    problem = None
+    try:
+        moves = picture.moves_to(rebalance.plan(picture.placed, picture.places(leaving), by=by, sizes=picture.sizes))
+    except rebalance.CannotPlace as refused:
+        problem = f"{refused}; add a broker, or lower the replication factor, first"
+    ids = [each.broker_id for each in picture.brokers]
+    after = {**picture.placed, **{move.part: move.replicas for move in moves}}
+    under_way = look.view.ask("reassignments", look.view.admin.list_reassignments)
+    values = {
+        "by": by.value,
+        "leaving": leaving,
+        "problem": problem,
+        "moves": [(move, picture.placed[move.part], copied(picture, move)) for move in moves[:ROWS]],
+        "total": len(moves),
+        "bytes": sum(copied(picture, move) for move in moves),
+        "at_a_time": MOVES_AT_A_TIME,
+        "before": rebalance.loads(picture.placed, ids, picture.sizes),
+        "after": rebalance.loads(after, ids, picture.sizes),
+        "ids": ids,
+        "under_way": under_way.value or {},
+        "first": first_of(moves),
+    }
+    return Page("plan.html", "Rebalance" if leaving is None else f"Decommission broker {leaving}", values, answers)
+
+
+def first_of(moves: Sequence[Move]) -> str:
+    """Return the next moves of a plan as the form carries them, so that what was shown is what is done."""
+    return " ".join(
+        f"{move.part.topic}:{move.part.partition}:{','.join(map(str, move.replicas))}"
+        for move in moves[:MOVES_AT_A_TIME]
+    )
+
+
+def copied(picture: Picture, move: Move) -> int:
+    """Return how many bytes a move copies."""
+    return picture.sizes.get(move.part, 0) * len(set(move.replicas) - set(picture.placed[move.part]))
+
+
+def picture_of(view: View) -> tuple[Picture, list[Answer[Any]]]:
+    """Return the cluster as a plan needs it, and the answers that it is made of."""
+    cluster, topics, dirs = view.cluster(), view.topics(), view.log_dirs()
+    sizes: dict[TopicPartition, int] = {}
+    free: dict[int, int] = {}
+    for each in dirs.value or ():
+        free[each.broker_id] = free.get(each.broker_id, 0) + (each.usable_bytes if each.error is None else 0)
+        for log in each.partitions:
+            part = TopicPartition(log.topic, log.partition)
+            sizes[part] = max(sizes.get(part, 0), log.size_bytes)
+    known = topics.value or {}
+    placed = {move.part: move.replicas for move in present(known.values())}
+    found = cluster.value.brokers if cluster.value is not None else []
+    return Picture(list(found), known, placed, {part: sizes.get(part, 0) for part in placed}, free), [cluster, topics]
+
+
+# Topics
+
+
+class TopicRow(NamedTuple):
+    """A topic in the list. `size_bytes`: of one replica of each partition; None: unknown."""
+
+    name: str
+    internal: bool
+    partitions: int
+    replication_factor: int
+    under_replicated: int
+    leaderless: int
+    size_bytes: int | None
+
+
+def topics(look: Look) -> Page:
+    """All topics: searched, sorted, in pages."""
+    found, dirs = look.view.topics(), look.view.log_dirs()
+    sizes: dict[TopicPartition, int] = {}
+    for each in dirs.value or ():
+        for log in each.partitions:
+            part = TopicPartition(log.topic, log.partition)
+            sizes[part] = max(sizes.get(part, 0), log.size_bytes)
+    by_topic: dict[str, int] = {}
+    for part, size in sizes.items():
+        by_topic[part.topic] = by_topic.get(part.topic, 0) + size
+    internal = look.fields.get("internal") == "1"
+    only_bad = look.fields.get("bad") == "1"
+    rows = [
+        TopicRow(
+            topic.name,
+            topic.internal,
+            len(topic.partitions),
+            max((len(part.replicas) for part in topic.partitions), default=0),
+            sum(map(is_under_replicated, topic.partitions)),
+            sum(part.leader < 0 for part in topic.partitions),
+            by_topic.get(topic.name, 0) if dirs.value is not None else None,
+        )
+        for topic in matching((found.value or {}).values(), look.fields, lambda topic: topic.name)
+        if internal or not topic.internal or only_bad
+    ]
+    if only_bad:
+        rows = [row for row in rows if row.under_replicated or row.leaderless]
+    keys: dict[str, Callable[[TopicRow], Any]] = {
+        "name": lambda row: row.name,
+        "partitions": lambda row: row.partitions,
+        "size": lambda row: row.size_bytes or 0,
+        "under_replicated": lambda row: row.under_replicated,
+    }
+    hidden = sum(topic.internal for topic in (found.value or {}).values()) if not internal else 0
+    values = {
+        "list": cut(in_order(rows, look.fields, keys), look.fields),
+        "hidden": hidden,
+        "known": found.value is not None,
+    }
+    return Page("topics.html", "Topics", values, [found, dirs])
+
+
+def _topic(look: Look) -> tuple[TopicDescription | None, Answer[Any]]:
+    name = look.names["topic"]
+    found = look.view.topics()
+    topic = (found.value or {}).get(name)
+    if topic is None and found.value is not None:
+        # It may be younger than the last answer.
+        asked = look.view.ask(f"topic {name}", lambda: look.view.admin.describe_topic(name))
+        if asked.value is None:
+            raise asked.error or UnknownTopicOrPartition(f"there is no topic {name}")
+        return asked.value, asked
+    return topic, found
+
+
+class PartitionRow(NamedTuple):
+    """A partition with the offsets that its leader tells; None: unknown."""
+
+    part: PartitionDescription
+    start: int | None
+    high_watermark: int | None
+    end: int | None
+    lags: dict[int, int]
+    size_bytes: int | None
+
+
+def topic(look: Look) -> Page:
+    """Partitions of a topic: replicas, ISR, offsets, sizes."""
+    name = look.names["topic"]
+    found, answer = _topic(look)
+    replicas, dirs = look.view.replicas(name), look.view.log_dirs()
+    sizes: dict[int, int] = {}
+    for each in dirs.value or ():
+        for log in each.partitions:
+            if log.topic == name:
+                sizes[log.partition] = max(sizes.get(log.partition, 0), log.size_bytes)
+    rows = []
+    for part in found.partitions if found is not None else ():
+        seen = (replicas.value or {}).get(TopicPartition(name, part.partition))
+        rows.append(
+            PartitionRow(
+                part,
+                seen.log_start_offset if seen else None,
+                seen.high_watermark if seen else None,
+                seen.log_end_offset if seen else None,
+                {each.broker_id: each.lag for each in seen.replicas} if seen else {},
+                sizes.get(part.partition) if dirs.value is not None else None,
+            )
+        )
+    ends = [row.end for row in rows if row.end is not None]
+    rate = look.view.note_total(f"topic {name}", sum(ends)) if len(ends) == len(rows) and rows else None
+    under_way = look.view.ask("reassignments", look.view.admin.list_reassignments)
+    values = {
+        "topic": found,
+        "name": name,
+        "list": cut(rows, look.fields),
+        "rate": rate,
+        "records": sum(row.end - row.start for row in rows if row.end is not None and row.start is not None),
+        "size_bytes": sum(sizes.values()) if dirs.value is not None else None,
+        "under_way": [part for part in under_way.value or {} if part.topic == name],
+        "plots": [(f"topic {name}", "Records per second", look.view.plot(f"topic {name}"))],
+    }
+    return Page("topic.html", name, values, [answer, replicas])
+
+
+def topic_config(look: Look) -> Page:
+    """The config of a topic, with the default and the documentation beside each key."""
+    name = look.names["topic"]
+    found, answer = _topic(look)
+    configs = look.view.ask(f"config {name}", lambda: look.view.admin.describe_configs(topic=name))
+    rows = matching(sorted((configs.value or {}).values()), look.fields, lambda each: each.key)
+    return Page("topic_config.html", name, {"name": name, "topic": found, "configs": rows}, [answer, configs])
+
+
+def messages(look: Look) -> Page:
+    """Records of a topic, searched and filtered."""
+    name = look.names["topic"]
+    found, answer = _topic(look)
+    problem = None
+    try:
+        query = Query.parse(look.fields)
+    except InvalidRequestError as error:
+        query, problem = Query(), str(error)
+    asked: Answer[Any] | None = None
+    if problem is None:
+        asked = look.view.ask(f"messages {name} {query}", lambda: _search(look.view, name, query))
+        if asked.error is not None and asked.value is None:
+            problem = str(asked.error)
+    values = {
+        "name": name,
+        "topic": found,
+        "query": query,
+        "problem": problem,
+        "found": asked.value if asked is not None else None,
+        "live": look.fields.get("live") == "1",
+    }
+    return Page("messages.html", name, values, [answer])
+
+
+def _search(view: View, topic: str, query: Query) -> Any:
+    config = {**view.settings, "enable.auto.commit": False, "default.api.timeout.ms": 5000}
+    with raftlog.Consumer(view.bootstrap, config=config) as consumer:
+        return search(consumer, topic, query)
+
+
+def message(look: Look) -> Page:
+    """One record, whole."""
+    name, partition, offset = look.names["topic"], _number(look.names["partition"]), _number(look.names["offset"])
+    query = Query(begin="offset", partition=partition, offset=offset, limit=1)
+    asked = look.view.ask(f"message {name} {partition} {offset}", lambda: _search(look.view, name, query))
+    if asked.value is None:
+        raise asked.error or ResourceNotFound("the record is not known yet")
+    record = next((each for each in asked.value.records if each.offset == offset), None)
+    if record is None:
+        raise ResourceNotFound(f"{name}-{partition} has no record at offset {offset}: it was removed, or is a marker")
+    form = look.fields.get("form", "auto")
+    return Page(
+        "message.html",
+        f"{name}-{partition} at {offset}",
+        {"record": record, "name": name, "form": form, "longest": LONGEST_ALONE},
+    )
+
+
+def new_topic(look: Look) -> Page:
+    """The form that creates a topic."""
+    cluster = look.view.cluster()
+    alive = sum(not each.fenced for each in cluster.value.brokers) if cluster.value is not None else 1
+    return Page("new_topic.html", "Create a topic", {"brokers": alive, "factor": min(3, alive)}, [cluster])
+
+
+# Groups
+
+
+def groups(look: Look) -> Page:
+    """All groups with their lags; lags are asked for those on the page only."""
+    found = look.view.groups()
+    state = look.fields.get("state", "")
+    rows = matching(
+        (each for each in found.value or () if state in ("", each.state)), look.fields, lambda each: each.group_id
+    )
+    keys: dict[str, Callable[[GroupListing], Any]] = {
+        "name": lambda row: row.group_id,
+        "members": lambda row: row.members,
+        "state": lambda row: row.state,
+    }
+    part = cut(in_order(rows, look.fields, keys), look.fields)
+    lags = look.view.lags(each.group_id for each in part.rows)
+    values = {
+        "list": part,
+        "lags": {group: lag_of(answer.value) if answer.value is not None else None for group, answer in lags.items()},
+        "states": sorted({each.state for each in found.value or ()}),
+        "known": found.value is not None,
+    }
+    return Page("groups.html", "Groups", values, [found])
+
+
+def group(look: Look) -> Page:
+    """One group: members, assignment, lag by partition, and as a plot."""
+    group_id = look.names["group"]
+    described = look.view.ask(f"group {group_id}", lambda: look.view.admin.describe_group(group_id))
+    lags = look.view.lag(group_id)
+    if described.value is None and isinstance(described.error, GroupIdNotFound):
+        raise described.error
+    total = lag_of(lags.value)
+    if lags.value is not None:
+        look.view.note(f"lag {group_id}", total.records)
+    names = {member.member_id: member.client_id for member in described.value.members} if described.value else {}
+    values = {
+        "group_id": group_id,
+        "group": described.value,
+        "lag": total,
+        "list": cut(sorted((lags.value or {}).items()), look.fields),
+        "names": names,
+        "plots": [(f"lag {group_id}", "Lag in records", look.view.plot(f"lag {group_id}"))],
+    }
+    return Page("group.html", group_id, values, [described, lags])
+
+
+TARGETS: Final = ("earliest", "latest", "offset", "shift", "time")
+
+
+def reset(look: Look) -> Page:
+    """What a reset of a group's offsets would change, before it is done."""
+    group_id = look.names["group"]
+    committed = look.view.admin.group_offsets(group_id)
+    topic = look.fields.get("topic", "").strip()
+    parts = sorted(part for part in committed if topic in ("", part.topic))
+    if topic and not parts:
+        described = look.view.admin.describe_topic(topic)
+        parts = [TopicPartition(topic, each.partition) for each in described.partitions]
+    changes, problem = [], None
+    to = look.fields.get("to", "")
+    if to:
+        try:
+            changes = resets_to(
+                look.view.admin, group_id, _target(to, look.fields.get("value", "").strip()), parts, committed
+            )
+        except (InvalidRequestError, ValueError) as error:
+            problem = str(error)
+    values = {
+        "group_id": group_id,
+        "to": to,
+        "value": look.fields.get("value", ""),
+        "topic": topic,
+        "topics": sorted({part.topic for part in committed}),
+        "changes": changes,
+        "problem": problem,
+        "wanted": " ".join(f"{each.part.topic}:{each.part.partition}:{each.new}" for each in changes),
+        "members": next((each.members for each in look.view.groups().value or () if each.group_id == group_id), 0),
+    }
+    return Page("reset.html", f"Reset offsets of {group_id}", values)
+
+
+def _target(to: str, value: str) -> Target:
+    if to not in TARGETS:
+        raise InvalidRequestError(f"{to!r}: choose one of {', '.join(TARGETS)}")
+    whole = value.removeprefix("-").isdecimal() and len(value) < 19
+    if to in ("offset", "shift") and not whole:
+        raise InvalidRequestError(f"{value!r}: write a whole number")
+    return Target(
+        earliest=to == "earliest",
+        latest=to == "latest",
+        current=False,
+        offset=int(value) if to == "offset" else None,
+        shift=int(value) if to == "shift" else None,
+        time_ms=parse_time_ms(value) if to == "time" else None,
+        plan=None,
+    )
+
+
+# Transactions, quorum, security
+
+
+def transactions(look: Look) -> Page:
+    """Open transactions and stages, and hanging ones."""
+    found = look.view.transactions()
+    only_open = look.fields.get("all") != "1"
+    rows = [each for each in found.value or () if not only_open or each.started_ms]
+    rows = matching(rows, look.fields, lambda each: f"{each.transactional_id} {each.sink_id} {each.producer_id}")
+    hanging = look.view.ask("hanging", lambda: look.view.admin.find_hanging_transactions(missing=[]), 15.0)
+    values = {
+        "list": cut(rows, look.fields),
+        "hanging": hanging.value or [],
+        "only_open": only_open,
+        "known": found.value is not None,
+    }
+    return Page("transactions.html", "Transactions", values, [found])
+
+
+def transaction(look: Look) -> Page:
+    """One transactional id."""
+    name = look.names["id"]
+    found = look.view.ask(f"transaction {name}", lambda: look.view.admin.describe_transaction(name))
+    if found.value is None and found.error is not None:
+        raise found.error
+    return Page("transaction.html", name, {"found": found.value, "name": name}, [found])
+
+
+def quorum(look: Look) -> Page:
+    """The metadata quorum: voters, brokers that follow it, and the epochs seen since the console started."""
+    found, cluster = look.view.quorum(), look.view.cluster()
+    if found.value is not None and found.value.leader_id >= 0:
+        look.view.note_epoch(found.value.leader_epoch, found.value.leader_id)
+    values = {"quorum": found.value, "cluster": cluster.value, "epochs": look.view.epochs()}
+    return Page("quorum.html", "Metadata quorum", values, [found, cluster])
+
+
+def security(look: Look) -> Page:
+    """Users and ACLs: who may do what."""
+    users = look.view.ask("users", look.view.admin.describe_users)
+    acls = look.view.ask("acls", look.view.admin.describe_acls)
+    found = matching(
+        acls.value or (), look.fields, lambda each: f"{each.principal} {each.resource_type.name} {each.resource_name}"
+    )
+    order = sorted(found, key=lambda each: (each.principal, each.resource_type, each.resource_name, each.operation))
+    values = {"users": users, "acls": acls, "list": cut(order, look.fields)}
+    return Page("security.html", "Security", values)
+
+
+def _number(text: str) -> int:
+    if not (text.isdecimal() and len(text) < 19):
+        raise ResourceNotFound(f"{text!r} is not a number")
+    return int(text)
+
+
+PAGES: Final[Mapping[str, Callable[[Look], Page]]] = {
+    "/": overview,
+    "/brokers": brokers,
+    "/brokers/plan": plan,
+    "/brokers/{broker}": broker,
+    "/topics": topics,
+    "/create-topic": new_topic,
+    "/topics/{topic}": topic,
+    "/topics/{topic}/config": topic_config,
+    "/topics/{topic}/messages": messages,
+    "/topics/{topic}/messages/{partition}/{offset}": message,
+    "/groups": groups,
+    "/groups/{group:path}/reset": reset,
+    "/groups/{group:path}": group,
+    "/transactions": transactions,
+    "/transactions/{id:path}": transaction,
+    "/quorum": quorum,
+    "/security": security,
+}
+"""The pages by path, in the order in which they are tried."""

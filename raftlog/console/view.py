@@ -1,0 +1,257 @@
+"""One user's view of the cluster: what brokers answer, asked for once in two seconds at most, however many look.
+
+Each question has a name. `View.ask` returns its last answer if that is fresh, and asks otherwise; while one thread
+asks, others wait for its answer. If brokers do not answer, the last answer stays and says since when it is old, so that
+a page goes on while a broker is down. A question that takes long is asked more seldom: it costs a tenth of the time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import raftlog
+from raftlog._core.descriptions import (
+    ClusterDescription,
+    GroupListing,
+    LogDirDescription,
+    PartitionLag,
+    PartitionReplicas,
+    QuorumDescription,
+    TopicDescription,
+    TransactionListing,
+)
+from raftlog._doctor.checks import CHECKS
+from raftlog._doctor.collect import collect
+from raftlog._doctor.report import Report, examine
+from raftlog.errors import AuthorizationError, RaftlogError, RetriableError
+from raftlog.types import TopicPartition
+
+T = TypeVar("T")
+
+EVERY_S: Final = 2.0
+"""The shortest time between two requests for the same thing."""
+SELDOM_S: Final = 15.0
+"""The same for what costs brokers more: sizes of logs, the doctor."""
+SHARE: Final = 10.0
+"""A question that took t seconds is not repeated for SHARE times t."""
+MOST_ANSWERS: Final = 500
+HISTORY: Final = 300
+"""Points of a plot."""
+MOST_PLOTS: Final = 500
+PATIENCE_MS: Final = 5_000
+AT_A_TIME: Final = 8
+
+
+@dataclass(slots=True)
+class Answer(Generic[T]):
+    """What brokers answered. `value`: None if they never did. `error`: why the last request failed."""
+
+    value: T | None = None
+    at_s: float = float("-inf")
+    error: RaftlogError | None = None
+    asked_s: float = float("-inf")
+    took_s: float = 0.0
+
+    @property
+    def refused(self) -> bool:
+        """Whether this user may not know."""
+        return isinstance(self.error, AuthorizationError)
+
+
+class Point(NamedTuple):
+    """A point of a plot. `at_ms`: Unix time."""
+
+    at_ms: int
+    value: float
+
+
+class _Slot:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.answer: Answer[Any] = Answer()
+
+
+class View:
+    """The answers that one user gets. Thread-safe.
+
+    `settings`: config of clients, with the user's login. `make_admin`: for tests.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        settings: Mapping[str, object],
+        make_admin: Callable[..., raftlog.Admin] = raftlog.Admin,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.bootstrap = bootstrap
+        self.settings = dict(settings)
+        self._now_s = now_s
+        self.admin = make_admin(bootstrap, config={"default.api.timeout.ms": PATIENCE_MS, **settings})
+        self._slots: dict[str, _Slot] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="console")
+        self._plots: dict[str, deque[Point]] = {}
+        self._totals: dict[str, tuple[float, int]] = {}
+        self._epochs: deque[tuple[int, int, int]] = deque(maxlen=HISTORY)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.admin.close()
+
+    # Questions
+
+    def ask(self, name: str, question: Callable[[], T], every_s: float = EVERY_S) -> Answer[T]:
+        """Return the answer to a question: the last one if it is fresh, else a new one."""
+        slot = self._slot(name)
+        with slot.lock:
+            last = slot.answer
+            began_s = self._now_s()
+            if began_s - last.asked_s < max(every_s, SHARE * last.took_s):
+                return last
+            try:
+                value, at_s, error = question(), self._now_s(), None
+            except RaftlogError as failed:
+                keeps = isinstance(failed, RetriableError)  # a refusal or "no such topic" makes the old answer wrong
+                value, at_s, error = (last.value, last.at_s, failed) if keeps else (None, float("-inf"), failed)  # type: ignore[assignment] # T or None
+            # A failure is slow, and is tried again all the same: the broker may be back.
+            took_s = self._now_s() - began_s if error is None else 0.0
+            slot.answer = Answer(value, at_s, error, self._now_s(), took_s)
+            return slot.answer
+
+    def _slot(self, name: str) -> _Slot:
+        with self._lock:
+            slot = self._slots.pop(name, None) or _Slot()
+            self._slots[name] = slot  # the last used one comes last
+            while len(self._slots) > MOST_ANSWERS:
+                del self._slots[next(iter(self._slots))]
+            return slot
+
+    def forget(self) -> None:
+        """Ask anew for everything: something was changed."""
+        with self._lock:
+            self._slots.clear()
+
+    def age_s(self, answer: Answer[Any]) -> float:
+        """Return how old an answer is."""
+        return self._now_s() - answer.at_s
+
+    def cluster(self) -> Answer[ClusterDescription]:
+        """Ask for brokers and controller."""
+        return self.ask("cluster", self.admin.describe_cluster)
+
+    def quorum(self) -> Answer[QuorumDescription]:
+        """Ask for the metadata quorum."""
+        return self.ask("quorum", self.admin.describe_quorum)
+
+    def topics(self) -> Answer[dict[str, TopicDescription]]:
+        """Ask for all topics, internal ones included, by name."""
+        return self.ask("topics", lambda: {each.name: each for each in self.admin.describe_topics(internal=True)})
+
+    def replicas(self, topic: str | None = None) -> Answer[dict[TopicPartition, PartitionReplicas]]:
+        """Ask leaders for the offsets of a topic's partitions, or of all; leaders that do not answer are left out."""
+
+        def question() -> dict[TopicPartition, PartitionReplicas]:
+            return self.admin.describe_replicas(None if topic is None else [topic], silent={})
+
+        return self.ask("replicas" if topic is None else f"replicas {topic}", question)
+
+    def log_dirs(self) -> Answer[list[LogDirDescription]]:
+        """Ask for log directories and the sizes of partitions; brokers that do not answer are left out."""
+
+        def question() -> list[LogDirDescription]:
+            brokers = [each.broker_id for each in self.admin.describe_cluster().brokers if not each.fenced]
+            found = self.each(brokers, self.admin.describe_log_dirs)
+            if brokers and not any(isinstance(each, list) for each in found.values()):
+                raise next(each for each in found.values() if isinstance(each, RaftlogError))
+            return [each for dirs in found.values() if isinstance(dirs, list) for each in dirs]
+
+        return self.ask("log dirs", question, SELDOM_S)
+
+    def groups(self) -> Answer[list[GroupListing]]:
+        """Ask for all groups."""
+        return self.ask("groups", lambda: self.admin.list_groups(missing=[]))
+
+    def lag(self, group_id: str) -> Answer[dict[TopicPartition, PartitionLag]]:
+        """Ask for the lag of a group."""
+        return self.ask(f"lag {group_id}", lambda: self.admin.group_lag(group_id))
+
+    def lags(self, group_ids: Iterable[str]) -> dict[str, Answer[dict[TopicPartition, PartitionLag]]]:
+        """Ask for the lags of several groups at a time."""
+        ids = list(group_ids)
+        return dict(zip(ids, self._pool.map(self.lag, ids), strict=True))
+
+    def transactions(self) -> Answer[list[TransactionListing]]:
+        """Ask for all transactional ids and open stages."""
+        return self.ask("transactions", lambda: self.admin.list_transactions(missing=[]))
+
+    def doctor(self) -> Answer[Report]:
+        """Return the last examination of the cluster; a new one, if it is due, goes on beside the page."""
+        slot = self._slot("doctor")
+        due = self._now_s() - slot.answer.asked_s >= max(SELDOM_S, SHARE * slot.answer.took_s)
+        if due and not slot.lock.locked():
+            self._pool.submit(self.ask, "doctor", lambda: examine(collect(self.admin, interval_s=0), CHECKS), SELDOM_S)
+        return slot.answer
+
+    def each(self, keys: Iterable[Any], question: Callable[[Any], T]) -> dict[Any, T | RaftlogError]:
+        """Ask the same about several things at a time; the result of one that failed is its error."""
+
+        def ask(key: Any) -> T | RaftlogError:
+            try:
+                return question(key)
+            except RaftlogError as error:
+                return error
+
+        wanted = list(keys)
+        return dict(zip(wanted, self._pool.map(ask, wanted), strict=True))
+
+    # Plots
+
+    def note_total(self, name: str, total: int) -> float | None:
+        """Note a growing total, and return its growth per second since the last time; None the first time."""
+        with self._lock:
+            now_s = self._now_s()
+            last = self._totals.get(name)
+            if last is not None and now_s - last[0] < EVERY_S / 2:
+                points = self._plots.get(name)
+                return points[-1].value if points else None
+            self._totals[name] = (now_s, total)
+            if last is None:
+                return None
+            rate = max(0, total - last[1]) / (now_s - last[0])
+        self.note(name, rate)
+        return rate
+
+    def note(self, name: str, value: float) -> None:
+        """Add a point to a plot, unless the last one is younger than half of `EVERY_S`."""
+        with self._lock:
+            points = self._plots.pop(name, None) or deque(maxlen=HISTORY)
+            self._plots[name] = points  # the last drawn one comes last
+            while len(self._plots) > MOST_PLOTS:
+                del self._plots[next(iter(self._plots))]
+            now_ms = round(time.time() * 1000)
+            if not points or now_ms - points[-1].at_ms >= EVERY_S * 500:
+                points.append(Point(now_ms, value))
+
+    def note_epoch(self, epoch: int, leader_id: int) -> None:
+        """Note which controller leads in an epoch."""
+        with self._lock:
+            if not self._epochs or self._epochs[-1][1] != epoch:
+                self._epochs.append((round(time.time() * 1000), epoch, leader_id))
+
+    def epochs(self) -> list[tuple[int, int, int]]:
+        """Return the epochs seen, the newest first: when first seen (Unix time in ms), epoch, controller."""
+        with self._lock:
+            return list(self._epochs)[::-1]
+
+    def plot(self, name: str) -> list[Point]:
+        """Return the points of a plot, the oldest first."""
+        with self._lock:
+            return list(self._plots.get(name, ()))

@@ -1,0 +1,208 @@
+"""The hot messages of the wire contract, read and written without copying record batches.
+
+The protobuf runtime copies a `bytes` field twice on each side, and every copy of a large batch touches fresh memory.
+Here protobuf reads and writes everything except the payload: `ProducePartition.records`, `FetchFrame.records` and
+`ReplicaFrame.records` are cut out of the message as views, or put into it with one join. The bytes on the wire are
+plain protobuf, so a client with only generated code works as well (tests compare both with the runtime).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from raftlog.errors import InvalidRequestError
+from raftlog.format.header import Buffer
+from raftlog.v1 import log_pb2, replication_pb2
+
+MAX_PARTS: Final = 10_000
+"""Partitions in one message; limits the memory that a small message can make a reader use."""
+
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_LENGTH_DELIMITED: Final = 2
+_FIXED32: Final = 5
+
+_PARTITIONS: Final = log_pb2.ProduceRequest.PARTITIONS_FIELD_NUMBER
+_PRODUCE_RECORDS: Final = log_pb2.ProducePartition.RECORDS_FIELD_NUMBER
+_FRAMES: Final = log_pb2.FetchResponse.FRAMES_FIELD_NUMBER
+_FETCH_RECORDS: Final = log_pb2.FetchFrame.RECORDS_FIELD_NUMBER
+_REPLICA_FRAMES: Final = replication_pb2.ReplicateResponse.FRAMES_FIELD_NUMBER
+_REPLICA_RECORDS: Final = replication_pb2.ReplicaFrame.RECORDS_FIELD_NUMBER
+
+
+class ProducePart(NamedTuple):
+    """One partition's batch: `head` is everything except the payload."""
+
+    head: log_pb2.ProducePartition
+    records: Buffer
+
+
+class Produce(NamedTuple):
+    """A `ProduceRequest`: `head` has no partitions."""
+
+    head: log_pb2.ProduceRequest
+    parts: Sequence[ProducePart]
+
+
+class Frame(NamedTuple):
+    """A `FetchFrame`: `head` is everything except the payload."""
+
+    head: log_pb2.FetchFrame
+    records: Buffer
+
+
+class ReplicaFrame(NamedTuple):
+    """A `replication_pb2.ReplicaFrame`: `head` is everything except the payload."""
+
+    head: replication_pb2.ReplicaFrame
+    records: Buffer
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a varint of more than ten bytes")
+
+
+def _skip(data: memoryview, wire_type: int, position: int) -> int:
+    if wire_type == _VARINT:
+        return _read_varint(data, position)[1]
+    if wire_type == _FIXED64:
+        return position + 8
+    if wire_type == _FIXED32:
+        return position + 4
+    raise ValueError(f"wire type {wire_type}")
+
+
+def _cut(data: memoryview, field: int) -> tuple[bytes, list[memoryview]]:
+    """Return the message without its length-delimited fields `field`, and the contents of these."""
+    rest: list[memoryview] = []
+    found: list[memoryview] = []
+    position = kept = 0
+    end = len(data)
+    while position < end:
+        start = position
+        tag, position = _read_varint(data, position)
+        if tag & 7 != _LENGTH_DELIMITED:
+            position = _skip(data, tag & 7, position)
+        else:
+            length, position = _read_varint(data, position)
+            if tag >> 3 == field:
+                rest.append(data[kept:start])
+                kept = position + length
+                found.append(data[position:kept])
+                if len(found) > MAX_PARTS:
+                    raise ValueError(f"at most {MAX_PARTS} parts fit one message")
+            position += length
+        if position > end:
+            raise ValueError("a field goes beyond the end of the message")
+    rest.append(data[kept:end])
+    return b"".join(rest), found
+
+
+def _parts(data: bytes, outer: int, inner: int) -> tuple[bytes, list[tuple[bytes, Buffer]]]:
+    try:
+        head, messages = _cut(memoryview(data), outer)
+        parts: list[tuple[bytes, Buffer]] = []
+        for message in messages:
+            part, payloads = _cut(message, inner)
+            parts.append((part, payloads[-1] if payloads else b""))  # the last one counts, says protobuf
+    except (ValueError, IndexError) as error:
+        raise InvalidRequestError(f"the message is not protobuf as expected: {error or 'cut short'}") from None
+    return head, parts
+
+
+def _join(head: bytes, outer: int, inner: int, parts: Iterable[tuple[bytes, Buffer]]) -> bytes:
+    out: list[Buffer] = [head]
+    outer_tag = _varint(outer << 3 | _LENGTH_DELIMITED)
+    inner_tag = _varint(inner << 3 | _LENGTH_DELIMITED)
+    for part, payload in parts:
+        payload_front = inner_tag + _varint(len(payload)) if len(payload) else b""
+        out += (outer_tag, _varint(len(part) + len(payload_front) + len(payload)), part, payload_front, payload)
+    return b"".join(out)
+
+
+def encode_produce(request: Produce) -> bytes:
+    """Return the bytes of a `ProduceRequest`."""
+    return _join(
+        request.head.SerializeToString(),
+        _PARTITIONS,
+        _PRODUCE_RECORDS,
+        [(part.head.SerializeToString(), part.records) for part in request.parts],
+    )
+
+
+def decode_produce(data: bytes) -> Produce:
+    """Return a `ProduceRequest` whose payloads are views of `data`.
+
+    Raises:
+        InvalidRequestError: the data is not such a message.
+    """
+    head, parts = _parts(data, _PARTITIONS, _PRODUCE_RECORDS)
+    try:
+        return Produce(
+            log_pb2.ProduceRequest.FromString(head),
+            [ProducePart(log_pb2.ProducePartition.FromString(part), records) for part, records in parts],
+        )
+    except DecodeError as error:
+        raise InvalidRequestError(f"the message is not a ProduceRequest: {error}") from None
+
+
+def encode_fetch(frames: Sequence[Frame]) -> bytes:
+    """Return the bytes of a `FetchResponse`."""
+    return _join(b"", _FRAMES, _FETCH_RECORDS, [(frame.head.SerializeToString(), frame.records) for frame in frames])
+
+
+def decode_fetch(data: bytes) -> list[Frame]:
+    """Return the frames of a `FetchResponse`; their payloads are views of `data`.
+
+    Raises:
+        InvalidRequestError: the data is not such a message.
+    """
+    head, parts = _parts(data, _FRAMES, _FETCH_RECORDS)
+    try:
+        if head:
+            log_pb2.FetchResponse.FromString(head)
+        return [Frame(log_pb2.FetchFrame.FromString(part), records) for part, records in parts]
+    except DecodeError as error:
+        raise InvalidRequestError(f"the message is not a FetchResponse: {error}") from None
+
+
+def encode_replicate(frames: Sequence[ReplicaFrame]) -> bytes:
+    """Return the bytes of a `ReplicateResponse`."""
+    parts = [(frame.head.SerializeToString(), frame.records) for frame in frames]
+    return _join(b"", _REPLICA_FRAMES, _REPLICA_RECORDS, parts)
+
+
+def decode_replicate(data: bytes) -> list[ReplicaFrame]:
+    """Return the frames of a `ReplicateResponse`; their payloads are views of `data`.
+
+    Raises:
+        InvalidRequestError: the data is not such a message.
+    """
+    head, parts = _parts(data, _REPLICA_FRAMES, _REPLICA_RECORDS)
+    try:
+        if head:
+            replication_pb2.ReplicateResponse.FromString(head)
+        return [ReplicaFrame(replication_pb2.ReplicaFrame.FromString(part), records) for part, records in parts]
+    except DecodeError as error:
+        raise InvalidRequestError(f"the message is not a ReplicateResponse: {error}") from None

@@ -1,0 +1,316 @@
+"""The console in a real browser, against real clusters: every page, every change, a broker's death, logins.
+
+Pictures of all pages in both themes go to artifacts/console.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftlog import AclBinding, AclOperation, Admin, Producer, ResourceType, TopicPartition
+from raftlog.console.app import Settings
+from raftlog.testing import Cluster
+from tests.support.console import Client, serve
+from tests.support.patience import until
+from tests.support.raftlog_up import raftlog_up
+from tests.support.steady import PATIENT, STEADY
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="NO BROWSER TESTS: there is no Chromium; on Debian: apt-get install chromium"
+)
+PICTURES = Path(__file__).resolve().parents[2] / "artifacts" / "console"
+WAIT_MS = 60_000
+WAIT_S = 60.0
+LONG = "a-topic-whose-name-is-longer-than-most-people-would-like-to-read-" + "x" * 100
+FLIGHTS = 300
+PAGES = {
+    "overview": "/",
+    "brokers": "/brokers",
+    "broker": "/brokers/2",
+    "plan": "/brokers/plan",
+    "topics": "/topics?internal=1",
+    "topics-none": "/topics?q=no-such-topic",
+    "topic": "/topics/flights",
+    "topic-long-name": f"/topics/{LONG}",
+    "config": "/topics/flights/config",
+    "messages": "/topics/flights/messages",
+    "messages-none": "/topics/flights/messages?value=nothing-like-this",
+    "message": "/topics/flights/messages/0/3",
+    "groups": "/groups",
+    "group": "/groups/billing%2Feurope",
+    "reset": "/groups/billing%2Feurope/reset?to=shift&value=-2",
+    "transactions": "/transactions?all=1",
+    "transaction": "/transactions/transfers",
+    "quorum": "/quorum",
+    "security": "/security",
+    "create-topic": "/create-topic",
+    "not-found": "/topics/no-such-topic",
+}
+GROUP = "billing/europe"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three brokers with records, a group, a transactional id, and a topic with a long name."""
+    config: dict[str, int] = {**PATIENT, "offsets.topic.num.partitions": 3, "transaction.state.log.num.partitions": 3}
+    with Cluster(3, config=config) as made, Admin(made.bootstrap) as admin:
+        for topic in ("flights", LONG):
+            admin.create_topic(topic, partitions=3, replication_factor=3, configs={"min.insync.replicas": "2"})
+        with Producer(made.bootstrap, transactional_id="transfers") as producer, producer.transaction():
+            for number in range(FLIGHTS):
+                value = {"carrier": ("AA", "UA", "DL")[number % 3], "flight": number, "note": "<b>bold</b>"}
+                headers = [("trace", str(number).encode())]
+                producer.send("flights", json.dumps(value).encode(), key=b"%d" % number, headers=headers)
+            producer.send(LONG, b"\x00\xff\x10", key=None)
+        admin.alter_group_offsets(GROUP, {TopicPartition("flights", 0): 5})
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(cluster: Cluster) -> Iterator[str]:
+    with serve(Settings(cluster.bootstrap)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page whose errors fail the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(WAIT_MS)
+    made = context.new_page()
+    problems: list[str] = []
+    made.on("pageerror", lambda error: problems.append(str(error)))
+    made.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
+    yield made
+    context.close()
+    assert problems == []
+
+
+@needs_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_accessible_in_both_themes(browser: Any, url: str, theme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    context = browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    problems: list[object] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
+    for name, path in PAGES.items():
+        reply = page.goto(url + path)
+        assert reply.status == (404 if name == "not-found" else 200), name
+        page.screenshot(path=PICTURES / f"{name}-{theme}.png", full_page=True)
+        violations = Axe().run(page).response["violations"]
+        problems += [(name, each["id"], each["nodes"][0]["html"][:200]) for each in violations]
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name} is wider than the window"
+    if theme == "light":
+        page.set_viewport_size({"width": 400, "height": 800})
+        for name, path in PAGES.items():
+            page.goto(url + path)
+            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 0, f"{name} is wider than a narrow window"
+    context.close()
+    assert problems == []
+
+
+@needs_browser
+def test_a_topic_from_its_creation_to_its_end(page: Any, url: str, cluster: Cluster) -> None:
+    page.goto(f"{url}/topics")
+    page.get_by_role("link", name="Create a topic").click()
+    page.get_by_label("Name").fill("bookings")
+    page.get_by_label("Partitions").fill("2")
+    page.get_by_label("Config").fill("retention.ms=3600000")
+    page.get_by_role("button", name="Create").click()
+    page.get_by_text("Topic bookings was created.").wait_for()
+    with Admin(cluster.bootstrap) as admin:
+        until(lambda: len(admin.describe_topic("bookings").partitions) == 2, within_s=WAIT_S)
+        page.goto(f"{url}/topics/bookings/messages")
+        page.get_by_text("Produce a record").click()
+        page.get_by_label("Key (empty").fill("42")
+        page.locator("textarea[name=value]").fill('{"seat": "12A"}')
+        page.locator("textarea[name=headers]").fill("source=console")
+        page.get_by_role("button", name="Produce").click()
+        page.get_by_text("The record is at offset 0").wait_for()
+        page.goto(f"{url}/topics/bookings/messages?path=$.seat+%3D%3D+12A&header=source=console&key=42")
+        page.get_by_role("link", name="0", exact=True).click()
+        assert '"seat": "12A"' in page.locator("pre.json").inner_text()
+
+        page.goto(f"{url}/topics/bookings/config?q=retention.ms")
+        entry = page.locator("article", has=page.get_by_role("heading", name="retention.ms set here"))
+        entry.get_by_role("button", name="Back to the default").click()
+        page.get_by_text("retention.ms has its default again.").wait_for()
+        assert admin.describe_configs(topic="bookings")["retention.ms"].source != "dynamic_topic"
+
+        page.goto(f"{url}/topics/bookings")
+        page.get_by_text("Add partitions").first.click()
+        page.get_by_role("button", name="Add partitions").click()
+        page.get_by_text("Topic bookings has 3 partitions now.").wait_for()
+        page.get_by_text("Delete records").first.click()
+        form = page.locator("form[action='/do/delete-records']")
+        for partition in range(3):
+            form.locator("[name=partition]").fill(str(partition))
+            form.locator("[name=before]").fill("-1")
+            form.locator("[name=typed]").fill("bookings")
+            form.get_by_role("button", name="Delete records").click()
+            page.get_by_text(f"bookings-{partition} begins at offset").wait_for()
+            page.get_by_text("Delete records").first.click()
+        page.get_by_text("Delete the topic").first.click()
+        form = page.locator("form[action='/do/delete-topic']")
+        form.locator("[name=typed]").fill("bookin")
+        form.get_by_role("button", name="Delete the topic").click()
+        page.get_by_text("nothing was deleted: type the name bookings to confirm").wait_for()
+        page.get_by_text("Delete the topic").first.click()
+        form.locator("[name=typed]").fill("bookings")
+        form.get_by_role("button", name="Delete the topic").click()
+        page.get_by_text("Topic bookings was deleted.").wait_for()
+        until(lambda: "bookings" not in admin.list_topics(), within_s=WAIT_S)
+
+
+@needs_browser
+def test_offsets_of_a_group_are_reset_as_the_preview_shows(page: Any, url: str, cluster: Cluster) -> None:
+    page.goto(f"{url}/groups")
+    page.get_by_role("link", name=GROUP).click()
+    page.get_by_role("link", name="Reset offsets").click()
+    page.locator("select[name=to]").select_option("shift")
+    page.get_by_label("Value").fill("-3")
+    page.get_by_role("button", name="Preview").click()
+    page.get_by_role("row", name="flights-0 5 2 -3").wait_for()
+    page.get_by_role("button", name="Set these offsets").click()
+    page.get_by_text(f"1 offset of group {GROUP} set.").wait_for()
+    with Admin(cluster.bootstrap) as admin:
+        assert admin.group_offsets(GROUP)[TopicPartition("flights", 0)].offset == 2
+        admin.alter_group_offsets(GROUP, {TopicPartition("flights", 0): 5})
+
+
+@needs_browser
+def test_a_broker_is_drained_and_a_plan_carried_out(page: Any, url: str, cluster: Cluster) -> None:
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topic("uneven", replica_assignment=[[1], [1], [1]])
+        until(lambda: len(admin.describe_topics(["uneven"])) == 1, within_s=WAIT_S)
+        page.goto(f"{url}/brokers")
+        page.get_by_role("link", name="Plan a rebalance").click()
+        page.get_by_role("button", name="Begin").click()
+        page.get_by_text("moves have begun").wait_for()
+
+        def preferred() -> set[int]:
+            return {part.replicas[0] for part in admin.describe_topic("uneven").partitions}
+
+        until(lambda: preferred() == {1, 2, 3} and not admin.list_reassignments(), within_s=WAIT_S)
+        admin.delete_topic("uneven")
+        page.goto(f"{url}/brokers/3")
+        page.get_by_role("button", name="Drain").click()
+        page.get_by_text("Broker 3 is drained").wait_for()
+        page.get_by_role("button", name="Let it lead again").click()
+        page.get_by_text("Broker 3 may lead again.").wait_for()
+        assert not any(broker.drained for broker in admin.describe_cluster().brokers)
+
+
+@needs_browser
+def test_the_page_goes_on_while_a_broker_is_killed(page: Any, url: str, cluster: Cluster) -> None:
+    page.goto(url)
+    page.get_by_text("3 of 3 up").wait_for()
+    cluster.kill(3)
+    try:
+        page.get_by_text("2 of 3 up").wait_for()
+        page.locator(".warn", has_text="Under-replicated").wait_for()
+    finally:
+        cluster.start(3)
+    page.get_by_text("3 of 3 up").wait_for()
+    page.locator(".cards > div:not(.warn)", has_text="Under-replicated").wait_for()
+
+
+def test_records_of_a_topic_never_become_markup(url: str) -> None:
+    reply = Client(url).get("/topics/flights/messages")
+    assert "&lt;b&gt;bold" in reply.text
+    assert "<b>bold" not in reply.text
+
+
+def test_a_search_finds_what_it_is_asked_for(url: str) -> None:
+    client = Client(url)
+    found = client.get("/topics/flights/messages?begin=oldest&path=$.carrier+%3D%3D+UA&limit=200").text
+    assert "100 records shown, 300 looked at" in found
+    assert "code hex" in client.get(f"/topics/{LONG}/messages").text
+    assert "No record matches." in client.get("/topics/flights/messages?header=trace=none").text
+    assert "JSON path; write for example" in client.get("/topics/flights/messages?path=%5B").text
+
+
+def test_up_serves_the_console_and_ends_it() -> None:
+    with raftlog_up("--console", "--console-port", "0") as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        address = next(line.split()[1] for line in lines if line.startswith("Console: "))
+
+        def overview() -> str:
+            try:
+                return Client(address).get("/").text
+            except OSError:
+                return ""
+
+        until(lambda: "1<small> of 1 up" in overview(), within_s=WAIT_S)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    assert overview() == ""
+
+
+def test_logins_and_acls() -> None:
+    users = {"boss": "open, sesame", "ada": "difference-engine"}
+    config: dict[str, Any] = {**STEADY, "authorizer": "acl", "super.users": "User:boss"}
+    with Cluster(1, users=users, config=config) as cluster:
+        with Admin(cluster.bootstrap, config=dict(cluster.client_config)) as admin:
+            admin.create_topic("theirs")
+            admin.create_topic("adas")
+            admin.create_acls(
+                [
+                    AclBinding("User:ada", operation, ResourceType.TOPIC, "adas")
+                    for operation in (AclOperation.DESCRIBE, AclOperation.READ)
+                ]
+            )
+        client = {key: value for key, value in cluster.client_config.items() if not key.startswith("sasl")}
+        with serve(Settings(cluster.bootstrap, client=client, with_login=True)) as address:
+            ada = Client(address)
+            ada.get("/login")
+            planted = ada.cookie
+            wrong = ada.post("/login", user="ada", password="open, sesame", after="/")
+            assert (wrong.code, "name or password is wrong" in wrong.text) == (401, True)
+            right = ada.post("/login", user="ada", password="difference-engine", after="/topics")
+            assert (right.code, right.headers["location"]) == (303, "/topics")
+            assert ada.cookie != planted
+            until(lambda: "adas" in ada.get("/topics").text, within_s=WAIT_S)
+            listed = ada.get("/topics").text
+            assert "theirs" not in listed
+            assert "difference-engine" not in listed
+            assert ada.get("/topics/theirs").code in (403, 404)
+            ada.post("/do/delete-topic", topic="adas", typed="adas", back="/topics")
+            assert "note-line error" in ada.get("/topics").text
+            ada.post("/logout")
+            assert ada.get("/topics").code == 303
+
+            boss = Client(address)
+            boss.get("/login")
+            boss.post("/login", user="boss", password="open, sesame", after="/")
+            assert "theirs" in boss.get("/topics").text
+            assert "User:ada" in boss.get("/security").text
+            boss.post("/do/delete-topic", topic="theirs", typed="theirs", back="/topics")
+            assert "Topic theirs was deleted." in boss.get("/topics").text

@@ -1,0 +1,513 @@
+"""The chart on a real Kubernetes of three nodes: installed in each mode, and disturbed while records flow.
+
+Runs only with `--long`, as root on Linux (`./dev k8s test`). A cluster that runs already is used and stays; otherwise
+one is started, and removed at the end. A pod produces with acks=all and reads in a group through every step. At the end
+every acknowledged record was read at the place that was acknowledged, no record is in the log twice, and neither client
+saw an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography.hazmat.primitives import serialization
+
+from raftlog.testing import CertificateAuthority
+from tools import docker, helm
+from tools.k8s.cluster import NODES, Cluster, NotHere
+from tools.progress import StepFailed
+
+pytestmark = pytest.mark.long
+
+Values = dict[str, Any]
+RATE = 200
+PLANNED_S = 5.0
+"""The longest gap between two acknowledgements while pods are stopped in order, on a busy machine; gRPC's own pauses
+between look-ups of a name were 8 to 10 s."""
+UNPLANNED_S = 15.0
+"""The same after a pod or a node has vanished: time-outs of a broker's session, of an election and of the clients."""
+PATIENCE_S = 300.0
+IMAGE = "raftlog:0.1.0"
+TOPIC: Values = {"name": "live", "partitions": 6}
+SMALL: Values = {"requests": {"cpu": "50m", "memory": "128Mi"}}
+BASE: Values = {
+    "controllers": {"resources": SMALL},
+    "brokers": {"resources": SMALL},
+    "affinity": {"antiAffinity": "soft"},  # the fourth broker of the test that scales has a node to share
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    found = Cluster()
+    was_up = found.admin.exists() and found.missing() == []
+    try:
+        image = docker.ensure_image()
+        found.up()
+        found.load(image.tag, IMAGE)
+    except (NotHere, docker.NoEngine, docker.NoBaseImage) as error:
+        pytest.skip(f"THE CHART IS NOT RUN: {error}")
+    try:
+        yield found
+    finally:
+        if not was_up:
+            found.down()
+
+
+class Release:
+    """A release of the chart in a namespace of its own, and a pod with a workload in it."""
+
+    def __init__(self, cluster: Cluster, namespace: str, values: Values, directory: Path) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.client: Values = {}
+        """What the workload's pod gets besides: environment, mounts and volumes."""
+        self.acked = 0
+        """Records of the last workload."""
+        self._values = merged({"insecure": True}, BASE, values)
+        self._file = directory / f"{namespace}.json"
+        self._helm = str(helm.find_or_build())
+
+    # The chart
+
+    def helm(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [self._helm, "--namespace", self.namespace, *arguments],
+            env=self.cluster.variables(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise StepFailed(f"helm {' '.join(arguments)}: {done.stderr}{done.stdout}\n{self.trouble()}")
+        return done.stdout
+
+    def install(self) -> None:
+        self.upgrade({}, "--install", "--create-namespace", "--wait", "--wait-for-jobs")
+
+    def upgrade(self, values: Values, *arguments: str) -> None:
+        self._values = merged(self._values, values)
+        self._file.write_text(json.dumps(self._values))
+        self.helm("upgrade", "logs", str(helm.CHART), "--values", str(self._file), "--timeout", "300s", *arguments)
+
+    def test(self) -> None:
+        """Run `helm test`, which leaves no topic behind."""
+        self.helm("test", "logs", "--timeout", "240s")
+
+    def uninstall(self) -> None:
+        """Remove the release, and wait until its pods are gone; the claims of volumes stay."""
+        self.helm("uninstall", "logs", "--wait", "--timeout", "300s")
+        self.kubectl("wait", "--for=delete", "pod", "--selector=app.kubernetes.io/instance=logs", "--timeout=300s")
+
+    def remove(self) -> None:
+        """Uninstall, and delete the claims as well."""
+        with contextlib.suppress(StepFailed):
+            self.uninstall()
+        self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=true", "--timeout=300s", check=False)
+        self.cluster.recycle_volumes()
+
+    # Kubernetes
+
+    def kubectl(self, *arguments: str, check: bool = True) -> str:
+        return self.cluster.kubectl("--namespace", self.namespace, *arguments, check=check)
+
+    def get(self, *arguments: str) -> Any:
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def node_of(self, pod: str) -> str:
+        return str(self.get("pod", pod)["spec"]["nodeName"])
+
+    def rolled_out(self, *sets: str) -> None:
+        for name in sets or ("broker", "controller"):
+            self.kubectl("rollout", "status", f"statefulset/logs-raftlog-{name}", f"--timeout={PATIENCE_S:g}s")
+
+    def restart(self, name: str) -> None:
+        self.kubectl("rollout", "restart", f"statefulset/logs-raftlog-{name}")
+        self.rolled_out(name)
+
+    def trouble(self) -> str:
+        """Return what helps to see why something failed."""
+        pods = self.kubectl("get", "pods,pvc", "-o", "wide", check=False)
+        events = self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False).splitlines()[-15:]
+        return pods + "\n".join(events)
+
+    # The workload
+
+    def start_workload(self) -> None:
+        name = "workload"
+        program = (Path(__file__).parent / "workload.py").read_text()
+        container = {
+            "name": name,
+            "image": IMAGE,
+            "command": ["/opt/raftlog/bin/python", "/work/workload.py", "live", str(RATE), "8000"],
+            "env": [
+                {"name": "RAFTLOG_BOOTSTRAP", "value": f"logs-raftlog.{self.namespace}.svc:9092"},
+                *self.client.get("env", ()),
+            ],
+            "volumeMounts": [{"name": "work", "mountPath": "/work"}, *self.client.get("mounts", ())],
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {
+                "nodeName": NODES[0],  # the faults are elsewhere
+                "terminationGracePeriodSeconds": 1,
+                "enableServiceLinks": False,
+                "containers": [container],
+                "volumes": [{"name": "work", "configMap": {"name": name}}, *self.client.get("volumes", ())],
+            },
+        }
+        self.cluster.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": name, "namespace": self.namespace},
+                "data": {"workload.py": program},
+            },
+            pod,
+        )
+        self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=120s")
+        until("the workload's first records", lambda: self.ask("step")["acked"] > 0)
+        time.sleep(5)
+        self.ask("step")
+
+    def ask(self, what: str) -> Any:
+        address = self.get("pod", "workload")["status"]["podIP"]
+        with urllib.request.urlopen(f"http://{address}:8000/{what}", timeout=400) as answer:
+            return json.load(answer)
+
+    def raftlog(self, *arguments: str) -> str:
+        """Run a command in the workload's pod."""
+        return self.kubectl("exec", "workload", "--", "raftlog", *arguments)
+
+    def healthy(self) -> None:
+        """Wait until every pod is ready and every partition has all replicas in sync."""
+        self.rolled_out()
+        until(
+            "all replicas in sync",
+            lambda: self.raftlog("topic", "describe", "--under-replicated", "-o", "json") == "[]\n",
+        )
+
+    def finish(self) -> None:
+        """End the workload; check what it has seen."""
+        result = self.ask("finish")
+        print(f"\n{self.namespace}: {json.dumps(result)}")
+        self.acked = int(result["acked"])
+        assert self.acked > 0
+        assert self.acked == result["sent"]
+        assert result["errors"] == []
+        assert result["lost"] == 0, result["first_lost"]
+        assert result["duplicates"] == 0
+        self.kubectl("delete", "pod", "workload", "--wait=true")
+
+
+def merged(*values: Values) -> Values:
+    """Return values with later ones over earlier ones; None removes a key."""
+    found: Values = {}
+    for each in values:
+        for name, value in each.items():
+            if value is None:
+                found.pop(name, None)
+                continue
+            inner = isinstance(value, dict) and isinstance(found.get(name), dict)
+            found[name] = merged(found[name], value) if inner else value
+    return found
+
+
+def until(what: str, holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        with contextlib.suppress(OSError, StepFailed):
+            if holds():
+                return
+        assert time.monotonic() < end_s, f"no {what} after {PATIENCE_S:g} s"
+        time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def step(release: Release, name: str, longest_gap_s: float) -> Iterator[None]:
+    """Run one disturbance, wait until all is well again, and check what the clients saw of it."""
+    release.healthy()
+    release.ask("step")
+    begun_s = time.monotonic()
+    yield
+    release.healthy()
+    time.sleep(2)
+    seen = release.ask("step")
+    print(f"\n{name}: {time.monotonic() - begun_s:.0f} s, {json.dumps(seen)}")
+    assert seen["errors"] == []
+    assert seen["acked"] > 0
+    assert seen["gap_s"] <= longest_gap_s
+
+
+# Three controllers and three brokers, apart
+
+
+@pytest.fixture(scope="module")
+def apart(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    release = Release(cluster, "apart", {"topics": [TOPIC]}, tmp_path_factory.mktemp("apart"))
+    release.install()
+    try:
+        release.test()
+        release.start_workload()
+        yield release
+        release.finish()
+    finally:
+        release.remove()
+
+
+def test_the_chart_is_installed_and_tested(apart: Release) -> None:
+    apart.healthy()
+    topics = {each.split("\t")[0] for each in apart.raftlog("topic", "list", "-o", "table").splitlines()}
+    assert not [name for name in topics if name.startswith("helm-test")]
+
+
+@pytest.mark.parametrize("pod", ["broker-1", "broker-2"])
+def test_a_broker_is_deleted_by_force(apart: Release, pod: str) -> None:
+    with step(apart, f"{pod} deleted by force", UNPLANNED_S):
+        apart.kubectl("delete", "pod", f"logs-raftlog-{pod}", "--force", "--grace-period=0")
+
+
+def test_the_active_controller_is_deleted_by_force(apart: Release) -> None:
+    with step(apart, "active controller deleted by force", UNPLANNED_S):
+        leader = json.loads(apart.raftlog("quorum", "describe", "-o", "json"))["leader_id"]
+        apart.kubectl("delete", "pod", f"logs-raftlog-controller-{leader - 1000}", "--force", "--grace-period=0")
+
+
+def test_brokers_and_controllers_are_restarted_one_by_one(apart: Release) -> None:
+    for name in ("broker", "controller"):
+        with step(apart, f"rollout restart of {name}s", PLANNED_S):
+            apart.restart(name)
+
+
+def test_an_upgrade_of_the_configuration_rolls_both_at_once(apart: Release) -> None:
+    with step(apart, "upgrade of the configuration", PLANNED_S):
+        apart.upgrade({"config": {"log.retention.ms": "200h"}})
+        apart.rolled_out()
+
+
+def test_a_wrong_configuration_stops_at_the_first_pods_and_is_taken_back(apart: Release) -> None:
+    # A broker and a controller crash again and again, so this is no orderly restart.
+    with step(apart, "wrong configuration, and the right one again", UNPLANNED_S):
+        apart.upgrade({"config": {"log.retention.days": 8}})
+        until("broker that refuses its configuration", lambda: "unknown server config" in last_words(apart, "broker-2"))
+        time.sleep(30)
+        assert [each["status"]["readyReplicas"] for each in apart.get("statefulset")["items"]] == [2, 2]
+        apart.upgrade({"config": {"log.retention.days": None}})
+
+
+def last_words(release: Release, pod: str) -> str:
+    return release.kubectl("logs", f"logs-raftlog-{pod}", "--tail=3", check=False)
+
+
+def test_pods_go_on_without_their_kubelet(apart: Release) -> None:
+    with step(apart, "kubelet of n2 stopped for 70 s", 2.0):
+        apart.cluster.stop_kubelet("n2")
+        try:
+            time.sleep(70)  # the node becomes NotReady after 50
+            nodes = json.loads(apart.cluster.kubectl("get", "node", "n2", "-o", "json"))
+            ready = [each["status"] for each in nodes["status"]["conditions"] if each["type"] == "Ready"]
+            assert ready == ["Unknown"]
+        finally:
+            apart.cluster.start_kubelet("n2")
+        apart.cluster.kubectl("wait", "--for=condition=Ready", "node/n2", "--timeout=120s")
+
+
+def test_a_node_is_cut_off_from_the_network(apart: Release) -> None:
+    with step(apart, "n3 cut off for 30 s", UNPLANNED_S):
+        apart.cluster.cut_off("n3")
+        try:
+            time.sleep(30)
+        finally:
+            apart.cluster.cut_off("n3", off=False)
+
+
+def test_a_second_node_is_not_drained_beside_the_first(apart: Release) -> None:
+    drain = ("--ignore-daemonsets", "--delete-emptydir-data", "--pod-selector=app.kubernetes.io/name=raftlog")
+    with step(apart, "n3 drained, and n2 refused", PLANNED_S):
+        try:
+            apart.cluster.kubectl("drain", "n3", *drain, "--timeout=240s")
+            with pytest.raises(StepFailed, match="disruption budget"):
+                apart.cluster.kubectl("drain", "n2", *drain, "--timeout=20s")
+        finally:
+            for node in ("n2", "n3"):
+                apart.cluster.kubectl("uncordon", node)
+
+
+def test_a_fourth_broker_takes_its_share_and_leaves_again(apart: Release) -> None:
+    with step(apart, "three brokers to four, rebalanced", PLANNED_S):
+        apart.upgrade({"brokers": {"replicas": 4}})
+        apart.rolled_out("broker")
+        apart.raftlog("cluster", "rebalance", "--execute")
+        assert replicas_on(apart, 3) > 0
+    with step(apart, "four brokers to three, decommissioned", PLANNED_S):
+        decommission = subprocess.Popen(
+            [
+                *("kubectl", "--namespace", apart.namespace, "exec", "workload", "--"),
+                *("raftlog", "broker", "decommission", "3", "--wait"),
+            ],
+            env=apart.cluster.variables(),
+        )
+        until("broker without replicas", lambda: replicas_on(apart, 3) == 0)
+        apart.upgrade({"brokers": {"replicas": 3}})
+        assert decommission.wait(PATIENCE_S) == 0
+        apart.kubectl("delete", "pvc", "data-logs-raftlog-broker-3")
+
+
+def replicas_on(release: Release, broker_id: int) -> int:
+    """Return how many replicas a broker has, of internal topics too."""
+    listed = json.loads(release.raftlog("broker", "list", "-o", "json"))
+    return next(int(each["replicas"]) for each in listed if each["broker_id"] == broker_id)
+
+
+def test_a_broker_whose_volume_is_lost_is_filled_again(apart: Release) -> None:
+    with step(apart, "volume of broker-2 lost", PLANNED_S):
+        apart.kubectl("delete", "pvc", "data-logs-raftlog-broker-2", "--wait=false")
+        apart.kubectl("delete", "pod", "logs-raftlog-broker-2")
+        apart.rolled_out("broker")
+
+
+def test_volumes_outlive_the_release(apart: Release) -> None:
+    apart.finish()
+    before = bound_volumes(apart)
+    begun_s = time.monotonic()
+    apart.uninstall()
+    gone_s = time.monotonic() - begun_s
+    apart.install()
+    print(f"\nuninstalled in {gone_s:.0f} s, installed again in {time.monotonic() - begun_s - gone_s:.0f} s")
+    assert bound_volumes(apart) == before
+    apart.start_workload()
+    apart.healthy()
+    command = "raftlog consume live --from-beginning --no-follow --max {} | wc -l"
+    assert int(apart.kubectl("exec", "workload", "--", "sh", "-c", command.format(apart.acked))) == apart.acked
+
+
+def bound_volumes(release: Release) -> set[str]:
+    return {each["spec"]["volumeName"] for each in release.get("pvc")["items"]}
+
+
+# TLS, users and ACLs
+
+
+def secret(namespace: str, name: str, content: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": namespace},
+        "stringData": content,
+    }
+
+
+def certificate(authority: CertificateAuthority, name: str, hosts: list[str], node_ids: list[int]) -> dict[str, str]:
+    content = authority.issue(name, hosts=hosts, node_ids=node_ids).read_bytes()
+    key = serialization.load_pem_private_key(content, password=None).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return {"tls.crt": content.decode(), "tls.key": key.decode(), "ca.crt": authority.ca_file.read_text()}
+
+
+@pytest.fixture(scope="module")
+def secured(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    """The values of `examples/production.yaml`, with three brokers and certificates from Secrets."""
+    directory = tmp_path_factory.mktemp("secured")
+    namespace = "secured"
+    authority = CertificateAuthority(directory / "ca")
+    hosts = [f"logs-raftlog.{namespace}.svc", f"*.logs-raftlog-broker.{namespace}.svc", "127.0.0.1"]
+    controllers = [f"*.logs-raftlog-controller.{namespace}.svc"]
+    acl = {"principal": "User:shop", "operations": ["All"]}
+    values: Values = {
+        "insecure": False,
+        "tls": {"enabled": True, "secrets": {"brokers": "brokers", "controllers": "controllers"}},
+        "auth": {"enabled": True, "authorizer": "acl", "admin": {"user": "admin", "secret": "admin"}},
+        "rack": {"enabled": True},
+        "topics": [TOPIC],
+        "users": [{"name": "shop", "secret": "shop"}],
+        "acls": [
+            {**acl, "resource": {"type": "topic", "name": "live"}},
+            {**acl, "resource": {"type": "group", "name": "live-readers"}},
+        ],
+    }
+    release = Release(cluster, namespace, values, directory)
+    release.client = {
+        "env": [
+            {"name": f"RAFTLOG_{name}", "value": value}
+            for name, value in {
+                "SECURITY_PROTOCOL": "sasl_ssl",
+                "SSL_CA_LOCATION": "/ca/ca.crt",
+                "SASL_MECHANISM": "SCRAM-SHA-512",
+                "SASL_USERNAME": "shop",
+                "SASL_PASSWORD_LOCATION": "/password/password",
+            }.items()
+        ],
+        "mounts": [{"name": "ca", "mountPath": "/ca"}, {"name": "password", "mountPath": "/password"}],
+        "volumes": [
+            {"name": "ca", "secret": {"secretName": "brokers", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"name": "password", "secret": {"secretName": "shop"}},
+        ],
+    }
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    cluster.apply(
+        secret(namespace, "brokers", certificate(authority, "brokers", hosts, [0, 1, 2])),
+        secret(namespace, "controllers", certificate(authority, "controllers", controllers, [1000, 1001, 1002])),
+        secret(namespace, "admin", {"password": "of the admin"}),
+        secret(namespace, "shop", {"password": "of the shop"}),
+    )
+    release.install()
+    try:
+        release.test()
+        release.start_workload()
+        yield release
+        release.finish()
+    finally:
+        release.remove()
+
+
+def test_a_secured_cluster_is_restarted_one_by_one(secured: Release) -> None:
+    with step(secured, "rollout restart of secured brokers and controllers", PLANNED_S):
+        secured.restart("broker")
+        secured.restart("controller")
+
+
+def test_a_broker_of_a_secured_cluster_is_deleted_by_force(secured: Release) -> None:
+    with step(secured, "secured broker-1 deleted by force", UNPLANNED_S):
+        secured.kubectl("delete", "pod", "logs-raftlog-broker-1", "--force", "--grace-period=0")
+
+
+def test_a_stranger_may_nothing(secured: Release) -> None:
+    command = [
+        "kubectl",
+        "--namespace",
+        secured.namespace,
+        "exec",
+        "workload",
+        "--",
+        "raftlog",
+        "topic",
+        "create",
+        "other",
+    ]
+    done = subprocess.run(command, env=secured.cluster.variables(), capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "User:shop may not" in done.stderr
+
+
+# One node, to try things
+
+
+def test_one_pod_with_both_roles(cluster: Cluster, tmp_path: Path) -> None:
+    release = Release(cluster, "alone", yaml.safe_load((helm.EXAMPLES / "dev.yaml").read_text()), tmp_path)
+    try:
+        release.install()
+        release.test()
+    finally:
+        release.remove()

@@ -1,0 +1,390 @@
+"""Decisions are sent to every partition and group, whichever broker leads it, until each has confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.coordinator.shard import State
+from broker.coordinator.transactions.commands import MarkersWritten, PendingMarkers
+from broker.coordinator.transactions.marker_sender import Answer, LocalMarkers, MarkerDispatch, MarkerSender, Target
+from raftlog.errors import CoordinatorNotAvailable, NotEnoughReplicas, NotLeader, RaftlogError
+from raftlog.format.control import Marker
+from tests.support import virtual_time
+from tests.support.logged import lines_of
+
+ME, OTHER, THIRD = 1, 2, 3
+TOPIC = bytes(16)
+P0, P1, P2 = (TOPIC, 0), (TOPIC, 1), (TOPIC, 2)
+
+
+class Written:
+    """Stands for a way of markers, here or elsewhere: notes what comes, and answers when told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Target, list[Marker], Answer]] = []
+        self.refuse_with: list[RaftlogError] = []
+        self.answers_at_once = True
+        self.flushed = 0
+
+    def take(self, target: Target, markers: Sequence[Marker], answer: Answer) -> None:
+        self.calls.append((target, list(markers), answer))
+        if self.answers_at_once:
+            error = self.refuse_with.pop(0) if self.refuse_with else None
+            answer([error] * len(markers))
+
+    # As LocalMarkers
+
+    def write(self, topic_id: bytes, partition: int, markers: Sequence[Marker], answer: Answer) -> None:
+        self.take((topic_id, partition), markers, answer)
+
+    def write_group(self, group_id: str, markers: Sequence[Marker], answer: Answer) -> None:
+        self.take(group_id, markers, answer)
+
+    @property
+    def targets(self) -> list[Target]:
+        return [target for target, _, _ in self.calls]
+
+
+class Links(Written):
+    """Stands for MarkerLinks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.brokers: list[int] = []
+
+    def put(self, broker_id: int, target: Target, markers: Sequence[Marker], answer: Answer) -> None:
+        self.brokers.append(broker_id)
+        self.take(target, markers, answer)
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+    def on_metadata(self, image: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Coordinator:
+    """Stands for a shard."""
+
+    def __init__(self, leader_epoch: int = 7) -> None:
+        self.leader_epoch = leader_epoch
+        self.state = State.ACTIVE
+        self.told: list[MarkersWritten] = []
+
+    def tell(self, command: MarkersWritten) -> None:
+        self.told.append(command)
+
+
+class Surroundings:
+    """A sender with everything around it; `leaders` is what the metadata says."""
+
+    def __init__(self) -> None:
+        self.leaders: dict[tuple[bytes, int], int] = {P0: ME, P1: OTHER, P2: ME}
+        self.group_leaders: dict[str, int] = {"g": ME, "h": OTHER}
+        self.local = Written()
+        self.links = Links()
+        self.coordinator = Coordinator()
+        self.sender = MarkerSender(
+            ME,
+            lambda: cast(Any, self),
+            cast(LocalMarkers, self.local),
+            self.links,
+            self._group_broker,
+            rng=random.Random(1),
+        )
+        self.topics: dict[bytes, Any] = {TOPIC: SimpleNamespace(name="t")}
+
+    def _group_broker(self, group_id: str) -> int:
+        if group_id not in self.group_leaders:
+            raise CoordinatorNotAvailable("nobody")
+        return self.group_leaders[group_id]
+
+    def partition(self, topic_id: bytes, partition: int) -> Any:
+        """As the image has it."""
+        leader = self.leaders.get((topic_id, partition))
+        return None if leader is None else SimpleNamespace(leader=leader)
+
+    def moved(self) -> None:
+        self.sender.on_metadata(cast(Any, self))
+
+    def send(self, pending: PendingMarkers) -> None:
+        MarkerDispatch(self.sender, lambda: self.coordinator).notify(pending)
+
+
+def pending(*targets: Target, producer_id: int = 5, epoch: int = 1, commit: bool = True) -> PendingMarkers:
+    return PendingMarkers(
+        transactional_id="x",
+        sink_id="",
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        commit=commit,
+        partitions=frozenset(target for target in targets if not isinstance(target, str)),
+        group_ids=frozenset(target for target in targets if isinstance(target, str)),
+    )
+
+
+def scenario(story: Callable[[Surroundings], Awaitable[None]]) -> None:
+    async def run() -> None:
+        around = Surroundings()
+        try:
+            await story(around)
+        finally:
+            await around.sender.close()
+
+    virtual_time.run(run())
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for rings no bell
+            await asyncio.sleep(0.005)
+
+
+def test_each_goes_to_its_leader_and_the_coordinator_hears_when_all_have_it() -> None:
+    async def story(around: Surroundings) -> None:
+        what = pending(P0, P1, "g", "h")
+        around.send(what)
+        assert not around.coordinator.told
+        await turns()
+        assert set(around.local.targets) == {P0, "g"}
+        assert set(around.links.targets) == {P1, "h"}
+        assert set(around.links.brokers) == {OTHER}
+        assert around.links.flushed
+        assert around.local.calls[0][1] == [Marker(5, 1, True, 7)]
+        assert around.coordinator.told == [MarkersWritten(what)]
+        assert len(around.sender) == 0
+
+    scenario(story)
+
+
+def test_where_there_is_nobody_to_be_told_the_coordinator_hears_at_once() -> None:
+    async def story(around: Surroundings) -> None:
+        around.send(pending())
+        assert len(around.coordinator.told) == 1
+
+    scenario(story)
+
+
+def test_what_waits_for_one_partition_shares_a_batch() -> None:
+    async def story(around: Surroundings) -> None:
+        for producer_id in range(50):
+            around.send(pending(P0, producer_id=producer_id))
+        await turns()
+        ((target, markers, _),) = around.local.calls
+        assert target == P0
+        assert [marker.producer_id for marker in markers] == list(range(50))
+        assert len(around.coordinator.told) == 50
+
+    scenario(story)
+
+
+def test_what_was_refused_is_sent_again_and_what_came_meanwhile_goes_along() -> None:
+    async def story(around: Surroundings) -> None:
+        around.local.refuse_with.append(NotEnoughReplicas("too few"))
+        first, second = pending(P0, producer_id=1), pending(P0, producer_id=2)
+        around.send(first)
+        await turns()
+        assert not around.coordinator.told
+        around.send(second)
+        await turns()
+        assert len(around.local.calls) == 1, "a partition that refuses is left alone for a while"
+        await until(lambda: len(around.coordinator.told) == 2)
+        assert [marker.producer_id for marker in around.local.calls[1][1]] == [1, 2]
+
+    scenario(story)
+
+
+def test_only_markers_that_failed_are_sent_again() -> None:
+    async def story(around: Surroundings) -> None:
+        around.local.answers_at_once = False
+        around.send(pending(P0, producer_id=1))
+        around.send(pending(P0, producer_id=2))
+        await turns()
+        around.local.answers_at_once = True
+        around.local.calls[0][2]([None, NotEnoughReplicas("")])
+        assert len(around.coordinator.told) == 1
+        await until(lambda: len(around.coordinator.told) == 2)
+        assert [marker.producer_id for marker in around.local.calls[1][1]] == [2]
+
+    scenario(story)
+
+
+def test_a_new_leader_is_told_as_soon_as_the_metadata_names_it() -> None:
+    async def story(around: Surroundings) -> None:
+        around.links.refuse_with += [NotLeader("moved")] * 5
+        around.send(pending(P1))
+        await until(lambda: len(around.links.calls) == 5)
+        around.leaders[P1] = ME
+        around.moved()
+        await turns()
+        assert around.local.targets == [P1]
+        assert len(around.coordinator.told) == 1
+
+    scenario(story)
+
+
+def test_metadata_that_moves_nothing_does_not_end_the_pause() -> None:
+    async def story(around: Surroundings) -> None:
+        around.local.refuse_with.append(NotEnoughReplicas(""))
+        around.send(pending(P0))
+        await turns()
+        for _ in range(20):
+            around.moved()
+            await turns()
+        assert len(around.local.calls) == 1
+
+    scenario(story)
+
+
+@pytest.mark.parametrize("target", [P0, "lost"])
+def test_without_a_leader_it_waits_for_one(target: Target) -> None:
+    async def story(around: Surroundings) -> None:
+        around.leaders[P0] = -1
+        around.send(pending(target))
+        await asyncio.sleep(0.1)
+        assert not around.local.calls
+        around.leaders[P0] = around.group_leaders["lost"] = THIRD
+        around.moved()
+        await turns()
+        assert around.links.brokers == [THIRD]
+        assert len(around.coordinator.told) == 1
+
+    scenario(story)
+
+
+def test_partitions_of_a_deleted_topic_need_no_marker() -> None:
+    async def story(around: Surroundings) -> None:
+        around.local.refuse_with += [NotLeader("being deleted")] * 100
+        around.send(pending(P0, P2))
+        await turns()
+        around.leaders.clear()
+        around.moved()
+        await turns()
+        assert len(around.coordinator.told) == 1
+        around.send(pending(P1, producer_id=9))
+        await turns()
+        assert len(around.coordinator.told) == 2
+
+    scenario(story)
+
+
+def test_a_coordinator_that_is_replaced_is_told_nothing_and_sends_nothing_more() -> None:
+    async def story(around: Surroundings) -> None:
+        around.local.refuse_with += [NotEnoughReplicas("")] * 100
+        around.send(pending(P0))
+        await turns()
+        around.coordinator.state = State.GONE
+        calls = len(around.local.calls)
+        await asyncio.sleep(0.2)
+        assert len(around.local.calls) == calls
+        assert not around.coordinator.told
+        assert len(around.sender) == 0
+
+    scenario(story)
+
+
+def test_the_same_decision_told_again_by_the_same_coordinator_is_on_its_way_once() -> None:
+    """A coordinator that had to load its log again knows nothing of what it has sent before."""
+
+    async def story(around: Surroundings) -> None:
+        around.local.answers_at_once = False
+        what = pending(P0)
+        around.send(what)
+        await turns()
+        around.send(pending(P0))
+        await turns()
+        assert len(around.local.calls) == 1
+        around.local.calls[0][2]([None])
+        assert around.coordinator.told == [MarkersWritten(what)]
+        around.send(what)
+        await turns()
+        assert len(around.local.calls) == 2, "once it was told of, it is sent again"
+
+    scenario(story)
+
+
+def test_who_describes_a_transaction_sees_who_lacks_its_marker() -> None:
+    async def story(around: Surroundings) -> None:
+        around.local.answers_at_once = False
+        around.send(pending(P0, P1))
+        await turns()
+        assert around.sender.left_of("x") == frozenset({P0})
+        assert around.sender.left_of("y") is None
+
+    scenario(story)
+
+
+def test_many_partitions_do_not_hold_the_loop_up() -> None:
+    async def story(around: Surroundings) -> None:
+        def slowly(target: Target, markers: Sequence[Marker], answer: Answer) -> None:
+            virtual_time.work_for(0.001)
+            answer([None] * len(markers))
+
+        around.local.take = slowly  # type: ignore[method-assign] # a slower one
+        keys = [(TOPIC, number) for number in range(100)]
+        around.leaders |= dict.fromkeys(keys, ME)
+        around.send(pending(*keys))
+        rounds = 0
+        while not around.coordinator.told:
+            await asyncio.sleep(0)
+            rounds += 1
+        assert rounds > 10, "all of it takes 0.1 s; others had their turn every few milliseconds"
+
+    scenario(story)
+
+
+def test_a_control_batch_has_its_bound_and_a_partition_that_refuses_one_is_not_sent_the_next() -> None:
+    async def story(around: Surroundings) -> None:
+        around.local.refuse_with.append(NotEnoughReplicas(""))
+        for producer_id in range(2_500):
+            around.send(pending(P0, producer_id=producer_id))
+        await turns()
+        assert [len(markers) for _, markers, _ in around.local.calls] == [1_000]
+        await until(lambda: len(around.coordinator.told) == 2_500)
+        assert [len(markers) for _, markers, _ in around.local.calls] == [1_000, 1_000, 1_000, 500]
+
+    scenario(story)
+
+
+def test_nothing_is_sent_once_the_broker_stops() -> None:
+    async def story(around: Surroundings) -> None:
+        around.local.refuse_with += [NotEnoughReplicas("")] * 100
+        around.send(pending(P0))
+        await turns()
+        await around.sender.close()
+        calls = len(around.local.calls)
+        around.send(pending(P0, producer_id=6))
+        await asyncio.sleep(0.1)
+        assert len(around.local.calls) == calls
+
+    scenario(story)
+
+
+def test_what_stands_in_the_way_for_long_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.coordinator.transactions.marker_sender.LAST_RETRY_S", 0.02)
+
+    async def story(around: Surroundings) -> None:
+        around.local.refuse_with += [NotEnoughReplicas("too few in sync")] * 11
+        around.send(pending(P0))
+        await until(lambda: bool(around.coordinator.told))
+
+    scenario(story)
+    assert lines_of(caplog, "broker.coordinator.transactions.marker_sender") == [
+        "1 transactions cannot be ended on t-0 after 10 attempts: too few in sync"
+    ]

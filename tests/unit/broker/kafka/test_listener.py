@@ -1,0 +1,278 @@
+"""Connections of Kafka clients: order, bounds, and what slow or silent clients cost; the APIs behind are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from broker.kafka import listener as module
+from broker.kafka import messages
+from broker.kafka.codec import Fields
+from broker.kafka.fetch import Fetch
+from broker.kafka.listener import KafkaListener
+from broker.kafka.produce import Produce
+from broker.observability.counters import Counters
+from broker.security.caller import Caller
+from broker.server.lease import Wake
+
+
+class HeldLease:
+    """A lease that a test takes away and gives back."""
+
+    def __init__(self) -> None:
+        self.is_valid = True
+        self._waiting: list[Wake] = []
+
+    def valid(self) -> bool:
+        return self.is_valid
+
+    def call_when_renewed(self, wake: Wake) -> None:
+        self._waiting.append(wake)
+
+    def stop_waiting(self, wake: Wake) -> None:
+        self._waiting = [each for each in self._waiting if each != wake]
+
+    def renew(self) -> None:
+        self.is_valid = True
+        for wake in self._waiting:
+            wake()
+
+
+class SlowProduce:
+    """Produces that a test answers itself."""
+
+    def __init__(self) -> None:
+        self.begun: list[asyncio.Future[Fields]] = []
+
+    async def begin(self, request: Fields, who: Caller) -> asyncio.Future[Fields]:
+        self.begun.append(asyncio.get_running_loop().create_future())
+        return self.begun[-1]
+
+
+class EmptyFetch:
+    async def serve(self, request: Fields, version: int, who: Caller) -> Fields:
+        return {"responses": []}
+
+
+ANSWER = {"responses": [{"name": "t", "partition_responses": [{"index": 0, "base_offset": 5}]}]}
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    def send(self, key: int, version: int, correlation_id: int, request: Fields) -> None:
+        body = b"".join(messages.REQUESTS[key].encode(request, version))
+        self.writer.write(struct.pack(">ihhih", len(body) + 11, key, version, correlation_id, 1) + b"c" + body)
+
+    def produce(self, correlation_id: int) -> None:
+        self.send(messages.PRODUCE, 8, correlation_id, {"acks": -1, "topic_data": []})
+
+    def fetch(self, correlation_id: int) -> None:
+        self.send(messages.FETCH, 11, correlation_id, {"topics": []})
+
+    async def received(self) -> int:
+        """Return the correlation id of the next response."""
+        size, correlation_id = struct.unpack(">ii", await self._reader.readexactly(8))
+        await self._reader.readexactly(size - 4)
+        return int(correlation_id)
+
+    async def is_closed(self) -> bool:
+        try:
+            return await self._reader.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+class Bed:
+    """A listener, and clients of it."""
+
+    def __init__(self) -> None:
+        self.lease = HeldLease()
+        self.produce = SlowProduce()
+        self.counters = Counters()
+
+        async def serve(request: Fields, version: int, who: Caller) -> Fields:
+            return {}
+
+        handlers = {key: serve for key in messages.REQUESTS if key not in (messages.PRODUCE, messages.FETCH)}
+        self.listener = KafkaListener(
+            handlers,
+            cast(Produce, self.produce),
+            cast(Fetch, EmptyFetch()),
+            self.lease,
+            self.counters,
+            max_frame_bytes=1 << 20,
+            max_connections=3,
+            who=lambda host: Caller(host=host),
+        )
+
+    async def client(self) -> Client:
+        return Client(*await asyncio.open_connection("127.0.0.1", self.listener.port))
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[Bed]:
+    bed = Bed()
+    bed.listener.bind("127.0.0.1", 0)
+    await bed.listener.open()
+    try:
+        yield bed
+    finally:
+        await bed.listener.close()
+
+
+def run(scenario: Callable[[Bed], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(60), opened() as bed:
+            await scenario(bed)
+
+    asyncio.run(whole())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 # nothing that a test looks at has an event
+        await asyncio.sleep(0.001)
+
+
+def test_produces_are_pipelined_and_answered_in_order() -> None:
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        for number in range(3):
+            client.produce(number)
+        client.fetch(3)
+        await until(lambda: len(bed.produce.begun) == 3)
+        bed.produce.begun[2].set_result(ANSWER)
+        bed.produce.begun[1].set_result(ANSWER)
+        await asyncio.sleep(0.01)
+        assert bed.counters.produces_unanswered == 3
+        bed.produce.begun[0].set_result(ANSWER)
+        assert [await client.received() for _ in range(4)] == [0, 1, 2, 3]
+        assert bed.counters.produces_unanswered == 0
+
+    run(scenario)
+
+
+def test_a_client_with_many_unanswered_produces_is_not_read() -> None:
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        for number in range(2 * module.MAX_UNANSWERED):
+            client.produce(number)
+        await until(lambda: len(bed.produce.begun) == module.MAX_UNANSWERED)
+        await asyncio.sleep(0.02)
+        assert len(bed.produce.begun) == module.MAX_UNANSWERED
+        bed.produce.begun[0].set_result(ANSWER)
+        await until(lambda: len(bed.produce.begun) == module.MAX_UNANSWERED + 1)
+
+    run(scenario)
+
+
+def test_nothing_is_acknowledged_without_a_lease() -> None:
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        client.produce(1)
+        await until(lambda: len(bed.produce.begun) == 1)
+        bed.lease.is_valid = False
+        bed.produce.begun[0].set_result(ANSWER)
+        received = asyncio.ensure_future(client.received())
+        await asyncio.sleep(0.02)
+        assert not received.done()
+        bed.lease.renew()
+        assert await received == 1
+
+    run(scenario)
+
+
+def test_a_frame_that_does_not_come_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte at a time (slow-loris), or nothing at all; other clients do not notice."""
+    monkeypatch.setattr(module, "FRAME_S", 0.3)
+    monkeypatch.setattr(module, "FIRST_S", 0.2)
+
+    async def scenario(bed: Bed) -> None:
+        slow, silent, good = [await bed.client() for _ in range(3)]
+        good.fetch(1)
+        assert await good.received() == 1
+        frame = struct.pack(">ihhih", 1_000, messages.METADATA, 1, 1, 1)
+
+        async def trickle() -> None:
+            for position in range(len(frame)):
+                slow.writer.write(frame[position : position + 1])
+                await asyncio.sleep(0.01)
+
+        sending = asyncio.ensure_future(trickle())
+        assert await slow.is_closed()
+        assert await silent.is_closed()
+        await sending
+        good.fetch(2)
+        assert await good.received() == 2
+        assert bed.listener.connections == 1
+
+    run(scenario)
+
+
+def test_large_frames_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame waits for room as its bytes arrive, and the room comes back, also when the client goes."""
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.room = room = module._Room(2 * module.LARGE_BYTES)
+        head = struct.pack(">ihhih", 4 * module.LARGE_BYTES, messages.PRODUCE, 8, 1, 1)
+        hog, other = await bed.client(), await bed.client()
+        hog.writer.write(head + bytes(2 * module.LARGE_BYTES))
+        await until(lambda: room._left < module.PIECE_BYTES)
+        body = {"acks": -1, "topic_data": [{"name": "t", "partition_data": [{"records": bytes(80_000)}]}]}
+        other.send(messages.PRODUCE, 8, 2, body)
+        await asyncio.sleep(0.02)
+        assert bed.produce.begun == []
+        hog.writer.close()
+        await until(lambda: len(bed.produce.begun) == 1)
+        bed.produce.begun[0].set_result(ANSWER)
+        assert await other.received() == 2
+        await until(lambda: room._left == 2 * module.LARGE_BYTES)
+
+    run(scenario)
+
+
+def test_connections_are_limited() -> None:
+    async def scenario(bed: Bed) -> None:
+        clients = [await bed.client() for _ in range(3)]
+        await until(lambda: bed.listener.connections == 3)
+        assert await (await bed.client()).is_closed()
+        clients[0].writer.close()
+        await until(lambda: bed.listener.connections == 2)
+        again = await bed.client()
+        again.fetch(1)
+        assert await again.received() == 1
+
+    run(scenario)
+
+
+def test_a_stop_lets_answers_leave() -> None:
+    async def scenario(bed: Bed) -> None:
+        client, idle = await bed.client(), await bed.client()
+        client.produce(1)
+        await until(lambda: len(bed.produce.begun) == 1)
+        closing = asyncio.ensure_future(bed.listener.close())
+        await asyncio.sleep(0.01)
+        bed.produce.begun[0].set_result(ANSWER)
+        assert await client.received() == 1
+        await closing
+        assert await client.is_closed()
+        assert await idle.is_closed()
+
+    run(scenario)
+
+
+def test_a_body_that_exceeds_its_frame_is_refused() -> None:
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        head: Any = struct.pack(">ihhih", 11, messages.METADATA, 1, 1, 30_000)
+        client.writer.write(head + b"c")
+        assert await client.is_closed()
+
+    run(scenario)

@@ -1,0 +1,255 @@
+"""Record batches between Kafka's format and format 1: other implementations write and read them."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record.memory_records import MemoryRecords
+
+from broker.kafka.record_batches import from_kafka, says_transactional, to_kafka
+from raftlog.errors import BatchTooExpansive, CorruptRecordError, InvalidRecord, RaftlogError, UnsupportedCompression
+from raftlog.format import (
+    Attributes,
+    Codec,
+    Columns,
+    InflateLimits,
+    decode_batch,
+    encode_batch,
+    parse_header,
+    validate_produced,
+    with_append_time,
+)
+from raftlog.format.control import Marker, encode_control
+
+Row = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+
+CELLS = st.none() | st.binary(max_size=40)
+ROWS = st.lists(
+    st.tuples(st.integers(0, 1 << 41), CELLS, CELLS, st.lists(st.tuples(st.text(max_size=5), CELLS), max_size=3)),
+    min_size=1,
+    max_size=80,
+)
+
+
+def kafka_batch(
+    rows: list[Row], producer: tuple[int, int, int] = (-1, -1, -1), *, transactional: bool = False
+) -> bytes:
+    builder = DefaultRecordBatchBuilder(2, 0, int(transactional), *producer, 1 << 30)
+    for number, (timestamp, key, value, headers) in enumerate(rows):
+        builder.append(number, timestamp, key, value, headers)
+    return bytes(builder.build())
+
+
+def patched(batch: bytes, position: int, form: str, value: int) -> bytes:
+    """Return the batch with one field of its header changed, and a checksum that fits."""
+    changed = bytearray(batch)
+    struct.pack_into(form, changed, position, value)
+    struct.pack_into(">I", changed, 17, google_crc32c.value(bytes(changed[21:])))
+    return bytes(changed)
+
+
+def recompressed(batch: bytes, codec: Codec) -> bytes:
+    """Return the batch as a producer with that codec sends it."""
+    return b"".join(to_kafka(stamped(from_kafka(batch), codec)))
+
+
+def stamped(batch: bytes, codec: Codec) -> bytes:
+    """Return a batch of format 1 again, with another codec."""
+    decoded = decode_batch(batch)
+    columns = {name: decoded.columns.column(number) for number, name in enumerate(decoded.columns.schema.names)}
+    header = decoded.header
+    return encode_batch(
+        Columns(**columns),
+        header.base_timestamp_ms,
+        codec=codec,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        attributes=header.attributes & Attributes.TRANSACTIONAL,
+    )
+
+
+def rows_by_kafka_python(batches: bytes) -> list[Row]:
+    """Return what another client, written in Python alone, reads."""
+    records = MemoryRecords(batches)
+    found: list[Row] = []
+    while records.has_next():
+        batch = records.next_batch()
+        assert batch.validate_crc()
+        found += [(each.timestamp, each.key, each.value, list(each.headers)) for each in batch]
+    return found
+
+
+@given(ROWS, st.sampled_from([(-1, -1, -1), (7, 1, 5)]))
+def test_records_come_back_as_they_were(rows: list[Row], producer: tuple[int, int, int]) -> None:
+    sent = kafka_batch(rows, producer)
+    batch = from_kafka(sent)
+    header = validate_produced(batch)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == producer
+    assert header.record_count == len(rows)
+    (returned,) = to_kafka(batch)
+    assert returned[61:] == sent[61:]
+    assert rows_by_kafka_python(returned) == rows
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_codecs_are_kept(codec: Codec, size: int) -> None:
+    rows: list[Row] = [(1_000 + number, b"key", b"v" * size, []) for number in range(3)]
+    packed = recompressed(kafka_batch(rows, (7, 1, 5)), codec)
+    assert packed[22] & 7 == codec
+    batch = from_kafka(packed)
+    assert validate_produced(batch).codec is codec
+    assert to_kafka(batch) == [packed]
+    (plain,) = to_kafka(batch, takes_zstd=False)
+    assert plain[22] & 7 == (Codec.NONE if codec is Codec.ZSTD else codec)
+    if codec is Codec.GZIP:  # for the others kafka-python needs further packages
+        assert rows_by_kafka_python(packed) == rows
+
+
+def test_lz4_frames_have_independent_blocks() -> None:
+    """Which the Java client insists on; a frame of several blocks, one of them not compressible."""
+    noise = random.Random(1).randbytes(5 << 20)
+    rows: list[Row] = [(1, None, bytes(5 << 20), []), (1, None, noise, [])]
+    packed = recompressed(kafka_batch(rows), Codec.LZ4)
+    assert packed[61:65] == b"\x04\x22\x4d\x18"
+    assert packed[65] & 0x20, "the bit for independent blocks"
+    assert to_kafka(from_kafka(packed)) == [packed]
+
+
+def test_raw_snappy_is_read_as_well() -> None:
+    """The Java client frames its blocks, others send one block as it is."""
+    sent = kafka_batch([(1, b"k", b"v" * 100, [])])
+    raw = pa.compress(sent[61:], codec="snappy", asbytes=True)
+    batch = patched(patched(sent[:61] + raw, 8, ">i", 49 + len(raw)), 21, ">h", Codec.SNAPPY)
+    assert rows_by_kafka_python(b"".join(to_kafka(stamped(from_kafka(batch), Codec.NONE)))) == [
+        (1, b"k", b"v" * 100, [])
+    ]
+
+
+def test_a_batch_of_columns_becomes_records() -> None:
+    """What raftlog's own producers write: no timestamp column, nulls, and gaps that compaction left."""
+    columns = Columns(
+        value=pa.array([b"a", None], pa.binary()),
+        key=pa.array([None, b"k"], pa.binary()),
+        offset_delta=pa.array([1, 4], pa.uint32()),
+    )
+    batch = encode_batch(columns, 50, base_offset=10, leader_epoch=3, last_offset_delta=6)
+    (returned,) = to_kafka(batch)
+    assert struct.unpack_from(">qiib", returned) == (10, len(returned) - 12, 3, 2)
+    found = list(MemoryRecords(returned).next_batch())
+    assert [(each.offset, each.timestamp, each.key, each.value) for each in found] == [
+        (11, 50, None, b"a"),
+        (14, 50, b"k", None),
+    ]
+    assert struct.unpack_from(">i", returned, 23) == (6,), "a reader goes on behind the gap"
+
+
+def test_a_batch_without_records_keeps_its_offsets() -> None:
+    empty = Columns(value=pa.array([], pa.binary()), offset_delta=pa.array([], pa.uint32()))
+    (returned,) = to_kafka(encode_batch(empty, 5, base_offset=20, last_offset_delta=9))
+    assert struct.unpack_from(">q", returned) == (20,)
+    assert struct.unpack_from(">i", returned, 23) == (9,)
+    assert struct.unpack_from(">i", returned, 57) == (0,)
+
+
+def test_the_log_append_time_is_the_time_of_every_record() -> None:
+    columns = Columns(value=pa.array([b"a", b"b"], pa.binary()), timestamp_ms=pa.array([1, 2], pa.int64()))
+    batch = encode_batch(columns, 1)
+    header = parse_header(batch)
+    (returned,) = to_kafka(with_append_time(header, batch, 777) + batch[64:])
+    records = MemoryRecords(returned).next_batch()
+    assert records.timestamp_type == 1
+    assert [each.timestamp for each in records] == [777, 777]
+
+
+def test_each_marker_is_a_control_batch() -> None:
+    markers = [Marker(7, 3, True, 11), Marker(8, 0, False, 12)]
+    returned = to_kafka(encode_control(markers, 99, base_offset=40))
+    assert [struct.unpack_from(">q", each) for each in returned] == [(40,), (41,)]
+    assert [struct.unpack_from(">qh", each, 43) for each in returned] == [(7, 3), (8, 0)]
+    for each, marker in zip(returned, markers, strict=True):
+        control = MemoryRecords(each).next_batch()
+        assert control.is_control_batch
+        assert control.is_transactional
+        (record,) = list(control)
+        assert record.key == struct.pack(">hh", 0, int(marker.commit))
+        assert record.value == struct.pack(">hi", 0, marker.coordinator_epoch)
+
+
+def test_the_transactional_attribute_passes_through() -> None:
+    sent = kafka_batch([(1, b"k", b"v", [])], (7, 1, 5), transactional=True)
+    assert says_transactional(sent)
+    batch = from_kafka(sent)
+    assert validate_produced(batch).is_transactional
+    assert to_kafka(batch) == [sent]
+    assert not says_transactional(b"")
+
+
+def test_a_sequence_without_a_producer_id_means_nothing() -> None:
+    """aiokafka sends such batches when it is not idempotent, and Kafka takes them."""
+    batch = from_kafka(kafka_batch([(1, b"k", b"v", [])], (-1, -1, 0)))
+    assert validate_produced(batch).base_sequence == -1
+
+
+ONE: list[Row] = [(1, b"k", b"v", [])]
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "words"),
+    [
+        (b"", CorruptRecordError, "at least 61 bytes"),
+        (kafka_batch(ONE)[:-1], CorruptRecordError, "claims"),
+        (kafka_batch(ONE) + b"x", InvalidRecord, "exactly one batch"),
+        (kafka_batch(ONE) * 2, InvalidRecord, "exactly one batch"),
+        (kafka_batch(ONE)[:16] + b"\x01" + kafka_batch(ONE)[17:], InvalidRecord, "magic 1"),
+        (kafka_batch(ONE)[:-1] + b"x", CorruptRecordError, "checksum"),
+        (patched(kafka_batch(ONE), 21, ">h", 0x20), InvalidRecord, "control"),
+        (patched(kafka_batch(ONE), 21, ">h", 5), UnsupportedCompression, "codec 5"),
+        (patched(kafka_batch(ONE), 21, ">h", 4), CorruptRecordError, "zstd"),
+        (patched(kafka_batch(ONE), 21, ">h", 2), CorruptRecordError, "snappy"),
+        (patched(kafka_batch(ONE), 57, ">i", 2), InvalidRecord, "record_count 2"),
+        (patched(patched(kafka_batch(ONE), 57, ">i", 1 << 30), 23, ">i", (1 << 30) - 1), CorruptRecordError, "fit"),
+        (patched(kafka_batch([(1, None, b"", []), (1, None, b"", [])]), 64, ">b", 4), InvalidRecord, "offsets"),
+    ],
+)
+def test_what_is_no_batch_is_refused(batch: bytes, error: type[RaftlogError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        from_kafka(batch)
+
+
+def test_a_header_whose_name_is_no_text_is_refused() -> None:
+    sent = bytearray(kafka_batch([(1, b"k", b"v", [("name", b"x")])]))
+    at = bytes(sent).index(b"name")
+    with pytest.raises(InvalidRecord, match="UTF-8"):
+        from_kafka(patched(bytes(sent), at, ">B", 0xFF))
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+def test_a_bomb_is_refused_before_it_bursts(codec: Codec) -> None:
+    noise = random.Random(1).randbytes(2 << 20)
+    packed = recompressed(kafka_batch([(1, None, noise, [])]), codec)
+    with pytest.raises(BatchTooExpansive):
+        from_kafka(packed, InflateLimits(max_bytes=1 << 20))
+
+
+@given(st.data())
+def test_damaged_batches_are_refused_and_never_crash(data: Any) -> None:
+    """With a checksum that fits, so that the records themselves have to be checked."""
+    batch = bytearray(kafka_batch(data.draw(ROWS)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        batch[data.draw(st.integers(21, len(batch) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        taken = from_kafka(patched(bytes(batch), 8, ">i", len(batch) - 12))
+    except RaftlogError:
+        return
+    (returned,) = to_kafka(taken)
+    assert from_kafka(returned) == taken

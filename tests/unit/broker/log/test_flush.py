@@ -1,0 +1,133 @@
+"""Group commit: which append waits for which fsync."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from broker.log.flush import GroupCommit
+from raftlog.errors import StorageError
+from tests.support.log_driver import LogDriver
+from tests.support.memory_storage import Fault
+
+
+class Gate:
+    """Stops fsyncs of segments until it is opened, and counts them."""
+
+    def __init__(self, driver: LogDriver) -> None:
+        self.syncs = 0
+        self.entered = threading.Semaphore(0)
+        self.leave = threading.Semaphore(0)
+        driver.storage.on_step = self._step
+
+    def _step(self, op: str, path: str) -> None:
+        if op == "datasync" and path.endswith(".log"):
+            self.syncs += 1
+            self.entered.release()
+            assert self.leave.acquire(timeout=60)
+
+
+def opened() -> LogDriver:
+    driver = LogDriver()
+    driver.open()
+    return driver
+
+
+def unexpected(error: BaseException) -> None:
+    raise AssertionError(error)
+
+
+async def test_appends_of_one_round_share_an_fsync_and_callers_are_told_once() -> None:
+    driver = opened()
+    gate = Gate(driver)
+    with ThreadPoolExecutor(2) as pool:
+        commit = GroupCommit(pool)
+        done: list[int] = []
+        for _ in range(5):
+            driver.append()
+            commit.request(driver.log, done.append, unexpected)
+        assert done == []
+        gate.leave.release()
+        await commit.close()
+        assert done == [5]
+        assert gate.syncs == 1
+
+
+async def test_who_comes_during_a_flush_joins_the_next_one() -> None:
+    driver = opened()
+    gate = Gate(driver)
+    with ThreadPoolExecutor(2) as pool:
+        commit = GroupCommit(pool)
+        first: list[int] = []
+        later: list[int] = []
+        driver.append()
+        commit.request(driver.log, first.append, unexpected)
+        await asyncio.to_thread(gate.entered.acquire)
+        for _ in range(3):
+            driver.append()
+            commit.request(driver.log, later.append, unexpected)
+        gate.leave.release()
+        await asyncio.to_thread(gate.entered.acquire)
+        await asyncio.sleep(0)
+        assert first == [1], "what was appended later was not fsynced by the first flush"
+        assert later == []
+        gate.leave.release()
+        await commit.close()
+        assert later == [4]
+        assert gate.syncs == 2
+
+
+async def test_nothing_to_flush_is_answered_too() -> None:
+    driver = opened()
+    with ThreadPoolExecutor(1) as pool:
+        commit = GroupCommit(pool)
+        done: list[int] = []
+        commit.request(driver.log, done.append, unexpected)
+        await commit.close()
+        assert done == [0]
+
+
+async def test_an_fsync_error_reaches_everybody_who_waits_and_everybody_after() -> None:
+    driver = opened()
+    gate = Gate(driver)
+    with ThreadPoolExecutor(1) as pool:
+        commit = GroupCommit(pool)
+        errors: list[BaseException] = []
+        done: list[int] = []
+        driver.append()
+        commit.request(driver.log, done.append, errors.append)
+        await asyncio.to_thread(gate.entered.acquire)
+        driver.append()
+        commit.request(driver.log, done.append, lambda error: errors.append(error))
+        driver.storage.faults.append(Fault("datasync"))
+        gate.leave.release()
+        await commit.close()
+        commit.request(driver.log, done.append, errors.append)
+        await commit.close()
+        assert done == []
+        assert [type(error) for error in errors] == [StorageError] * 3
+        assert gate.syncs == 1, "an fsync that failed is never tried again"
+        with pytest.raises(StorageError):
+            driver.append()
+
+
+async def test_logs_do_not_wait_for_each_other() -> None:
+    driver = opened()
+    assert driver.manager is not None
+    other = driver.manager.create("other", bytes(16), 0)
+    gate = Gate(driver)
+    with ThreadPoolExecutor(2) as pool:
+        commit = GroupCommit(pool)
+        done: list[int] = []
+        driver.append()
+        commit.request(driver.log, done.append, unexpected)
+        await asyncio.to_thread(gate.entered.acquire)
+        commit.request(other, lambda end: done.append(-1 - end), unexpected)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert done == [-1]
+        gate.leave.release()
+        await commit.close()

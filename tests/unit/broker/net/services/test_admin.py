@@ -1,0 +1,547 @@
+"""The admin service: topics, configs, log directories, the cluster, leaders, replicas and their moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from broker.config.config import BROKER_CONFIGS, BrokerConfig
+from broker.net.services import metadata
+from broker.net.services.admin import LogIdentity
+from broker.net.services.node import LogView, describe_broker, describe_topic
+from raftlog.errors import NotLeader
+from raftlog.v1 import admin_pb2, common_pb2
+from raftlog.v1.admin_pb2 import ConfigEntry
+from raftlog.v1.records_pb2 import ConfigResource, ReplicaAssignment
+from raftmeta.features import METADATA_VERSION, SUPPORTED
+from raftmeta.image import MetadataImage
+from raftmeta.topic_configs import DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
+from replication.leader import ReplicaView
+from tests.support import memory_metadata
+from tests.support.admin_service import BROKER, TOPIC, Cluster, FakeLog, FakeLogs, run
+from tests.support.metadata import register
+
+# Topics
+
+
+def test_a_topic_is_created_with_the_brokers_defaults_or_as_asked() -> None:
+    async def work(cluster: Cluster) -> None:
+        response = await cluster.create("a")
+        assert not response.HasField("error")
+        assert len(cluster.image.topics[response.topic_id].partitions) == 3
+        response = await cluster.create("b", partitions=5, replication_factor=1, configs={"retention.ms": "1s"})
+        assert len(cluster.image.topics[response.topic_id].partitions) == 5
+        assert cluster.image.topic_configs("b") == {"retention.ms": "1000"}
+
+    run(work, {"num.partitions": 3})
+
+
+def test_a_creation_is_answered_only_once_this_broker_has_applied_it() -> None:
+    async def work(cluster: Cluster) -> None:
+        cluster.applied.clear()
+        creation = asyncio.ensure_future(cluster.create("a"))
+        committed = asyncio.Event()
+        cluster.metadata.subscribe(lambda image, records: committed.set())
+        await committed.wait()
+        await cluster.describe(TOPIC, "a")  # a whole round trip: an answer that left too early would be here too
+        assert not creation.done()
+        cluster.applied.set()
+        assert not (await creation).HasField("error")
+        assert cluster.waited_for == [cluster.image.offset]
+
+    run(work)
+
+
+def test_validate_only_creates_nothing() -> None:
+    async def work(cluster: Cluster) -> None:
+        response = await cluster.create("a", validate_only=True)
+        assert not response.HasField("error")
+        assert not response.topic_id
+        assert not cluster.image.topics
+        assert (await cluster.create("a/b", validate_only=True)).error.code == common_pb2.INVALID_TOPIC
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ({"name": "a/b"}, common_pb2.INVALID_TOPIC),
+        ({"name": "__cluster_metadata"}, common_pb2.INVALID_TOPIC),
+        ({"name": "there"}, common_pb2.TOPIC_ALREADY_EXISTS),
+        ({"partitions": -1}, common_pb2.INVALID_PARTITIONS),
+        ({"replication_factor": 2}, common_pb2.INVALID_REPLICATION_FACTOR),
+        ({"replication_factor": -1}, common_pb2.INVALID_REPLICATION_FACTOR),
+        ({"configs": {"nonsense": "1"}}, common_pb2.INVALID_CONFIG),
+        ({"partitions": 11}, common_pb2.POLICY_VIOLATION),
+        ({"partitions": 10}, common_pb2.POLICY_VIOLATION),
+        ({"partitions": 1 << 30, "replication_factor": 1 << 30}, common_pb2.POLICY_VIOLATION),
+    ],
+)
+def test_a_refusal_is_a_value_with_a_code_and_a_message(
+    values: dict[str, object], code: common_pb2.ErrorCode.ValueType
+) -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.create("there")
+        response = await cluster.create(**{"name": "a", **values})  # type: ignore[arg-type] # the tests' values
+        assert response.error.code == code
+        assert response.error.message
+        assert list(cluster.image.topic_id_by_name) == ["there"]
+        assert not (await cluster.create("next")).HasField("error"), "the service lives on"
+
+    run(work, {"max.partitions.per.topic": 10, "max.partitions.per.broker": 10})
+
+
+def test_partitions_are_added_within_the_limits() -> None:
+    async def work(cluster: Cluster) -> None:
+        async def grow(topic: str, partitions: int) -> common_pb2.Error:
+            request = admin_pb2.CreatePartitionsRequest(topic=topic, partitions=partitions)
+            return (await cluster.stub.CreatePartitions(request)).error
+
+        topic_id = (await cluster.create("a")).topic_id
+        assert (await grow("a", 4)).code == common_pb2.NONE
+        assert len(cluster.image.topics[topic_id].partitions) == 4
+        assert (await grow("a", 4)).code == common_pb2.INVALID_PARTITIONS
+        assert (await grow("a", -1)).code == common_pb2.INVALID_PARTITIONS
+        assert (await grow("a", 11)).code == common_pb2.POLICY_VIOLATION
+        assert (await grow("a", 7)).code == common_pb2.POLICY_VIOLATION
+        assert (await grow("b", 7)).code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        assert cluster.waited_for[-1] == cluster.image.offset
+
+    run(work, {"max.partitions.per.topic": 10, "max.partitions.per.broker": 6})
+
+
+def test_a_topic_is_deleted_and_can_be_made_again_with_another_id() -> None:
+    async def work(cluster: Cluster) -> None:
+        first = await cluster.create("a")
+        request = admin_pb2.DeleteTopicRequest(name="a")
+        assert not (await cluster.stub.DeleteTopic(request)).HasField("error")
+        assert (await cluster.stub.DeleteTopic(request)).error.code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        second = await cluster.create("a")
+        assert first.topic_id != second.topic_id
+
+    run(work)
+
+
+# Configs
+
+
+def test_each_config_shows_the_value_in_effect_and_where_it_comes_from() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.create("a", configs={"segment.bytes": "1MiB"})
+        before = await cluster.describe(TOPIC, "a")
+        assert before.keys() == {key.name for key in TOPIC_CONFIGS}
+        assert before["segment.bytes"] == ("1048576", ConfigEntry.DYNAMIC_TOPIC)
+        assert before["retention.ms"] == ("5000", ConfigEntry.STATIC_BROKER)
+        assert before["flush.messages"] == ("1", ConfigEntry.DEFAULT)
+        await cluster.alter(BROKER, "", {"log.retention.ms": "6s", "log.segment.bytes": "2MiB", "log.roll.ms": "1h"})
+        await cluster.alter(BROKER, "1", {"log.retention.ms": "7s"})
+        after = await cluster.describe(TOPIC, "a")
+        assert after["segment.bytes"] == ("1048576", ConfigEntry.DYNAMIC_TOPIC)
+        assert after["retention.ms"] == ("7000", ConfigEntry.DYNAMIC_BROKER)
+        assert after["segment.ms"] == ("3600000", ConfigEntry.DYNAMIC_BROKER)
+
+    run(work, {"log.retention.ms": "5s"})
+
+
+def test_a_broker_shows_its_own_configuration() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.alter(BROKER, "1", {"log.retention.ms": "7s"})
+        await cluster.alter(BROKER, "", {"log.roll.ms": "1h"})
+        shown = await cluster.describe(BROKER, "1")
+        assert shown.keys() == {key.name for key in BROKER_CONFIGS}
+        assert shown["rack"] == ("r1", ConfigEntry.STATIC_BROKER)
+        assert shown["log.dirs"] == ("/data", ConfigEntry.STATIC_BROKER)
+        assert shown["max.streams"] == ("10000", ConfigEntry.DEFAULT)
+        assert shown["log.retention.ms"] == ("7000", ConfigEntry.DYNAMIC_BROKER)
+        assert shown["log.roll.ms"] == ("3600000", ConfigEntry.DYNAMIC_BROKER)
+        everywhere = await cluster.describe(BROKER, "")
+        assert everywhere.keys() == {key.name for key in DYNAMIC_BROKER_CONFIGS}
+        assert everywhere["log.roll.ms"] == ("3600000", ConfigEntry.DYNAMIC_BROKER)
+        assert everywhere["log.retention.ms"][1] == ConfigEntry.DEFAULT
+
+    run(work, {"rack": "r1"})
+
+
+def test_read_only_keys_say_so() -> None:
+    async def work(cluster: Cluster) -> None:
+        request = admin_pb2.DescribeConfigsRequest(resource=ConfigResource(type=BROKER, name="1"))
+        read_only = {entry.key: entry.read_only for entry in (await cluster.stub.DescribeConfigs(request)).entries}
+        assert read_only["node.id"]
+        assert not read_only["log.retention.ms"]
+        for key, value in read_only.items():
+            error = await cluster.alter(BROKER, "1", {}, unset=[key])
+            assert (error.code == common_pb2.INVALID_CONFIG) is value, key
+
+    run(work)
+
+
+def test_groups_stay_in_a_compacted_topic() -> None:
+    async def work(cluster: Cluster) -> None:
+        topic = "__consumer_offsets"
+        for policy in ("delete", "compact,delete"):
+            error = await cluster.alter(TOPIC, topic, {"cleanup.policy": policy})
+            assert error.code == common_pb2.POLICY_VIOLATION
+            assert "keeps cleanup.policy=compact: groups are kept there" in error.message
+        error = await cluster.alter(TOPIC, topic, {}, unset=["cleanup.policy"])
+        assert error.code == common_pb2.POLICY_VIOLATION
+        await cluster.create("a")
+        assert (await cluster.alter(TOPIC, "a", {"cleanup.policy": "delete"})).code == common_pb2.NONE
+
+    run(work)
+
+
+def test_configs_are_altered_all_or_none() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.create("a", configs={"segment.ms": "1h"})
+        error = await cluster.alter(TOPIC, "a", {"retention.ms": "1s", "segment.bytes": "soon"})
+        assert error.code == common_pb2.INVALID_CONFIG
+        assert "segment.bytes='soon'" in error.message
+        assert cluster.image.topic_configs("a") == {"segment.ms": "3600000"}
+        assert (await cluster.alter(TOPIC, "a", {"retention.ms": "1s"}, unset=["segment.ms"])).code == common_pb2.NONE
+        assert cluster.image.topic_configs("a") == {"retention.ms": "1000"}
+        assert cluster.waited_for[-1] == cluster.image.offset
+
+    run(work)
+
+
+def test_describing_what_is_not_there_is_an_error() -> None:
+    async def work(cluster: Cluster) -> None:
+        for type_, name, code in (
+            (TOPIC, "zzz", common_pb2.UNKNOWN_TOPIC_OR_PARTITION),
+            (BROKER, "2", common_pb2.INVALID_REQUEST),
+            (7, "", common_pb2.INVALID_REQUEST),
+        ):
+            resource = ConfigResource(name=name)
+            resource.type = type_  # type: ignore[assignment] # 7 is what a newer client might send
+            response = await cluster.stub.DescribeConfigs(admin_pb2.DescribeConfigsRequest(resource=resource))
+            assert response.error.code == code
+            assert not response.entries
+
+    run(work)
+
+
+# Log directories
+
+
+def test_log_directories_show_space_and_partitions_and_what_is_offline(tmp_path: Path) -> None:
+    good, bad, gone = (str(tmp_path / name) for name in ("good", "bad", "gone"))
+    for path in (good, bad):
+        Path(path).mkdir()
+    logs = FakeLogs(
+        [FakeLog(f"{good}/b-0", "b", 0), FakeLog(f"{good}/a-1", "a", 1), FakeLog(f"{bad}/c-0", "c", 0)],
+        offline_dirs={bad: OSError(5, "Input/output error")},
+    )
+
+    async def work(cluster: Cluster) -> None:
+        response = await cluster.stub.DescribeLogDirs(admin_pb2.DescribeLogDirsRequest())
+        first, second, third = response.log_dirs
+        assert first.path == good
+        assert 0 < first.usable_bytes <= first.total_bytes
+        assert [(p.topic, p.partition) for p in first.partitions] == [("a", 1), ("b", 0)]
+        assert first.partitions[0] == admin_pb2.LogDirPartition(
+            topic="a", partition=1, size_bytes=100, log_start_offset=3, log_end_offset=9, high_watermark=8, segments=2
+        )
+        assert not first.HasField("error")
+        assert second.error.code == third.error.code == common_pb2.STORAGE_ERROR
+        assert "Input/output error" in second.error.message
+        assert "No such file" in third.error.message
+
+    run(work, {"log.dirs": [good, bad, gone]}, logs)
+
+
+def test_a_bug_reaches_the_client_as_an_answer() -> None:
+    class Broken(FakeLogs):
+        def logs(self) -> Sequence[LogView]:
+            raise KeyError("a bug of the test's")
+
+    async def work(cluster: Cluster) -> None:
+        response = await cluster.stub.DescribeLogDirs(admin_pb2.DescribeLogDirsRequest())
+        assert response.error.code == common_pb2.INTERNAL
+        assert "KeyError" in response.error.message
+
+    run(work, logs=Broken())
+
+
+def test_a_topic_has_as_many_replicas_as_there_are_brokers_at_most() -> None:
+    async def work(cluster: Cluster) -> None:
+        for values in ({"replication_factor": 2}, {}):
+            error = (await cluster.create("a", **values)).error
+            assert error.code == common_pb2.INVALID_REPLICATION_FACTOR
+            assert "of 1 registered brokers 1 is up, so it can be 1" in error.message
+        await cluster.metadata.add_broker(2, port=9093)
+        for name, values in (("a", {"replication_factor": 2}), ("b", {})):
+            created = await cluster.create(name, **values)
+            assert not created.HasField("error")
+            assert sorted(cluster.image.topics[created.topic_id].partitions[0].isr) == [1, 2]
+
+    run(work, {"default.replication.factor": 2})
+
+
+def test_replicas_can_be_placed_by_hand() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.metadata.add_broker(2, port=9093)
+        wanted = [ReplicaAssignment(replicas=each) for each in ([2, 1], [2, 1], [1, 2])]
+        created = await cluster.create("a", assignments=wanted)
+        placed = cluster.image.topics[created.topic_id].partitions
+        assert [(part.replicas, part.leader) for part in placed] == [((2, 1), 2), ((2, 1), 2), ((1, 2), 1)]
+        assert (await cluster.create("b", partitions=2, assignments=wanted)).error.code == common_pb2.INVALID_REQUEST
+        error = (await cluster.create("b", assignments=[ReplicaAssignment(replicas=[1, 7])])).error
+        assert error.code == common_pb2.INVALID_REPLICA_ASSIGNMENT
+
+    run(work)
+
+
+# Replicas
+
+
+class Led(NamedTuple):
+    """What a leader says of its replicas."""
+
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    replicas: Sequence[ReplicaView]
+
+
+@dataclass
+class FakePartition:
+    log: LogIdentity
+    led: Led | None
+
+    def describe_replicas(self) -> Led:
+        if self.led is None:
+            raise NotLeader("broker 2 leads it")
+        return self.led
+
+
+class Identity(NamedTuple):
+    topic_id: bytes
+    partition: int
+
+
+def test_a_leader_tells_how_far_its_replicas_are() -> None:
+    async def work(cluster: Cluster) -> None:
+        mine, other = b"m" * 16, b"o" * 16
+        led = Led(4, 10, 90, 100, [ReplicaView(1, 100, 0, 5_000, True), ReplicaView(2, 90, 10, 3_500, False)])
+        unheard = Led(4, 0, 0, 5, [ReplicaView(1, 5, 0, 5_000, True), ReplicaView(3, -1, -1, -1, True)])
+        cluster.partitions = [
+            FakePartition(Identity(other, 0), unheard),
+            FakePartition(Identity(mine, 1), None),
+            FakePartition(Identity(mine, 0), led),
+        ]
+        everything = await cluster.stub.DescribeReplicas(admin_pb2.DescribeReplicasRequest())
+        assert [(each.topic_id, each.partition) for each in everything.partitions] == [(mine, 0), (other, 0)]
+        request = admin_pb2.DescribeReplicasRequest(topic_ids=[mine])
+        [found] = (await cluster.stub.DescribeReplicas(request)).partitions
+        assert (found.leader_epoch, found.log_start_offset, found.high_watermark, found.log_end_offset) == led[:4]
+        assert [
+            (each.broker_id, each.log_end_offset, each.lag, each.last_caught_up_ms, each.in_sync)
+            for each in found.replicas
+        ] == [(1, 100, 0, 0, True), (2, 90, 10, 1_500, False)]
+        assert everything.partitions[1].replicas[1].last_caught_up_ms == -1
+
+    run(work)
+
+
+def test_partitions_are_moved_each_by_itself() -> None:
+    async def work(cluster: Cluster) -> None:
+        for broker_id in (2, 3):
+            await cluster.metadata.add_broker(broker_id, port=9090 + broker_id)
+        await cluster.create("a", assignments=[ReplicaAssignment(replicas=[1, 2])] * 3)
+        request = admin_pb2.AdminAlterReassignmentsRequest()
+        for partition, replicas in ((0, [3, 2]), (1, [9]), (2, []), (7, [1])):
+            request.reassignments.add(topic="a", partition=partition, replicas=replicas)
+        response = await cluster.stub.AlterReassignments(request)
+        assert not response.HasField("error")
+        assert [each.error.code for each in response.results] == [
+            common_pb2.NONE,
+            common_pb2.INVALID_REPLICA_ASSIGNMENT,
+            common_pb2.NO_REASSIGNMENT_IN_PROGRESS,
+            common_pb2.UNKNOWN_TOPIC_OR_PARTITION,
+        ]
+        assert response.metadata_offset == cluster.image.offset == cluster.waited_for[-1]
+        topic = cluster.image.topic("a")
+        assert topic is not None
+        assert (topic.partitions[0].replicas, topic.partitions[0].adding_replicas) == ((3, 2, 1), (3,))
+
+    run(work)
+
+
+@pytest.mark.parametrize(("partitions", "words"), [([0, 0], "a-0 is named twice"), (range(1_001), "at most 1000")])
+def test_a_request_names_so_many_partitions_and_each_once(partitions: Sequence[int], words: str) -> None:
+    async def work(cluster: Cluster) -> None:
+        request = admin_pb2.AdminAlterReassignmentsRequest()
+        for partition in partitions:
+            request.reassignments.add(topic="a", partition=partition, replicas=[1])
+        error = (await cluster.stub.AlterReassignments(request)).error
+        assert error.code == common_pb2.INVALID_REQUEST
+        assert words in error.message
+
+    run(work)
+
+
+# Cluster
+
+
+def test_the_cluster_is_described_with_what_brokers_carry() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.metadata.add_broker(2, rack="r", port=9093)
+        created = await cluster.create("a", partitions=3)
+        response = await cluster.stub.DescribeCluster(
+            admin_pb2.DescribeClusterRequest(min_metadata_offset=created.metadata_offset)
+        )
+        assert (response.cluster_id, response.controller_id, response.controller_epoch) == ("test", 1, 1)
+        assert response.metadata_offset == cluster.image.offset == created.metadata_offset
+        assert [(b.broker_id, b.port, b.rack, b.fenced, b.leaderships, b.replicas) for b in response.brokers] == [
+            (1, 9092, "", False, 2, 2),
+            (2, 9093, "r", False, 1, 1),
+        ]
+        assert all(broker.broker_epoch > 0 for broker in response.brokers)
+        assert cluster.metadata.barriers == 0
+        await cluster.stub.DescribeCluster(admin_pb2.DescribeClusterRequest(linearizable=True))
+        assert cluster.metadata.barriers == 1
+
+    run(work)
+
+
+def test_what_this_broker_has_not_heard_of_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "CATCH_UP_SECONDS", 60.0)
+
+    async def work(cluster: Cluster) -> None:
+        ahead = cluster.image.offset + 2
+        request = admin_pb2.DescribeClusterRequest(min_metadata_offset=ahead)
+        asking = asyncio.ensure_future(cluster.stub.DescribeCluster(request))
+        await cluster.describe(BROKER, "")
+        assert not asking.done()
+        await cluster.create("a")
+        assert (await asking).metadata_offset >= ahead
+
+    run(work)
+
+
+def test_the_quorum_is_described_as_the_port_says() -> None:
+    async def work(cluster: Cluster) -> None:
+        response = await cluster.stub.DescribeQuorum(admin_pb2.AdminDescribeQuorumRequest())
+        assert response.quorum == cluster.metadata.quorum
+
+    run(work)
+
+
+def test_leaders_are_elected_or_it_is_said_why_not() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.create("a", partitions=2)
+
+        async def elect(topic: str, *partitions: int) -> common_pb2.Error:
+            request = admin_pb2.ElectLeadersRequest(topic=topic, partitions=partitions)
+            return (await cluster.stub.ElectLeaders(request)).error
+
+        assert (await elect("a")).code == common_pb2.ELECTION_NOT_NEEDED
+        assert (await elect("zzz")).code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        error = await elect("a", 0, 7)
+        assert error.code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        assert "2 partitions and none numbered 7" in error.message
+
+    run(work)
+
+
+def test_a_broker_that_is_gone_is_unregistered_and_a_live_one_is_not() -> None:
+    async def work(cluster: Cluster) -> None:
+        async def unregister(broker_id: int) -> admin_pb2.AdminUnregisterBrokerResponse:
+            return await cluster.stub.UnregisterBroker(admin_pb2.AdminUnregisterBrokerRequest(broker_id=broker_id))
+
+        assert (await unregister(1)).error.code == common_pb2.INVALID_REQUEST
+        assert (await unregister(9)).error.code == common_pb2.BROKER_ID_NOT_REGISTERED
+        await cluster.metadata.propose(register(5, incarnation=5))
+        response = await unregister(5)
+        assert not response.HasField("error")
+        assert response.metadata_offset == cluster.image.offset
+        assert 5 not in cluster.image.brokers
+
+    run(work)
+
+
+def test_brokers_are_cordoned_and_drained_and_described_so() -> None:
+    async def work(cluster: Cluster) -> None:
+        async def alter(broker_id: int, **asked: bool) -> admin_pb2.AdminAlterBrokerResponse:
+            request = admin_pb2.AdminAlterBrokerRequest(broker_id=broker_id, **asked)
+            return await cluster.stub.AlterBroker(request)
+
+        async def described(broker_id: int) -> tuple[bool, bool, bool]:
+            response = await cluster.stub.DescribeCluster(admin_pb2.DescribeClusterRequest())
+            (found,) = (broker for broker in response.brokers if broker.broker_id == broker_id)
+            return found.cordoned, found.drained, found.drained_until_restart
+
+        await cluster.metadata.add_broker(2, port=9093)
+        response = await alter(2, cordoned=True)
+        assert not response.HasField("error")
+        assert response.metadata_offset == cluster.image.offset == cluster.waited_for[-1]
+        assert await described(2) == (True, False, False)
+        await alter(2, cordoned=False)
+        await alter(2, drained=True, until_restart=True)
+        assert await described(2) == (True, True, True), "drained is cordoned as well"
+        assert not cluster.image.brokers[2].cordoned, "it is no longer so once it is undrained"
+        await alter(2, drained=False)
+        assert await described(2) == await described(1) == (False, False, False)
+        assert (await alter(2)).error.code == common_pb2.INVALID_REQUEST
+        assert (await alter(9, drained=True)).error.code == common_pb2.BROKER_ID_NOT_REGISTERED
+
+    run(work)
+
+
+def test_levels_are_described_with_what_all_brokers_know_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_metadata, "levels_with_ids_asked_for", list)
+
+    async def work(cluster: Cluster) -> None:
+        async def levels() -> tuple[dict[str, int], list[tuple[str, int, int]]]:
+            response = await cluster.stub.DescribeCluster(admin_pb2.DescribeClusterRequest())
+            known = [(each.name, each.min_level, each.max_level) for each in response.supported_features]
+            return dict(response.features), known
+
+        async def update(level: int, *, validate_only: bool = False) -> common_pb2.Error:
+            request = admin_pb2.AdminUpdateFeatureRequest(
+                name="metadata.version", level=level, validate_only=validate_only
+            )
+            return (await cluster.stub.UpdateFeature(request)).error
+
+        await cluster.metadata.propose(register(2, incarnation=2, features={}))  # an older one, which does not say
+        assert await levels() == ({"metadata.version": 1}, [("metadata.version", 1, 1)])
+        newest = SUPPORTED[METADATA_VERSION].max_level
+        error = await update(newest)
+        assert error.code == common_pb2.FEATURE_UPDATE_FAILED
+        assert "broker 2 does not know" in error.message
+        await cluster.metadata.propose(register(2, incarnation=3))
+        assert (await update(newest, validate_only=True)).code == common_pb2.NONE
+        assert await levels() == ({"metadata.version": 1}, [("metadata.version", 1, newest)])
+        assert (await update(newest)).code == common_pb2.NONE
+        assert await levels() == ({"metadata.version": newest}, [("metadata.version", 1, newest)])
+
+    run(work)
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    """A user that may describe configs must not see it; `DescribeNode` hides it as well."""
+    values = {
+        "node.id": 1,
+        "log.dirs": "/data",
+        "tracing.exporter": "otlp",
+        "tracing.otlp.endpoint": "http://raftlog:hunter2@collector.example:4317",
+        "sasl.users.location": "/etc/raftlog/users.toml",
+    }
+    entries = {each.key: each for each in describe_broker(MetadataImage(), BrokerConfig.from_values(values))}
+    assert entries["tracing.otlp.endpoint"].value == "http://raftlog:[hidden]@collector.example:4317"
+    assert entries["sasl.users.location"].value == "/etc/raftlog/users.toml", "where it lies is no secret"
+    assert entries["node.id"].value == "1"
+    assert "hunter2" not in str(entries)
+
+
+def test_values_of_topics_are_shown_as_they_are() -> None:
+    config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data", "log.retention.ms": "7d"})
+    entries = {each.key: each.value for each in describe_topic(MetadataImage(), "t", config)}
+    assert entries == dict(config.topic_defaults)

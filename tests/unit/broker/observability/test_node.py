@@ -1,0 +1,140 @@
+"""The HTTP endpoint for probes and scrapes, phase by phase, over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from broker.clock import SystemClock
+from broker.observability.health import Health
+from broker.observability.node import MAX_REQUESTS, ObservabilityServer
+from raftlog.errors import BrokerUnavailable
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ms = 1_000.0
+
+    def now_ms(self) -> int:
+        return 0
+
+    def monotonic_ms(self) -> float:
+        return self.ms
+
+
+def test_a_node_is_alive_while_its_loop_turns() -> None:
+    clock = Clock()
+    health = Health(clock, liveness_timeout_ms=10_000)
+    clock.ms += 10_000
+    assert health.live() == (200, {"live": True, "event_loop_last_turned_ms_ago": 10_000})
+    clock.ms += 1
+    assert health.live() == (503, {"live": False, "event_loop_last_turned_ms_ago": 10_001})
+    health.beat()
+    assert health.live()[0] == 200
+
+
+def test_recovery_is_no_reason_to_kill_and_shows_how_far_it_is() -> None:
+    health = Health(Clock(), 10_000)
+    assert health.startup() == (503, {"started": False, "phase": "starting"})
+    health.recovering(3, 40)
+    assert health.startup() == (503, {"started": False, "phase": "recovering", "recovered": 3, "of": 40})
+    assert health.ready() == (503, {"ready": False, "reason": "the node is recovering"})
+    assert health.live()[0] == 200
+    health.joining()
+    assert health.ready()[1]["reason"] == "the node is joining"
+
+
+def test_a_node_that_serves_is_ready_unless_something_keeps_it() -> None:
+    health = Health(Clock(), 10_000)
+    why = ""
+    health.why_not = lambda: why
+    health.serving()
+    assert health.startup()[0] == 200
+    assert health.ready() == (200, {"ready": True})
+    why = "no lease: the controller is away"
+    assert health.ready() == (503, {"ready": False, "reason": "no lease: the controller is away"})
+    assert health.startup()[0] == 200, "once started, always started"
+    why = ""
+    health.stopping()
+    assert health.ready() == (503, {"ready": False, "reason": "the node is stopping"})
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health(SystemClock(), 600_000)
+
+
+@pytest.fixture
+def server(health: Health) -> Iterator[ObservabilityServer]:
+    registry = CollectorRegistry()
+    Gauge("raftlog_answer", "The answer.", registry=registry).set(42)
+    server = ObservabilityServer("127.0.0.1", 0, health, registry)
+    server.start()
+    yield server
+    server.close()
+
+
+def get(server: ObservabilityServer, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.headers["Content-Type"], response.read()
+    finally:
+        connection.close()
+
+
+def answered(server: ObservabilityServer, path: str) -> int:
+    """Return the status once there is room: a thread has its place a moment longer than its connection."""
+    until_s = time.monotonic() + 60
+    while True:
+        try:
+            return get(server, path)[0]
+        except ConnectionError:
+            assert time.monotonic() < until_s, "it is hung up on"
+        time.sleep(0.01)
+
+
+def test_probes_and_metrics_are_answered(server: ObservabilityServer, health: Health) -> None:
+    status, content_type, body = get(server, "/readyz")
+    assert (status, content_type) == (503, "application/json; charset=utf-8")
+    assert json.loads(body) == {"ready": False, "reason": "the node is starting"}
+    health.serving()
+    assert get(server, "/readyz?verbose")[0] == 200
+    assert get(server, "/livez")[0] == get(server, "/startupz")[0] == 200
+    status, content_type, body = get(server, "/metrics")
+    assert status == 200
+    assert content_type.startswith("text/plain")
+    assert b"raftlog_answer 42.0" in body
+    assert get(server, "/metrics", "HEAD")[2] == b""
+
+
+def test_what_is_not_there_is_named(server: ObservabilityServer) -> None:
+    status, _, body = get(server, "/health")
+    assert status == 404
+    assert "/livez, /readyz, /startupz, /metrics" in json.loads(body)["error"]
+    assert get(server, "/livez", "POST")[0] == 501
+
+
+def test_who_connects_and_says_nothing_does_not_keep_probes_out_for_long(server: ObservabilityServer) -> None:
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_REQUESTS * 2)]
+    try:
+        for each in idle:
+            each.settimeout(60)
+        closed = sum(each.recv(1) == b"" for each in idle)
+        assert closed == len(idle), "some are hung up on at once, the others after a while"
+        assert answered(server, "/livez") == 200
+    finally:
+        for each in idle:
+            each.close()
+
+
+def test_a_port_that_is_taken_is_named(server: ObservabilityServer, health: Health) -> None:
+    with pytest.raises(BrokerUnavailable, match=rf"cannot serve metrics on 127.0.0.1:{server.port}: address already"):
+        ObservabilityServer("127.0.0.1", server.port, health, CollectorRegistry())

@@ -1,0 +1,128 @@
+"""The web application on its own: what it refuses before any broker is asked, and its security headers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from raftlog.console.app import MOST_FORM_BYTES, Settings, _inside
+from tests.support.console import Client, serve
+
+
+@pytest.fixture(scope="module")
+def nowhere() -> Iterator[str]:
+    """An address where nothing listens as long as the test has it."""
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def url(nowhere: str) -> Iterator[str]:
+    with serve(Settings(nowhere)) as address:
+        yield address
+
+
+@pytest.fixture
+def client(url: str) -> Client:
+    made = Client(url)
+    assert made.get("/create-topic").code == 200
+    return made
+
+
+def test_every_answer_has_the_security_headers(client: Client) -> None:
+    for path in ("/create-topic", "/nothing", "/static/console.css"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in policy
+        assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
+        assert headers["cache-control"] == ("public, max-age=3600" if path.startswith("/static") else "no-store")
+
+
+def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(url: str) -> None:
+    cookie = Client(url).get("/create-topic").headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "evil.example:8080"])
+def test_a_foreign_host_name_is_refused(url: str, host: str) -> None:
+    reply = Client(url).get("/", {"Host": host})
+    assert reply.code == 421
+    assert "--allowed-host" in reply.text
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "schlüssel"])
+def test_a_form_without_the_token_of_the_session_is_refused(client: Client, token: str) -> None:
+    reply = client.post("/do/delete-topic", topic="orders", typed="orders", form_token=token)
+    assert (reply.code, "does not come from a page of this session" in reply.text) == (403, True)
+
+
+def test_a_token_of_another_session_is_refused(url: str, client: Client) -> None:
+    other = Client(url)
+    other.get("/create-topic")
+    assert client.post("/do/elect", topic="orders", form_token=other.form_token).code == 403
+
+
+def test_a_form_before_any_page_is_refused(url: str) -> None:
+    assert Client(url).post("/do/elect", topic="orders").code == 403
+
+
+def test_unknown_actions_and_pages(client: Client) -> None:
+    assert client.post("/do/drop-everything").code == 404
+    assert client.get("/live?path=/nothing").code == 404
+    reply = client.get("/<script>alert(1)</script>")
+    assert reply.code == 404
+    assert "<script>alert" not in reply.text
+    assert "there is no page" in reply.text
+
+
+def test_a_form_that_is_too_large_is_cut_off(client: Client) -> None:
+    assert client.post("/do/produce", topic="orders", value="x" * MOST_FORM_BYTES).code == 413
+
+
+def test_a_refused_form_says_what_is_missing(client: Client) -> None:
+    reply = client.post("/do/create-topic", topic=" ", back="/create-topic")
+    assert (reply.code, reply.headers["location"]) == (303, "/create-topic")
+    assert "topic is missing" in client.get("/create-topic").text
+    client.post("/do/delete-topic", topic="orders", typed="order", back="/create-topic")
+    assert "nothing was deleted: type the name orders to confirm" in client.get("/create-topic").text
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example", "https://evil.example/", "/\\evil.example", "javascript:alert(1)", "", "/a\r\nb: c"]
+)
+def test_no_redirect_leads_outside(path: str) -> None:
+    assert _inside(path) == "/"
+    assert _inside("/groups/a%2Fb?page=2") == "/groups/a%2Fb?page=2"
+
+
+def test_a_read_only_console_refuses_every_change(nowhere: str) -> None:
+    with serve(Settings(nowhere, read_only=True)) as address:
+        client = Client(address)
+        page = client.get("/create-topic").text
+        assert "<form" not in page
+        client.form_token = "none"
+        assert client.post("/do/elect", topic="orders").code == 403
+
+
+def test_a_console_with_logins_shows_nothing_before(nowhere: str) -> None:
+    with serve(Settings(nowhere, with_login=True)) as address:
+        client = Client(address)
+        reply = client.get("/topics?q=a")
+        assert (reply.code, reply.headers["location"]) == (303, "/login?after=/topics%3Fq%3Da")
+        assert client.get("/live?path=/").code == 401
+        assert client.post("/do/elect", topic="orders").headers["location"] == "/login"
+        assert "Log in" in client.get("/login?after=//evil.example").text
+
+
+def test_a_cluster_that_does_not_answer_is_said_so(nowhere: str) -> None:
+    settings = Settings(nowhere, client={"default.api.timeout.ms": 300})
+    with serve(settings) as address:
+        reply = Client(address).get("/topics")
+    assert reply.code == 200
+    assert "Brokers do not answer yet." in reply.text

@@ -1,0 +1,136 @@
+"""Records as the console shows, filters and searches them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog.console.messages import JsonPath, Query, brief, parse_headers, shown
+from raftlog.errors import InvalidRequestError
+from raftlog.types import Record
+
+FLIGHT = {"carrier": "AA", "legs": [{"to": "JFK"}, {"to": "LAX"}], "delay": 5, "late": True, "a-b": 1}
+
+
+def record(
+    value: bytes | None = b"v", key: bytes | None = b"k", headers: list[tuple[str, bytes | None]] | None = None
+) -> Record:
+    return Record("orders", 0, 7, 1_700_000_000_000, key, value, tuple(headers or ()))
+
+
+@pytest.mark.parametrize(
+    ("path", "matches"),
+    [
+        ("$.carrier", True),
+        ("carrier == AA", True),
+        ("$.carrier == 'AA'", True),
+        ("$.carrier == UA", False),
+        ("$.legs[1].to == LAX", True),
+        ("$.legs[2]", False),
+        ("$['a-b'] == 1", True),
+        ("$.delay == 5", True),
+        ("$.late == true", True),
+        ("$.carrier.x", False),
+        ("$.nothing", False),
+    ],
+)
+def test_json_paths(path: str, matches: bool) -> None:
+    assert JsonPath.parse(path).matches(json.dumps(FLIGHT).encode()) is matches
+    assert not JsonPath.parse(path).matches(b"no json")
+    assert not JsonPath.parse(path).matches(None)
+
+
+@pytest.mark.parametrize("path", ["$.a..b", "$.[", "a b", "$.a[x]"])
+def test_malformed_json_paths_say_how_to_write_one(path: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"write for example \$\.flight"):
+        JsonPath.parse(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, True),
+        ({"key": "k"}, True),
+        ({"key": "q"}, False),
+        ({"value": "carr"}, True),
+        ({"value": "nope"}, False),
+        ({"header": "trace"}, True),
+        ({"header": "trace=1"}, True),
+        ({"header": "trace=2"}, False),
+        ({"header": "other"}, False),
+        ({"path": "$.carrier == AA"}, True),
+        ({"path": "$.carrier == AA", "key": "q"}, False),
+    ],
+)
+def test_filters(fields: dict[str, str], wanted: bool) -> None:
+    query = Query.parse(fields)
+    assert query.wants(record(json.dumps(FLIGHT).encode(), headers=[("trace", b"1")])) is wanted
+    assert query.filters is bool(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"begin": "middle"}, "begin is one of"),
+        ({"offset": "-1"}, "offset '-1': write a whole number"),
+        ({"limit": "100000"}, "write a whole number up to 200"),
+        ({"partition": "x"}, "partition 'x'"),
+        ({"begin": "time", "time": "noon"}, "time 'noon'"),
+    ],
+)
+def test_malformed_queries_say_what_is_wrong(fields: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        Query.parse(fields)
+
+
+def test_a_time_is_in_utc_unless_it_says_otherwise() -> None:
+    assert Query.parse({"begin": "time", "time": "1970-01-01T00:00:01"}).time_ms == 1000
+    assert Query.parse({"begin": "time", "time": "1970-01-01T01:00:01+01:00"}).time_ms == 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "text", "kind"),
+    [
+        (None, "auto", "null", "null"),
+        (b"", "auto", "", "text"),
+        (b'{"a":1}', "auto", '{\n  "a": 1\n}', "json"),
+        (b'{"a":', "auto", '{"a":', "text"),
+        ("größe".encode(), "auto", "größe", "text"),
+        (b"\xff\x00", "auto", "00000000  ff 00                                            ..", "hex"),
+        (b"a\x00", "auto", "00000000  61 00                                            a.", "hex"),
+        (b"\xff", "text", "\\xff", "text"),
+        (b"ab", "hex", "00000000  61 62                                            ab", "hex"),
+        (b'{"a":1}', "text", '{"a":1}', "text"),
+    ],
+)
+def test_bytes_as_text(data: bytes | None, form: str, text: str, kind: str) -> None:
+    found = shown(data, form)
+    assert (found.text, found.form, found.cut) == (text, kind, False)
+
+
+def test_deep_json_is_text() -> None:
+    assert shown(b"[" * 100_000).form == "text"
+
+
+@given(st.binary(max_size=600), st.sampled_from(["auto", "text", "json", "hex"]), st.integers(32, 200))
+def test_any_bytes_can_be_shown(data: bytes, form: str, longest: int) -> None:
+    found = shown(data, form, longest)
+    assert len(found.text) <= longest * 6
+    line = brief(data)
+    assert "\n" not in line.text
+    assert len(line.text) <= 120
+
+
+def test_long_values_are_cut() -> None:
+    assert shown(b"x" * 50, longest=32) == ("x" * 32, "text", True)
+    assert brief("ü".encode() * 300) == ("ü" * 120, "text", True)
+    assert brief(None).text == "null"
+
+
+def test_headers_of_a_form() -> None:
+    assert parse_headers("a=1\n\n b = x=y\n") == [("a", b"1"), ("b", b" x=y")]
+    with pytest.raises(InvalidRequestError, match="write name=value"):
+        parse_headers("a")

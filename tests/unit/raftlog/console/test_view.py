@@ -1,0 +1,149 @@
+"""How seldom the console asks brokers, and what it shows while they do not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raftlog.console.view import EVERY_S, MOST_ANSWERS, MOST_PLOTS, SHARE, View
+from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class NoAdmin:
+    """Stands for the admin client; these tests bring their own questions."""
+
+    def __init__(self, bootstrap: str, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def view(clock: Clock) -> Iterator[View]:
+    made = View("127.0.0.1:1", {}, make_admin=NoAdmin, now_s=clock)  # type: ignore[arg-type] # a stand-in
+    yield made
+    made.close()
+
+
+def test_brokers_are_asked_once_in_two_seconds(view: View, clock: Clock) -> None:
+    asked = []
+    for step in range(41):
+        clock.now_s = 1000.0 + step * 0.1
+        view.ask("cluster", lambda: asked.append(clock.now_s))
+    assert asked == [1000.0, 1002.0, 1004.0]
+
+
+def test_many_people_get_one_answer(view: View) -> None:
+    begun, go_on, asked = threading.Event(), threading.Event(), []
+
+    def question() -> int:
+        asked.append(1)
+        begun.set()
+        go_on.wait(30)
+        return len(asked)
+
+    found: list[int | None] = []
+    threads = [threading.Thread(target=lambda: found.append(view.ask("x", question).value)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(30)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert found == [1] * 8
+
+
+def test_a_slow_question_is_asked_more_seldom(view: View, clock: Clock) -> None:
+    asked = []
+
+    def question() -> None:
+        asked.append(clock.now_s)
+        clock.now_s += 1.0
+
+    view.ask("topics", question)
+    clock.now_s += SHARE - 0.1
+    view.ask("topics", question)
+    assert len(asked) == 1
+    clock.now_s += 0.2
+    view.ask("topics", question)
+    assert len(asked) == 2
+
+
+def test_the_last_answer_stays_while_brokers_are_away(view: View, clock: Clock) -> None:
+    def away() -> str:
+        raise BrokerUnavailable("no broker answers")
+
+    assert view.ask("x", away).value is None
+    clock.now_s += EVERY_S
+    assert view.ask("x", lambda: "known").value == "known"
+    clock.now_s += 10
+    answer = view.ask("x", away)
+    assert (answer.value, str(answer.error), view.age_s(answer)) == ("known", "no broker answers", 10)
+    clock.now_s += EVERY_S
+    again = view.ask("x", lambda: "new")
+    assert (again.value, again.error) == ("new", None)
+
+
+def test_a_refusal_leaves_nothing_of_the_old_answer(view: View, clock: Clock) -> None:
+    def refused() -> str:
+        raise ClusterAuthorizationFailed("User:ada may not describe the cluster")
+
+    view.ask("x", lambda: "known")
+    clock.now_s += EVERY_S
+    answer = view.ask("x", refused)
+    assert (answer.value, answer.refused) == (None, True)
+
+
+def test_after_a_change_everything_is_asked_anew(view: View) -> None:
+    asked: list[int] = []
+    view.ask("x", lambda: asked.append(1))
+    view.forget()
+    view.ask("x", lambda: asked.append(2))
+    assert asked == [1, 2]
+
+
+def test_memory_is_bounded(view: View) -> None:
+    for number in range(MOST_ANSWERS + MOST_PLOTS):
+        view.ask(f"group {number}", lambda: None)
+        view.note(f"lag {number}", number)
+    assert len(view._slots) == MOST_ANSWERS
+    assert len(view._plots) == MOST_PLOTS
+
+
+def test_growth_becomes_a_rate(view: View, clock: Clock) -> None:
+    assert view.note_total("records", 100) is None
+    clock.now_s += 2
+    assert view.note_total("records", 300) == 100
+    clock.now_s += 0.1  # another page of the same user
+    assert view.note_total("records", 310) == 100
+    clock.now_s += 1.9
+    assert view.note_total("records", 290) == 0  # a topic was deleted
+
+
+def test_one_thing_of_many_may_fail(view: View) -> None:
+    def question(broker: int) -> int:
+        if broker == 2:
+            raise BrokerUnavailable("broker 2 does not answer")
+        return broker * 10
+
+    found = view.each([1, 2, 3], question)
+    assert (found[1], str(found[2]), found[3]) == (10, "broker 2 does not answer", 30)
