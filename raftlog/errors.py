@@ -35,6 +35,7 @@
      │   ├─ TopicAuthorizationFailed, GroupAuthorizationFailed, ClusterAuthorizationFailed
      │   ├─ TransactionalIdAuthorizationFailed
      │   └─ AuthenticationFailed    a wrong password, or an unknown user
+     │       └─ TokenExpired        log in again
      ├─ BufferExhausted             `buffer.memory` stayed full for `max.block.ms`; local to the client
      ├─ DeliveryTimeout             `delivery.timeout.ms` passed; the record may or may not be in the log
      └─ InternalError               a bug on the other side; its log has the details
@@ -47,7 +48,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from raftlog.v1 import common_pb2
+from raftlog.v1 import common_pb2, options_pb2
 
 
 class RaftlogError(Exception):
@@ -113,6 +114,12 @@ class AuthenticationFailed(AuthorizationError):
     """The user does not exist, or the password is wrong; brokers do not say which."""
 
     code = common_pb2.SASL_AUTHENTICATION_FAILED
+
+
+class TokenExpired(AuthenticationFailed):
+    """The token is not, or no longer, valid at this broker: log in again. Clients do this by themselves."""
+
+    code = common_pb2.TOKEN_EXPIRED
 
 
 class InternalError(RaftlogError):
@@ -618,6 +625,23 @@ def _classes(root: type[RaftlogError]) -> list[type[RaftlogError]]:
 _BY_CODE: dict[int, type[RaftlogError]] = {
     cls.__dict__["code"]: cls for cls in _classes(RaftlogError) if cls.__dict__.get("code") is not None
 }
+
+
+_RETRIES: dict[int, options_pb2.Retry.ValueType] = {
+    value.number: value.GetOptions().Extensions[options_pb2.retry]
+    for value in common_pb2.ErrorCode.DESCRIPTOR.values
+    if value.number != common_pb2.NONE
+}
+
+
+def class_of(code: int) -> type[RaftlogError]:
+    """Return the class of a wire code, which must be one."""
+    return _BY_CODE[code]
+
+
+def retry_of(code: int) -> options_pb2.Retry.ValueType:
+    """Return what the wire contract asks of a client that receives this code; an unknown code is final."""
+    return _RETRIES.get(code, options_pb2.RETRY_FINAL)
 
 
 def from_wire(error: common_pb2.Error) -> RaftlogError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import aio, proto
+from tools import aio, contract, proto
 
 ROOT = Path(__file__).resolve().parent.parent
 Problems = list[str]
@@ -56,8 +57,17 @@ def generated() -> Problems:
     return problems
 
 
+def wire() -> Problems:
+    """proto/ keeps the released contract, and buf, where there is one, finds nothing"""
+    problems = [f"breaks the released contract: {problem}" for problem in contract.broken()]
+    if buf := shutil.which("buf"):
+        problems += _run(buf, "lint", "proto")
+        problems += _run(buf, "breaking", "proto", "--against", str(contract.RELEASED))
+    return problems
+
+
 def reference() -> Problems:
-    """docs/configuration.md, docs/metrics.md and the typed keywords are up to date with the code"""
+    """docs/configuration.md, docs/metrics.md, docs/protocol.md and the typed keywords are up to date with the code"""
     from tools.reference import stale  # it imports the server's packages; the other checks do not need them
 
     return [f"{page.relative_to(ROOT)} is stale; run ./dev docs" for page in stale()]
@@ -162,7 +172,7 @@ def text_problems(content: str) -> Problems:
 
 
 _CHECKS: dict[str, Callable[[], Problems]] = {
-    check.__name__: check for check in (lint, formatting, types, generated, reference, lock, text)
+    check.__name__: check for check in (lint, formatting, types, generated, wire, reference, lock, text)
 }
 
 

@@ -56,12 +56,18 @@ _MODULES = {
     ),
     "chart": ("tools.helm", "render the chart's examples into deploy/k8s/manifests, with helm"),
     "k8s": ("tools.k8s", "a real Kubernetes of three nodes on this machine: ./dev k8s up|down|status|load|test"),
-    "proto": ("tools.proto", "generate raftlog/v1 from proto/"),
+    "proto": (
+        "tools.proto",
+        "generate raftlog/v1 from proto/; --release records the contract that later ones must keep",
+    ),
     "aio": ("tools.aio", "generate the awaitable clients in raftlog/aio from the synchronous ones"),
-    "docs": ("tools.reference", "write docs/configuration.md, docs/metrics.md and the typed keywords from the code"),
+    "docs": (
+        "tools.reference",
+        "write the generated docs pages, the table in docs/protocol.md and the typed keywords from the code",
+    ),
 }
 """Commands that are modules, with their help."""
-_WITHOUT_ARGUMENTS = ("setup", "chart", "proto", "aio", "docs")
+_WITHOUT_ARGUMENTS = ("setup", "chart", "aio", "docs")
 _ORDER = (
     "setup",
     "demo",

@@ -1,4 +1,4 @@
-"""Generates `raftlog/v1` from `proto/`: `./dev proto`."""
+"""Generates `raftlog/v1` from `proto/`: `./dev proto`. With `--release` it also records the released contract."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from tools import contract
 
 ROOT = Path(__file__).resolve().parent.parent
 _INIT = (
@@ -47,8 +50,10 @@ def differences(target: Path) -> list[str]:
     return sorted(name for name in fresh.keys() | held.keys() if fresh.get(name) != held.get(name))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     """Generate the package, and replace the changed files of the checkout."""
+    if list(arguments) not in ([], ["--release"]):
+        raise SystemExit(f"error: proto takes --release or nothing, not {' '.join(arguments)}")
     package = ROOT / _PACKAGE
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory)
@@ -61,7 +66,9 @@ def main() -> None:
             else:
                 (package / name).unlink()
     print(f"{_PACKAGE}: {', '.join(changed) + ' written' if changed else 'nothing has changed'}")
+    if arguments:
+        contract.release()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

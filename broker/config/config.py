@@ -484,6 +484,18 @@ class BrokerConfig(Settings):
         "the first administrator. Or a directory with a file for each, named like the user, with the password in it. "
         "Counts for names that the metadata does not have. Read again when it changes.",
     )
+    grpc_health_enable = switch(
+        False,
+        own=True,
+        doc="Whether `listeners` also serves gRPC's health checking protocol (grpc.health.v1), for load balancers and "
+        "service meshes; callers are identified as for any call. `metrics.listener` has probes without a login.",
+    )
+    grpc_reflection_enable = switch(
+        False,
+        own=True,
+        doc="Whether `listeners` also serves gRPC's server reflection, with which tools such as grpcurl call a broker "
+        "without the .proto files; callers are identified as for any call.",
+    )
     authorizer = text(
         "none",
         choices=("none", ACL),

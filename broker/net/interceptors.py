@@ -26,7 +26,8 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from broker.observability.counters import Counters
-from raftlog.errors import RaftlogError, from_wire
+from raftlog._client.connections import refuse
+from raftlog.errors import ClusterAuthorizationFailed, InvalidRequestError, RaftlogError, from_wire
 from raftlog.v1.common_pb2 import Error
 from raftmeta.acls import canonical_host
 from raftmeta.quorum.peer_identity import NODE_URI, node_ids_of, peer_nodes
@@ -129,8 +130,8 @@ class RequestBounds(RewrittenHandlers):
                 self._logged_s.clear()
             self._logged_s[key] = now_s
             logger.warning("malformed request refused", extra={"peer": key[0], "method": method, "error": str(error)})
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"malformed request: {error}")
-        raise AssertionError("abort raises")
+        text = f"malformed request: {error}"
+        await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(text), text)
 
 
 def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream: bool) -> Callable[[bytes], Any]:
@@ -183,11 +184,11 @@ def preceded(handler: Any, before: Callable[[Any], Awaitable[None]]) -> Any:
 async def _identify(context: Any) -> None:
     nodes = node_ids_of(context.auth_context())
     if nodes is not None and not nodes:
-        await context.abort(
-            grpc.StatusCode.PERMISSION_DENIED,
+        text = (
             f"this listener serves nodes only, and the certificate names no node; for a node, issue a certificate "
-            f"with the URI {NODE_URI}ID; a client connects to `listeners` instead",
+            f"with the URI {NODE_URI}ID; a client connects to `listeners` instead"
         )
+        await refuse(context, grpc.StatusCode.PERMISSION_DENIED, ClusterAuthorizationFailed(text), text)
     peer_nodes.set(nodes)
 
 

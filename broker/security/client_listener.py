@@ -56,6 +56,8 @@ class ClientSecurity:
         self._takes_tls = self._protocol != PLAINTEXT or config.listener_security_migration
         if config.sasl_users_location and self._takes_tls:
             self._users.file = UsersFile(config.sasl_users_location, config.sasl_enabled_mechanisms)
+        self.takes_logins = self._takes_tls
+        """Whether `Authenticate` takes logins: without TLS it never does."""
         self._exchanges = ScramExchanges(self._users, config.sasl_enabled_mechanisms, clock, counters, self._audit)
         self.authorizer: AclAuthorizer | None = None
         if config.authorizer == ACL:

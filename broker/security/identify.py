@@ -45,6 +45,8 @@ from broker.security.audit import network_of
 from broker.security.authorizer import NODE_PREFIX
 from broker.security.caller import Authorizer, Caller, caller
 from broker.security.users import Users
+from raftlog._client.connections import refuse
+from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidRequestError, RequestTimedOut, TokenExpired
 from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM
 from raftmeta.acls import ANONYMOUS, RESERVED, USER_PREFIX, why_no_name
 from raftmeta.credentials import Credential, Mechanism
@@ -112,27 +114,20 @@ assert MAX_STRANGERS_OF_NETWORK < MAX_STRANGERS
 _SCHEME: Final = "Bearer "
 _MAX_SHOWN_NODES: Final = 10
 
-FAILED: Final = "AuthenticationFailed"
-EXPIRED: Final = "TokenExpired"
 NO_TOKEN: Final = (
-    f"{FAILED}: this listener asks for a user and a password; set security.protocol = sasl_ssl, sasl.username and "
-    "sasl.password"
+    "this listener asks for a user and a password; set security.protocol = sasl_ssl, sasl.username and sasl.password"
 )
-_NOT_OURS: Final = f"{EXPIRED}: this broker has not issued the token since it started; authenticate again"
-_OLD: Final = f"{EXPIRED}: the token has expired; authenticate again"
+_NOT_OURS: Final = "this broker has not issued the token since it started; authenticate again"
+_OLD: Final = "the token has expired; authenticate again"
 _CROWDED: Final = "too many clients are authenticating; try again"
-_CHANGED: Final = f"{EXPIRED}: the user's password has changed, or the user was deleted; authenticate again"
-
-
-class _Refused(Exception):
-    """A refusal; its text goes to the caller."""
+_CHANGED: Final = "the user's password has changed, or the user was deleted; authenticate again"
 
 
 _NO_LOGIN: Final = Login("", UNKNOWN_MECHANISM, 0, 0)
 """A call without a token."""
 _login: ContextVar[Login | None] = ContextVar("login", default=None)
 """The login of the call that has just arrived; None if the interceptor has not run."""
-_why: ContextVar[str] = ContextVar("why", default="")
+_why: ContextVar[AuthenticationFailed] = ContextVar("why")
 
 
 class _Stream:
@@ -231,9 +226,9 @@ class Identify(RewrittenHandlers):
         """Return the method's handler, or a handler that refuses without reading the request."""
         try:
             login = self._login_of(handler_call_details)
-        except _Refused as refused:
+        except AuthenticationFailed as refused:
             self._counters.unauthenticated_calls += 1
-            _why.set(str(refused))
+            _why.set(refused)
             return _REFUSING  # type: ignore[no-any-return] # as below
         _login.set(login)
         return await super().intercept_service(continuation, handler_call_details)
@@ -258,7 +253,7 @@ class Identify(RewrittenHandlers):
             if name == "authorization" and details.method != AUTHENTICATE:
                 return self._verified(value)
         if self._required and not self._certificates and details.method != AUTHENTICATE:
-            raise _Refused(NO_TOKEN)
+            raise AuthenticationFailed(NO_TOKEN)
         return _NO_LOGIN
 
     def _verified(self, shown: str | bytes) -> Login:
@@ -266,16 +261,16 @@ class Identify(RewrittenHandlers):
         if known is None:
             known = self._read(shown)
         if known.expires_ms <= self._clock.monotonic_ms():
-            raise _Refused(_OLD)
+            raise TokenExpired(_OLD)
         self._check_current(known)
         return known
 
     def _read(self, shown: str | bytes) -> Login:
         if not isinstance(shown, str) or not shown.startswith(_SCHEME):
-            raise _Refused(NO_TOKEN)
+            raise AuthenticationFailed(NO_TOKEN)
         login = self._tokens.read(shown[len(_SCHEME) :])
         if login is None:
-            raise _Refused(_NOT_OURS)
+            raise TokenExpired(_NOT_OURS)
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known[shown] = login
@@ -286,18 +281,18 @@ class Identify(RewrittenHandlers):
 
     def _check_current(self, login: Login) -> None:
         if not self._is_current(login):
-            raise _Refused(_CHANGED)
+            raise TokenExpired(_CHANGED)
 
     def _caller(self, login: Login | None, context: Any, open_to_all: bool) -> Caller:
         if login is None:  # cannot happen while gRPC runs the interceptor first; refused to be safe
-            raise _Refused(NO_TOKEN)
+            raise AuthenticationFailed(NO_TOKEN)
         if login is not _NO_LOGIN:
             self._check_current(login)  # again: the request may have arrived much later than its call
             principal = USER_PREFIX + login.user
         else:
             principal = principal_of(context.auth_context()) if self._certificates else ANONYMOUS
             if self._required and not open_to_all and not principal.startswith(NODE_PREFIX):
-                raise _Refused(NO_TOKEN)
+                raise AuthenticationFailed(NO_TOKEN)
         return Caller(principal, self.host_of(context.peer()), self._authorizer)
 
     def host_of(self, peer: str) -> str:
@@ -316,15 +311,17 @@ class Identify(RewrittenHandlers):
             found = self._caller(_NO_LOGIN, context, open_to_all=True)
             if not self._strangers.enter(found.host):
                 self._counters.unauthenticated_calls += 1
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _CROWDED)
+                await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, BrokerOverloaded(_CROWDED), _CROWDED)
             try:
                 async with asyncio.timeout(REQUEST_S):
                     request = await anext(aiter(requests), None)
             except TimeoutError:
                 self._counters.unauthenticated_calls += 1
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no request came within {REQUEST_S:g} s")
+                late = f"no request came within {REQUEST_S:g} s"
+                await refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, RequestTimedOut(late), late)
             if request is None:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request")
+                empty = "the call ended without a request"
+                await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(empty), empty)
             caller.set(found)
             return await call(request, context)
 
@@ -335,9 +332,9 @@ class Identify(RewrittenHandlers):
         login = _login.get()
         try:
             found = self._caller(login, context, open_to_all=False)
-        except _Refused as refused:
+        except AuthenticationFailed as refused:
             self._counters.unauthenticated_calls += 1
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(refused))
+            await refuse(context, grpc.StatusCode.UNAUTHENTICATED, refused)
         caller.set(found)
         return login
 
@@ -367,7 +364,7 @@ class Identify(RewrittenHandlers):
             finally:
                 self._streams.discard(stream)
             if stream.ended and (task.cancelled() or task.exception() is None):
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, _CHANGED)
+                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, TokenExpired(_CHANGED))
             return task.result()
 
         return identified
@@ -394,7 +391,7 @@ def _written(behavior: Any) -> Any:
 
 
 async def _refuse(requests: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, _why.get())
+    await refuse(context, grpc.StatusCode.UNAUTHENTICATED, _why.get())
 
 
 _REFUSING: Final[Any] = grpc.stream_stream_rpc_method_handler(_refuse)

@@ -25,6 +25,7 @@ import grpc
 
 from broker.net.interceptors import RewrittenHandlers, preceded
 from broker.security.caller import MAX_NAME, Caller, Operation, ResourceType, caller
+from raftlog._client.connections import refuse
 from raftlog.errors import AuthorizationError, ClusterAuthorizationFailed
 from raftlog.v1.records_pb2 import ConfigResource
 from raftlog.v1.security_pb2 import Acl
@@ -139,6 +140,7 @@ _LOG: Final[dict[str, Rule]] = {
 }
 _METADATA: Final[dict[str, Rule]] = {
     "Get": inside,  # DESCRIBE topic: others are left out, or answered with an error if they are named
+    "ApiVersions": anybody,
     "Watch": _cluster(Acl.DESCRIBE),  # and never credentials; broker/net/services/metadata.py
 }
 _ADMIN: Final[dict[str, Rule]] = {
@@ -213,6 +215,15 @@ RULES: Final[Mapping[str, Rule]] = {
     for method, rule in rules.items()
 }
 
+TOOLS: Final[Mapping[str, Rule]] = {
+    "/grpc.health.v1.Health/Check": anybody,
+    "/grpc.health.v1.Health/List": anybody,
+    "/grpc.health.v1.Health/Watch": anybody,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": anybody,
+}
+"""Of gRPC's own services, which a key each turns on. They show the broker's state and the contract in proto/, which
+are no secrets; callers must be identified as for any call."""
+
 
 MAX_DETAILS: Final = 2_000
 """Characters of a refusal, which travels in a header."""
@@ -227,7 +238,7 @@ class Permissions(RewrittenHandlers):
     def __init__(self, image: Callable[[], MetadataImage], rules: Mapping[str, Rule] = RULES) -> None:
         super().__init__()
         self._image = image
-        self._rules = rules
+        self._rules = {**TOOLS, **rules}
 
     def rewrite(self, method: str, handler: Any) -> Any:
         """Return the handler with a check of the request's needs before it."""
@@ -303,4 +314,4 @@ def _no_rule_error(method: str) -> AuthorizationError:
 
 async def _abort(context: Any, refusal: AuthorizationError) -> None:
     details = f"{type(refusal).__name__}: {refusal}"
-    await context.abort(grpc.StatusCode.PERMISSION_DENIED, details[:MAX_DETAILS])
+    await refuse(context, grpc.StatusCode.PERMISSION_DENIED, refusal, details[:MAX_DETAILS])

@@ -51,10 +51,11 @@ from broker.net.services.markers import MarkerService
 from broker.net.services.metadata import MetadataService, image_from
 from broker.net.services.node import NodeFacts, NodeService, node_address, pass_on_to
 from broker.net.services.security import SecurityService
+from broker.net.services.tools import Tools
 from broker.net.services.transactions import TransactionService
 from broker.net.tls import NodeTls
 from broker.observability.group_lag import GroupLagSampler
-from broker.observability.health import Health
+from broker.observability.health import OK, Health
 from broker.observability.leader_offsets import LeaderOffsets
 from broker.observability.metrics import BrokerMetrics, GroupMetrics, LoadMetrics, SecurityMetrics
 from broker.observability.node import Observability
@@ -479,7 +480,20 @@ class BrokerRole:
         nodes = NodeService(self._facts, pass_on_to(self._node_address, partial(open_channel, tls=self._to_nodes)))
         server.add_generic_rpc_handlers((self._log_service.handlers(), nodes.handlers()))
         group_pb2_grpc.add_GroupServicer_to_server(self._services.groups, server)
-        metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(self._metadata), server)
+        tools = Tools(
+            lambda: self._observed.health.ready()[0] == OK,
+            health=self._config.grpc_health_enable,
+            reflection=self._config.grpc_reflection_enable,
+        )
+        tools.add_to(server)
+        metadata_pb2_grpc.add_MetadataServicer_to_server(
+            MetadataService(
+                self._metadata,
+                sasl_mechanisms=self._config.sasl_enabled_mechanisms if security.takes_logins else (),
+                methods=tools.methods,
+            ),
+            server,
+        )
         transaction_pb2_grpc.add_TransactionServicer_to_server(self._services.transactions, server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._services.admin, server)
         security_pb2_grpc.add_SecurityServicer_to_server(

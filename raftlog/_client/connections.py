@@ -1,14 +1,24 @@
-"""gRPC channels by address, and the error of each gRPC failure."""
+"""gRPC channels by address, the error of each gRPC failure, and how a server refuses a call with one.
+
+Most errors are values in responses. A call that cannot be answered, because its caller is not identified or not
+permitted, its request does not parse, or its stream must end, ends with a gRPC status. Its text, `ClassName: message`,
+is for people. Its details are for programs, in the form of gRPC's richer error model: a `google.rpc.Status` in the
+trailing metadata `grpc-status-details-bin`, with one `raftlog.v1.Error` (docs/protocol.md). `refuse` writes them,
+`refusal_of` reads them. A status without such details comes from gRPC itself, a proxy, or an earlier version.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NoReturn
+from urllib.parse import quote
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status
 
 from raftlog._client.security import FROM_PLUGIN, ChannelTls, Options, PemFiles, Sasl, dial, forget_token, named_error
 from raftlog.errors import (
@@ -21,8 +31,12 @@ from raftlog.errors import (
     RaftlogError,
     RequestTimedOut,
     RetriableError,
+    TokenExpired,
     UnsupportedVersion,
+    from_wire,
+    to_wire,
 )
+from raftlog.v1.common_pb2 import Error
 
 CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_receive_message_length", -1),
@@ -35,8 +49,6 @@ CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
 
 
 REFUSED: Final = "connection refused"
-TOKEN_EXPIRED: Final = "TokenExpired: "
-"""The prefix of a broker's refusal that asks for a new login: a token ends with its broker and with the password."""
 _NOT_TRUSTED: Final = "its certificate is not from a CA that is trusted here"
 _NAME: Final = "its certificate does not name this address; use a name in it, or issue one with this address"
 _EXPIRED: Final = "its certificate has expired"
@@ -115,6 +127,7 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
         return BrokerUnavailable(f"the connection to {address} broke: {type(error).__name__}: {error}")
     code = error.code()
     details = error.details() or code.name
+    told = refusal_of(error.trailing_metadata()) if isinstance(error, grpc.aio.AioRpcError) else None
     match code:
         case (
             grpc.StatusCode.UNAVAILABLE
@@ -134,9 +147,9 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequestError(f"{address}: {details}")
         case grpc.StatusCode.UNAUTHENTICATED:
-            return _not_authenticated(details, address)
+            return _not_authenticated(details, address, told)
         case grpc.StatusCode.PERMISSION_DENIED:
-            found = named_error(details)
+            found = told or named_error(details)
             return found if isinstance(found, AuthorizationError) else AuthorizationError(f"{address}: {details}")
         case grpc.StatusCode.UNIMPLEMENTED:
             return UnsupportedVersion(
@@ -147,14 +160,14 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
             return InternalError(f"{address}: {code.name}: {details}")
 
 
-def _not_authenticated(details: str, address: str) -> RaftlogError:
+def _not_authenticated(details: str, address: str, told: RaftlogError | None) -> RaftlogError:
     """Return the error for a refused authentication, and drop the token of the address, if there is one."""
     logged_in = forget_token(address)
-    if not details.startswith(TOKEN_EXPIRED):
-        found = named_error(details)
+    found = told or named_error(details)
+    if not isinstance(found, TokenExpired):
         return found if isinstance(found, AuthenticationFailed) else AuthenticationFailed(f"{address}: {details}")
     if logged_in:
-        return BrokerUnavailable(f"{address} wants a new login: {details.removeprefix(TOKEN_EXPIRED)}")
+        return BrokerUnavailable(f"{address} wants a new login: {found}")
     return AuthenticationFailed(
         f"{address} requires a login: set security.protocol=sasl_ssl, sasl.username and sasl.password.location"
     )
@@ -254,3 +267,53 @@ def connections(pem: PemFiles | None, sasl: Sasl | None = None) -> Connections:
         InvalidConfig: a file cannot be read, or has the wrong content.
     """
     return Connections(ChannelTls(pem, sasl) if pem is not None else None)
+
+
+DETAILS: Final = "grpc-status-details-bin"
+MAX_MESSAGE_BYTES: Final = 1_500
+"""Of the message in the details. Peers accept 8 KiB of metadata; the details travel in base64."""
+MAX_TEXT_BYTES: Final = 4_000
+"""Of the status' text as it travels: each byte outside of ASCII takes three."""
+assert MAX_MESSAGE_BYTES * 4 // 3 + MAX_TEXT_BYTES < 8_192 - 1_024
+
+
+async def refuse(context: Any, status: grpc.StatusCode, error: RaftlogError, text: str | None = None) -> NoReturn:
+    """End a call with a status that carries the error. `text` replaces `ClassName: message` for people."""
+    shown = _cut(f"{type(error).__name__}: {error}" if text is None else text)
+    await context.abort(status, shown, trailing_metadata=((DETAILS, status_details(status, error, shown)),))
+    raise AssertionError("abort raises")
+
+
+def status_details(status: grpc.StatusCode, error: RaftlogError, text: str) -> bytes:
+    """Return the serialized `google.rpc.Status` with the error."""
+    wire = to_wire(error)
+    wire.message = wire.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+    number: int = status.value[0]
+    carrier = Status(code=number, message=text.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore"))
+    carrier.details.add().Pack(wire)
+    if carrier.ByteSize() > 2 * MAX_MESSAGE_BYTES:  # the text says much the same
+        carrier.message = ""
+    serialized: bytes = carrier.SerializeToString()
+    return serialized
+
+
+def refusal_of(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> RaftlogError | None:
+    """Return the error in the details of a call's status; None if there is none."""
+    for name, value in trailing_metadata or ():
+        if name != DETAILS or not isinstance(value, bytes):
+            continue
+        try:
+            for each in Status.FromString(value).details:
+                wire = Error()
+                if each.Unpack(wire):
+                    return from_wire(wire)
+        except DecodeError:
+            return None
+    return None
+
+
+def _cut(text: str) -> str:
+    """Return the text, cut where it would travel as more than MAX_TEXT_BYTES."""
+    while len(quote(text, safe=" !#$&'()*+,/:;=?@[]\"<>\\^`{|}")) > MAX_TEXT_BYTES:
+        text = text[: len(text) * 9 // 10]
+    return text

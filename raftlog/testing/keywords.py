@@ -160,6 +160,12 @@ class ServerKeywords(TypedDict, total=False):
     """TOML file with a line `name = "password"` for each user of this broker besides those in the metadata: for the
     first administrator. Or a directory with a file for each, named like the user, with the password in it. Counts for
     names that the metadata does not have. Read again when it changes."""
+    grpc_health_enable: bool
+    """Whether `listeners` also serves gRPC's health checking protocol (grpc.health.v1), for load balancers and service
+    meshes; callers are identified as for any call. `metrics.listener` has probes without a login."""
+    grpc_reflection_enable: bool
+    """Whether `listeners` also serves gRPC's server reflection, with which tools such as grpcurl call a broker without
+    the .proto files; callers are identified as for any call."""
     authorizer: Literal["none", "acl", "NONE", "ACL"]
     """acl: users need the permissions that `raftlog acl add` grants. none: every user may do everything. The same on
     all brokers."""

@@ -111,6 +111,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     BATCH_ALREADY_COMMITTED: _ErrorCode.ValueType  # 1009
     STAGE_EXPIRED: _ErrorCode.ValueType  # 1010
     SINK_MISMATCH: _ErrorCode.ValueType  # 1011
+    TOKEN_EXPIRED: _ErrorCode.ValueType  # 1012
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Numbers are Kafka's protocol error codes where Kafka has one for the condition; raftlog's own start at 1000."""
@@ -201,6 +202,7 @@ PARTITION_NOT_OWNED: ErrorCode.ValueType  # 1008
 BATCH_ALREADY_COMMITTED: ErrorCode.ValueType  # 1009
 STAGE_EXPIRED: ErrorCode.ValueType  # 1010
 SINK_MISMATCH: ErrorCode.ValueType  # 1011
+TOKEN_EXPIRED: ErrorCode.ValueType  # 1012
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _IsolationLevel:

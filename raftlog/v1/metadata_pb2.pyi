@@ -283,3 +283,97 @@ class WatchResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+
+@_typing.final
+class ApiVersionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_SOFTWARE_NAME_FIELD_NUMBER: _builtins.int
+    CLIENT_SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    client_software_name: _builtins.str
+    """for the broker's log at level debug (KIP-511)"""
+    client_software_version: _builtins.str
+    def __init__(
+        self,
+        *,
+        client_software_name: _builtins.str = ...,
+        client_software_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_software_name", b"client_software_name", "client_software_version", b"client_software_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApiVersionsRequest: _TypeAlias = ApiVersionsRequest  # noqa: Y015
+
+@_typing.final
+class ApiVersionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FinalizedFeaturesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    BROKER_SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    METHODS_FIELD_NUMBER: _builtins.int
+    RECORD_FORMATS_FIELD_NUMBER: _builtins.int
+    SASL_MECHANISMS_FIELD_NUMBER: _builtins.int
+    FINALIZED_FEATURES_FIELD_NUMBER: _builtins.int
+    SUPPORTED_FEATURES_FIELD_NUMBER: _builtins.int
+    broker_software_version: _builtins.str
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that this listener serves, as /package.Service/Method, sorted"""
+
+    @_builtins.property
+    def record_formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """magics of record batches that it takes and sends (docs/format.md)"""
+
+    @_builtins.property
+    def sasl_mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that `Security.Authenticate` takes; empty: there are no logins"""
+
+    @_builtins.property
+    def finalized_features(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def supported_features(self) -> _containers.RepeatedCompositeFieldContainer[_records_pb2.FeatureRange]:
+        """known to this broker's software"""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        broker_software_version: _builtins.str = ...,
+        methods: _abc.Iterable[_builtins.str] | None = ...,
+        record_formats: _abc.Iterable[_builtins.int] | None = ...,
+        sasl_mechanisms: _abc.Iterable[_builtins.str] | None = ...,
+        finalized_features: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        supported_features: _abc.Iterable[_records_pb2.FeatureRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_software_version", b"broker_software_version", "error", b"error", "finalized_features", b"finalized_features", "methods", b"methods", "record_formats", b"record_formats", "sasl_mechanisms", b"sasl_mechanisms", "supported_features", b"supported_features"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApiVersionsResponse: _TypeAlias = ApiVersionsResponse  # noqa: Y015

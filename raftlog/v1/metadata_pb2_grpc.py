@@ -44,6 +44,11 @@ class MetadataStub:
                 request_serializer=raftlog_dot_v1_dot_metadata__pb2.WatchRequest.SerializeToString,
                 response_deserializer=raftlog_dot_v1_dot_metadata__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.ApiVersions = channel.unary_unary(
+                '/raftlog.v1.Metadata/ApiVersions',
+                request_serializer=raftlog_dot_v1_dot_metadata__pb2.ApiVersionsRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_metadata__pb2.ApiVersionsResponse.FromString,
+                _registered_method=True)
 
 
 class MetadataServicer:
@@ -62,6 +67,13 @@ class MetadataServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ApiVersions(self, request, context):
+        """What this broker speaks (KIP-35). A client asks once for each connection; any authenticated caller may.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetadataServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +86,11 @@ def add_MetadataServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=raftlog_dot_v1_dot_metadata__pb2.WatchRequest.FromString,
                     response_serializer=raftlog_dot_v1_dot_metadata__pb2.WatchResponse.SerializeToString,
+            ),
+            'ApiVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApiVersions,
+                    request_deserializer=raftlog_dot_v1_dot_metadata__pb2.ApiVersionsRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_metadata__pb2.ApiVersionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +147,33 @@ class Metadata:
             '/raftlog.v1.Metadata/Watch',
             raftlog_dot_v1_dot_metadata__pb2.WatchRequest.SerializeToString,
             raftlog_dot_v1_dot_metadata__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApiVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Metadata/ApiVersions',
+            raftlog_dot_v1_dot_metadata__pb2.ApiVersionsRequest.SerializeToString,
+            raftlog_dot_v1_dot_metadata__pb2.ApiVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

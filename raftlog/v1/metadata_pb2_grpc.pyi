@@ -34,6 +34,8 @@ class MetadataStub:
     Get: _grpc.UnaryUnaryMultiCallable[_metadata_pb2.MetadataRequest, _metadata_pb2.MetadataResponse]
     Watch: _grpc.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]
     """The present image, then every change in order. Ends only with the connection."""
+    ApiVersions: _grpc.UnaryUnaryMultiCallable[_metadata_pb2.ApiVersionsRequest, _metadata_pb2.ApiVersionsResponse]
+    """What this broker speaks (KIP-35). A client asks once for each connection; any authenticated caller may."""
 
 @_typing.type_check_only
 class MetadataAsyncStub(MetadataStub):
@@ -41,6 +43,8 @@ class MetadataAsyncStub(MetadataStub):
     Get: _aio.UnaryUnaryMultiCallable[_metadata_pb2.MetadataRequest, _metadata_pb2.MetadataResponse]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]  # type: ignore[assignment]
     """The present image, then every change in order. Ends only with the connection."""
+    ApiVersions: _aio.UnaryUnaryMultiCallable[_metadata_pb2.ApiVersionsRequest, _metadata_pb2.ApiVersionsResponse]  # type: ignore[assignment]
+    """What this broker speaks (KIP-35). A client asks once for each connection; any authenticated caller may."""
 
 class MetadataServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -57,5 +61,13 @@ class MetadataServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_metadata_pb2.WatchResponse], _abc.AsyncIterator[_metadata_pb2.WatchResponse]]:
         """The present image, then every change in order. Ends only with the connection."""
+
+    @_abc_1.abstractmethod
+    def ApiVersions(
+        self,
+        request: _metadata_pb2.ApiVersionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metadata_pb2.ApiVersionsResponse, _abc.Awaitable[_metadata_pb2.ApiVersionsResponse]]:
+        """What this broker speaks (KIP-35). A client asks once for each connection; any authenticated caller may."""
 
 def add_MetadataServicer_to_server(servicer: MetadataServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -16,7 +16,8 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
-from raftlog.errors import AuthorizationError
+from raftlog._client.connections import refuse
+from raftlog.errors import ClusterAuthorizationFailed
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +54,12 @@ def check_claim(node_id: int) -> None:
     """Check that the caller's certificate names this node.
 
     Raises:
-        AuthorizationError: it names other nodes.
+        ClusterAuthorizationFailed: it names other nodes.
     """
     nodes = peer_nodes.get()
     if nodes is not None and node_id not in nodes:
         of = ", ".join(map(str, sorted(nodes)[:_SHOWN])) or "none"
-        raise AuthorizationError(
+        raise ClusterAuthorizationFailed(
             f"this is said to be of node {node_id}, with a certificate of node {of}; issue one with the URI "
             f"{NODE_URI}{node_id} for it, or correct its node.id"
         )
@@ -68,6 +69,6 @@ async def refuse_false_claim(context: aio.ServicerContext[Any, Any], node_id: in
     """End a call with PERMISSION_DENIED if the caller's certificate does not name this node."""
     try:
         check_claim(node_id)
-    except AuthorizationError as error:
+    except ClusterAuthorizationFailed as error:
         logger.error("refused a call: %s", error, extra={"peer": context.peer()})
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        await refuse(context, grpc.StatusCode.PERMISSION_DENIED, error, str(error))

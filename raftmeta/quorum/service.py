@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from raftlog._client.connections import refuse
 from raftlog.errors import (
     AuthorizationError,
     CorruptRecordError,
@@ -186,7 +187,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                 if response.error.code != NONE:
                     return
             if (refusal := await reader) is not None:
-                await context.abort(*refusal)
+                status, error = refusal
+                await refuse(context, status, error, str(error))
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
             pass  # the broker is gone, or reads nothing: it opens another stream
         finally:
@@ -195,7 +197,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def _take_heartbeats(
         self, context: _Context, stream: object, answers: asyncio.Queue[asyncio.Future[HeartbeatResponse] | None]
-    ) -> tuple[grpc.StatusCode, str] | None:
+    ) -> tuple[grpc.StatusCode, RaftlogError] | None:
         """Count each heartbeat when it arrives, even before the last one is answered.
 
         Return the status for a stream that is refused; None: it has ended.
@@ -208,10 +210,10 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             pass
         except DecodeError as error:
             logger.warning("ended a heartbeat stream: it does not parse: %s", error)
-            return grpc.StatusCode.INVALID_ARGUMENT, f"the heartbeat does not parse: {error}"
+            return grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(f"the heartbeat does not parse: {error}")
         except AuthorizationError as error:
             logger.error("ended a heartbeat stream: %s", error, extra={"peer": context.peer()})
-            return grpc.StatusCode.PERMISSION_DENIED, str(error)
+            return grpc.StatusCode.PERMISSION_DENIED, error
         finally:
             # The answers have no reader any more: drop the queued ones to make room for the end mark.
             while answers.full():

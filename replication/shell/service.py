@@ -20,14 +20,15 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from raftlog._client.connections import refuse
 from raftlog.errors import (
     AuthorizationError,
     BrokerOverloaded,
-    BrokerUnavailable,
     FencedError,
     InternalError,
     InvalidRequestError,
     RaftlogError,
+    RequestTimedOut,
     ShuttingDown,
 )
 from raftlog.format import wire
@@ -140,7 +141,7 @@ class ReplicationService:
 
     async def Replicate(self, request_iterator: object, context: _Context) -> None:
         if self._led is None:
-            await _abort(context, BrokerUnavailable("the broker is starting or stopping, or keeps no partitions"))
+            await _abort(context, ShuttingDown("the broker is starting or stopping, or keeps no partitions"))
             return
         if len(self._streams) >= MAX_STREAMS:
             await _abort(context, BrokerOverloaded(f"this broker has {MAX_STREAMS} followers' streams already"))
@@ -202,7 +203,7 @@ class _Stream:
                     if not await self._take_next():
                         return
             except TimeoutError:
-                raise BrokerUnavailable(f"no hello came on this stream within {HELLO_TIMEOUT_S:g} s") from None
+                raise RequestTimedOut(f"no hello came on this stream within {HELLO_TIMEOUT_S:g} s") from None
             # Tells the follower that the stream is accepted, before any frame.
             await self._context.send_initial_metadata((WELCOME,))
             reader = asyncio.create_task(self._read(), name="replica-requests")
@@ -292,4 +293,4 @@ def _status(error: RaftlogError) -> grpc.StatusCode:
 
 async def _abort(context: _Context, error: RaftlogError) -> None:
     with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended meanwhile
-        await context.abort(_status(error), f"{type(error).__name__}: {error}")
+        await refuse(context, _status(error), error)

@@ -306,6 +306,7 @@ class MetadataNode(metadata_pb2_grpc.MetadataServicer):
     """Metadata as any node knows it."""
 
     Watch = None  # type: ignore[assignment] # unused: clients ask
+    ApiVersions = None  # type: ignore[assignment] # unused: the SDK does not ask
 
     def __init__(self, cluster: FakeCluster, node: int) -> None:
         self.cluster = cluster

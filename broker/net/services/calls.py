@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from broker.coordinator.shard import Shard
+from raftlog._client.connections import refuse
 from raftlog.errors import InternalError, RaftlogError, RequestTimedOut, ShuttingDown, to_wire
 from raftlog.v1 import common_pb2, log_pb2
 from raftmeta.port import MetadataPort
@@ -90,8 +91,7 @@ def answered(
 
 async def end_stream(context: Context, status: grpc.StatusCode, error: RaftlogError) -> NoReturn:
     """End a call with a gRPC status that names the error."""
-    await context.abort(status, f"{type(error).__name__}: {error}")
-    raise AssertionError("abort raises")
+    await refuse(context, status, error)
 
 
 async def in_time(work: Awaitable[T], remaining_s: float | None, waiting_for: Callable[[], str]) -> T:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NoReturn
 
 import grpc
 from grpc import aio
 
 from broker.security.caller import MAX_NAME, Caller, Decisions, caller
+from raftlog import __version__
+from raftlog._client.connections import refuse
 from raftlog.errors import (
     BrokerOverloaded,
     InvalidRequestError,
@@ -22,10 +24,12 @@ from raftlog.errors import (
     UnknownTopicOrPartition,
     to_wire,
 )
+from raftlog.format.header import MAGIC
 from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.acls import CLUSTER_NAME
+from raftmeta.features import BASELINE, supported_ranges
 from raftmeta.image import MetadataImage, PartitionImage, TopicImage
 from raftmeta.port import Change, MetadataPort
 
@@ -65,6 +69,8 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
 
     Clients see the topics that they may describe. Only nodes (`to_nodes`), which need the whole metadata, receive
     credentials; the clients' listener never sends any, not even to a super user.
+
+    `ApiVersions` answers with `sasl_mechanisms` and `methods`, which are those of the listener that this serves.
     """
 
     def __init__(
@@ -72,12 +78,16 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
         metadata: MetadataPort,
         *,
         to_nodes: bool = False,
+        sasl_mechanisms: Sequence[str] = (),
+        methods: Callable[[], Iterable[str]] = tuple,
         max_watchers: int = MAX_WATCHERS,
         max_response_records: int = MAX_RESPONSE_RECORDS,
         write_timeout_seconds: float = WRITE_TIMEOUT_SECONDS,
     ) -> None:
         self._metadata = metadata
         self._to_nodes = to_nodes
+        self._sasl_mechanisms = sasl_mechanisms
+        self._methods = methods
         self._max_watchers = max_watchers
         self._max_response_records = max_response_records
         self._write_timeout_seconds = write_timeout_seconds
@@ -98,6 +108,29 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
             brokers=_brokers(image),
             topics=await _topics(image, request, caller.get()),
         )
+
+    async def ApiVersions(
+        self, request: metadata_pb2.ApiVersionsRequest, context: _Context
+    ) -> metadata_pb2.ApiVersionsResponse:
+        """Return what this broker speaks on the listener of the call."""
+        logger.debug(
+            "a client introduced itself",
+            extra={
+                "software": request.client_software_name[:MAX_NAME],
+                "version": request.client_software_version[:MAX_NAME],
+                "peer": context.peer(),
+            },
+        )
+        response = metadata_pb2.ApiVersionsResponse(
+            broker_software_version=__version__,
+            methods=sorted(self._methods()),
+            record_formats=[MAGIC],
+            sasl_mechanisms=self._sasl_mechanisms,
+            supported_features=supported_ranges(),
+        )
+        for name, level in {**BASELINE, **self._metadata.image.features}.items():
+            response.finalized_features[name] = level
+        return response
 
     async def Watch(  # type: ignore[override] # the stub knows generators only; with write() a slow reader shows
         self, request: metadata_pb2.WatchRequest, context: _Context
@@ -230,7 +263,7 @@ def _chunks(records: Iterable[MetadataRecord], size: int) -> Iterator[list[Metad
 
 
 async def _abort(context: _Context, status: grpc.StatusCode, error: RaftlogError) -> NoReturn:
-    await context.abort(status, str(error))
+    await refuse(context, status, error, str(error))
 
 
 def _brokers(image: MetadataImage) -> list[metadata_pb2.BrokerInfo]:

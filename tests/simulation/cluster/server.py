@@ -304,8 +304,8 @@ class _ServerCall:
         self._peer.send(Data(self._begin.call, payload))
         await asyncio.sleep(0)
 
-    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
-        """End the call with a status."""
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> NoReturn:
+        """End the call with a status. Its details for programs are lost: clients read the text, as of old brokers."""
         raise aio.AbortError(code, details)
 
     def time_remaining(self) -> float | None:

@@ -29,7 +29,7 @@ class Ended(Exception):
 class Context:
     """A call's context that can be aborted."""
 
-    async def abort(self, status: grpc.StatusCode, details: str) -> None:
+    async def abort(self, status: grpc.StatusCode, details: str, trailing_metadata: object = ()) -> None:
         raise Ended(status, details)
 
 

@@ -17,6 +17,7 @@ from broker.net.services.log import LogService
 from broker.security.caller import MAX_NAME, MAX_REFUSALS, Caller, Decisions, allowed_of, caller
 from broker.security.permissions import MAX_DETAILS, RULES, Need, Permissions, anybody, inside
 from broker.server.broker_role import BrokerRole
+from raftlog._client.connections import refusal_of
 from raftlog.errors import AuthorizationError, TopicAuthorizationFailed
 from raftlog.v1 import admin_pb2, group_pb2, log_pb2, metadata_pb2, node_pb2, security_pb2, transaction_pb2
 from raftlog.v1.group_pb2 import CommitOffset, DeleteOffsetsRequest, TopicPartitions
@@ -40,7 +41,10 @@ class Aborted(Exception):
 class FakeContext:
     """A call's context that can be aborted."""
 
-    async def abort(self, status: grpc.StatusCode, details: str) -> None:
+    async def abort(
+        self, status: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, bytes], ...] = ()
+    ) -> None:
+        assert isinstance(refusal_of(trailing_metadata), AuthorizationError), "every refusal carries its error"
         raise Aborted(status, details)
 
 
@@ -271,6 +275,7 @@ def on_the_clients_listener(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     server = Registered()
     monkeypatch.setattr(aio, "server", lambda *args, **kwargs: server)
     role = MagicMock()
+    role._config.grpc_health_enable = role._config.grpc_reflection_enable = False
     role._log_service = LogService(MagicMock(), MagicMock(), MagicMock())
     BrokerRole._make_server(role, MagicMock())
     return server.services
@@ -312,6 +317,7 @@ def test_what_looks_itself_is_no_more_than_this() -> None:
     }
     assert {name.removeprefix("/raftlog.v1.") for name, rule in RULES.items() if rule is anybody} == {
         "Admin/DescribeCluster",
+        "Metadata/ApiVersions",
         "Security/Authenticate",
     }
 
@@ -351,6 +357,7 @@ CASES: list[tuple[str, Any, list[tuple[Need, ...]]]] = [
     ("Admin/AlterConfigs", admin_pb2.AlterConfigsRequest(resource=ON_LOGGER), [cluster(Acl.ALTER_CONFIGS)]),
     ("Admin/DescribeLogDirs", admin_pb2.DescribeLogDirsRequest(), [cluster(Acl.DESCRIBE)]),
     ("Admin/DescribeCluster", admin_pb2.DescribeClusterRequest(), []),
+    ("Metadata/ApiVersions", metadata_pb2.ApiVersionsRequest(), []),
     ("Admin/DescribeQuorum", admin_pb2.AdminDescribeQuorumRequest(), [cluster(Acl.DESCRIBE)]),
     ("Admin/ElectLeaders", admin_pb2.ElectLeadersRequest(topic="a"), [cluster(Acl.ALTER)]),
     ("Admin/UnregisterBroker", admin_pb2.AdminUnregisterBrokerRequest(), [cluster(Acl.ALTER)]),

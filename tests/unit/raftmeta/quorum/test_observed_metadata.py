@@ -35,6 +35,9 @@ class FakeController(metadata_pb2_grpc.MetadataServicer):
     async def Get(self, request: object, context: object) -> metadata_pb2.MetadataResponse:
         raise NotImplementedError
 
+    async def ApiVersions(self, request: object, context: object) -> metadata_pb2.ApiVersionsResponse:
+        raise NotImplementedError
+
     async def Watch(self, request: metadata_pb2.WatchRequest, context: Any) -> AsyncIterator[WatchResponse]:
         self.asked_from.append(request.from_offset)
         self.watching += 1

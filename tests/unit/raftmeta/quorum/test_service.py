@@ -142,8 +142,9 @@ class HeartbeatContext:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object = ()) -> None:
         self.aborted = code, details
+        raise asyncio.InvalidStateError("the call has ended")
 
 
 async def test_a_heartbeat_with_another_nodes_certificate_is_refused_with_a_status() -> None:
