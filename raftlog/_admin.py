@@ -132,8 +132,12 @@ class Admin(Client[AdminEngine]):
         """
         return self._thread.run(self._engine.list_topics(internal, timeout))
 
-    def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
+    def describe_topic(
+        self, name: str, *, include_authorized_operations: bool = False, timeout: float | None = None
+    ) -> TopicDescription:
         """Return a topic's partitions: leaders, leader epochs, replicas, and which are in sync, moving or offline.
+
+        With `include_authorized_operations` the answer also tells what this client may do with the topic (KIP-430).
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.describe_topic("payments").partitions[2].isr
@@ -142,10 +146,15 @@ class Admin(Client[AdminEngine]):
         Raises:
             UnknownTopicOrPartition: there is no such topic.
         """
-        return self._thread.run(self._engine.describe_topic(name, timeout))
+        return self._thread.run(self._engine.describe_topic(name, include_authorized_operations, timeout))
 
     def describe_topics(
-        self, names: Iterable[str] | None = None, *, internal: bool = False, timeout: float | None = None
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        internal: bool = False,
+        include_authorized_operations: bool = False,
+        timeout: float | None = None,
     ) -> list[TopicDescription]:
         """Describe these topics, or all topics in order of their names, in one request.
 
@@ -156,7 +165,7 @@ class Admin(Client[AdminEngine]):
         Raises:
             UnknownTopicOrPartition: one of the topics does not exist.
         """
-        return self._thread.run(self._engine.describe_topics(names, internal, timeout))
+        return self._thread.run(self._engine.describe_topics(names, internal, include_authorized_operations, timeout))
 
     def describe_replicas(
         self,
@@ -214,17 +223,24 @@ class Admin(Client[AdminEngine]):
         """
         self._thread.run(self._engine.create_partitions(topic, total, timeout))
 
-    def describe_cluster(self, *, linearizable: bool = False, timeout: float | None = None) -> ClusterDescription:
+    def describe_cluster(
+        self,
+        *,
+        linearizable: bool = False,
+        include_authorized_operations: bool = False,
+        timeout: float | None = None,
+    ) -> ClusterDescription:
         """Return the cluster's id, its controller and its brokers.
 
         Any broker answers from its copy of the metadata. With `linearizable` it asks the controllers first, so that
-        the answer includes every change acknowledged before this call.
+        the answer includes every change acknowledged before this call. With `include_authorized_operations` the answer
+        also tells what this client may do with the cluster (KIP-430).
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     [broker.broker_id for broker in admin.describe_cluster().brokers]
         [1]
         """
-        return self._thread.run(self._engine.describe_cluster(linearizable, timeout))
+        return self._thread.run(self._engine.describe_cluster(linearizable, include_authorized_operations, timeout))
 
     def describe_quorum(self, *, timeout: float | None = None) -> QuorumDescription:
         """Return the metadata quorum: its leader, how far its voters and the brokers are, its snapshot.
@@ -387,8 +403,12 @@ class Admin(Client[AdminEngine]):
         """
         return self._thread.run(self._engine.list_groups(states, missing, timeout))
 
-    def describe_group(self, group_id: str, *, timeout: float | None = None) -> GroupDescription:
+    def describe_group(
+        self, group_id: str, *, include_authorized_operations: bool = False, timeout: float | None = None
+    ) -> GroupDescription:
         """Return a group's state, its coordinator, and its members with their partitions.
+
+        With `include_authorized_operations` the answer also tells what this client may do with the group (KIP-430).
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.describe_group("billing").members
@@ -397,15 +417,24 @@ class Admin(Client[AdminEngine]):
         Raises:
             GroupIdNotFound: there is no such group.
         """
-        return self.describe_groups([group_id], timeout=timeout)[group_id]
+        found = self.describe_groups(
+            [group_id], include_authorized_operations=include_authorized_operations, timeout=timeout
+        )
+        return found[group_id]
 
-    def describe_groups(self, group_ids: Iterable[str], *, timeout: float | None = None) -> dict[str, GroupDescription]:
+    def describe_groups(
+        self,
+        group_ids: Iterable[str],
+        *,
+        include_authorized_operations: bool = False,
+        timeout: float | None = None,
+    ) -> dict[str, GroupDescription]:
         """Describe several groups, in the order given.
 
         Raises:
             GroupIdNotFound: there is no such group; the message names one.
         """
-        return self._thread.run(self._engine.describe_groups(group_ids, timeout))
+        return self._thread.run(self._engine.describe_groups(group_ids, include_authorized_operations, timeout))
 
     def group_offsets(self, group_id: str, *, timeout: float | None = None) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets (of the next records to read); empty if there is no such group.
@@ -528,23 +557,34 @@ class Admin(Client[AdminEngine]):
             self._engine.list_transactions(states, producer_ids, running_longer_than_ms, missing, timeout)
         )
 
-    def describe_transaction(self, transactional_id: str, *, timeout: float | None = None) -> TransactionDescription:
+    def describe_transaction(
+        self, transactional_id: str, *, include_authorized_operations: bool = False, timeout: float | None = None
+    ) -> TransactionDescription:
         """Return the last transaction of a transactional id: its state, its partitions, and missing end markers.
 
         Raises:
             TransactionalIdNotFound: no producer has used this id, or none for transactional.id.expiration.ms.
         """
-        return self.describe_transactions([transactional_id], timeout=timeout)[transactional_id]
+        found = self.describe_transactions(
+            [transactional_id], include_authorized_operations=include_authorized_operations, timeout=timeout
+        )
+        return found[transactional_id]
 
     def describe_transactions(
-        self, transactional_ids: Iterable[str], *, timeout: float | None = None
+        self,
+        transactional_ids: Iterable[str],
+        *,
+        include_authorized_operations: bool = False,
+        timeout: float | None = None,
     ) -> dict[str, TransactionDescription]:
         """Describe several transactional ids, in the order given.
 
         Raises:
             TransactionalIdNotFound: there is no such id; the message names one.
         """
-        return self._thread.run(self._engine.describe_transactions(transactional_ids, timeout))
+        return self._thread.run(
+            self._engine.describe_transactions(transactional_ids, include_authorized_operations, timeout)
+        )
 
     def abort_transaction(self, transactional_id: str, *, timeout: float | None = None) -> None:
         """Abort the open transaction of an id and fence its producer.

@@ -1,12 +1,13 @@
 """The caller of a call on the listener for clients, with its permissions.
 
 `Decisions` caches one caller's permissions on one type of resource, for sessions and lists that ask again and again.
+`authorized_operations` is the one answer to what a caller may do with a resource (KIP-430), for every protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -103,6 +104,43 @@ MAX_REFUSALS: Final = 500
 AT_A_TIME: Final = 1_000
 
 T = TypeVar("T")
+
+SUPPORTED_OPERATIONS: Final[Mapping[ResourceType, tuple[Operation, ...]]] = {
+    Acl.TOPIC: (
+        Acl.READ,
+        Acl.WRITE,
+        Acl.CREATE,
+        Acl.DELETE,
+        Acl.ALTER,
+        Acl.DESCRIBE,
+        Acl.DESCRIBE_CONFIGS,
+        Acl.ALTER_CONFIGS,
+    ),
+    Acl.GROUP: (Acl.READ, Acl.DELETE, Acl.DESCRIBE),
+    Acl.CLUSTER: (
+        Acl.CREATE,
+        Acl.ALTER,
+        Acl.DESCRIBE,
+        Acl.CLUSTER_ACTION,
+        Acl.DESCRIBE_CONFIGS,
+        Acl.ALTER_CONFIGS,
+        Acl.IDEMPOTENT_WRITE,
+    ),
+    Acl.TRANSACTIONAL_ID: (Acl.WRITE, Acl.DESCRIBE),
+}
+"""The operations that make sense on each type of resource."""
+
+
+def authorized_operations(who: Caller, resource: ResourceType, name: str) -> int:
+    """Return what the caller may do with a resource (KIP-430): bit n is set for operation number n.
+
+    The number is the one that Kafka's responses carry. Asking is no attempt, so nothing of it goes into the audit log.
+    """
+    bits = 0
+    for operation in SUPPORTED_OPERATIONS[resource]:
+        if who.may(operation, resource, name[:MAX_NAME], log=False):
+            bits |= 1 << operation
+    return bits
 
 
 class Decisions:

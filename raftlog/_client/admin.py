@@ -58,6 +58,7 @@ from raftlog._core.descriptions import (
     describe_replicas,
     describe_sink,
     describe_transaction,
+    operations_of,
     state_name,
     transaction_state_name,
 )
@@ -109,6 +110,8 @@ from raftlog.v1 import (
     group_pb2_grpc,
     log_pb2,
     log_pb2_grpc,
+    metadata_pb2,
+    metadata_pb2_grpc,
     node_pb2,
     node_pb2_grpc,
     records_pb2,
@@ -645,7 +648,7 @@ class AdminEngine:
             topic_id=b"" if validate_only else uuid.uuid4().bytes,
         )
         await self._anyone("CreateTopic", request, timeout)
-        return None if validate_only else await self.describe_topic(name, timeout)
+        return None if validate_only else await self.describe_topic(name, False, timeout)
 
     async def delete_topic(self, name: str, timeout: float | None) -> None:
         """Delete a topic."""
@@ -674,19 +677,46 @@ class AdminEngine:
         known = self._metadata.view.topics.values()
         return sorted((view for view in known if internal or not view.internal), key=lambda view: view.name)
 
-    async def describe_topic(self, name: str, timeout: float | None) -> TopicDescription:
+    async def describe_topic(
+        self, name: str, include_authorized_operations: bool, timeout: float | None
+    ) -> TopicDescription:
         """Return the description of a topic."""
         if self.closed:
             raise ClosedError("the admin client is closed, or was made in another process")
         view = await self._metadata.topic(name, self._limit_s(timeout) * 1000, fresh=True)
         self._answered = True
-        return describe(view)
+        if not include_authorized_operations:
+            return describe(view)
+        return (await self._with_operations([describe(view)], [name], timeout))[0]
 
     async def describe_topics(
-        self, names: Iterable[str] | None, internal: bool, timeout: float | None
+        self,
+        names: Iterable[str] | None,
+        internal: bool,
+        include_authorized_operations: bool,
+        timeout: float | None,
     ) -> list[TopicDescription]:
         """Return the descriptions of all topics, or of the named ones in their order."""
-        return [describe(view) for view in await self._topics(names, internal, timeout)]
+        wanted = None if names is None else names_of(names)
+        found = [describe(view) for view in await self._topics(wanted, internal, timeout)]
+        return await self._with_operations(found, wanted, timeout) if include_authorized_operations else found
+
+    async def _with_operations(
+        self, topics: list[TopicDescription], names: list[str] | None, timeout: float | None
+    ) -> list[TopicDescription]:
+        """Add what this client may do with each topic. `names` None: all topics."""
+        request = metadata_pb2.MetadataRequest(
+            topics=names or (),
+            all_topics=names is None,
+            include_internal=names is None,
+            min_metadata_offset=self._metadata.min_offset,
+            include_authorized_operations=True,
+        )
+        response: metadata_pb2.MetadataResponse = await self._anyone(
+            "Get", request, timeout, service=metadata_pb2_grpc.MetadataStub
+        )
+        found = {info.name: operations_of(info) for info in response.topics}
+        return [each._replace(authorized_operations=found.get(each.name)) for each in topics]
 
     async def _topics(self, names: Iterable[str] | None, internal: bool, timeout: float | None) -> list[TopicView]:
         wanted = None if names is None else names_of(names)
@@ -720,10 +750,14 @@ class AdminEngine:
 
     # The cluster and its nodes
 
-    async def describe_cluster(self, linearizable: bool, timeout: float | None) -> ClusterDescription:
+    async def describe_cluster(
+        self, linearizable: bool, include_authorized_operations: bool, timeout: float | None
+    ) -> ClusterDescription:
         """Return the brokers and controllers of the cluster."""
         request = admin_pb2.DescribeClusterRequest(
-            linearizable=linearizable, min_metadata_offset=self._metadata.min_offset
+            linearizable=linearizable,
+            min_metadata_offset=self._metadata.min_offset,
+            include_authorized_operations=include_authorized_operations,
         )
         return describe_cluster(await self._anyone("DescribeCluster", request, timeout, in_turn=True))
 
@@ -1072,7 +1106,9 @@ class AdminEngine:
 
         return await self._retried(attempt, timeout)
 
-    async def describe_groups(self, group_ids: Iterable[str], timeout: float | None) -> dict[str, GroupDescription]:
+    async def describe_groups(
+        self, group_ids: Iterable[str], include_authorized_operations: bool, timeout: float | None
+    ) -> dict[str, GroupDescription]:
         """Return the descriptions of groups, with one request to each coordinator."""
         wanted = _checked(group_ids)
         found: dict[str, GroupDescription] = {}
@@ -1080,7 +1116,10 @@ class AdminEngine:
         async def attempt(deadline: float) -> dict[str, GroupDescription]:
             left = [group_id for group_id in wanted if group_id not in found]
             failed: RaftlogError | None = None
-            for group_id, answer in (await self._of_groups("DescribeGroups", left, deadline)).items():
+            answers = await self._of_groups(
+                "DescribeGroups", left, deadline, include_authorized_operations=include_authorized_operations
+            )
+            for group_id, answer in answers.items():
                 if isinstance(answer, RaftlogError):
                     failed = failed or answer
                 elif answer.state == group_pb2.DEAD:
@@ -1118,8 +1157,8 @@ class AdminEngine:
         await self._retried(attempt, timeout)
         _raise_first([error for error in done.values() if error is not None], len(wanted))
 
-    async def _of_groups(self, method: str, group_ids: Sequence[str], deadline: float) -> dict[str, Any]:
-        """Call a method that takes many groups; return each group's answer or error."""
+    async def _of_groups(self, method: str, group_ids: Sequence[str], deadline: float, **more: bool) -> dict[str, Any]:
+        """Call a method that takes many groups; return each group's answer or error. `more`: fields of the request."""
         found: dict[str, Any] = {}
         by_coordinator: dict[Coordinator, list[str]] = {}
         for group_id in group_ids:
@@ -1132,7 +1171,9 @@ class AdminEngine:
         request = getattr(group_pb2, f"{method}Request")
         answers = await asyncio.gather(
             *(
-                self._response(coordinator.address, method, request(group_ids=part), deadline, group_pb2_grpc.GroupStub)
+                self._response(
+                    coordinator.address, method, request(group_ids=part, **more), deadline, group_pb2_grpc.GroupStub
+                )
                 for coordinator, part in by_coordinator.items()
             ),
             return_exceptions=True,
@@ -1233,7 +1274,7 @@ class AdminEngine:
 
     async def group_lag(self, group_id: str, timeout: float | None) -> dict[TopicPartition, PartitionLag]:
         """Return a group's position and lag in all partitions that it reads or has committed an offset for."""
-        described = (await self.describe_groups([group_id], timeout))[group_id]
+        described = (await self.describe_groups([group_id], False, timeout))[group_id]
         committed = await self._committed(group_id, timeout)
         reader = {part: member.member_id for member in described.members for part in member.assigned}
         parts = sorted({*committed, *reader})
@@ -1344,12 +1385,14 @@ class AdminEngine:
         return await self._response(address, method, request, deadline, TRANSACTIONS.stub)
 
     async def describe_transactions(
-        self, transactional_ids: Iterable[str], timeout: float | None
+        self, transactional_ids: Iterable[str], include_authorized_operations: bool, timeout: float | None
     ) -> dict[str, TransactionDescription]:
         """Return the descriptions of transactional ids, in the given order."""
 
         async def describe(transactional_id: str) -> TransactionDescription:
-            request = transaction_pb2.DescribeTransactionsRequest(transactional_ids=[transactional_id])
+            request = transaction_pb2.DescribeTransactionsRequest(
+                transactional_ids=[transactional_id], include_authorized_operations=include_authorized_operations
+            )
             response = await self._at_coordinator(transactional_id, "DescribeTransactions", request, timeout)
             return describe_transaction(response.transactions[0])
 
@@ -1524,7 +1567,7 @@ class AdminEngine:
                 known.stages.add(listed.producer_id)
                 continue
             try:
-                described = (await self.describe_transactions([listed.transactional_id], timeout))[
+                described = (await self.describe_transactions([listed.transactional_id], False, timeout))[
                     listed.transactional_id
                 ]
             except TransactionalIdNotFound:  # ended, and forgotten, since

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from raftlog._core.cluster import TopicView
 from raftlog.errors import RaftlogError, from_wire
+from raftlog.security import AclOperation
 from raftlog.types import TopicPartition
 from raftlog.v1 import admin_pb2, common_pb2, group_pb2, node_pb2, transaction_pb2
 
@@ -34,12 +35,13 @@ class PartitionDescription(NamedTuple):
 
 
 class TopicDescription(NamedTuple):
-    """One topic; `partitions[i]` is partition i."""
+    """One topic; `partitions[i]` is partition i. `authorized_operations`: what the caller may do, if asked for."""
 
     name: str
     topic_id: bytes
     internal: bool
     partitions: list[PartitionDescription]
+    authorized_operations: frozenset[AclOperation] | None = None
 
 
 class ReplicaDescription(NamedTuple):
@@ -104,7 +106,7 @@ class ClusterDescription(NamedTuple):
     """The cluster as of `metadata_offset`; `controller_id` is -1 if there is no active controller.
 
     `features`: the levels in effect. `supported_features`: the lowest and highest level of each feature that every
-    registered broker supports.
+    registered broker supports. `authorized_operations`: what the caller may do with the cluster, if asked for.
     """
 
     cluster_id: str
@@ -114,6 +116,7 @@ class ClusterDescription(NamedTuple):
     metadata_offset: int
     features: dict[str, int]
     supported_features: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    authorized_operations: frozenset[AclOperation] | None = None
 
 
 class QuorumVoterDescription(NamedTuple):
@@ -191,6 +194,13 @@ class LogDirDescription(NamedTuple):
     partitions: list[LogDirPartition]
 
 
+def operations_of(answer: Any) -> frozenset[AclOperation] | None:
+    """Return the operations in a field `authorized_operations` (KIP-430); None if the broker did not fill it in."""
+    if not answer.HasField("authorized_operations"):
+        return None
+    return frozenset(each for each in AclOperation if answer.authorized_operations >> each & 1)
+
+
 def describe(view: TopicView) -> TopicDescription:
     """Return the description of a topic."""
     return TopicDescription(
@@ -244,6 +254,7 @@ def describe_cluster(response: admin_pb2.DescribeClusterResponse) -> ClusterDesc
         response.metadata_offset,
         dict(response.features),
         {known.name: (known.min_level, known.max_level) for known in response.supported_features},
+        operations_of(response),
     )
 
 
@@ -310,6 +321,7 @@ class GroupDescription(NamedTuple):
 
     `offsets_partition`: the partition of __consumer_offsets with its state, whose leader `coordinator_id` coordinates
     it. `empty_since_ms`: Unix time at which the last member left; 0: it has members, or never had any.
+    `authorized_operations`: what the caller may do with the group, if asked for.
     """
 
     group_id: str
@@ -321,6 +333,7 @@ class GroupDescription(NamedTuple):
     offsets_partition: int
     empty_since_ms: int
     members: list[GroupMemberDescription]
+    authorized_operations: frozenset[AclOperation] | None = None
 
 
 class PartitionLag(NamedTuple):
@@ -362,6 +375,7 @@ def describe_group(group: group_pb2.GroupDescription) -> GroupDescription:
         group.offsets_partition,
         group.empty_since_ms,
         [_member(member) for member in group.members],
+        operations_of(group),
     )
 
 
@@ -572,7 +586,8 @@ class TransactionDescription(NamedTuple):
     `producer_epoch`: of the transaction, or once it is decided of the next one. `partitions`: those that it writes to.
     `group_ids`: the groups whose offsets it commits. `pending`: partitions that still need a marker, once it is
     decided. `state_partition`: the partition of __transaction_state with its state, whose leader `coordinator_id`
-    coordinates it. `started_ms` 0: none is open.
+    coordinates it. `started_ms` 0: none is open. `authorized_operations`: what the caller may do with the id, if asked
+    for.
     """
 
     transactional_id: str
@@ -587,6 +602,7 @@ class TransactionDescription(NamedTuple):
     pending: list[TopicPartition]
     coordinator_id: int
     state_partition: int
+    authorized_operations: frozenset[AclOperation] | None = None
 
 
 class SinkListing(NamedTuple):
@@ -684,6 +700,7 @@ def describe_transaction(found: transaction_pb2.TransactionDescription) -> Trans
         partitions_of(found.pending),
         found.coordinator_id,
         found.state_partition,
+        operations_of(found),
     )
 
 

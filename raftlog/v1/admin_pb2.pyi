@@ -249,18 +249,22 @@ class DescribeClusterRequest(_message.Message):
 
     LINEARIZABLE_FIELD_NUMBER: _builtins.int
     MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    INCLUDE_AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
     linearizable: _builtins.bool
     """pass a commit barrier first, so that the answer has every change acknowledged before"""
     min_metadata_offset: _builtins.int
+    include_authorized_operations: _builtins.bool
+    """KIP-430"""
     def __init__(
         self,
         *,
         linearizable: _builtins.bool = ...,
         min_metadata_offset: _builtins.int = ...,
+        include_authorized_operations: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["linearizable", b"linearizable", "min_metadata_offset", b"min_metadata_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_authorized_operations", b"include_authorized_operations", "linearizable", b"linearizable", "min_metadata_offset", b"min_metadata_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,10 +302,13 @@ class DescribeClusterResponse(_message.Message):
     BROKERS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     SUPPORTED_FEATURES_FIELD_NUMBER: _builtins.int
+    AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     controller_id: _builtins.int
     controller_epoch: _builtins.int
     metadata_offset: _builtins.int
+    authorized_operations: _builtins.int
+    """on the cluster; as in TopicInfo"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -325,12 +332,15 @@ class DescribeClusterResponse(_message.Message):
         brokers: _abc.Iterable[Global___BrokerDescription] | None = ...,
         features: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         supported_features: _abc.Iterable[_records_pb2.FeatureRange] | None = ...,
+        authorized_operations: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "error", b"error", "features", b"features", "metadata_offset", b"metadata_offset", "supported_features", b"supported_features"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "brokers", b"brokers", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "error", b"error", "features", b"features", "metadata_offset", b"metadata_offset", "supported_features", b"supported_features"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__authorized_operations: _TypeAlias = _typing.Literal["authorized_operations"]  # noqa: Y015
+    _WhichOneofArgType__authorized_operations: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__authorized_operations) -> _WhichOneofReturnType__authorized_operations | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
 

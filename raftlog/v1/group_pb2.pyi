@@ -921,16 +921,20 @@ class DescribeGroupsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_IDS_FIELD_NUMBER: _builtins.int
+    INCLUDE_AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
+    include_authorized_operations: _builtins.bool
+    """KIP-430"""
     @_builtins.property
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         group_ids: _abc.Iterable[_builtins.str] | None = ...,
+        include_authorized_operations: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_ids", b"group_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_ids", b"group_ids", "include_authorized_operations", b"include_authorized_operations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -972,6 +976,7 @@ class GroupDescription(_message.Message):
     OFFSETS_PARTITION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     EMPTY_SINCE_MS_FIELD_NUMBER: _builtins.int
+    AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     state: Global___GroupState.ValueType
     group_epoch: _builtins.int
@@ -981,6 +986,8 @@ class GroupDescription(_message.Message):
     offsets_partition: _builtins.int
     empty_since_ms: _builtins.int
     """0: it has members, or never had any"""
+    authorized_operations: _builtins.int
+    """as in TopicInfo"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -1000,12 +1007,15 @@ class GroupDescription(_message.Message):
         offsets_partition: _builtins.int = ...,
         members: _abc.Iterable[Global___GroupMember] | None = ...,
         empty_since_ms: _builtins.int = ...,
+        authorized_operations: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "coordinator_id", b"coordinator_id", "empty_since_ms", b"empty_since_ms", "error", b"error", "group_epoch", b"group_epoch", "group_id", b"group_id", "members", b"members", "offsets_partition", b"offsets_partition", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "authorized_operations", b"authorized_operations", "coordinator_id", b"coordinator_id", "empty_since_ms", b"empty_since_ms", "error", b"error", "group_epoch", b"group_epoch", "group_id", b"group_id", "members", b"members", "offsets_partition", b"offsets_partition", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__authorized_operations: _TypeAlias = _typing.Literal["authorized_operations"]  # noqa: Y015
+    _WhichOneofArgType__authorized_operations: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__authorized_operations) -> _WhichOneofReturnType__authorized_operations | None: ...
 
 Global___GroupDescription: _TypeAlias = GroupDescription  # noqa: Y015
 

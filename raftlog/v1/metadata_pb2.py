@@ -26,7 +26,7 @@ from raftlog.v1 import common_pb2 as raftlog_dot_v1_dot_common__pb2
 from raftlog.v1 import records_pb2 as raftlog_dot_v1_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19raftlog/v1/metadata.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\x1a\x18raftlog/v1/records.proto\"\x7f\n\x0fMetadataRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x11\n\ttopic_ids\x18\x02 \x03(\x0c\x12\x12\n\nall_topics\x18\x03 \x01(\x08\x12\x18\n\x10include_internal\x18\x04 \x01(\x08\x12\x1b\n\x13min_metadata_offset\x18\x05 \x01(\x03\"\xe2\x01\n\x10MetadataResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x15\n\rcontroller_id\x18\x03 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x04 \x01(\x05\x12\x17\n\x0fmetadata_offset\x18\x05 \x01(\x03\x12\'\n\x07\x62rokers\x18\x06 \x03(\x0b\x32\x16.raftlog.v1.BrokerInfo\x12%\n\x06topics\x18\x07 \x03(\x0b\x32\x15.raftlog.v1.TopicInfo\"o\n\nBrokerInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x14\n\x0c\x62roker_epoch\x18\x06 \x01(\x03\"\x8e\x01\n\tTopicInfo\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08topic_id\x18\x03 \x01(\x0c\x12\x10\n\x08internal\x18\x04 \x01(\x08\x12-\n\npartitions\x18\x05 \x03(\x0b\x32\x19.raftlog.v1.PartitionInfo\"\x87\x02\n\rPartitionInfo\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x04 \x01(\x05\x12\x10\n\x08replicas\x18\x05 \x03(\x05\x12\x0b\n\x03isr\x18\x06 \x03(\x05\x12 \n\x18\x65ligible_leader_replicas\x18\x07 \x03(\x05\x12\x17\n\x0f\x61\x64\x64ing_replicas\x18\x08 \x03(\x05\x12\x19\n\x11removing_replicas\x18\t \x03(\x05\x12\x18\n\x10offline_replicas\x18\n \x03(\x05\x12\x15\n\rlost_replicas\x18\x0b \x03(\x05\"#\n\x0cWatchRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\"\x8f\x01\n\rWatchResponse\x12\x18\n\x10\x63ontroller_epoch\x18\x01 \x01(\x05\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12+\n\x07records\x18\x05 \x03(\x0b\x32\x1a.raftlog.v1.MetadataRecord\"S\n\x12\x41piVersionsRequest\x12\x1c\n\x14\x63lient_software_name\x18\x01 \x01(\t\x12\x1f\n\x17\x63lient_software_version\x18\x02 \x01(\t\"\xde\x02\n\x13\x41piVersionsResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x1f\n\x17\x62roker_software_version\x18\x02 \x01(\t\x12\x0f\n\x07methods\x18\x03 \x03(\t\x12\x16\n\x0erecord_formats\x18\x04 \x03(\x05\x12\x17\n\x0fsasl_mechanisms\x18\x05 \x03(\t\x12R\n\x12\x66inalized_features\x18\x06 \x03(\x0b\x32\x36.raftlog.v1.ApiVersionsResponse.FinalizedFeaturesEntry\x12\x34\n\x12supported_features\x18\x07 \x03(\x0b\x32\x18.raftlog.v1.FeatureRange\x1a\x38\n\x16\x46inalizedFeaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x32\xdc\x01\n\x08Metadata\x12@\n\x03Get\x12\x1b.raftlog.v1.MetadataRequest\x1a\x1c.raftlog.v1.MetadataResponse\x12>\n\x05Watch\x12\x18.raftlog.v1.WatchRequest\x1a\x19.raftlog.v1.WatchResponse0\x01\x12N\n\x0b\x41piVersions\x12\x1e.raftlog.v1.ApiVersionsRequest\x1a\x1f.raftlog.v1.ApiVersionsResponseBR\n\nraftlog.v1P\x01Z\x14raftlog/v1;raftlogv1\xa2\x02\x03RLG\xaa\x02\nRaftlog.V1\xca\x02\nRaftlog\\V1\xea\x02\x0bRaftlog::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19raftlog/v1/metadata.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\x1a\x18raftlog/v1/records.proto\"\xa6\x01\n\x0fMetadataRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x11\n\ttopic_ids\x18\x02 \x03(\x0c\x12\x12\n\nall_topics\x18\x03 \x01(\x08\x12\x18\n\x10include_internal\x18\x04 \x01(\x08\x12\x1b\n\x13min_metadata_offset\x18\x05 \x01(\x03\x12%\n\x1dinclude_authorized_operations\x18\x06 \x01(\x08\"\xe2\x01\n\x10MetadataResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x15\n\rcontroller_id\x18\x03 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x04 \x01(\x05\x12\x17\n\x0fmetadata_offset\x18\x05 \x01(\x03\x12\'\n\x07\x62rokers\x18\x06 \x03(\x0b\x32\x16.raftlog.v1.BrokerInfo\x12%\n\x06topics\x18\x07 \x03(\x0b\x32\x15.raftlog.v1.TopicInfo\"o\n\nBrokerInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x14\n\x0c\x62roker_epoch\x18\x06 \x01(\x03\"\xcc\x01\n\tTopicInfo\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08topic_id\x18\x03 \x01(\x0c\x12\x10\n\x08internal\x18\x04 \x01(\x08\x12-\n\npartitions\x18\x05 \x03(\x0b\x32\x19.raftlog.v1.PartitionInfo\x12\"\n\x15\x61uthorized_operations\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\x18\n\x16_authorized_operations\"\x87\x02\n\rPartitionInfo\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x04 \x01(\x05\x12\x10\n\x08replicas\x18\x05 \x03(\x05\x12\x0b\n\x03isr\x18\x06 \x03(\x05\x12 \n\x18\x65ligible_leader_replicas\x18\x07 \x03(\x05\x12\x17\n\x0f\x61\x64\x64ing_replicas\x18\x08 \x03(\x05\x12\x19\n\x11removing_replicas\x18\t \x03(\x05\x12\x18\n\x10offline_replicas\x18\n \x03(\x05\x12\x15\n\rlost_replicas\x18\x0b \x03(\x05\"#\n\x0cWatchRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\"\x8f\x01\n\rWatchResponse\x12\x18\n\x10\x63ontroller_epoch\x18\x01 \x01(\x05\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12+\n\x07records\x18\x05 \x03(\x0b\x32\x1a.raftlog.v1.MetadataRecord\"S\n\x12\x41piVersionsRequest\x12\x1c\n\x14\x63lient_software_name\x18\x01 \x01(\t\x12\x1f\n\x17\x63lient_software_version\x18\x02 \x01(\t\"\xde\x02\n\x13\x41piVersionsResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.raftlog.v1.Error\x12\x1f\n\x17\x62roker_software_version\x18\x02 \x01(\t\x12\x0f\n\x07methods\x18\x03 \x03(\t\x12\x16\n\x0erecord_formats\x18\x04 \x03(\x05\x12\x17\n\x0fsasl_mechanisms\x18\x05 \x03(\t\x12R\n\x12\x66inalized_features\x18\x06 \x03(\x0b\x32\x36.raftlog.v1.ApiVersionsResponse.FinalizedFeaturesEntry\x12\x34\n\x12supported_features\x18\x07 \x03(\x0b\x32\x18.raftlog.v1.FeatureRange\x1a\x38\n\x16\x46inalizedFeaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x32\xdc\x01\n\x08Metadata\x12@\n\x03Get\x12\x1b.raftlog.v1.MetadataRequest\x1a\x1c.raftlog.v1.MetadataResponse\x12>\n\x05Watch\x12\x18.raftlog.v1.WatchRequest\x1a\x19.raftlog.v1.WatchResponse0\x01\x12N\n\x0b\x41piVersions\x12\x1e.raftlog.v1.ApiVersionsRequest\x1a\x1f.raftlog.v1.ApiVersionsResponseBR\n\nraftlog.v1P\x01Z\x14raftlog/v1;raftlogv1\xa2\x02\x03RLG\xaa\x02\nRaftlog.V1\xca\x02\nRaftlog\\V1\xea\x02\x0bRaftlog::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,26 +36,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\nraftlog.v1P\001Z\024raftlog/v1;raftlogv1\242\002\003RLG\252\002\nRaftlog.V1\312\002\nRaftlog\\V1\352\002\013Raftlog::V1'
   _globals['_APIVERSIONSRESPONSE_FINALIZEDFEATURESENTRY']._loaded_options = None
   _globals['_APIVERSIONSRESPONSE_FINALIZEDFEATURESENTRY']._serialized_options = b'8\001'
-  _globals['_METADATAREQUEST']._serialized_start=92
-  _globals['_METADATAREQUEST']._serialized_end=219
-  _globals['_METADATARESPONSE']._serialized_start=222
-  _globals['_METADATARESPONSE']._serialized_end=448
-  _globals['_BROKERINFO']._serialized_start=450
-  _globals['_BROKERINFO']._serialized_end=561
-  _globals['_TOPICINFO']._serialized_start=564
-  _globals['_TOPICINFO']._serialized_end=706
-  _globals['_PARTITIONINFO']._serialized_start=709
-  _globals['_PARTITIONINFO']._serialized_end=972
-  _globals['_WATCHREQUEST']._serialized_start=974
-  _globals['_WATCHREQUEST']._serialized_end=1009
-  _globals['_WATCHRESPONSE']._serialized_start=1012
-  _globals['_WATCHRESPONSE']._serialized_end=1155
-  _globals['_APIVERSIONSREQUEST']._serialized_start=1157
-  _globals['_APIVERSIONSREQUEST']._serialized_end=1240
-  _globals['_APIVERSIONSRESPONSE']._serialized_start=1243
-  _globals['_APIVERSIONSRESPONSE']._serialized_end=1593
-  _globals['_APIVERSIONSRESPONSE_FINALIZEDFEATURESENTRY']._serialized_start=1537
-  _globals['_APIVERSIONSRESPONSE_FINALIZEDFEATURESENTRY']._serialized_end=1593
-  _globals['_METADATA']._serialized_start=1596
-  _globals['_METADATA']._serialized_end=1816
+  _globals['_METADATAREQUEST']._serialized_start=93
+  _globals['_METADATAREQUEST']._serialized_end=259
+  _globals['_METADATARESPONSE']._serialized_start=262
+  _globals['_METADATARESPONSE']._serialized_end=488
+  _globals['_BROKERINFO']._serialized_start=490
+  _globals['_BROKERINFO']._serialized_end=601
+  _globals['_TOPICINFO']._serialized_start=604
+  _globals['_TOPICINFO']._serialized_end=808
+  _globals['_PARTITIONINFO']._serialized_start=811
+  _globals['_PARTITIONINFO']._serialized_end=1074
+  _globals['_WATCHREQUEST']._serialized_start=1076
+  _globals['_WATCHREQUEST']._serialized_end=1111
+  _globals['_WATCHRESPONSE']._serialized_start=1114
+  _globals['_WATCHRESPONSE']._serialized_end=1257
+  _globals['_APIVERSIONSREQUEST']._serialized_start=1259
+  _globals['_APIVERSIONSREQUEST']._serialized_end=1342
+  _globals['_APIVERSIONSRESPONSE']._serialized_start=1345
+  _globals['_APIVERSIONSRESPONSE']._serialized_end=1695
+  _globals['_APIVERSIONSRESPONSE_FINALIZEDFEATURESENTRY']._serialized_start=1639
+  _globals['_APIVERSIONSRESPONSE_FINALIZEDFEATURESENTRY']._serialized_end=1695
+  _globals['_METADATA']._serialized_start=1698
+  _globals['_METADATA']._serialized_end=1918
 # @@protoc_insertion_point(module_scope)

@@ -29,11 +29,14 @@ class MetadataRequest(_message.Message):
     ALL_TOPICS_FIELD_NUMBER: _builtins.int
     INCLUDE_INTERNAL_FIELD_NUMBER: _builtins.int
     MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    INCLUDE_AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
     all_topics: _builtins.bool
     include_internal: _builtins.bool
     """with all_topics: also topics whose names begin with two underscores"""
     min_metadata_offset: _builtins.int
     """wait until the broker has the metadata up to this offset"""
+    include_authorized_operations: _builtins.bool
+    """KIP-430"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -46,10 +49,11 @@ class MetadataRequest(_message.Message):
         all_topics: _builtins.bool = ...,
         include_internal: _builtins.bool = ...,
         min_metadata_offset: _builtins.int = ...,
+        include_authorized_operations: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_topics", b"all_topics", "include_internal", b"include_internal", "min_metadata_offset", b"min_metadata_offset", "topic_ids", b"topic_ids", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_topics", b"all_topics", "include_authorized_operations", b"include_authorized_operations", "include_internal", b"include_internal", "min_metadata_offset", b"min_metadata_offset", "topic_ids", b"topic_ids", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,9 +142,12 @@ class TopicInfo(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     INTERNAL_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     topic_id: _builtins.bytes
     internal: _builtins.bool
+    authorized_operations: _builtins.int
+    """If asked for: what the caller may do with the topic; bit n stands for number n of Acl.Operation, as in Kafka."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -153,12 +160,15 @@ class TopicInfo(_message.Message):
         topic_id: _builtins.bytes = ...,
         internal: _builtins.bool = ...,
         partitions: _abc.Iterable[Global___PartitionInfo] | None = ...,
+        authorized_operations: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "internal", b"internal", "name", b"name", "partitions", b"partitions", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "error", b"error", "internal", b"internal", "name", b"name", "partitions", b"partitions", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__authorized_operations: _TypeAlias = _typing.Literal["authorized_operations"]  # noqa: Y015
+    _WhichOneofArgType__authorized_operations: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__authorized_operations) -> _WhichOneofReturnType__authorized_operations | None: ...
 
 Global___TopicInfo: _TypeAlias = TopicInfo  # noqa: Y015
 

@@ -761,16 +761,19 @@ class DescribeTransactionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSACTIONAL_IDS_FIELD_NUMBER: _builtins.int
+    INCLUDE_AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
+    include_authorized_operations: _builtins.bool
     @_builtins.property
     def transactional_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         transactional_ids: _abc.Iterable[_builtins.str] | None = ...,
+        include_authorized_operations: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["transactional_ids", b"transactional_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_authorized_operations", b"include_authorized_operations", "transactional_ids", b"transactional_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -815,6 +818,7 @@ class TransactionDescription(_message.Message):
     COORDINATOR_ID_FIELD_NUMBER: _builtins.int
     STATE_PARTITION_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
+    AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     producer_id: _builtins.int
     producer_epoch: _builtins.int
@@ -825,6 +829,8 @@ class TransactionDescription(_message.Message):
     updated_ms: _builtins.int
     coordinator_id: _builtins.int
     state_partition: _builtins.int
+    authorized_operations: _builtins.int
+    """as in TopicInfo"""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """TRANSACTIONAL_ID_NOT_FOUND"""
@@ -853,12 +859,15 @@ class TransactionDescription(_message.Message):
         coordinator_id: _builtins.int = ...,
         state_partition: _builtins.int = ...,
         pending: _abc.Iterable[_group_pb2.TopicPartitions] | None = ...,
+        authorized_operations: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_id", b"coordinator_id", "error", b"error", "group_ids", b"group_ids", "partitions", b"partitions", "pending", b"pending", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "started_ms", b"started_ms", "state", b"state", "state_partition", b"state_partition", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id", "updated_ms", b"updated_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "coordinator_id", b"coordinator_id", "error", b"error", "group_ids", b"group_ids", "partitions", b"partitions", "pending", b"pending", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "started_ms", b"started_ms", "state", b"state", "state_partition", b"state_partition", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id", "updated_ms", b"updated_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__authorized_operations: _TypeAlias = _typing.Literal["authorized_operations"]  # noqa: Y015
+    _WhichOneofArgType__authorized_operations: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__authorized_operations) -> _WhichOneofReturnType__authorized_operations | None: ...
 
 Global___TransactionDescription: _TypeAlias = TransactionDescription  # noqa: Y015
 

@@ -513,3 +513,42 @@ def test_who_may_only_describe_a_topic_sees_it(cluster: Cluster, admin: Admin, t
     )
     assert "glimpsed: configs: not allowed (User:glimpse may not DESCRIBE_CONFIGS topic 'glimpsed'" in done.stderr
     assert "error" not in done.stderr
+
+
+def test_a_client_learns_what_it_may_do(cluster: Cluster, admin: Admin) -> None:
+    """KIP-430: topics, groups, transactional ids and the cluster."""
+    admin.create_topic("ninas", partitions=1)
+    admin.create_acls(
+        [
+            may("nina", READ, TOPIC, "ninas"),
+            may("nina", AclOperation.DELETE, GROUP, "ninas"),
+            may("nina", WRITE, TXN, "ninas"),
+            may("nina", AclOperation.ALTER_CONFIGS, CLUSTER, "raftlog-cluster"),
+        ]
+    )
+    admin.alter_group_offsets("ninas", {TopicPartition("ninas", 0): 0})
+    with producer(cluster, "admin", transactional_id="ninas") as writing, writing.transaction():
+        writing.send("ninas", b"1")
+    with Admin(cluster.bootstrap, config=cluster.authority.client_config("nina")) as nina:
+        soon_is(
+            {READ, DESCRIBE},
+            lambda: nina.describe_topic("ninas", include_authorized_operations=True).authorized_operations,
+        )
+        (listed,) = soon(lambda: nina.describe_topics(include_authorized_operations=True))
+        assert (listed.name, listed.authorized_operations) == ("ninas", {READ, DESCRIBE})
+        soon_is(
+            {AclOperation.DELETE, DESCRIBE},
+            lambda: nina.describe_group("ninas", include_authorized_operations=True).authorized_operations,
+        )
+        soon_is(
+            {WRITE, DESCRIBE},
+            lambda: nina.describe_transaction("ninas", include_authorized_operations=True).authorized_operations,
+        )
+        soon_is(
+            {AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS},
+            lambda: nina.describe_cluster(include_authorized_operations=True).authorized_operations,
+        )
+        assert nina.describe_topic("ninas").authorized_operations is None, "it was not asked for"
+    every = admin.describe_cluster(include_authorized_operations=True).authorized_operations
+    assert every is not None
+    assert {AclOperation.ALTER, AclOperation.CLUSTER_ACTION} < every

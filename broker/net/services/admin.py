@@ -24,6 +24,7 @@ from broker.net.services.node import (
     describe_log_dirs,
     describe_topic,
 )
+from broker.security.caller import authorized_operations, caller
 from broker.server.logging import LogLevels
 from raftlog.errors import (
     InvalidRequestError,
@@ -50,6 +51,8 @@ from raftlog.v1.records_pb2 import (
     UnregisterBrokerCommand,
     UpdateFeatureCommand,
 )
+from raftlog.v1.security_pb2 import Acl
+from raftmeta.acls import CLUSTER_NAME
 from raftmeta.decide import MAX_PARTITIONS_PER_COMMAND, CommandResult
 from raftmeta.features import BASELINE, SUPPORTED, supports
 from raftmeta.image import CLUSTER_DEFAULT, INTERNAL_PREFIX, NO_LOAD, BrokerImage, MetadataImage
@@ -393,6 +396,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if request.linearizable:
             await self._metadata.barrier()
         describe_cluster(await image_from(self._metadata, request.min_metadata_offset), response)
+        if request.include_authorized_operations:
+            response.authorized_operations = authorized_operations(caller.get(), Acl.CLUSTER, CLUSTER_NAME)
 
     @answered(admin_pb2.AdminDescribeQuorumResponse)
     async def DescribeQuorum(

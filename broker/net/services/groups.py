@@ -50,7 +50,7 @@ from broker.coordinator.transactions.verifier import TransactionVerifier
 from broker.net.interceptors import host_of
 from broker.net.services.calls import Answer, Call, Context, all_of, ask, end_stream, longest_wait_s
 from broker.partition.produce_session import ResponseWriter
-from broker.security.caller import Caller, Decisions, allowed_of, caller
+from broker.security.caller import Caller, Decisions, allowed_of, authorized_operations, caller
 from broker.security.permissions import NameOf
 from raftlog.errors import (
     AuthorizationError,
@@ -642,6 +642,10 @@ class GroupService(group_pb2_grpc.GroupServicer):
         wait_s = self._wait_s(context)
         await _check_ids(request.group_ids, context)
         groups = await all_of(self._describe(group_id, wait_s) for group_id in request.group_ids)
+        if request.include_authorized_operations:
+            for group in groups:
+                if not group.error.code:
+                    group.authorized_operations = authorized_operations(caller.get(), Acl.GROUP, group.group_id)
         return group_pb2.DescribeGroupsResponse(groups=groups)
 
     async def _describe(self, group_id: str, wait_s: float) -> group_pb2.GroupDescription:

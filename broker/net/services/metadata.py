@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 import grpc
 from grpc import aio
 
-from broker.security.caller import MAX_NAME, Caller, Decisions, caller
+from broker.security.caller import MAX_NAME, Caller, Decisions, authorized_operations, caller
 from raftlog import __version__
 from raftlog._client.connections import refuse
 from raftlog.errors import (
@@ -297,6 +297,8 @@ async def _topics(
     found = []
     for number, topic in enumerate((_all if request.all_topics else _named)(image, request, who), 1):
         if topic is not None:
+            if request.include_authorized_operations and not topic.error.code:
+                topic.authorized_operations = authorized_operations(who, Acl.TOPIC, topic.name)
             found.append(topic)
         if number % AT_A_TIME == 0:
             await asyncio.sleep(0)

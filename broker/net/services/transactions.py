@@ -34,7 +34,7 @@ from broker.coordinator.transactions.producer_ids import ProducerIds
 from broker.coordinator.transactions.records import partition_messages
 from broker.net.services.calls import Answer, Call, Context, all_of, ask, longest_wait_s
 from broker.partition.partition import Partition
-from broker.security.caller import Caller, Decisions, allowed_of, caller
+from broker.security.caller import Caller, Decisions, allowed_of, authorized_operations, caller
 from raftlog.errors import (
     InvalidRequestError,
     RaftlogError,
@@ -266,6 +266,12 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
             described = [pb.TransactionDescription(error=refusal, transactional_id=key) for key in ids]
         else:
             described = await all_of(self._describe(key, wait_s) for key in ids)
+        if request.include_authorized_operations:
+            for each in described:
+                if not each.error.code:
+                    each.authorized_operations = authorized_operations(
+                        caller.get(), Acl.TRANSACTIONAL_ID, each.transactional_id
+                    )
         return pb.DescribeTransactionsResponse(transactions=described)
 
     async def _describe(self, key: str, wait_s: float) -> pb.TransactionDescription:

@@ -10,7 +10,7 @@ import pytest
 
 from broker.security.audit import BURST_LINES, LINES_PER_S, MAX_SHOWN, REPEAT_MS, Audit
 from broker.security.authorizer import AclAuthorizer
-from broker.security.caller import Caller, Decisions
+from broker.security.caller import Caller, Decisions, authorized_operations
 from raftlog.errors import (
     ClusterAuthorizationFailed,
     GroupAuthorizationFailed,
@@ -274,3 +274,20 @@ def test_many_refusals_cannot_fill_a_disk(caplog: pytest.LogCaptureFixture) -> N
     assert len(lines) == BURST_LINES + LINES_PER_S
     assert [vars(each).get("left_out") for each in lines if hasattr(each, "left_out")] == [5_000 - BURST_LINES]
     assert all(len(vars(each)["resource"]) <= MAX_SHOWN for each in lines)
+
+
+def test_the_operations_that_a_caller_may_do_have_kafkas_bits() -> None:
+    """KIP-430. Numbers: READ 3, WRITE 4, CREATE 5, DELETE 6, ALTER 7, DESCRIBE 8, two for configs 10 and 11."""
+    world = World(acl(ALICE, Wire.WRITE, "orders"), acl(ALICE, Wire.DESCRIBE, "orders", deny=True))
+    alice = Caller(ALICE, "10.0.0.1", world.authorizer)
+    assert authorized_operations(alice, Wire.TOPIC, "orders") == 1 << 4
+    assert authorized_operations(alice, Wire.TOPIC, "others") == 0
+    world.set(acl(ALICE, Wire.READ, "orders"))
+    assert authorized_operations(alice, Wire.TOPIC, "orders") == 1 << 3 | 1 << 8, "who reads may describe"
+    assert world.refusals == Counter(), "a question is no attempt"
+    root = Caller("User:root", "10.0.0.1", world.authorizer)
+    for everything in (root, Caller()):
+        assert authorized_operations(everything, Wire.TOPIC, "orders") == 0b1101_1111_1000
+        assert authorized_operations(everything, Wire.GROUP, "readers") == 1 << 3 | 1 << 6 | 1 << 8
+        assert authorized_operations(everything, Wire.CLUSTER, CLUSTER_NAME) == 0b1_1111_1010_0000
+        assert authorized_operations(everything, Wire.TRANSACTIONAL_ID, "sink") == 1 << 4 | 1 << 8
