@@ -517,6 +517,10 @@ def test_who_may_only_describe_a_topic_sees_it(cluster: Cluster, admin: Admin, t
 
 def test_a_client_learns_what_it_may_do(cluster: Cluster, admin: Admin) -> None:
     """KIP-430: topics, groups, transactional ids and the cluster."""
+
+    def exactly(*operations: AclOperation) -> frozenset[AclOperation] | None:
+        return frozenset(operations)
+
     admin.create_topic("ninas", partitions=1)
     admin.create_acls(
         [
@@ -531,21 +535,21 @@ def test_a_client_learns_what_it_may_do(cluster: Cluster, admin: Admin) -> None:
         writing.send("ninas", b"1")
     with Admin(cluster.bootstrap, config=cluster.authority.client_config("nina")) as nina:
         soon_is(
-            {READ, DESCRIBE},
+            exactly(READ, DESCRIBE),
             lambda: nina.describe_topic("ninas", include_authorized_operations=True).authorized_operations,
         )
         (listed,) = soon(lambda: nina.describe_topics(include_authorized_operations=True))
-        assert (listed.name, listed.authorized_operations) == ("ninas", {READ, DESCRIBE})
+        assert (listed.name, listed.authorized_operations) == ("ninas", exactly(READ, DESCRIBE))
         soon_is(
-            {AclOperation.DELETE, DESCRIBE},
+            exactly(AclOperation.DELETE, DESCRIBE),
             lambda: nina.describe_group("ninas", include_authorized_operations=True).authorized_operations,
         )
         soon_is(
-            {WRITE, DESCRIBE},
+            exactly(WRITE, DESCRIBE),
             lambda: nina.describe_transaction("ninas", include_authorized_operations=True).authorized_operations,
         )
         soon_is(
-            {AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS},
+            exactly(AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS),
             lambda: nina.describe_cluster(include_authorized_operations=True).authorized_operations,
         )
         assert nina.describe_topic("ninas").authorized_operations is None, "it was not asked for"
