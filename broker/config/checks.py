@@ -6,12 +6,23 @@ A check of one value returns what is wrong with it, or None.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from broker.config.endpoints import KAFKA, by_protocol, parse_endpoint, parse_voters
+from broker.config.endpoints import (
+    KAFKA,
+    KAFKA_PROTOCOLS,
+    PLAINTEXT,
+    SASL_PLAINTEXT,
+    SASL_SSL,
+    SSL,
+    by_protocol,
+    kafka_protocol,
+    parse_endpoint,
+    parse_voters,
+)
 from raftlog._core.cluster import is_loopback
 from raftlog.config import Value
 from raftlog.errors import InvalidConfig
@@ -34,17 +45,13 @@ def assignors(value: Value) -> str | None:
     return f"{wrong[0][:40]!r} is no name of an assignor" if wrong else None
 
 
-PLAINTEXT: Final = "plaintext"
-
-SSL: Final = "ssl"
-
-SASL_SSL: Final = "sasl_ssl"
-
 WITH_TLS: Final = (SSL, SASL_SSL)
+WITH_SASL: Final = (SASL_PLAINTEXT, SASL_SSL)
 
 ACL: Final = "acl"
 
 SCRAM_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+PLAIN: Final = "PLAIN"
 
 SAME: Final = "same"
 
@@ -107,10 +114,10 @@ def inter_node_protocol(values: Mapping[str, Any]) -> str:
     return str(protocol)
 
 
-def asks_for_certificates(values: Mapping[str, Any]) -> bool:
-    """Whether clients have to show certificates."""
+def asks_for_certificates(values: Mapping[str, Any], protocol: str) -> bool:
+    """Whether clients of a listener with that security protocol have to show certificates."""
     asked = values["ssl.client.auth"]
-    return bool(asked == "required" or (asked == "auto" and values["listener.security.protocol"] != SASL_SSL))
+    return bool(asked == "required" or (asked == "auto" and protocol not in WITH_SASL))
 
 
 def check_values(values: Mapping[str, Any]) -> None:
@@ -164,40 +171,48 @@ def _normalized(path: str) -> str:
 
 def _check_listeners(values: Mapping[str, Any]) -> None:
     listeners, advertised = by_protocol(values["listeners"]), by_protocol(values["advertised.listeners"])
-    for protocol, (host, port) in listeners.items():
-        named = f"listeners={','.join(values['listeners'])!r}"
-        _check_reachable(values, host, values["listener.security.protocol"], named)
-        if host in ANY_ADDRESS and protocol not in advertised:
+    for_kafka = kafka_protocol(values["listeners"])
+    named = f"listeners={','.join(values['listeners'])!r}"
+    for clients, (host, port) in listeners.items():
+        if clients == KAFKA:
+            _check_kafka(values, host, named)
+        else:
+            _check_reachable(values, host, values["listener.security.protocol"], named)
+        if host in ANY_ADDRESS and clients not in advertised:
+            told = f", as {for_kafka}://host:port" if clients == KAFKA else ""
             raise InvalidConfig(
                 f"{named}: {host}:{port} is every address of this machine, which clients cannot connect to; "
-                f"set advertised.listeners to the one that they reach{_with_protocol(protocol)}"
+                f"set advertised.listeners to the one that they reach{told}"
             )
-    for protocol, (host, _) in advertised.items():
-        named = f"advertised.listeners={','.join(values['advertised.listeners'])!r}"
+    named = f"advertised.listeners={','.join(values['advertised.listeners'])!r}"
+    for clients, (host, _) in advertised.items():
         if host in ANY_ADDRESS:
             raise InvalidConfig(f"{named}: clients cannot connect to that address")
-        if protocol not in listeners:
-            raise InvalidConfig(f"{named}: `listeners` has no address for {protocol} clients; name one there as well")
-    if KAFKA in listeners:
-        _check_kafka(values)
+        if clients not in listeners:
+            raise InvalidConfig(f"{named}: `listeners` has no address for {clients} clients; name one there as well")
+    told = kafka_protocol(values["advertised.listeners"])
+    if told and told != for_kafka:
+        raise InvalidConfig(f"{named}: `listeners` has {for_kafka}://, so write {for_kafka}:// here as well")
 
 
-def _with_protocol(protocol: str) -> str:
-    return f", as {protocol}://host:port" if protocol == KAFKA else ""
-
-
-def _check_kafka(values: Mapping[str, Any]) -> None:
-    """Refuse a listener for Kafka clients beside security that it does not enforce: it would be a way around it."""
-    for key, harmless in (
-        ("listener.security.protocol", PLAINTEXT),
-        ("listener.security.migration", False),
-        ("authorizer", "none"),
-    ):
-        if values[key] != harmless:
-            raise InvalidConfig(
-                f"listeners: the listener for Kafka clients takes neither TLS nor users nor permissions yet, and "
-                f"{key}={str(values[key]).lower()} asks for them; remove kafka:// from `listeners`"
-            )
+def _check_kafka(values: Mapping[str, Any], host: str, named: str) -> None:
+    """Refuse a listener for Kafka clients in plaintext that would be a way around other security."""
+    name = kafka_protocol(values["listeners"])
+    protocol = KAFKA_PROTOCOLS[name]
+    if protocol in WITH_TLS or values["insecure"]:
+        return
+    if not is_loopback(host):
+        what = "passwords in plaintext are" if protocol == SASL_PLAINTEXT else "plaintext without authentication is"
+        raise InvalidConfig(
+            f"{named}: {what} for loopback addresses only; write kafka+sasl+ssl:// or kafka+ssl:// for TLS, listen on "
+            "127.0.0.1, or start with --insecure (insecure = true) if anyone who reaches the port may do all"
+        )
+    if protocol == PLAINTEXT and values["listener.security.protocol"] != PLAINTEXT:
+        raise InvalidConfig(
+            f"{named}: {name}:// takes anyone, and listener.security.protocol="
+            f"{values['listener.security.protocol']} does not; write kafka+sasl+ssl:// or kafka+ssl://, or start with "
+            "--insecure (insecure = true) if anyone on this machine may do all"
+        )
 
 
 def _check_reachable(values: Mapping[str, Any], host: str, protocol: str, key: str) -> None:
@@ -220,15 +235,19 @@ def _check_reachable(values: Mapping[str, Any], host: str, protocol: str, key: s
 def _check_security(values: Mapping[str, Any]) -> None:
     """Check that there are certificates for whatever speaks TLS. Whether they are any good is seen at the start."""
     roles, migration = values["process.roles"], values["listener.security.migration"]
+    _check_mechanisms(values)
     protocol = values["listener.security.protocol"]
-    for_clients = "broker" in roles and (protocol in WITH_TLS or migration)
+    for_kafka = KAFKA_PROTOCOLS.get(kafka_protocol(values["listeners"]), PLAINTEXT)
+    with_tls = [each for each in (protocol, for_kafka) if each in WITH_TLS]
+    for_clients = "broker" in roles and (bool(with_tls) or migration)
     for_nodes = bool(values["controller.quorum.voters"]) and (inter_node_protocol(values) == SSL or migration)
     if not for_clients and not for_nodes:
         return
     if migration:
         why = "listener.security.migration=true"
     elif for_clients:
-        why = f"listener.security.protocol={protocol}"
+        of_kafka = f"{kafka_protocol(values['listeners'])}:// in `listeners`"
+        why = f"listener.security.protocol={protocol}" if protocol in WITH_TLS else of_kafka
     else:
         why = "ssl between nodes (security.inter.broker.protocol)"
     if not values["ssl.keystore.location"]:
@@ -236,12 +255,27 @@ def _check_security(values: Mapping[str, Any]) -> None:
             f"ssl.keystore.location is not set, and {why} needs it: name the PEM file with this node's certificate "
             "and key"
         )
-    if not values["ssl.truststore.location"] and (for_nodes or asks_for_certificates(values)):
+    if not values["ssl.truststore.location"] and (for_nodes or _any_asks(values, with_tls, migration)):
         asks = "nodes have to show certificates to each other" if for_nodes else "ssl.client.auth=required"
         instead = "" if for_nodes else ", or set ssl.client.auth = none if anyone who reaches the port may do all"
         raise InvalidConfig(
             f"ssl.truststore.location is not set, and {asks}: name the PEM file with the certificate of the CA that "
             f"has issued them{instead}"
+        )
+
+
+def _any_asks(values: Mapping[str, Any], with_tls: Sequence[str], migration: bool) -> bool:
+    """Whether a listener for clients asks for certificates."""
+    protocols = [*with_tls, *([values["listener.security.protocol"]] if migration else [])]
+    return any(asks_for_certificates(values, each) for each in protocols)
+
+
+def _check_mechanisms(values: Mapping[str, Any]) -> None:
+    mechanisms = values["sasl.enabled.mechanisms"]
+    if PLAIN in mechanisms and not set(mechanisms).intersection(SCRAM_MECHANISMS):
+        raise InvalidConfig(
+            "sasl.enabled.mechanisms=PLAIN alone: PLAIN checks passwords against the users' SCRAM credentials, and is "
+            f"for Kafka clients only; add {SCRAM_MECHANISMS[-1]}"
         )
 
 

@@ -14,11 +14,10 @@ from broker.config.checks import (
     ACL,
     ASSIGNORS,
     EXPORTERS,
-    PLAINTEXT,
+    PLAIN,
     SAME,
-    SASL_SSL,
     SCRAM_MECHANISMS,
-    SSL,
+    WITH_TLS,
     asks_for_certificates,
     assignors,
     check_values,
@@ -32,9 +31,14 @@ from broker.config.checks import (
 from broker.config.endpoints import (
     DEFAULT_PORT,
     KAFKA,
+    KAFKA_PROTOCOLS,
+    PLAINTEXT,
+    SASL_SSL,
+    SSL,
     Endpoint,
     by_protocol,
     endpoint_or_none,
+    kafka_protocol,
     listener_of,
     listener_or_none,
     parse_nodes,
@@ -92,7 +96,8 @@ class BrokerConfig(Settings):
     Attributes that stand for an address are parsed. Where a key is left out, some attributes derive from others:
     `inter_node_listener` (None on a node alone), `advertised_inter_node_listener`, `security_inter_broker_protocol`,
     `metadata_log_dir`. `kafka_listener` and `advertised_kafka_listener` are the endpoints for Kafka clients in
-    `listeners` and `advertised.listeners`, None without them. `topic_defaults` has the topics' defaults
+    `listeners` and `advertised.listeners`, None without them; `kafka_security_protocol` is Kafka's name of what the
+    former speaks. `topic_defaults` has the topics' defaults
     (log.retention.ms and its like) by topic key in canonical spelling. `values` has all values by key and `static_keys`
     the keys that were set, for DescribeConfigs.
     """
@@ -152,7 +157,8 @@ class BrokerConfig(Settings):
         name="listeners",
         of=listener_of,
         doc="Address that clients connect to, as host:port or raftlog://host:port; and after a comma one for Kafka "
-        "clients, as kafka://host:port (docs/kafka.md). Port 0 takes a free one.",
+        "clients, as kafka://host:port (docs/kafka.md): kafka+ssl:// with TLS, kafka+sasl+ssl:// with TLS and a user's "
+        "name and password, kafka+sasl:// with these in plaintext. Port 0 takes a free one.",
     )
     advertised_listener = names(
         (),
@@ -474,8 +480,15 @@ class BrokerConfig(Settings):
     )
     sasl_enabled_mechanisms = names(
         SCRAM_MECHANISMS,
-        choices=SCRAM_MECHANISMS,
-        doc="Mechanisms by which clients may log in with a password.",
+        choices=(*SCRAM_MECHANISMS, PLAIN),
+        doc="Mechanisms by which clients may log in with a password. PLAIN, in which a client sends the password "
+        "itself, is for Kafka clients at kafka+sasl+ssl:// only, and beside a SCRAM mechanism.",
+    )
+    connections_max_reauth_ms = duration_ms(
+        0,
+        minimum=0,
+        doc="Time after which a Kafka client with a password must authenticate again, or its connection is closed; 0: "
+        "never. A changed password ends connections at once in any case.",
     )
     sasl_users_location = text(
         "",
@@ -669,6 +682,7 @@ class BrokerConfig(Settings):
     )
 
     kafka_listener: Endpoint | None
+    kafka_security_protocol: str
     advertised_kafka_listener: Endpoint | None
     values: Mapping[str, Value]
     static_keys: frozenset[str]
@@ -714,6 +728,7 @@ class BrokerConfig(Settings):
             advertised_inter_node_listener=advertised,
             security_inter_broker_protocol=inter_node_protocol(values),
             kafka_listener=by_protocol(values["listeners"]).get(KAFKA),
+            kafka_security_protocol=KAFKA_PROTOCOLS.get(kafka_protocol(values["listeners"]), PLAINTEXT),
             advertised_kafka_listener=by_protocol(values["advertised.listeners"]).get(KAFKA),
             metadata_log_dir=self.metadata_log_dir or str(Path(self.log_dirs[0]) / METADATA_DIRECTORY),
             values=values,
@@ -753,13 +768,28 @@ class BrokerConfig(Settings):
             settings["ssl.key.location"] = self.ssl_keystore_key_location
         if self.listener_security_protocol == SASL_SSL and self.sasl_users_location:
             settings |= administrator(Path(self.sasl_users_location), super_users(self.super_users))
-            settings["sasl.mechanism"] = max(self.sasl_enabled_mechanisms)  # the longest hash
+            settings["sasl.mechanism"] = max(self.scram_mechanisms)  # the longest hash
         return {name: value for name, value in settings.items() if value}
 
     @property
     def asks_for_certificates(self) -> bool:
         """Whether clients have to show certificates."""
-        return asks_for_certificates(self.values)
+        return asks_for_certificates(self.values, self.listener_security_protocol)
+
+    @property
+    def asks_kafka_for_certificates(self) -> bool:
+        """Whether Kafka clients have to show certificates, where they speak TLS."""
+        return asks_for_certificates(self.values, self.kafka_security_protocol)
+
+    @property
+    def kafka_speaks_tls(self) -> bool:
+        """Whether the listener for Kafka clients speaks TLS."""
+        return self.kafka_listener is not None and self.kafka_security_protocol in WITH_TLS
+
+    @property
+    def scram_mechanisms(self) -> tuple[str, ...]:
+        """The enabled mechanisms with a challenge, at both listeners."""
+        return tuple(each for each in self.sasl_enabled_mechanisms if each != PLAIN)
 
     def producer_limits(self) -> ProducerLimits:
         """Return what the logs remember of idempotent producers."""

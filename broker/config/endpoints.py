@@ -40,6 +40,17 @@ def endpoint_or_none(text: str) -> Endpoint | None:
 
 RAFTLOG: Final = "raftlog"
 KAFKA: Final = "kafka"
+PLAINTEXT: Final = "plaintext"
+SSL: Final = "ssl"
+SASL_PLAINTEXT: Final = "sasl_plaintext"
+SASL_SSL: Final = "sasl_ssl"
+KAFKA_PROTOCOLS: Final = {
+    KAFKA: PLAINTEXT,
+    "kafka+ssl": SSL,
+    "kafka+sasl": SASL_PLAINTEXT,
+    "kafka+sasl+ssl": SASL_SSL,
+}
+"""Kafka's security protocol of each way to name a listener for Kafka clients."""
 
 
 def listener_of(items: Sequence[str]) -> Endpoint:
@@ -64,21 +75,34 @@ def listener_or_none(items: Sequence[str]) -> Endpoint | None:
 
 
 def by_protocol(items: Sequence[str]) -> dict[str, Endpoint]:
-    """Return the endpoints of `host:port`, `raftlog://host:port` and `kafka://host:port`, one of each protocol at most.
+    """Return the endpoints of `host:port`, `raftlog://host:port` and `kafka://host:port`, one of each at most.
+
+    RAFTLOG and KAFKA are the keys, whatever the security of the listener for Kafka clients: see `kafka_protocol`.
 
     Raises:
         ValueError: as `parse_endpoint`, another protocol, or two endpoints of one.
     """
     found: dict[str, Endpoint] = {}
     for item in items:
-        protocol, separator, address = item.strip().rpartition("://")
-        protocol = protocol.lower() if separator else RAFTLOG
-        if protocol not in (RAFTLOG, KAFKA):
-            raise ValueError(f"{item!r}: the protocol {protocol} is not known; there are {RAFTLOG} and {KAFKA}")
-        if protocol in found:
-            raise ValueError(f"one listener of each protocol is supported, and {item!r} is the second of {protocol}")
-        found[protocol] = parse_endpoint(address)
+        protocol, address = _split(item)
+        clients = KAFKA if protocol in KAFKA_PROTOCOLS else protocol
+        if clients != RAFTLOG and clients != KAFKA:
+            known = ", ".join((RAFTLOG, *KAFKA_PROTOCOLS))
+            raise ValueError(f"{item!r}: the protocol {protocol} is not known; there are {known}")
+        if clients in found:
+            raise ValueError(f"one listener for {clients} clients is supported, and {item!r} is the second")
+        found[clients] = parse_endpoint(address)
     return found
+
+
+def kafka_protocol(items: Sequence[str]) -> str:
+    """Return the protocol of a list's listener for Kafka clients, such as `kafka+ssl`; "" without one."""
+    return next((protocol for protocol, _ in map(_split, items) if protocol in KAFKA_PROTOCOLS), "")
+
+
+def _split(item: str) -> tuple[str, str]:
+    protocol, separator, address = item.strip().rpartition("://")
+    return protocol.lower() if separator else RAFTLOG, address
 
 
 def parse_nodes(items: Iterable[str]) -> dict[int, Endpoint]:

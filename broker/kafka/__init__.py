@@ -1,6 +1,7 @@
 """The listener for Kafka clients: Kafka's wire protocol in front of what the gRPC services call.
 
     listener.py        connections: framing, bounds, the order of requests and responses
+    sasl.py            how connections get in: TLS, certificates, passwords
     apis.py            one method for each API; calls the gRPC services' methods with their permission rules
     produce.py         Produce; fetch.py: Fetch; they call `Partition`
     record_batches.py  record batches: Kafka's format at the edge, format 1 within

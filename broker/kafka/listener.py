@@ -15,6 +15,8 @@ Bounds, so that no client harms another:
 - A connection has FRAME_S for the rest of a frame that it has begun, RESPONSE_S to take a response, FIRST_S for its
   first request, and IDLE_S between two.
 - MAX_CONNECTIONS of one address, and max.streams of all.
+- Where clients have to authenticate, few connections at a time have not done so yet, of one network and of all; they
+  have AUTHENTICATE_S, a handful of small requests, and no other API than those of the authentication (`sasl.py`).
 
 An API or a version that is not offered closes the connection, as in Kafka; ApiVersions of an unknown version is
 answered in version 0 with UNSUPPORTED_VERSION, so that the client asks again.
@@ -25,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import struct
 import time
 from collections import Counter, deque
@@ -41,11 +44,14 @@ from broker.kafka.codec import Fields, Reader
 from broker.kafka.fetch import Fetch
 from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
+from broker.kafka.sasl import AUTHENTICATE_S, MAX_BEFORE_BYTES, OPEN, Door, NotAdmitted, Session
 from broker.observability.counters import Counters
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, caller
+from broker.security.identify import Login
 from broker.server.lease import Lease
 from raftlog.errors import BrokerUnavailable, InvalidRequestError
+from raftmeta.acls import canonical_host
 from raftmeta.image import MetadataImage
 
 logger = logging.getLogger(__name__)
@@ -64,6 +70,12 @@ RESPONSE_S: Final = 60.0
 LOGGED_EVERY_S: Final = 60.0
 MAX_LOGGED: Final = 1_024
 BACKLOG: Final = 1_024
+ACCEPT_AGAIN_S: Final = 1.0
+"""The pause after the operating system had no file descriptor left for a connection."""
+HANDSHAKE_S: Final = 10.0
+"""For TLS's handshake."""
+SHUTDOWN_S: Final = 5.0
+"""For TLS's closing message."""
 STOP_S: Final = 0.5
 """How long connections may take to send the answers that they owe when the broker stops."""
 
@@ -113,7 +125,7 @@ class KafkaListener:
         *,
         max_frame_bytes: int,
         max_connections: int,
-        who: Callable[[str], Caller],
+        door: Door = OPEN,
     ) -> None:
         self.handlers = handlers
         self.produce = produce
@@ -124,13 +136,16 @@ class KafkaListener:
         self.room = _Room(MAX_LARGE_BYTES)
         self.port = 0
         self._max_connections = max_connections
-        self._who = who
+        self.door = door
         self._socket: socket.socket | None = None
-        self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        self._accepting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """One for each connection, from its first moment."""
+        self._connections: set[_Connection] = set()
+        """Those behind their TLS handshake."""
         self._by_host: Counter[str] = Counter()
         self._logged: dict[tuple[str, str], float] = {}
-        offered = {*handlers, api.PRODUCE, api.FETCH}
+        offered = {*handlers, api.PRODUCE, api.FETCH, api.SASL_HANDSHAKE, api.SASL_AUTHENTICATE}
         assert offered == REQUESTS.keys(), "every API in the table has a handler, and no other"
 
     def bind(self, host: str, port: int) -> None:
@@ -152,18 +167,20 @@ class KafkaListener:
     async def open(self) -> None:
         """Accept connections."""
         assert self._socket is not None, "bind comes first"
-        self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=PIECE_BYTES)
+        self._socket.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(self._socket), name="kafka")
 
     async def close(self) -> None:
         """Stop accepting, and end all connections once they have sent the answers that they owe, or after STOP_S."""
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
         if self._socket is not None:
             self._socket.close()
         until_s = time.monotonic() + STOP_S
-        for connection in list(self._connections.values()):  # one after the other: all have the same time
+        for connection in list(self._connections):  # one after the other: all have the same time
             await connection.settled(until_s - time.monotonic())
-        tasks = list(self._connections)
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -171,7 +188,7 @@ class KafkaListener:
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        return len(self._connections)
+        return len(self._tasks)
 
     def tell(self, host: str, why: str) -> None:
         """Log why a connection was closed, once a minute for each address and reason."""
@@ -187,23 +204,46 @@ class KafkaListener:
             extra={"event": "kafka_disconnected", "host": host, "reason": why},
         )
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("peername")
-        host = str(peer[0]) if peer else "unknown"
-        if len(self._connections) >= self._max_connections or self._by_host[host] >= MAX_CONNECTIONS:
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError as error:
+                logger.error("no connection of a Kafka client can be accepted: %s", error.strerror or error)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            task = asyncio.create_task(self._serve(accepted, canonical_host(str(address[0]))))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, accepted: socket.socket, host: str) -> None:
+        leave: Callable[[], None] | None = None
+        if len(self._tasks) > self._max_connections or self._by_host[host] >= MAX_CONNECTIONS:
             self.tell(host, "too many connections")
-            writer.transport.abort()
+            accepted.close()
             return
-        task = asyncio.current_task()
-        assert task is not None, "asyncio serves each connection in a task"
-        connection = self._connections[task] = _Connection(self, reader, writer, self._who(host))
+        if self.door.is_guarded and (leave := self.door.strangers.enter(host)) is None:
+            self.tell(host, "too many connections that have not authenticated")
+            self.counters.unauthenticated_calls += 1
+            accepted.close()
+            return
         self._by_host[host] += 1
         self.counters.streams["kafka"] += 1
+        writer: asyncio.StreamWriter | None = None
+        connection: _Connection | None = None
         try:
+            reader, writer = await self._opened(accepted)
+            session = self.door.session(host, writer.get_extra_info("ssl_object"))
+            connection = _Connection(self, reader, writer, session, leave or _nothing)
+            leave = None
+            self._connections.add(connection)
             await connection.run()
-        except _Closed as why:
+        except (_Closed, NotAdmitted) as why:
             if str(why):
                 self.tell(host, str(why))
+        except ssl.SSLError as error:
+            self.tell(host, f"TLS: {error.reason or error}")
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client is gone, or too slow
         except asyncio.CancelledError:
@@ -211,15 +251,43 @@ class KafkaListener:
         except Exception:  # a bug in one connection must not reach others
             logger.exception("a connection of a Kafka client failed")
         finally:
+            if connection is not None:
+                self._connections.discard(connection)
+                connection.left()
+            if leave is not None:
+                leave()
             self.counters.streams["kafka"] -= 1
             self._by_host[host] -= 1
             if not self._by_host[host]:
                 del self._by_host[host]
-            del self._connections[task]
-            if writer.transport.get_write_buffer_size():  # the client does not read
+            if writer is None:
+                accepted.close()
+            elif writer.transport.get_write_buffer_size():  # the client does not read
                 writer.transport.abort()
             else:
                 writer.close()
+
+    async def _opened(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the ends of a connection, after TLS's handshake. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=PIECE_BYTES, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        if self.door.contexts is None:
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted)
+        else:
+            context = await asyncio.to_thread(self.door.contexts.current)  # which may read files
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+def _nothing() -> None:
+    pass
 
 
 def listen_for_kafka(
@@ -229,6 +297,7 @@ def listen_for_kafka(
     image: Callable[[], MetadataImage],
     disk: Executor,
     producers: Callable[[Caller], ProducerChecks],
+    door: Door,
 ) -> KafkaListener:
     """Return a broker's listener for Kafka clients, with its port bound.
 
@@ -244,7 +313,7 @@ def listen_for_kafka(
         replica_manager.counters,
         max_frame_bytes=config.socket_request_max_bytes,
         max_connections=config.max_streams,
-        who=lambda host: Caller(host=host),
+        door=door,
     )
     listener.bind(*config.kafka_listener)
     return listener
@@ -266,17 +335,61 @@ class _Connection:
     """One connection: a reader that serves requests in turn, and a writer for the produces under way."""
 
     def __init__(
-        self, listener: KafkaListener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, who: Caller
+        self,
+        listener: KafkaListener,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        session: Session,
+        leave: Callable[[], None],
     ) -> None:
+        """`leave` is called when the client has authenticated, or has gone."""
         self._listener = listener
         self._reader = reader
         self._writer = writer
-        self._who = who
+        self._session = session
+        self._leave = leave
+        self._deadline: asyncio.TimerHandle | None = None
+        if session.is_admitted:
+            self._stays()
+        else:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(AUTHENTICATE_S, self._writer.transport.abort)
+            session.on_admitted = self._on_admitted
         self._owed: deque[_Owed] = deque()
         self._news = asyncio.Event()
         self._left = asyncio.Event()
         self.busy = False
         """Whether a request is being read or served."""
+
+    @property
+    def login(self) -> Login:
+        """As `broker.security.client_listener.Connection`."""
+        assert self._session.login is not None, "only connections with a login are asked for it"
+        return self._session.login
+
+    def end(self) -> None:
+        """Close it: the password behind it has changed."""
+        self._writer.transport.abort()
+
+    def _on_admitted(self) -> None:
+        caller.set(self._session.who)
+        self._stays()
+        security = self._listener.door.security
+        assert security is not None, "a password was checked"
+        security.connections.add(self)
+
+    def _stays(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        leave, self._leave = self._leave, _nothing
+        leave()
+
+    def left(self) -> None:
+        """Forget the client."""
+        self._stays()
+        if (security := self._listener.door.security) is not None:
+            security.connections.discard(self)
 
     async def settled(self, within_s: float) -> None:
         """Return once the client waits for no response, or when the time is up."""
@@ -290,7 +403,7 @@ class _Connection:
 
     async def run(self) -> None:
         """Serve until the client goes, or breaks a rule."""
-        caller.set(self._who)
+        caller.set(self._session.who)
         tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write_owed())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -318,6 +431,9 @@ class _Connection:
             try:
                 async with asyncio.timeout(FRAME_S):
                     (size,) = _SIZE.unpack(start + await self._reader.readexactly(_SIZE.size - 1))
+                    if self._session.takes_messages:
+                        await self._take_message(size)
+                        continue
                     head = await self._head(size)
                     key, version, correlation_id = _HEAD.unpack_from(head)
                 self.busy = True
@@ -355,10 +471,19 @@ class _Connection:
                 f"a version that is not offered: {api_name(key)} version {version}, offered are {request.first} to "
                 f"{request.last}"
             )
+        self._session.check_request(api_name(key), size, authenticates=key in api.AUTHENTICATING)
         limit = self._listener.max_frame_bytes if key == api.PRODUCE else MAX_REQUEST_BYTES
         if size > limit:
             raise _Closed(f"a frame that is too large: {size} bytes of {api_name(key)}, at most {limit} are accepted")
         return head
+
+    async def _take_message(self, size: int) -> None:
+        """Take a message of SASL without a header, which follows a SaslHandshake of version 0."""
+        if not 0 <= size <= MAX_BEFORE_BYTES:
+            raise _Closed(f"a message of {size} bytes before authentication, at most {MAX_BEFORE_BYTES} are taken")
+        answer = await self._session.take_message(await self._reader.readexactly(size))
+        self._writer.write(_SIZE.pack(len(answer)) + answer)
+        await self._writer.drain()
 
     async def _handle(self, key: int, version: int, correlation_id: int, frame: bytes) -> None:
         begun_s = time.monotonic()
@@ -375,18 +500,25 @@ class _Connection:
             await self._produce(body, version, correlation_id, begun_s)
             return
         await self._all_left(0)
+        who = self._session.who
         if key == api.FETCH:
-            response = await self._listener.fetch.serve(body, version, self._who)
+            response = await self._listener.fetch.serve(body, version, who)
+        elif key == api.SASL_HANDSHAKE:
+            response = self._session.handshake(body, version)
+        elif key == api.SASL_AUTHENTICATE:
+            response = await self._session.authenticate(body)
         else:
             try:
-                response = await self._listener.handlers[key](body, version, self._who)
+                response = await self._listener.handlers[key](body, version, who)
             except InvalidRequestError as error:
                 raise _Closed(f"a request beyond a bound: {error}") from None
         await self._respond(key, version, correlation_id, response, begun_s)
+        if self._session.closing:
+            raise _Closed(self._session.closing)
 
     async def _produce(self, body: Fields, version: int, correlation_id: int, begun_s: float) -> None:
         try:
-            response = await self._listener.produce.begin(body, self._who)
+            response = await self._listener.produce.begin(body, self._session.who)
         except Refused as refused:
             raise _Closed(f"a produce with acks=0 was refused: {refused}") from None
         if body["acks"] == NO_ACK:

@@ -215,6 +215,13 @@ FindCoordinatorResponse 0-4 flexible 3
         error_code: int16
         error_message: string null
 
+SaslHandshakeRequest 17 0-1 flexible never
+    mechanism: string
+
+SaslHandshakeResponse 0-1 flexible never
+    error_code: int16
+    mechanisms: []string
+
 ApiVersionsRequest 18 0-4 flexible 3
     client_software_name: string 3+
     client_software_version: string 3+
@@ -312,6 +319,15 @@ OffsetForLeaderEpochResponse 2-4 flexible 4
             partition: int32
             leader_epoch: int32 = -1
             end_offset: int64 = -1
+
+SaslAuthenticateRequest 36 0-2 flexible 2
+    auth_bytes: bytes
+
+SaslAuthenticateResponse 0-2 flexible 2
+    error_code: int16
+    error_message: string null = null
+    auth_bytes: bytes
+    session_lifetime_ms: int64 1+
 
 CreatePartitionsRequest 37 0-3 flexible 2
     topics: []
@@ -427,6 +443,7 @@ METADATA: Final = 3
 OFFSET_COMMIT: Final = 8
 OFFSET_FETCH: Final = 9
 FIND_COORDINATOR: Final = 10
+SASL_HANDSHAKE: Final = 17
 API_VERSIONS: Final = 18
 CREATE_TOPICS: Final = 19
 DELETE_TOPICS: Final = 20
@@ -434,10 +451,13 @@ DELETE_RECORDS: Final = 21
 INIT_PRODUCER_ID: Final = 22
 OFFSET_FOR_LEADER_EPOCH: Final = 23
 DESCRIBE_CONFIGS: Final = 32
+SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 DESCRIBE_CLUSTER: Final = 60
 
+AUTHENTICATING: Final = frozenset({SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE})
+"""What a client may send before it has authenticated."""
 ADVERTISED_FROM: Final = {PRODUCE: 0}
 """The least version that ApiVersions names, where it is not the least that is served: librdkafka drops compression
 silently unless Produce begins at 0 (KAFKA-18659)."""

@@ -17,8 +17,9 @@ from typing import Any, Final
 
 import grpc
 
-from broker.config.checks import SSL, WITH_TLS
+from broker.config.checks import WITH_TLS
 from broker.config.config import BrokerConfig
+from broker.config.endpoints import SSL
 from raftlog._client.security import ChannelTls, FreshPem, Names, Pem, PemFiles
 from raftlog.errors import InvalidConfig
 from raftmeta.quorum.peer_identity import NODE_URI, node_ids_named
@@ -164,6 +165,10 @@ class NodeTls:
         """Return the credentials of the listener for clients; it asks for a certificate where the config says so."""
         return self._credentials(ask=self._config.asks_for_certificates)
 
+    def kafka_contexts(self) -> KafkaContexts:
+        """Return what makes the TLS contexts of the listener for Kafka clients."""
+        return KafkaContexts(self._pem, self._files, ask=self._config.asks_kafka_for_certificates)
+
     def inter_node_credentials(self) -> grpc.ServerCredentials:
         """Return the credentials of the listener for nodes; it always asks for a certificate."""
         return self._credentials(ask=True)
@@ -198,6 +203,8 @@ class NodeTls:
         advertised = {}
         if config.is_broker and config.listener_security_protocol in WITH_TLS:
             advertised["clients"] = (config.advertised_listener or config.listener)[0]
+        if config.is_broker and config.kafka_listener is not None and config.kafka_speaks_tls:
+            advertised["Kafka clients"] = (config.advertised_kafka_listener or config.kafka_listener)[0]
         if self._among_nodes and config.advertised_inter_node_listener is not None:
             advertised["other nodes"] = config.advertised_inter_node_listener[0]
         for peers, host in advertised.items():
@@ -234,6 +241,41 @@ class _Offered:
         return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], root_certificates=trusted)
 
 
+class KafkaContexts:
+    """The TLS context of new connections of Kafka clients, with the current certificate and CAs. Thread-safe."""
+
+    def __init__(self, pem: FreshPem, files: PemFiles, *, ask: bool) -> None:
+        """Raises InvalidConfig: the files have changed since they were checked, to something that is not valid."""
+        self._pem = pem
+        self._files = files
+        self._ask = ask
+        self._lock = threading.Lock()
+        found, self._version = pem.current()
+        try:
+            self._context = self._made(found)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidConfig(f"{_named(files)} cannot be used: {error}") from None
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context for a new connection; reads changed files first."""
+        with self._lock:
+            found, version = self._pem.current()
+            if version != self._version:
+                with suppress(OSError, ssl.SSLError):  # the files change again: the next connection finds them settled
+                    self._context = self._made(found)
+                    self._version = version
+            return self._context
+
+    def _made(self, pem: Pem) -> ssl.SSLContext:
+        context = _server(self._files)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        if self._ask:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cadata=pem.ca.decode("ascii", "ignore"))
+        return context
+
+
 def node_tls(config: BrokerConfig) -> NodeTls | None:
     """Return the TLS of a node, or None if none of its listeners uses TLS.
 
@@ -242,7 +284,7 @@ def node_tls(config: BrokerConfig) -> NodeTls | None:
     """
     protocols = [config.security_inter_broker_protocol] if config.inter_node_listener is not None else []
     if config.is_broker:
-        protocols.append(config.listener_security_protocol)
+        protocols += [config.listener_security_protocol, config.kafka_security_protocol]
     return NodeTls(config) if not set(WITH_TLS).isdisjoint(protocols) or config.listener_security_migration else None
 
 

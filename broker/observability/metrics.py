@@ -477,7 +477,8 @@ def _cluster(image: MetadataImage) -> Iterator[Metric]:
 
 
 class SecurityMetrics:
-    """A collector: authentication and authorization. `streams`: returns the number of open streams with a token."""
+    """A collector: authentication and authorization. `streams`: returns the number of open streams and
+    connections with a login."""
 
     def __init__(self, counters: Counters, streams: Callable[[], int]) -> None:
         self._counters = counters
@@ -504,7 +505,11 @@ class SecurityMetrics:
         for operation, count in sorted(self._counters.authorization_refusals.copy().items()):
             refusals.add_metric([operation], count)
         yield refusals
-        yield gauge("authenticated_streams", "Open streams of clients with a token.", self._streams())
+        yield gauge(
+            "authenticated_streams",
+            "Open streams of clients with a token, and connections of Kafka clients with a password.",
+            self._streams(),
+        )
 
 
 class CertificateMetrics:

@@ -1,19 +1,23 @@
-"""The security of the listener for clients, put together: users, tokens, the authorizer, the interceptor."""
+"""The security of the listeners for clients, put together: users, tokens, the authorizer, the interceptor.
+
+Both listeners, gRPC's and Kafka's, have the same users, exchanges, limits, authorizer and audit log.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from broker.clock import Clock
-from broker.config.checks import ACL, PLAINTEXT, SASL_SSL, super_users
+from broker.config.checks import ACL, WITH_SASL, super_users
 from broker.config.config import BrokerConfig
+from broker.config.endpoints import PLAINTEXT, SASL_SSL
 from broker.observability.counters import Counters
 from broker.security.audit import Audit
 from broker.security.authorizer import AclAuthorizer
-from broker.security.identify import LIFETIME_MS, MAX_STRANGERS, Identify, Tokens
+from broker.security.identify import LIFETIME_MS, MAX_STRANGERS, Identify, Login, Tokens
 from broker.security.scram import ScramExchanges
 from broker.security.users import Users, UsersFile
 from raftlog._core.cluster import is_loopback
@@ -38,8 +42,23 @@ class _BehindProxy(Identify):
         return UNKNOWN_HOST
 
 
+class Connection(Protocol):
+    """An open connection of a client that has logged in."""
+
+    @property
+    def login(self) -> Login:
+        """The credential that it was opened with."""
+        ...
+
+    def end(self) -> None:
+        """Close it."""
+        ...
+
+
 class ClientSecurity:
-    """The security of one broker. `interceptor` is None if nothing is secured.
+    """The security of one broker. `interceptor` is None if nothing at gRPC's listener is secured.
+
+    `exchanges` logs clients in. `connections`: those of Kafka clients with a login; they add and remove themselves.
 
     `on_metadata` is called with every image, `watch` runs as a task.
     """
@@ -54,11 +73,13 @@ class ClientSecurity:
         self._tokens = Tokens()
         self._users = Users(image)
         self._takes_tls = self._protocol != PLAINTEXT or config.listener_security_migration
-        if config.sasl_users_location and self._takes_tls:
-            self._users.file = UsersFile(config.sasl_users_location, config.sasl_enabled_mechanisms)
         self.takes_logins = self._takes_tls
         """Whether `Authenticate` takes logins: without TLS it never does."""
-        self._exchanges = ScramExchanges(self._users, config.sasl_enabled_mechanisms, clock, counters, self._audit)
+        takes_kafka_logins = config.kafka_security_protocol in WITH_SASL
+        if config.sasl_users_location and (self._takes_tls or takes_kafka_logins):
+            self._users.file = UsersFile(config.sasl_users_location, config.scram_mechanisms)
+        self.exchanges = ScramExchanges(self._users, config.scram_mechanisms, clock, counters, self._audit)
+        self.connections: set[Connection] = set()
         self.authorizer: AclAuthorizer | None = None
         if config.authorizer == ACL:
             self.authorizer = AclAuthorizer(
@@ -103,8 +124,20 @@ class ClientSecurity:
             if await asyncio.to_thread(file.look):
                 self._end_streams()
 
+    def count_authenticated(self) -> int:
+        """Return the number of open streams with a token, and of Kafka clients' connections with a login."""
+        streams = 0 if self.interceptor is None else self.interceptor.count_streams()
+        return streams + len(self.connections)
+
+    def is_current(self, login: Login) -> bool:
+        """Whether the credential that a client logged in with is still the user's."""
+        return self._users.is_current(login.user, login.mechanism, login.version)
+
     def _end_streams(self) -> None:
         ended = 0 if self.interceptor is None else self.interceptor.check()
+        for connection in [each for each in self.connections if not self.is_current(each.login)]:
+            connection.end()
+            ended += 1
         if ended:
             logger.info(
                 "streams ended: their users' passwords have changed, or the users were deleted",
@@ -122,7 +155,7 @@ class ClientSecurity:
         """
         self._check_tls(context)
         host = "" if self.interceptor is None else self.interceptor.host_of(context.peer())
-        exchange_id, answer = self._exchanges.begin(mechanism, message, host)
+        exchange_id, answer = self.exchanges.begin(mechanism, message, host)
         return AuthenticateResponse(exchange_id=exchange_id, message=answer)
 
     def finish(self, exchange_id: bytes, message: bytes, context: Any) -> AuthenticateResponse:
@@ -133,7 +166,7 @@ class ClientSecurity:
             RaftlogError: as `ScramExchanges.finish`.
         """
         self._check_tls(context)
-        credential, answer = self._exchanges.finish(exchange_id, message)
+        credential, answer = self.exchanges.finish(exchange_id, message)
         token = self._tokens.issue(credential, self._clock.monotonic_ms())
         return AuthenticateResponse(message=answer, token=token, lifetime_ms=LIFETIME_MS)
 

@@ -32,7 +32,7 @@ import json
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
@@ -50,7 +50,7 @@ from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidReques
 from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM
 from raftmeta.acls import ANONYMOUS, RESERVED, USER_PREFIX, why_no_name
 from raftmeta.credentials import Credential, Mechanism
-from raftmeta.quorum.peer_identity import node_ids_of
+from raftmeta.quorum.peer_identity import node_ids_named, node_ids_of
 
 LIFETIME_MS: Final = 3_600_000
 MAX_TOKEN_CHARS: Final = 4_096
@@ -141,35 +141,46 @@ class _Stream:
         self.ended = False
 
 
-class _Strangers:
-    """The concurrent calls of `Authenticate`, by network."""
+class Strangers:
+    """Clients that have not authenticated yet, by network: calls of `Authenticate`, or connections."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._total = 0
         self._of_network: Counter[str] = Counter()
 
-    def enter(self, host: str) -> bool:
-        """Count the call of the current task until the task ends; return False if there are too many calls.
+    def __len__(self) -> int:
+        """Return their number."""
+        return self._total
 
-        The task outlives its handler: it ends when the client has taken the response. A client may leave no room for
-        the response in its window (RFC 9113, section 6.9), and gRPC sets no deadline for that; such calls stay counted.
-        """
+    def enter(self, host: str) -> Callable[[], None] | None:
+        """Count one more; return what ends its count, None if there are too many already."""
         network = network_of(host)
         if self._total >= self._most or self._of_network[network] >= MAX_STRANGERS_OF_NETWORK:
-            return False
-        task = asyncio.current_task()
-        assert task is not None, "gRPC serves each call in a task"
+            return None
         self._total += 1
         self._of_network[network] += 1
 
-        def leave(_: object) -> None:
+        def leave() -> None:
             self._total -= 1
             self._of_network[network] -= 1
             if not self._of_network[network]:
                 del self._of_network[network]
 
-        task.add_done_callback(leave)
+        return leave
+
+    def enter_task(self, host: str) -> bool:
+        """Count the call of the current task until the task ends; return False if there are too many calls.
+
+        The task outlives its handler: it ends when the client has taken the response. A client may leave no room for
+        the response in its window (RFC 9113, section 6.9), and gRPC sets no deadline for that; such calls stay counted.
+        """
+        leave = self.enter(host)
+        if leave is None:
+            return False
+        task = asyncio.current_task()
+        assert task is not None, "gRPC serves each call in a task"
+        task.add_done_callback(lambda _: leave())
         return True
 
 
@@ -204,7 +215,7 @@ class Identify(RewrittenHandlers):
         """Cached `authorization` values with a token of this process."""
         self._hosts: dict[str, str] = {}
         self._streams: set[_Stream] = set()
-        self._strangers = _Strangers(max_strangers)
+        self._strangers = Strangers(max_strangers)
 
     def count_streams(self) -> int:
         """Return the number of open streams with a token."""
@@ -309,7 +320,7 @@ class Identify(RewrittenHandlers):
     def _authenticate(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def identified(requests: Any, context: Any) -> Any:
             found = self._caller(_NO_LOGIN, context, open_to_all=True)
-            if not self._strangers.enter(found.host):
+            if not self._strangers.enter_task(found.host):
                 self._counters.unauthenticated_calls += 1
                 await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, BrokerOverloaded(_CROWDED), _CROWDED)
             try:
@@ -400,10 +411,22 @@ _REFUSING: Final[Any] = grpc.stream_stream_rpc_method_handler(_refuse)
 
 def principal_of(auth_context: Mapping[str, Sequence[bytes]]) -> str:
     """Return the principal of a connection's certificate; `User:ANONYMOUS` without a certificate or a valid name."""
-    nodes = node_ids_of(auth_context)
-    if nodes:
-        return NODE_PREFIX + ",".join(map(str, sorted(nodes)[:_MAX_SHOWN_NODES]))
     names = [name.decode("utf-8", "replace") for name in auth_context.get("x509_common_name", ())]
-    if len(names) != 1 or names[0] in RESERVED or why_no_name(names[0]) is not None:
+    return principal_named(node_ids_of(auth_context) or (), names)
+
+
+def principal_of_certificate(certificate: Mapping[str, Any]) -> str:
+    """Return the principal of a certificate, given as `ssl.SSLObject.getpeercert` does; as `principal_of`."""
+    names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
+    uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
+    return principal_named(node_ids_named(uris, names), names)
+
+
+def principal_named(node_ids: Iterable[int], common_names: Sequence[str]) -> str:
+    """Return the principal of a certificate with these nodes and common names."""
+    nodes = sorted(node_ids)
+    if nodes:
+        return NODE_PREFIX + ",".join(map(str, nodes[:_MAX_SHOWN_NODES]))
+    if len(common_names) != 1 or common_names[0] in RESERVED or why_no_name(common_names[0]) is not None:
         return ANONYMOUS
-    return USER_PREFIX + names[0]
+    return USER_PREFIX + common_names[0]

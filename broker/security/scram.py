@@ -3,10 +3,14 @@
 An exchange is two messages of the client; the second has to come within EXCHANGE_MS. There are at most MAX_EXCHANGES,
 and MAX_EXCHANGES_OF_NETWORK from one network; a further one ends the oldest, so that a client that begins many does not
 keep others from authenticating. A network has MAX_FAILURES guesses a minute for each user name, existing or not.
+
+PLAIN (RFC 4616), in which a client sends the password itself, is checked against the same credentials (`check_plain`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import secrets
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +22,7 @@ from broker.clock import Clock
 from broker.observability.counters import Counters
 from broker.security.audit import Audit, network_of
 from broker.security.users import Users
-from raftlog.errors import AuthenticationFailed, BrokerOverloaded
+from raftlog.errors import AuthenticationFailed, BrokerOverloaded, RaftlogError
 from raftmeta.acls import MAX_USER_CHARACTERS
 from raftmeta.credentials import MECHANISM_NAMES, Credential
 
@@ -32,6 +36,13 @@ MAX_COUNTED: Final = 10_000
 """Pairs of user and network whose failures are counted; as many others have to fail to evict one."""
 MAX_MESSAGE_BYTES: Final = 4_096
 EXCHANGE_ID_BYTES: Final = 16
+FAILURE_DELAY_S: Final = 0.1
+"""A failed authentication is answered after this delay."""
+MAX_DELAYED: Final = 200
+"""Failures that are delayed at once; further ones are answered immediately with BrokerOverloaded."""
+MAX_PLAIN_CHECKS: Final = 4
+"""Passwords that are checked at once; each takes a thread for as long as its iterations do."""
+PLAIN: Final = "PLAIN"
 _SHOWN: Final = 100
 _BY_NAME: Final = {name: mechanism for mechanism, name in MECHANISM_NAMES.items()}
 _Guesser = tuple[str, str]
@@ -103,6 +114,24 @@ class _Failures:
             del self._failed[oldest]
 
 
+class FailureDelay:
+    """Delays the answers to failed authentications."""
+
+    def __init__(self) -> None:
+        self._delayed = 0
+
+    async def of(self, error: RaftlogError) -> RaftlogError:
+        """Return the error after FAILURE_DELAY_S; BrokerOverloaded at once instead, if MAX_DELAYED others wait."""
+        if self._delayed >= MAX_DELAYED:
+            return BrokerOverloaded("too many clients are failing to authenticate; try again")
+        self._delayed += 1
+        try:
+            await asyncio.sleep(FAILURE_DELAY_S)
+        finally:
+            self._delayed -= 1
+        return error
+
+
 class ScramExchanges:
     """The exchanges of one broker, each a `begin` and a `finish`. `mechanisms`: names of the enabled ones."""
 
@@ -121,6 +150,7 @@ class ScramExchanges:
         self._dropped: dict[bytes, None] = {}
         """Exchanges lately dropped to make room; their clients are told to try again."""
         self._failures = _Failures(clock)
+        self._plain_checks = asyncio.Semaphore(MAX_PLAIN_CHECKS)
 
     def __len__(self) -> int:
         """Return the number of open exchanges."""
@@ -180,24 +210,60 @@ class ScramExchanges:
             raise AuthenticationFailed(
                 f"the exchange is unknown, or it began more than {EXCHANGE_MS // 1_000} s ago; begin another"
             )
-        credential, guesser = exchange.credential, exchange.guesser
-        self._failures.check(guesser)  # again: many exchanges may have begun before the first failure
-        mechanism = MECHANISM_NAMES[credential.mechanism]
+        credential = exchange.credential
+        self._failures.check(exchange.guesser)  # again: many exchanges may have begun before the first failure
+        answer = b""
         try:
             exchange.server.set_client_final(_text(message))
-            answer: bytes = exchange.server.get_server_final().encode()
-            current = self._users.is_current(credential.user, credential.mechanism, credential.version)
-            if not exchange.is_user or not current:  # an imitation, or changed since `begin`
-                raise ScramException("the credential is not valid")
+            answer = exchange.server.get_server_final().encode()
+            is_right = exchange.is_user and self._is_current(credential)  # no imitation, and unchanged since `begin`
         except ScramException:
-            self._counters.authentications[mechanism, "failure"] += 1
-            self._failures.add(guesser)
-            self._audit.not_authenticated(credential.user, exchange.host, mechanism)
-            shown = credential.user[:_SHOWN]
-            raise AuthenticationFailed(f"there is no user {shown!r}, or the password is wrong") from None
-        self._failures.clear(guesser)
-        self._counters.authentications[mechanism, "success"] += 1
+            is_right = False
+        self._settle(credential, exchange.host, MECHANISM_NAMES[credential.mechanism], is_right=is_right)
         return credential, answer
+
+    async def check_plain(self, message: bytes, host: str) -> Credential:
+        """Take PLAIN's only message; return the credential whose password it has.
+
+        Raises:
+            AuthenticationFailed: the password is wrong, the user is unknown, or the message is not PLAIN's.
+            BrokerOverloaded: there were too many wrong passwords for that user lately.
+        """
+        try:
+            on_behalf_of, user, password = _text(message).split("\0")
+        except (ScramException, ValueError):
+            self._counters.authentications[PLAIN, "failure"] += 1
+            raise AuthenticationFailed(f"the message is not one of {PLAIN}") from None
+        if on_behalf_of not in ("", user):
+            self._counters.authentications[PLAIN, "failure"] += 1
+            raise AuthenticationFailed("a user cannot act for another one: leave the authorization id out")
+        by_strength = sorted(self._mechanisms, reverse=True)  # the longest hash first
+        users_own = (self._users.find(user, _BY_NAME[each]) for each in by_strength)
+        found = next((each for each in users_own if each is not None), None)
+        credential = found or self._users.imitation(user, _BY_NAME[by_strength[0]])
+        guesser = credential.user, network_of(host)
+        self._failures.check(guesser)
+        async with self._plain_checks:
+            matches = len(user) <= MAX_USER_CHARACTERS and await asyncio.to_thread(_has_password, credential, password)
+        self._failures.check(guesser)  # as in `finish`
+        is_right = matches and found is not None and self._is_current(credential)
+        self._settle(credential, host, PLAIN, is_right=is_right)
+        return credential
+
+    def _is_current(self, credential: Credential) -> bool:
+        return self._users.is_current(credential.user, credential.mechanism, credential.version)
+
+    def _settle(self, credential: Credential, host: str, mechanism: str, *, is_right: bool) -> None:
+        """Count a password that was checked. Raises AuthenticationFailed: it is wrong."""
+        guesser = credential.user, network_of(host)
+        if is_right:
+            self._failures.clear(guesser)
+            self._counters.authentications[mechanism, "success"] += 1
+            return
+        self._counters.authentications[mechanism, "failure"] += 1
+        self._failures.add(guesser)
+        self._audit.not_authenticated(credential.user, host, mechanism)
+        raise AuthenticationFailed(f"there is no user {credential.user[:_SHOWN]!r}, or the password is wrong")
 
     def _take(self, exchange_id: bytes) -> _Exchange | None:
         exchange = self._exchanges.pop(exchange_id, None)
@@ -229,6 +295,16 @@ class ScramExchanges:
             if self._exchanges[oldest].expires_ms > now_ms:
                 return
             self._take(oldest)
+
+
+def _has_password(credential: Credential, password: str) -> bool:
+    """Whether this is the password. Takes a while: the credential's iterations."""
+    scram = ScramMechanism(MECHANISM_NAMES[credential.mechanism])
+    try:
+        _, stored_key, _, _ = scram.make_auth_info(password, credential.iterations, credential.salt)
+    except ScramException:  # SASLprep does not allow it, so nobody has it
+        return False
+    return hmac.compare_digest(stored_key, credential.stored_key)
 
 
 def _text(message: bytes) -> str:

@@ -26,7 +26,7 @@ from grpc import aio
 
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
-from broker.config.endpoints import Endpoint
+from broker.config.endpoints import PLAINTEXT, Endpoint
 from broker.coordinator.groups.assignors import BUILT_IN, Assignor
 from broker.coordinator.groups.coordinators import GroupCoordinators, warn_of_timeouts
 from broker.coordinator.internal_topics import InternalTopics
@@ -37,6 +37,7 @@ from broker.coordinator.transactions.producer_ids import ProducerIds
 from broker.coordinator.transactions.verifier import ProducerChecks, TransactionVerifier
 from broker.kafka.apis import Services
 from broker.kafka.listener import KafkaListener, listen_for_kafka
+from broker.kafka.sasl import door_of
 from broker.log.flush import GroupCommit
 from broker.log.log_dir import LOCK_FILE
 from broker.log.manager import LogManager
@@ -378,10 +379,8 @@ class BrokerRole:
             self._transactions,
             lambda: {} if self._replication is None else self._replication.throttles(),
         )
-        if security.interceptor is not None:
-            self._observed.registry.register(
-                SecurityMetrics(self._observed.counters, security.interceptor.count_streams)
-            )
+        if security.interceptor is not None or self._config.kafka_security_protocol != PLAINTEXT:
+            self._observed.registry.register(SecurityMetrics(self._observed.counters, security.count_authenticated))
         listener = listen_for_clients(server, self._config, self._tls)
         stack.push_async_callback(listener.close)
         host, port = self._config.advertised_listener or self._config.listener
@@ -398,6 +397,7 @@ class BrokerRole:
                 lambda: self._metadata.image,
                 self._reads,
                 self._producer_checks,
+                door_of(self._config, security, self._tls, self._clock, self._observed.counters),
             )
             stack.push_async_callback(kafka.close)
             kafka_host, kafka_port = self._config.advertised_kafka_listener or self._config.kafka_listener

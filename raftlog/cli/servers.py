@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -37,12 +37,6 @@ CONSOLE_PORT: Final = 8080
 _METRICS = "metrics.listener"
 _LOOK_AFTER_S = 0.5
 _CONNECT_S = 0.2
-_WITHOUT_SECURITY = {
-    "listener.security.protocol": "plaintext",
-    "listener.security.migration": "false",
-    "authorizer": "none",
-}
-"""Keys beside which servers refuse to listen for Kafka clients, unless they have these values."""
 _CLEANLY = "with exit code 0"
 """How a server ends after SIGTERM."""
 
@@ -60,12 +54,6 @@ SettingsOption = Annotated[
         "--set", metavar="KEY=VALUE", help="A server key, which wins over every other source; may be repeated."
     ),
 ]
-
-
-def _can_serve_kafka(config: Mapping[str, str | bool]) -> bool:
-    """Whether servers with these keys listen for Kafka clients, too, and the keys say nothing about listeners."""
-    secured = any(str(config.get(key, value)).lower() != value for key, value in _WITHOUT_SECURITY.items())
-    return not secured and "listeners" not in config
 
 
 def up(
@@ -133,8 +121,7 @@ def up(
     ports = [*range(port, port + nodes), *range(kafka_port, kafka_port + nodes)] if port else []
     with ExitStack() as stack:
         try:
-            kafka = _can_serve_kafka(config)
-            cluster = Cluster(nodes, directory=data, port=port, kafka=kafka, config=config)
+            cluster = Cluster(nodes, directory=data, port=port, kafka="listeners" not in config, config=config)
             if metrics_port is not None:
                 for at, node_id in enumerate(cluster.node_ids, start=metrics_port):
                     cluster.configure(node_id, {_METRICS: f"{_HOST}:{at}"})

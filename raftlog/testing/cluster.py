@@ -46,7 +46,8 @@ class Cluster:
         users: names and passwords of users that may log in; implies `tls`. Servers read them from a file
             (`sasl.users.location`), so they exist from the start; more can be added as in any cluster. Their
             permissions depend on `authorizer` and `super.users` in `config`.
-        kafka: servers listen for Kafka clients as well, see `kafka_bootstrap`; with `port` at ports higher by 100.
+        kafka: servers listen for Kafka clients as well, see `kafka_bootstrap`; with `port` at ports higher by 100. With
+            `tls` or `users` at this listener as well.
         racks: racks of servers, by id (`{1: "a", 2: "b"}`); other servers have none.
         start_timeout_s: how long servers may take to become ready.
         config: server keys as in the configuration file (`{"log.segment.bytes": 1048576}`).

@@ -31,7 +31,8 @@ class ServerKeywords(TypedDict, total=False):
     from the advertised ones: behind a tunnel or a proxy."""
     listeners: str
     """Address that clients connect to, as host:port or raftlog://host:port; and after a comma one for Kafka clients, as
-    kafka://host:port (docs/kafka.md). Port 0 takes a free one."""
+    kafka://host:port (docs/kafka.md): kafka+ssl:// with TLS, kafka+sasl+ssl:// with TLS and a user's name and password,
+    kafka+sasl:// with these in plaintext. Port 0 takes a free one."""
     advertised_listeners: str
     """Addresses that clients are told to connect to, if they differ from `listeners`, in the same form; port 0 stands
     for the port in use."""
@@ -154,8 +155,12 @@ class ServerKeywords(TypedDict, total=False):
     """Whether a client must present a certificate of a CA in ssl.truststore.location. auto: required with ssl, none
     with sasl_ssl. With ssl and none every client is User:ANONYMOUS, and without an authorizer anyone who reaches the
     port can read, write and delete everything. Nodes must always present one."""
-    sasl_enabled_mechanisms: Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
-    """Mechanisms by which clients may log in with a password."""
+    sasl_enabled_mechanisms: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]
+    """Mechanisms by which clients may log in with a password. PLAIN, in which a client sends the password itself, is
+    for Kafka clients at kafka+sasl+ssl:// only, and beside a SCRAM mechanism."""
+    connections_max_reauth_ms: int | str
+    """Time after which a Kafka client with a password must authenticate again, or its connection is closed; 0: never. A
+    changed password ends connections at once in any case."""
     sasl_users_location: str
     """TOML file with a line `name = "password"` for each user of this broker besides those in the metadata: for the
     first administrator. Or a directory with a file for each, named like the user, with the password in it. Counts for

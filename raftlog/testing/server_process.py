@@ -34,6 +34,10 @@ def _environment() -> dict[str, str]:
     return {key: value for key, value in server_environment().items() if not key.startswith("RAFTLOG_")}
 
 
+KAFKA_PROTOCOLS = {"plaintext": "kafka", "ssl": "kafka+ssl", "sasl_ssl": "kafka+sasl+ssl"}
+"""The protocol for Kafka clients that is as secure as the other listener, by `listener.security.protocol`."""
+
+
 class ServerProcess:
     """A server with its own directory: configuration, log and data stay there when the process ends.
 
@@ -286,7 +290,8 @@ class ServerProcess:
         if self._serves_clients:
             listeners = f"127.0.0.1:{self._port}"
             if self._serves_kafka:
-                listeners += f",kafka://127.0.0.1:{self._kafka_port}"
+                protocol = KAFKA_PROTOCOLS[str(self._config.get("listener.security.protocol", "plaintext")).lower()]
+                listeners += f",{protocol}://127.0.0.1:{self._kafka_port}"
             config |= {"listeners": listeners, "log.dirs": str(self.data_directory)}
         else:
             config["metadata.log.dir"] = str(self.data_directory)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from broker.net.interceptors import host_of
 from broker.net.services.calls import Context, answered
 from broker.net.services.metadata import image_from
 from broker.security.audit import note_change
 from broker.security.caller import caller
+from broker.security.scram import FailureDelay
 from raftlog.errors import (
     AuthenticationFailed,
-    BrokerOverloaded,
     InvalidRequestError,
     RaftlogError,
     SecurityDisabled,
@@ -29,11 +29,6 @@ from raftmeta.acls import Acl, field_order, matching
 from raftmeta.credentials import MECHANISM_NAMES
 from raftmeta.decide.security import MAX_SECURITY_CHANGES
 from raftmeta.port import MetadataPort
-
-FAILURE_DELAY_S: Final = 0.1
-"""A failed authentication is answered after this delay."""
-MAX_DELAYED: Final = 200
-"""Failures that are delayed at once; further ones are answered immediately with BrokerOverloaded."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +63,7 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
         self._authenticator = authenticator
         self._wait_applied = wait_applied
         self._has_authorizer = has_authorizer
-        self._delayed = 0
+        self._delay = FailureDelay()
 
     async def Authenticate(
         self, request: security_pb2.AuthenticateRequest, context: Context
@@ -80,18 +75,8 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
             return self._authenticator.finish(request.exchange_id, request.message, context)
         except RaftlogError as error:
             if isinstance(error, AuthenticationFailed):
-                error = await self._delayed_failure(error)
+                error = await self._delay.of(error)
             return security_pb2.AuthenticateResponse(error=to_wire(error))
-
-    async def _delayed_failure(self, error: RaftlogError) -> RaftlogError:
-        if self._delayed >= MAX_DELAYED:
-            return BrokerOverloaded("too many clients are failing to authenticate; try again")
-        self._delayed += 1
-        try:
-            await asyncio.sleep(FAILURE_DELAY_S)
-        finally:
-            self._delayed -= 1
-        return error
 
     @answered(security_pb2.DescribeUsersResponse)
     async def DescribeUsers(

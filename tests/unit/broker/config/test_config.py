@@ -141,12 +141,23 @@ def test_kafka_clients_have_a_listener_of_their_own() -> None:
     ("values", "words"),
     [
         ({"listeners": "kafka://127.0.0.1:2"}, "expected host:port"),
-        ({"listeners": "127.0.0.1:1,kafka://127.0.0.1:2,kafka://127.0.0.1:3"}, "the second of kafka"),
-        ({"listeners": "127.0.0.1:1,kafka+ssl://127.0.0.1:2"}, "the protocol kafka+ssl is not known"),
+        ({"listeners": "127.0.0.1:1,kafka://127.0.0.1:2,kafka://127.0.0.1:3"}, "one listener for kafka clients"),
+        ({"listeners": "127.0.0.1:1,kafka://127.0.0.1:2,kafka+ssl://127.0.0.1:3"}, "one listener for kafka clients"),
+        ({"listeners": "127.0.0.1:1,kafka+tls://127.0.0.1:2"}, "the protocol kafka+tls is not known"),
+        ({"listeners": "127.0.0.1:1,kafka+ssl://127.0.0.1:2"}, "and kafka+ssl:// in `listeners` needs it"),
+        (
+            {"listeners": "127.0.0.1:1,kafka+ssl://127.0.0.1:2", "ssl_keystore_location": "/a"},
+            "ssl.truststore.location is not set",
+        ),
+        ({"listeners": "127.0.0.1:1,kafka+sasl://10.0.0.1:2"}, "passwords in plaintext are for loopback"),
+        ({"listeners": "127.0.0.1:1,kafka+sasl://0.0.0.0:2", "insecure": True}, "as kafka+sasl://host:port"),
+        (
+            {"listeners": "127.0.0.1:1,kafka+sasl://127.0.0.1:2", "advertised_listeners": "kafka://127.0.0.1:2"},
+            "so write kafka+sasl:// here as well",
+        ),
         ({"listeners": "127.0.0.1:1,kafka://10.0.0.1:2"}, "plaintext without authentication"),
         ({"listeners": "127.0.0.1:1,kafka://0.0.0.0:2", "insecure": True}, "as kafka://host:port"),
         ({"advertised_listeners": "kafka://broker:2"}, "`listeners` has no address for kafka clients"),
-        ({"listeners": "127.0.0.1:1,kafka://127.0.0.1:2", "authorizer": "acl"}, "authorizer=acl asks for them"),
         (
             {
                 "listeners": "127.0.0.1:1,kafka://127.0.0.1:2",
@@ -154,7 +165,7 @@ def test_kafka_clients_have_a_listener_of_their_own() -> None:
                 "ssl_keystore_location": "/a",
                 "ssl_client_auth": "none",
             },
-            "listener.security.protocol=ssl asks for them",
+            "takes anyone, and listener.security.protocol=ssl does not",
         ),
     ],
 )
@@ -162,6 +173,26 @@ def test_a_listener_for_kafka_clients_is_no_way_around_security(values: dict[str
     with pytest.raises(InvalidConfig) as caught:
         config(**values)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("listener", "protocol", "asks"),
+    [
+        ("kafka://127.0.0.1:2", "plaintext", True),
+        ("kafka+ssl://10.0.0.1:2", "ssl", True),
+        ("KAFKA+SASL://127.0.0.1:2", "sasl_plaintext", False),
+        ("kafka+sasl+ssl://10.0.0.1:2", "sasl_ssl", False),
+    ],
+)
+def test_each_protocol_of_kafka_clients(listener: str, protocol: str, asks: bool) -> None:
+    files = {"ssl_keystore_location": "/a", "ssl_truststore_location": "/b"}
+    made = config(listeners=f"127.0.0.1:1,{listener}", authorizer="acl", **files)
+    assert made.kafka_security_protocol == protocol
+    assert made.asks_kafka_for_certificates == asks
+    assert made.kafka_speaks_tls == protocol.endswith("ssl")
+    assert made.kafka_listener is not None
+    required = config(listeners=f"127.0.0.1:1,{listener}", ssl_client_auth="required", **files)
+    assert required.asks_kafka_for_certificates
 
 
 @pytest.mark.parametrize(
@@ -176,7 +207,7 @@ def test_a_listener_for_kafka_clients_is_no_way_around_security(values: dict[str
         ({"auto_create_topics_enable": True}, "create them with the admin API"),
         ({"socket_request_max_bytes": "4MiB"}, "leaves no room for a batch of message.max.bytes=4194304"),
         ({"num_partitions": 5, "max_partitions_per_topic": 4}, "num.partitions=5 is above"),
-        ({"listeners": "127.0.0.1:1,127.0.0.1:2"}, "one listener of each protocol is supported"),
+        ({"listeners": "127.0.0.1:1,127.0.0.1:2"}, "one listener for raftlog clients is supported"),
         ({"listeners": ""}, "expected host:port"),
         ({"advertised_listeners": "host:port"}, "the port is a number"),
         ({"log_level": "loud"}, "expected one of debug, info, warning, error"),
@@ -422,7 +453,7 @@ def test_plaintext_that_others_reach_is_refused_unless_it_is_meant(values: dict[
             {"listener.security.protocol": "sasl_ssl", **KEYSTORE, "controller.quorum.voters": "1@127.0.0.1:9093"},
             "ssl.truststore.location is not set, and nodes have to show certificates to each other",
         ),
-        ({"sasl.enabled.mechanisms": "PLAIN"}, "expected a list of SCRAM-SHA-256, SCRAM-SHA-512"),
+        ({"sasl.enabled.mechanisms": "PLAIN"}, "add SCRAM-SHA-512"),
         ({"authorizer": "AclAuthorizer"}, "expected one of none, acl"),
         ({"super.users": "alice"}, "'alice' is no principal; write User:NAME, with semicolons between"),
         ({"super.users": "User:alice;bob"}, "'bob' is no principal"),

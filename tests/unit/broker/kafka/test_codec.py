@@ -10,6 +10,7 @@ import kafka.protocol.admin
 import kafka.protocol.consumer
 import kafka.protocol.metadata
 import kafka.protocol.producer
+import kafka.protocol.sasl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,13 @@ from raftlog.errors import InvalidRequestError
 
 THEIRS: dict[str, Any] = {
     name: each
-    for module in (kafka.protocol.admin, kafka.protocol.consumer, kafka.protocol.metadata, kafka.protocol.producer)
+    for module in (
+        kafka.protocol.admin,
+        kafka.protocol.consumer,
+        kafka.protocol.metadata,
+        kafka.protocol.producer,
+        kafka.protocol.sasl,
+    )
     for name, each in vars(module).items()
 }
 ALL = [*REQUESTS.values(), *RESPONSES.values()]

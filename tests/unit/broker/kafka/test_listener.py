@@ -101,7 +101,8 @@ class Bed:
         async def serve(request: Fields, version: int, who: Caller) -> Fields:
             return {}
 
-        handlers = {key: serve for key in messages.REQUESTS if key not in (messages.PRODUCE, messages.FETCH)}
+        own = (messages.PRODUCE, messages.FETCH, messages.SASL_HANDSHAKE, messages.SASL_AUTHENTICATE)
+        handlers = {key: serve for key in messages.REQUESTS if key not in own}
         self.listener = KafkaListener(
             handlers,
             cast(Produce, self.produce),
@@ -110,7 +111,6 @@ class Bed:
             self.counters,
             max_frame_bytes=1 << 20,
             max_connections=3,
-            who=lambda host: Caller(host=host),
         )
 
     async def client(self) -> Client:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from broker.net.services.security import FAILURE_DELAY_S, MAX_DELAYED, SecurityService
+from broker.net.services.security import SecurityService
 from broker.security.caller import Caller, caller
+from broker.security.scram import FAILURE_DELAY_S, MAX_DELAYED
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, NotController
 from raftlog.v1 import common_pb2, security_pb2
 from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, Acl, AuthenticateRequest, UserMechanism

@@ -1,0 +1,340 @@
+"""Kafka's clients, unmodified, at a listener with TLS, users and permissions: librdkafka, kafka-python and aiokafka.
+
+One broker serves all tests of passwords, another one those of certificates. Each test has a user of its own where it
+gets a password wrong: twenty wrong ones lock a user out of an address for a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import aiokafka
+import confluent_kafka
+import kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+import raftlog
+from broker.kafka import messages
+from broker.kafka.codec import Fields
+from raftlog import AclBinding, AclOperation, Admin, PatternType, ResourceType
+from raftlog.testing import Cluster
+from tests.support import patience
+
+PATIENCE_S = 60.0
+MECHANISMS = ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]
+PASSWORD = "Sesame, open!"
+QUIET: dict[str, Any] = {"log_level": 0}
+USERS = dict.fromkeys(("admin", "ada", "nobody", "forgetful"), PASSWORD)
+CONFIG: dict[str, str | int] = {
+    "authorizer": "acl",
+    "super.users": "User:admin",
+    "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+    "connections.max.reauth.ms": 600_000,
+}
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(users=USERS, kafka=True, config=CONFIG) as started:
+        with Admin(started.bootstrap, config=started.client_config) as admin:
+            for topic in ("a-topic", "theirs"):
+                admin.create_topic(topic)
+            admin.create_acls(
+                [
+                    AclBinding("User:ada", operation, ResourceType.TOPIC, "a-", PatternType.PREFIXED)
+                    for operation in (AclOperation.READ, AclOperation.WRITE)
+                ]
+            )
+        yield started
+
+
+def settings(cluster: Cluster, user: str, mechanism: str = "SCRAM-SHA-512", password: str = PASSWORD) -> dict[str, Any]:
+    """Return what librdkafka is to be told."""
+    return {
+        "bootstrap.servers": cluster.kafka_bootstrap,
+        **cluster.client_config_of(user, password),
+        "sasl.mechanism": mechanism,
+        **QUIET,
+    }
+
+
+def written(conf: dict[str, Any], topic: str, value: bytes) -> Any:
+    """Write a record with librdkafka; return the error of its delivery."""
+    answers: list[Any] = []
+    producer = confluent_kafka.Producer(conf)
+    producer.produce(topic, value, partition=0, on_delivery=lambda error, _: answers.append(error))
+    until(lambda: producer.poll(0.1) > 0 or bool(answers))
+    return answers[0]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    patience.until(condition, within_s=PATIENCE_S)
+
+
+# Passwords
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_librdkafka_logs_in(cluster: Cluster, mechanism: str) -> None:
+    assert written(settings(cluster, "ada", mechanism), "a-topic", b"x") is None
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_kafka_python_logs_in(cluster: Cluster, mechanism: str) -> None:
+    producer = kafka.KafkaProducer(
+        bootstrap_servers=cluster.kafka_bootstrap,
+        security_protocol="SASL_SSL",
+        ssl_cafile=str(cluster.authority.ca_file),
+        sasl_mechanism=mechanism,
+        sasl_plain_username="ada",
+        sasl_plain_password=PASSWORD,
+    )
+    try:
+        assert producer.send("a-topic", b"y").get(PATIENCE_S).offset >= 0
+    finally:
+        producer.close()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_aiokafka_logs_in(cluster: Cluster, mechanism: str) -> None:
+    async def run() -> int:
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=cluster.kafka_bootstrap,
+            security_protocol="SASL_SSL",
+            ssl_context=ssl.create_default_context(cafile=str(cluster.authority.ca_file)),
+            sasl_mechanism=mechanism,
+            sasl_plain_username="ada",
+            sasl_plain_password=PASSWORD,
+        )
+        await producer.start()
+        try:
+            sent: Any = await producer.send_and_wait("a-topic", b"z")
+        finally:
+            await producer.stop()
+        return int(sent.offset)
+
+    assert asyncio.run(run()) >= 0
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_wrong_password_is_said_to_be_wrong(cluster: Cluster, mechanism: str) -> None:
+    told: list[Any] = []
+    conf = settings(cluster, "forgetful", mechanism, "wrong")
+    # Each attempt is a wrong password, and few are allowed.
+    conf |= {"error_cb": told.append, "reconnect.backoff.ms": 60_000, "reconnect.backoff.max.ms": 60_000}
+    producer = confluent_kafka.Producer(conf)
+    until(lambda: producer.poll(0.1) >= 0 and bool(told))
+    assert told[0].code() == confluent_kafka.KafkaError._AUTHENTICATION
+    assert "there is no user 'forgetful', or the password is wrong" in told[0].str()
+
+
+def test_a_changed_password_ends_a_connection(cluster: Cluster) -> None:
+    with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
+        admin.alter_user("eve", PASSWORD)
+        admin.create_acls([AclBinding("User:eve", AclOperation.WRITE, ResourceType.TOPIC, "a-", PatternType.PREFIXED)])
+        told: list[Any] = []
+        conf = settings(cluster, "eve")
+        conf |= {"error_cb": told.append, "reconnect.backoff.ms": 500, "reconnect.backoff.max.ms": 60_000}
+        producer = confluent_kafka.Producer(conf)
+        delivered: list[Any] = []
+        producer.produce("a-topic", b"x", on_delivery=lambda error, _: delivered.append(error))
+        until(lambda: producer.flush(0.1) == 0 and bool(delivered))
+        assert delivered == [None]
+        admin.alter_user("eve", "another one")
+        until(
+            lambda: (
+                producer.poll(0.1) >= 0
+                and any(each.code() == confluent_kafka.KafkaError._AUTHENTICATION for each in told)
+            )
+        )
+
+
+# Permissions
+
+
+def test_a_user_without_permissions_sees_nothing(cluster: Cluster) -> None:
+    client = AdminClient(settings(cluster, "nobody"))
+    assert client.list_topics(timeout=PATIENCE_S).topics == {}
+    topic = client.list_topics("a-topic", timeout=PATIENCE_S).topics["a-topic"]
+    assert topic.error is not None
+    assert topic.error.code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert topic.partitions == {}
+    error = written({**settings(cluster, "nobody"), "enable.idempotence": False}, "theirs", b"x")
+    assert error.code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def test_a_user_sees_what_it_may(cluster: Cluster) -> None:
+    assert set(AdminClient(settings(cluster, "ada")).list_topics(timeout=PATIENCE_S).topics) == {"a-topic"}
+    error = written({**settings(cluster, "ada"), "enable.idempotence": False}, "theirs", b"x")
+    assert error.code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+# Bytes
+
+
+class Raw:
+    """A connection that sends what it is told to."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        host, _, port = cluster.kafka_bootstrap.split(",")[0].rpartition(":")
+        context = ssl.create_default_context(cafile=str(cluster.authority.ca_file))
+        plain = socket.create_connection((host, int(port)), PATIENCE_S)
+        self._socket = context.wrap_socket(plain, server_hostname=host)
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def ask(self, key: int, version: int, request: Fields) -> Fields:
+        """Return the response to a request."""
+        message, response = messages.REQUESTS[key], messages.RESPONSES[key]
+        body = b"".join(message.encode(request, version))
+        head = struct.pack(">hhih", key, version, 9, 1) + b"c" + (b"\0" if message.is_flexible(version) else b"")
+        self.send(struct.pack(">i", len(head) + len(body)) + head + body)
+        (size,) = struct.unpack(">i", self._exactly(4))
+        answer = self._exactly(size)
+        at = 5 if response.is_flexible(version) and key != messages.API_VERSIONS else 4
+        return response.decode(memoryview(answer), version, at)
+
+    def token(self, message: bytes) -> bytes:
+        """Send a message of SASL without a header, and return the answer."""
+        self.send(struct.pack(">i", len(message)) + message)
+        (size,) = struct.unpack(">i", self._exactly(4))
+        return self._exactly(size)
+
+    def is_closed(self) -> bool:
+        """Wait until the other end closes the connection."""
+        try:
+            return self._socket.recv(1) == b""
+        except (ConnectionResetError, ssl.SSLError):
+            return True
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self._socket.recv(size - len(data))
+            assert piece, "the connection was closed"
+            data += piece
+        return data
+
+
+@pytest.mark.parametrize("key", sorted({*messages.REQUESTS} - messages.AUTHENTICATING), ids=messages.api_name)
+def test_no_other_request_comes_before_authentication(cluster: Cluster, key: int) -> None:
+    with Raw(cluster) as raw:
+        assert raw.ask(messages.API_VERSIONS, 0, {})["error_code"] == 0
+        raw.send(struct.pack(">ihhih", 11, key, messages.REQUESTS[key].last, 9, 1) + b"c")
+        assert raw.is_closed()
+
+
+def test_mechanisms_and_their_order(cluster: Cluster) -> None:
+    with Raw(cluster) as raw:
+        answer = raw.ask(messages.SASL_HANDSHAKE, 1, {"mechanism": "GSSAPI"})
+        assert answer == {"error_code": 33, "mechanisms": MECHANISMS}
+        assert raw.is_closed()
+    with Raw(cluster) as raw:
+        assert raw.ask(messages.SASL_AUTHENTICATE, 2, {"auth_bytes": b""})["error_code"] == 34
+        assert raw.is_closed()
+
+
+def test_messages_without_headers(cluster: Cluster) -> None:
+    """SaslHandshake of version 0 goes before them."""
+    with Raw(cluster) as raw:
+        assert raw.ask(messages.SASL_HANDSHAKE, 0, {"mechanism": "PLAIN"})["error_code"] == 0
+        assert raw.token(f"\0ada\0{PASSWORD}".encode()) == b""
+        assert [each["name"] for each in raw.ask(messages.METADATA, 1, {"topics": None})["topics"]] == ["a-topic"]
+    with Raw(cluster) as raw:
+        assert raw.ask(messages.SASL_HANDSHAKE, 0, {"mechanism": "PLAIN"})["error_code"] == 0
+        raw.send(struct.pack(">i", 17 << 10))
+        assert raw.is_closed()
+
+
+def log_in(raw: Raw, user: str, mechanism: str = "PLAIN") -> Fields:
+    """Log in with PLAIN; return the answer."""
+    assert raw.ask(messages.SASL_HANDSHAKE, 1, {"mechanism": mechanism})["error_code"] == 0
+    return raw.ask(messages.SASL_AUTHENTICATE, 2, {"auth_bytes": f"\0{user}\0{PASSWORD}".encode()})
+
+
+def test_a_session_belongs_to_one_user(cluster: Cluster) -> None:
+    with Raw(cluster) as raw:
+        assert log_in(raw, "ada") == {
+            "error_code": 0,
+            "error_message": None,
+            "auth_bytes": b"",
+            "session_lifetime_ms": 600_000,
+        }
+        assert log_in(raw, "ada")["error_code"] == 0
+        answer = log_in(raw, "nobody")
+        assert answer["error_code"] == 58
+        assert "User:ada's" in answer["error_message"]
+        assert raw.is_closed()
+
+
+# Certificates
+
+
+@pytest.fixture(scope="module")
+def certified() -> Iterator[Cluster]:
+    config: dict[str, str | int] = {"authorizer": "acl", "super.users": "User:admin"}
+    with Cluster(tls=True, kafka=True, config=config) as started:
+        with Admin(started.bootstrap, config=started.authority.client_config("admin")) as admin:
+            admin.create_topic("a-topic")
+            admin.create_acls([AclBinding("User:ada", AclOperation.WRITE, ResourceType.TOPIC, "a-topic")])
+        yield started
+
+
+def test_a_certificate_is_a_user(certified: Cluster) -> None:
+    def conf(user: str) -> dict[str, Any]:
+        servers = {"bootstrap.servers": certified.kafka_bootstrap}
+        return {**servers, **certified.authority.client_config(user), "enable.idempotence": False, **QUIET}
+
+    assert written(conf("ada"), "a-topic", b"x") is None
+    error = written(conf("bert"), "a-topic", b"x")
+    assert error.code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert set(AdminClient(conf("admin")).list_topics(timeout=PATIENCE_S).topics) == {"a-topic"}
+
+
+def test_no_certificate_no_connection(certified: Cluster) -> None:
+    with pytest.raises((AssertionError, OSError)), Raw(certified) as raw:
+        raw.ask(messages.API_VERSIONS, 0, {})
+    host, _, port = certified.kafka_bootstrap.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as plain:
+        plain.sendall(struct.pack(">ihhih", 11, messages.API_VERSIONS, 0, 9, 1) + b"c")
+        answer = plain.recv(64)  # TLS's alert
+        assert not answer or answer[0] == 21
+
+
+def test_both_protocols_have_the_same_users(certified: Cluster) -> None:
+    config = certified.authority.client_config("ada")
+    with raftlog.Producer(certified.bootstrap, config=config) as producer:
+        assert producer.send("a-topic", b"x").result(PATIENCE_S).offset >= 0
+
+
+@pytest.mark.long
+def test_a_client_authenticates_again_before_its_session_ends() -> None:
+    """KIP-368: librdkafka goes on over the same connection, over several sessions of three seconds."""
+    with Cluster(users=USERS, kafka=True, config={**CONFIG, "connections.max.reauth.ms": 3_000}) as cluster:
+        with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
+            admin.create_topic("a-topic")
+        producer = confluent_kafka.Producer(settings(cluster, "admin"))
+        delivered: list[Any] = []
+        begun_s = time.monotonic()
+        while time.monotonic() < begun_s + 10:
+            producer.produce("a-topic", b"x", on_delivery=lambda error, _: delivered.append(error))
+            producer.poll(0.1)
+        until(lambda: producer.flush(0.1) == 0)
+        assert set(delivered) == {None}
