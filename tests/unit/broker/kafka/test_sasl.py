@@ -69,8 +69,7 @@ def test_the_right_password_admits(way: Callable[[Session, str, str], Awaitable[
         world = World()
         world.book.set("ada", "secret")
         session = world.session()
-        assert session.who.principal == "User:ANONYMOUS"
-        assert not session.is_admitted
+        assert (session.who.principal, session.is_admitted) == ("User:ANONYMOUS", False)
         assert (await way(session, "ada", "secret"))["error_code"] == 0
         assert session.is_admitted
         assert (session.who.principal, session.who.host) == ("User:ada", HOST)
