@@ -5,6 +5,7 @@ access.py      who looks: logins, sessions, tokens against forged requests
 view.py        one user's view of the cluster: answers of brokers, asked for once in two seconds at most
 pages.py       the pages: each turns a request into a template and its values
 actions.py     the changes: each checks a form, asks the cluster, and says what happened
+rebalance.py   a plan of moves that is carried out, with progress
 messages.py    reading, filtering and showing records
 templates/, static/   HTML (Jinja2), styles and the scripts
 

@@ -1,7 +1,8 @@
 """The changes that people make in the console. Each checks a form, asks the cluster, and returns what happened.
 
-An action is refused here only for what its form lacks; what a user may not do is refused by the broker. Every attempt
-goes into the audit log (logger `raftlog.console.audit`): who, what, on what, and how it ended.
+An action is refused here only for what its form lacks; what a user may not do is refused by the broker. `why_not` says
+beforehand what that would be, so that pages do not offer it. Every attempt goes into the audit log (logger
+`raftlog.console.audit`): who, what, on what, and how it ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Final
 
 import raftlog
 from raftlog._core.words import counted
+from raftlog.cli.partitions.moving import Move
+from raftlog.config import parse_size_bytes
 from raftlog.console.messages import parse_headers
+from raftlog.console.rebalance import AT_A_TIME, Rebalance
 from raftlog.console.view import View
 from raftlog.errors import InvalidRequestError, RaftlogError
 from raftlog.security import AclBinding, AclFilter, AclOperation, AclPermission, PatternType, ResourceType
@@ -129,15 +133,39 @@ def reassign(view: View, fields: Fields) -> str:
 
 
 def move(view: View, fields: Fields) -> str:
-    """Begin the moves of a plan as it was shown."""
+    """Carry out a plan as it was shown, with or without a throttle."""
+    if view.rebalance is not None and view.rebalance.progress.runs:
+        raise InvalidRequestError("a rebalance is under way; wait until it is done, or cancel it")
     wanted: dict[TopicPartition, list[int]] = {}
     for each in _text(fields, "moves").split():
         found = re.fullmatch(r"([\w.-]+):(\d{1,9}):(\d{1,9}(?:,\d{1,9})*)", each, re.ASCII)
         if found is None:
             raise InvalidRequestError("the plan is malformed; make it again")
         wanted[TopicPartition(found[1], int(found[2]))] = [int(replica) for replica in found[3].split(",")]
-    view.admin.alter_reassignments(wanted)
-    return f"{counted(len(wanted), 'move has', 'moves have')} begun. Once they are done, this page shows what is left."
+    throttle = fields.get("throttle", "").strip()
+    try:
+        rate = parse_size_bytes(throttle) if throttle else None
+    except ValueError:
+        raise InvalidRequestError(f"throttle {throttle!r}: write bytes per second, for example 20MiB") from None
+    if rate is not None and rate < 1:
+        raise InvalidRequestError(f"throttle {throttle!r}: write bytes per second, for example 20MiB")
+    leaving = _number(fields, "leaving") if fields.get("leaving") else None
+    moves = [Move(part, tuple(replicas)) for part, replicas in wanted.items()]
+    rebalance = Rebalance(view.admin, moves, leaving, rate)
+    progress = rebalance.step()  # at once, so that a refusal is told at once
+    if progress.state == "failed":
+        raise InvalidRequestError(progress.waits)
+    view.rebalance = rebalance
+    rebalance.start()
+    return f"The rebalance has begun: {counted(len(moves), 'move')}, {AT_A_TIME} at a time."
+
+
+def cancel_rebalance(view: View, fields: Fields) -> str:
+    """Begin no more moves of the plan, and cancel those under way."""
+    if view.rebalance is None or not view.rebalance.progress.runs:
+        raise InvalidRequestError("no rebalance of yours is under way")
+    view.rebalance.cancel()
+    return "The rebalance is being cancelled. Partitions that have moved stay where they are."
 
 
 def delete_records(view: View, fields: Fields) -> str:
@@ -274,6 +302,7 @@ ACTIONS: Final[Mapping[str, Callable[[View, Fields], str]]] = {
     "elect": elect,
     "reassign": reassign,
     "move": move,
+    "cancel-rebalance": cancel_rebalance,
     "delete-records": delete_records,
     "produce": produce,
     "reset-offsets": reset_offsets,
@@ -287,3 +316,37 @@ ACTIONS: Final[Mapping[str, Callable[[View, Fields], str]]] = {
     "delete-acl": delete_acl,
 }
 """The changes by name; a form posts to /do/NAME."""
+
+_CLUSTER: Final = (ResourceType.CLUSTER, AclOperation.ALTER)
+NEEDS: Final[Mapping[str, tuple[ResourceType, AclOperation]]] = {
+    "delete-topic": (ResourceType.TOPIC, AclOperation.DELETE),
+    "set-config": (ResourceType.TOPIC, AclOperation.ALTER_CONFIGS),
+    "add-partitions": (ResourceType.TOPIC, AclOperation.ALTER),
+    "elect": _CLUSTER,
+    "reassign": _CLUSTER,
+    "move": _CLUSTER,
+    "cancel-rebalance": _CLUSTER,
+    "delete-records": (ResourceType.TOPIC, AclOperation.DELETE),
+    "produce": (ResourceType.TOPIC, AclOperation.WRITE),
+    "reset-offsets": (ResourceType.GROUP, AclOperation.READ),
+    "delete-group": (ResourceType.GROUP, AclOperation.DELETE),
+    "abort": (ResourceType.TRANSACTIONAL_ID, AclOperation.WRITE),
+    "abort-hanging": _CLUSTER,
+    "alter-broker": _CLUSTER,
+    "set-user": _CLUSTER,
+    "delete-user": _CLUSTER,
+    "add-acl": _CLUSTER,
+    "delete-acl": _CLUSTER,
+}
+"""The permission that each change needs; docs/security.md. Not create-topic: an ACL for a prefix is enough."""
+
+
+def why_not(view: View, action: str, name: str = "") -> str | None:
+    """Return why this user may not do that with the resource of that name; None: as far as is known, it may."""
+    resource, operation = NEEDS[action]
+    may = view.operations(resource, name)
+    if may is None or operation in may:
+        return None
+    word = operation.name.replace("_", " ").title().replace(" ", "")
+    what = "the cluster" if resource is ResourceType.CLUSTER else f"{resource.name.lower().replace('_', ' ')} {name}"
+    return f"You may not: this needs {word} on {what}."

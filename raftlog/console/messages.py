@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
+
+import pyarrow as pa
 
 import raftlog
 from raftlog.errors import InvalidRequestError
@@ -26,6 +28,9 @@ LONGEST_SHOWN: Final = 4_000
 LONGEST_ALONE: Final = 1_000_000
 BEGINS: Final = ("newest", "oldest", "offset", "time")
 FORMS: Final = ("auto", "text", "json", "hex")
+VIEWS: Final = ("records", "table")
+MOST_COLUMNS: Final = 30
+LONGEST_CELL: Final = 80
 _STEP: Final = re.compile(r"\.([A-Za-z_][\w-]*)|\[(\d+)\]|\[['\"]([^'\"]+)['\"]\]")
 
 
@@ -85,6 +90,7 @@ class Query:
     header: str = ""
     path: JsonPath | None = None
     form: str = "auto"
+    view: str = "records"
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> Query:
@@ -104,8 +110,11 @@ class Query:
 
         begin = fields.get("begin") or "newest"
         form = fields.get("form") or "auto"
-        if begin not in BEGINS or form not in FORMS:
-            raise InvalidRequestError(f"begin is one of {', '.join(BEGINS)}, form one of {', '.join(FORMS)}")
+        view = fields.get("view") or "records"
+        if begin not in BEGINS or form not in FORMS or view not in VIEWS:
+            raise InvalidRequestError(
+                f"begin is one of {', '.join(BEGINS)}, form one of {', '.join(FORMS)}, view one of {', '.join(VIEWS)}"
+            )
         partition = number("partition", -1, 1 << 31)
         path = fields.get("path", "").strip()
         return cls(
@@ -119,6 +128,7 @@ class Query:
             header=fields.get("header", "").strip(),
             path=JsonPath.parse(path) if path else None,
             form=form,
+            view=view,
         )
 
     @property
@@ -264,6 +274,58 @@ def brief(data: bytes | None, longest: int = 120) -> Shown:
         return Shown(text[:longest], "text", len(text) > longest or len(data) > longest * 4)
     except ValueError:
         return Shown(data[: longest // 3].hex(" "), "hex", len(data) > longest // 3)
+
+
+class Column(NamedTuple):
+    """A column of a table: a field of JSON objects, and the Arrow type that fits all its values."""
+
+    name: str
+    type: str
+
+
+class Table(NamedTuple):
+    """Values as typed columns. `rows`: a record with the text of each cell, None: no such field.
+
+    `others`: how many records have a value that is no JSON object. `left_out`: how many columns there are beyond these.
+    """
+
+    columns: list[Column]
+    rows: list[tuple[Record, list[str | None]]]
+    others: int
+    left_out: int
+
+
+def table_of(records: Sequence[Record]) -> Table:
+    """Return the JSON objects among the values as a table; columns are in the order in which they appear first."""
+    parsed = [(record, fields) for record in records if (fields := _object(record.value)) is not None]
+    names = list(dict.fromkeys(name for _, fields in parsed for name in fields))
+    shown_names = names[:MOST_COLUMNS]
+    columns = [Column(name, _type_of([fields.get(name) for _, fields in parsed])) for name in shown_names]
+    rows = [
+        (record, [_cell(fields[name]) if name in fields else None for name in shown_names]) for record, fields in parsed
+    ]
+    return Table(columns, rows, len(records) - len(parsed), len(names) - len(shown_names))
+
+
+def _object(value: bytes | None) -> dict[str, object] | None:
+    try:
+        found = json.loads(value or b"")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _type_of(values: list[object]) -> str:
+    try:
+        found = str(pa.infer_type(values))
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return "mixed"
+    return found if len(found) <= LONGEST_CELL // 2 else f"{found.partition('<')[0]}<…>"
+
+
+def _cell(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…"
 
 
 def parse_headers(text: str) -> list[tuple[str, bytes | None]]:

@@ -19,9 +19,12 @@ from raftlog.cli.nodes.cluster import Picture
 from raftlog.cli.partitions.health import is_under_replicated, state_of
 from raftlog.cli.partitions.moving import Move, present
 from raftlog.console.access import Session
-from raftlog.console.messages import LONGEST_ALONE, Query, search
+from raftlog.console.actions import why_not
+from raftlog.console.messages import LONGEST_ALONE, Query, search, table_of
+from raftlog.console.rebalance import AT_A_TIME
 from raftlog.console.view import Answer, View
 from raftlog.errors import GroupIdNotFound, InvalidRequestError, ResourceNotFound, UnknownTopicOrPartition
+from raftlog.security import AclOperation, ResourceType
 from raftlog.types import TopicPartition
 
 T = TypeVar("T")
@@ -29,7 +32,6 @@ T = TypeVar("T")
 ROWS: Final = 50
 """Rows of a page of a list."""
 MOST_GROUPS_OF_OVERVIEW: Final = 20
-MOVES_AT_A_TIME: Final = 20
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,15 @@ class Look:
     names: Mapping[str, str]
     path: str
     read_only: bool
+
+    def why_not(self, action: str, name: str = "") -> str | None:
+        """Return why this user may not make that change; None: a page offers it."""
+        return why_not(self.view, action, name)
+
+    def may_look(self) -> bool:
+        """Whether this user may see the quorum, users and ACLs."""
+        may = self.view.operations(ResourceType.CLUSTER)
+        return may is None or AclOperation.DESCRIBE in may
 
 
 @dataclass(frozen=True)
@@ -168,6 +179,7 @@ def brokers(look: Look) -> Page:
         "cluster": cluster.value,
         "brokers": [(broker, state_of(broker), sizes.get(broker.broker_id)) for broker in found],
         "most_replicas": max((broker.replicas for broker in found), default=0),
+        "progress": look.view.rebalance.progress if look.view.rebalance is not None else None,
     }
     return Page("brokers.html", "Brokers", values, [cluster, dirs])
 
@@ -212,22 +224,20 @@ def plan(look: Look) -> Page:
         "moves": [(move, picture.placed[move.part], copied(picture, move)) for move in moves[:ROWS]],
         "total": len(moves),
         "bytes": sum(copied(picture, move) for move in moves),
-        "at_a_time": MOVES_AT_A_TIME,
+        "at_a_time": AT_A_TIME,
+        "progress": look.view.rebalance.progress if look.view.rebalance is not None else None,
         "before": rebalance.loads(picture.placed, ids, picture.sizes),
         "after": rebalance.loads(after, ids, picture.sizes),
         "ids": ids,
         "under_way": under_way.value or {},
-        "first": first_of(moves),
+        "wanted": as_text(moves),
     }
     return Page("plan.html", "Rebalance" if leaving is None else f"Decommission broker {leaving}", values, answers)
 
 
-def first_of(moves: Sequence[Move]) -> str:
-    """Return the next moves of a plan as the form carries them, so that what was shown is what is done."""
-    return " ".join(
-        f"{move.part.topic}:{move.part.partition}:{','.join(map(str, move.replicas))}"
-        for move in moves[:MOVES_AT_A_TIME]
-    )
+def as_text(moves: Sequence[Move]) -> str:
+    """Return the moves of a plan as the form carries them, so that what was shown is what is done."""
+    return " ".join(f"{move.part.topic}:{move.part.partition}:{','.join(map(str, move.replicas))}" for move in moves)
 
 
 def copied(picture: Picture, move: Move) -> int:
@@ -401,6 +411,7 @@ def messages(look: Look) -> Page:
         "query": query,
         "problem": problem,
         "found": asked.value if asked is not None else None,
+        "table": table_of(asked.value.records) if query.view == "table" and asked is not None and asked.value else None,
         "live": look.fields.get("live") == "1",
     }
     return Page("messages.html", name, values, [answer])

@@ -29,7 +29,9 @@ from raftlog._core.descriptions import (
 from raftlog._doctor.checks import CHECKS
 from raftlog._doctor.collect import collect
 from raftlog._doctor.report import Report, examine
+from raftlog.console.rebalance import Rebalance
 from raftlog.errors import AuthorizationError, RaftlogError, RetriableError
+from raftlog.security import AclOperation, ResourceType
 from raftlog.types import TopicPartition
 
 T = TypeVar("T")
@@ -100,9 +102,13 @@ class View:
         self._plots: dict[str, deque[Point]] = {}
         self._totals: dict[str, tuple[float, int]] = {}
         self._epochs: deque[tuple[int, int, int]] = deque(maxlen=HISTORY)
+        self.rebalance: Rebalance | None = None
+        """The last plan that this user had carried out."""
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. A rebalance begins no more moves."""
+        if self.rebalance is not None:
+            self.rebalance.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.admin.close()
 
@@ -145,7 +151,33 @@ class View:
 
     def cluster(self) -> Answer[ClusterDescription]:
         """Ask for brokers and controller."""
-        return self.ask("cluster", self.admin.describe_cluster)
+        return self.ask("cluster", lambda: self.admin.describe_cluster(include_authorized_operations=True))
+
+    def operations(self, resource: ResourceType, name: str = "") -> frozenset[AclOperation] | None:
+        """Return what this user may do with a resource (KIP-430); None: unknown, and the broker will say."""
+        match resource:
+            case ResourceType.CLUSTER:
+                cluster = self.cluster().value
+                return None if cluster is None else cluster.authorized_operations
+            case ResourceType.TOPIC:
+
+                def question() -> frozenset[AclOperation] | None:
+                    return self.admin.describe_topic(name, include_authorized_operations=True).authorized_operations
+
+            case ResourceType.GROUP:
+
+                def question() -> frozenset[AclOperation] | None:
+                    return self.admin.describe_group(name, include_authorized_operations=True).authorized_operations
+
+            case ResourceType.TRANSACTIONAL_ID:
+
+                def question() -> frozenset[AclOperation] | None:
+                    found = self.admin.describe_transaction(name, include_authorized_operations=True)
+                    return found.authorized_operations
+
+            case _:
+                return None
+        return self.ask(f"may {resource.name} {name}", question, SELDOM_S).value
 
     def quorum(self) -> Answer[QuorumDescription]:
         """Ask for the metadata quorum."""

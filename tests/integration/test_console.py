@@ -6,6 +6,7 @@ Pictures of all pages in both themes go to artifacts/console.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ PAGES = {
     "config": "/topics/flights/config",
     "messages": "/topics/flights/messages",
     "messages-none": "/topics/flights/messages?value=nothing-like-this",
+    "messages-table": "/topics/flights/messages?view=table&path=$.carrier",
     "message": "/topics/flights/messages/0/3",
     "groups": "/groups",
     "group": "/groups/billing%2Feurope",
@@ -210,8 +212,9 @@ def test_a_broker_is_drained_and_a_plan_carried_out(page: Any, url: str, cluster
         until(lambda: len(admin.describe_topics(["uneven"])) == 1, within_s=WAIT_S)
         page.goto(f"{url}/brokers")
         page.get_by_role("link", name="Plan a rebalance").click()
-        page.get_by_role("button", name="Begin").click()
-        page.get_by_text("moves have begun").wait_for()
+        page.get_by_role("button", name="Carry out").click()
+        page.get_by_text("The rebalance has begun").wait_for()
+        page.get_by_text("The last rebalance is done").wait_for()
 
         def preferred() -> set[int]:
             return {part.replicas[0] for part in admin.describe_topic("uneven").partitions}
@@ -250,6 +253,12 @@ def test_a_search_finds_what_it_is_asked_for(url: str) -> None:
     client = Client(url)
     found = client.get("/topics/flights/messages?begin=oldest&path=$.carrier+%3D%3D+UA&limit=200").text
     assert "100 records shown, 300 looked at" in found
+    table = client.get("/topics/flights/messages?view=table&path=$.carrier+%3D%3D+UA").text
+    assert re.findall(r'<th scope="col">(\w+)<br><span class="code">(\w+)</span>', table) == [
+        ("carrier", "string"),
+        ("flight", "int64"),
+        ("note", "string"),
+    ]
     assert "code hex" in client.get(f"/topics/{LONG}/messages").text
     assert "No record matches." in client.get("/topics/flights/messages?header=trace=none").text
     assert "JSON path; write for example" in client.get("/topics/flights/messages?path=%5B").text
@@ -300,6 +309,12 @@ def test_logins_and_acls() -> None:
             until(lambda: "adas" in ada.get("/topics").text, within_s=WAIT_S)
             listed = ada.get("/topics").text
             assert "theirs" not in listed
+            offered = ada.get("/topics/adas").text
+            assert "You may not: this needs Delete on topic adas." in offered
+            assert "You may not: this needs Alter on the cluster." in offered
+            assert offered.count("<fieldset disabled>") == 5
+            assert "this needs Write on topic adas" in ada.get("/topics/adas/messages").text
+            assert 'href="/security"' not in listed, "who may not describe the cluster is not led there"
             assert "difference-engine" not in listed
             assert ada.get("/topics/theirs").code in (403, 404)
             ada.post("/do/delete-topic", topic="adas", typed="adas", back="/topics")
@@ -311,6 +326,7 @@ def test_logins_and_acls() -> None:
             boss.get("/login")
             boss.post("/login", user="boss", password="open, sesame", after="/")
             assert "theirs" in boss.get("/topics").text
+            assert "You may not" not in boss.get("/topics/theirs").text
             assert "User:ada" in boss.get("/security").text
             boss.post("/do/delete-topic", topic="theirs", typed="theirs", back="/topics")
             assert "Topic theirs was deleted." in boss.get("/topics").text

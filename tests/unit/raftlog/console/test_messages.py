@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.console.messages import JsonPath, Query, brief, parse_headers, shown
+from raftlog.console.messages import MOST_COLUMNS, JsonPath, Query, brief, parse_headers, shown, table_of
 from raftlog.errors import InvalidRequestError
 from raftlog.types import Record
 
@@ -134,3 +134,27 @@ def test_headers_of_a_form() -> None:
     assert parse_headers("a=1\n\n b = x=y\n") == [("a", b"1"), ("b", b" x=y")]
     with pytest.raises(InvalidRequestError, match="write name=value"):
         parse_headers("a")
+
+
+def test_json_objects_become_a_table_with_types() -> None:
+    values = [b'{"id": 1, "name": "a", "at": {"x": 1}}', b"no json", b'{"id": 2, "more": 1}', b"[1]", b'{"more": "b"}']
+    found = table_of([record(value) for value in values])
+    assert [tuple(each) for each in found.columns] == [
+        ("id", "int64"),
+        ("name", "string"),
+        ("at", "struct<x: int64>"),
+        ("more", "mixed"),
+    ]
+    assert [cells for _, cells in found.rows] == [
+        ["1", "a", '{"x": 1}', None],
+        ["2", None, None, "1"],
+        [None, None, None, "b"],
+    ]
+    assert (found.others, found.left_out) == (2, 0)
+
+
+@given(st.lists(st.binary() | st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.floats())))
+def test_a_table_is_made_of_anything(values: list[bytes | dict[str, object]]) -> None:
+    found = table_of([record(each if isinstance(each, bytes) else json.dumps(each).encode()) for each in values])
+    assert len(found.rows) + found.others == len(values)
+    assert all(len(cells) == len(found.columns) <= MOST_COLUMNS for _, cells in found.rows)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from raftlog.console.actions import ACTIONS, NEEDS, why_not
 from raftlog.console.view import EVERY_S, MOST_ANSWERS, MOST_PLOTS, SHARE, View
 from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed
+from raftlog.security import AclOperation
 
 
 class Clock:
@@ -147,3 +149,19 @@ def test_one_thing_of_many_may_fail(view: View) -> None:
 
     found = view.each([1, 2, 3], question)
     assert (found[1], str(found[2]), found[3]) == (10, "broker 2 does not answer", 30)
+
+
+def test_a_change_that_needs_a_permission_is_told_before_it_is_tried(view: View) -> None:
+    may: frozenset[AclOperation] | None = frozenset({AclOperation.DELETE})
+    view.operations = lambda resource, name="": may  # type: ignore[method-assign] # a stand-in for brokers
+    assert why_not(view, "delete-topic", "orders") is None
+    assert why_not(view, "produce", "orders") == "You may not: this needs Write on topic orders."
+    assert why_not(view, "abort", "sink") == "You may not: this needs Write on transactional id sink."
+    assert why_not(view, "move") == "You may not: this needs Alter on the cluster."
+    may = None
+    assert why_not(view, "move") is None, "brokers of earlier versions do not tell: they refuse"
+
+
+def test_every_change_has_its_permission() -> None:
+    assert ACTIONS.keys() - NEEDS.keys() == {"create-topic"}, "for which an ACL for a prefix is enough"
+    assert NEEDS.keys() <= ACTIONS.keys()
