@@ -317,7 +317,7 @@ def _object(value: bytes | None) -> dict[str, object] | None:
 
 def _type_of(values: list[object]) -> str:
     try:
-        found = str(pa.infer_type(values))
+        found = str(pa.array(values).type)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         return "mixed"
     return found if len(found) <= LONGEST_CELL // 2 else f"{found.partition('<')[0]}<…>"
