@@ -4,6 +4,7 @@
     sasl.py            how connections get in: TLS, certificates, passwords
     apis.py            one method for each API; calls the gRPC services' methods with their permission rules
     produce.py         Produce; fetch.py: Fetch; they call `Partition`
+    transactions.py    producer ids and transactions
     record_batches.py  record batches: Kafka's format at the edge, format 1 within
     errors.py          Kafka's error codes
     messages.py        the table of messages and offered versions; codec.py: decodes and encodes by it

@@ -40,6 +40,8 @@ DEFAULT: Final = -1
 NOBODY: Final = -1
 GROUP, TRANSACTION = 0, 1
 """Types of a coordinator's key."""
+FEATURES: Final = (("transaction.version", 2),)
+"""Features that clients look for: with level 2 they use an epoch for each transaction (KIP-890)."""
 _LONGEST_S: Final = 300.0
 
 T = TypeVar("T")
@@ -91,7 +93,6 @@ class Apis:
             api.API_VERSIONS: self._api_versions,
             api.CREATE_TOPICS: self._create_topics,
             api.DELETE_TOPICS: self._delete_topics,
-            api.INIT_PRODUCER_ID: self._init_producer_id,
             api.OFFSET_FOR_LEADER_EPOCH: self._offset_for_leader_epoch,
             api.CREATE_PARTITIONS: self._create_partitions,
             api.DELETE_RECORDS: self._delete_records,
@@ -102,13 +103,13 @@ class Apis:
 
     # Calls of the services
 
-    def _permit(self, method: str, request: Any, who: Caller) -> None:
+    def permit(self, method: str, request: Any, who: Caller) -> None:
         """Check what the method's rule asks for. Raises AuthorizationError."""
         if who.authorizer is not None:
-            for either in RULES[f"/raftlog.v1.{method}"](request, self._name_of):
+            for either in RULES[f"/raftlog.v1.{method}"](request, self.name_of):
                 check(who, either)
 
-    async def _call(
+    async def call(
         self,
         method: str,
         call: Callable[[Any, Any], Awaitable[T]],
@@ -121,18 +122,20 @@ class Apis:
         Raises:
             RaftlogError: the permission is missing, a bound is exceeded, or the answer has an error.
         """
-        self._permit(method, request, who)
+        self.permit(method, request, who)
         answer = await call(request, cast(Context, _Deadline(timeout_ms)))
         error = getattr(answer, "error", None)
         if error is not None and error.code:
             raise errors.error_of(error)
         return answer
 
-    def _name_of(self, topic_id: bytes) -> str | None:
+    def name_of(self, topic_id: bytes) -> str | None:
+        """Return a topic's name; None: there is no such topic."""
         topic = self._image().topics.get(topic_id)
         return None if topic is None else topic.name
 
-    def _id_of(self, topic: str) -> bytes | None:
+    def id_of(self, topic: str) -> bytes | None:
+        """Return a topic's id; None: there is no such topic."""
         return self._image().topic_id_by_name.get(topic)
 
     # The cluster
@@ -220,7 +223,7 @@ class Apis:
         wanted = log_pb2.ListOffsetsRequest(
             isolation_level=common_pb2.READ_COMMITTED if committed else common_pb2.READ_UNCOMMITTED
         )
-        rows = self._rows(request["topics"], "name", "partition_index", who)
+        rows = self.rows(request["topics"], "name", "partition_index", who)
         for topic_id, _, part in rows:
             if topic_id is not None:
                 wanted.partitions.add(
@@ -234,15 +237,15 @@ class Apis:
             if topic_id is None:
                 continue
             found = next(answered)
-            result["error_code"] = _code(found)
+            result["error_code"] = code_in(found)
             if not result["error_code"]:
                 result["timestamp"], result["offset"] = found.timestamp_ms, found.offset
                 result["leader_epoch"] = found.leader_epoch if found.offset >= 0 else -1
-        return {"topics": _grouped(request["topics"], "name", rows)}
+        return {"topics": grouped(request["topics"], "name", rows)}
 
     async def _offset_for_leader_epoch(self, request: Fields, version: int, who: Caller) -> Fields:
         wanted = log_pb2.OffsetForLeaderEpochRequest()
-        rows = self._rows(request["topics"], "topic", "partition", who)
+        rows = self.rows(request["topics"], "topic", "partition", who)
         for topic_id, _, part in rows:
             if topic_id is not None:
                 wanted.partitions.add(
@@ -251,41 +254,41 @@ class Apis:
                     current_leader_epoch=part["current_leader_epoch"],
                     leader_epoch=part["leader_epoch"],
                 )
-        answer = await self._call("Log/OffsetForLeaderEpoch", self._services.log.OffsetForLeaderEpoch, wanted, who)
+        answer = await self.call("Log/OffsetForLeaderEpoch", self._services.log.OffsetForLeaderEpoch, wanted, who)
         answered = iter(answer.results)
         for topic_id, result, _ in rows:
             if topic_id is not None:
                 found = next(answered)
-                result["error_code"] = _code(found)
+                result["error_code"] = code_in(found)
                 if not result["error_code"]:
                     result["leader_epoch"], result["end_offset"] = found.leader_epoch, found.end_offset
-        return {"topics": _grouped(request["topics"], "topic", rows)}
+        return {"topics": grouped(request["topics"], "topic", rows)}
 
     async def _delete_records(self, request: Fields, version: int, who: Caller) -> Fields:
         wanted = log_pb2.DeleteRecordsRequest()
-        rows = self._rows(request["topics"], "name", "partition_index", who)
+        rows = self.rows(request["topics"], "name", "partition_index", who)
         for topic_id, result, part in rows:
             result["low_watermark"] = -1
             if topic_id is not None:
                 wanted.partitions.add(
                     topic_id=topic_id, partition=part["partition_index"], before_offset=part["offset"]
                 )
-        answer = await self._call("Log/DeleteRecords", self._services.log.DeleteRecords, wanted, who)
+        answer = await self.call("Log/DeleteRecords", self._services.log.DeleteRecords, wanted, who)
         answered = iter(answer.results)
         for topic_id, result, _ in rows:
             if topic_id is not None:
                 found = next(answered)
-                result["error_code"] = _code(found)
+                result["error_code"] = code_in(found)
                 if not result["error_code"]:
                     result["low_watermark"] = found.log_start_offset
-        return {"topics": _grouped(request["topics"], "name", rows)}
+        return {"topics": grouped(request["topics"], "name", rows)}
 
-    def _rows(self, topics: Iterable[Fields], name: str, index: str, who: Caller) -> list[_Row]:
+    def rows(self, topics: Iterable[Fields], name: str, index: str, who: Caller) -> list[Row]:
         """Return (topic id, result, part) of every partition; no id: the result says that there is no such topic."""
         describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC)
-        rows: list[_Row] = []
+        rows: list[Row] = []
         for topic in topics:
-            topic_id = self._id_of(topic[name])
+            topic_id = self.id_of(topic[name])
             code = errors.NONE
             if topic_id is None:  # no answer may tell a stranger which topics exist
                 hidden = describes is not None and not describes.allow(topic[name])
@@ -314,7 +317,7 @@ class Apis:
                 call.assignments.extend(replicas)
             call.partitions = _number_or_default(topic["num_partitions"], "num_partitions")
             call.replication_factor = _number_or_default(topic["replication_factor"], "replication_factor")
-            answer = await self._call(
+            answer = await self.call(
                 "Admin/CreateTopic", self._services.admin.CreateTopic, call, who, request["timeout_ms"]
             )
             made = self._image().topic(topic["name"])
@@ -332,10 +335,10 @@ class Apis:
         async def delete(topic: Fields) -> Fields:
             name = topic["name"]
             if name is None:
-                name = self._name_of(topic["topic_id"])
+                name = self.name_of(topic["topic_id"])
                 if name is None:
                     raise UnknownTopicId(f"there is no topic with the id {topic['topic_id'].hex()}")
-            await self._call(
+            await self.call(
                 "Admin/DeleteTopic",
                 self._services.admin.DeleteTopic,
                 admin_pb2.DeleteTopicRequest(name=name),
@@ -355,11 +358,11 @@ class Apis:
                 raise InvalidRequestError("the cluster places new partitions itself: leave the assignments out")
             present = self._image().topic(topic["name"])
             if request["validate_only"]:
-                self._permit("Admin/CreatePartitions", admin_pb2.CreatePartitionsRequest(topic=topic["name"]), who)
+                self.permit("Admin/CreatePartitions", admin_pb2.CreatePartitionsRequest(topic=topic["name"]), who)
                 if present is None:
                     raise UnknownTopicOrPartition(f"there is no topic {topic['name'][:249]!r}")
                 return {}
-            await self._call(
+            await self.call(
                 "Admin/CreatePartitions",
                 self._services.admin.CreatePartitions,
                 admin_pb2.CreatePartitionsRequest(topic=topic["name"], partitions=max(0, topic["count"])),
@@ -375,7 +378,7 @@ class Apis:
     async def _describe_configs(self, request: Fields, version: int, who: Caller) -> Fields:
         async def describe(resource: Fields) -> Fields:
             call = admin_pb2.DescribeConfigsRequest(resource=_resource(resource))
-            answer = await self._call("Admin/DescribeConfigs", self._services.admin.DescribeConfigs, call, who)
+            answer = await self.call("Admin/DescribeConfigs", self._services.admin.DescribeConfigs, call, who)
             wanted = resource["configuration_keys"]
             return {
                 "configs": [
@@ -405,25 +408,10 @@ class Apis:
                         call.unset.append(each["name"])
                     case _:
                         raise InvalidRequestError(f"config {each['name'][:249]!r}: values can be set and deleted only")
-            await self._call("Admin/AlterConfigs", self._services.admin.AlterConfigs, call, who)
+            await self.call("Admin/AlterConfigs", self._services.admin.AlterConfigs, call, who)
             return {}
 
         return {"responses": await _each(request["resources"], alter, _named_resource)}
-
-    # Producers
-
-    async def _init_producer_id(self, request: Fields, version: int, who: Caller) -> Fields:
-        transactional_id = request["transactional_id"]
-        call = transaction_pb2.InitProducerIdRequest(transactional_id=transactional_id or "")
-        try:
-            if transactional_id is not None:
-                raise InvalidRequestError("the Kafka listener has no transactions yet: leave transactional.id out")
-            answer = await self._call(
-                "Transaction/InitProducerId", self._services.transactions.InitProducerId, call, who
-            )
-        except RaftlogError as error:
-            return {"error_code": errors.code_of(error, of_coordinator=True), "producer_epoch": -1}
-        return {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}
 
     # Coordinators and committed offsets
 
@@ -440,11 +428,11 @@ class Apis:
             if key_type == GROUP:
                 of_group = group_pb2.FindCoordinatorRequest(group_id=key)
                 call = self._services.groups.FindCoordinator
-                node_id = (await self._call("Group/FindCoordinator", call, of_group, who)).node_id
+                node_id = (await self.call("Group/FindCoordinator", call, of_group, who)).node_id
             elif key_type == TRANSACTION:
                 of_id = transaction_pb2.FindTransactionCoordinatorRequest(id=key)
                 find = self._services.transactions.FindCoordinator
-                node_id = (await self._call("Transaction/FindCoordinator", find, of_id, who)).node_id
+                node_id = (await self.call("Transaction/FindCoordinator", find, of_id, who)).node_id
             else:
                 raise InvalidRequestError(f"coordinators of type {key_type} do not exist here")
             broker = self._image().brokers.get(node_id)
@@ -472,8 +460,8 @@ class Apis:
             )
         codes: list[int]
         try:
-            answer = await self._call("Group/CommitOffsets", self._services.groups.CommitOffsets, call, who)
-            codes = [_code(each, of_coordinator=True) for each in answer.results]
+            answer = await self.call("Group/CommitOffsets", self._services.groups.CommitOffsets, call, who)
+            codes = [code_in(each, of_coordinator=True) for each in answer.results]
         except RaftlogError as error:
             codes = [errors.code_of(error, of_coordinator=True)] * len(rows)
         answered = iter(codes)
@@ -507,13 +495,13 @@ class Apis:
             numbers = sorted({*topic["partition_indexes"]})
             call.partitions.add(topic=topic["name"], partitions=numbers)
         try:
-            answer = await self._call("Group/FetchOffsets", self._services.groups.FetchOffsets, call, who)
+            answer = await self.call("Group/FetchOffsets", self._services.groups.FetchOffsets, call, who)
         except RaftlogError as error:
             code = errors.code_of(error, of_coordinator=True)
             return {"group_id": group["group_id"], "error_code": code, "topics": _none_committed(topics or (), code)}
         by_topic: dict[str, list[Fields]] = {}
         for each in answer.offsets:
-            code = _code(each, of_coordinator=True)
+            code = code_in(each, of_coordinator=True)
             by_topic.setdefault(each.topic, []).append(
                 {
                     "partition_index": each.partition,
@@ -530,7 +518,7 @@ class Apis:
         }
 
 
-_Row = tuple[bytes | None, Fields, Fields]
+Row = tuple[bytes | None, Fields, Fields]
 
 
 def api_versions(error_code: int) -> Fields:
@@ -544,6 +532,11 @@ def api_versions(error_code: int) -> Fields:
                 "max_version": message.last,
             }
             for key, message in sorted(api.REQUESTS.items())
+        ],
+        "supported_features": [{"name": name, "min_version": 0, "max_version": level} for name, level in FEATURES],
+        "finalized_features_epoch": 0,
+        "finalized_features": [
+            {"name": name, "max_version_level": level, "min_version_level": level} for name, level in FEATURES
         ],
     }
 
@@ -576,14 +569,14 @@ def _is_offline(image: MetadataImage, partition: PartitionImage, broker_id: int)
     return broker is None or broker.fenced or image.is_offline(partition, broker_id)
 
 
-def _code(answer: Any, *, of_coordinator: bool = False) -> int:
+def code_in(answer: Any, *, of_coordinator: bool = False) -> int:
     """Return Kafka's code of the error in one answer among several."""
     if not answer.HasField("error"):
         return errors.NONE
     return errors.code_of(errors.error_of(answer.error), of_coordinator=of_coordinator)
 
 
-def _grouped(topics: Iterable[Fields], name: str, rows: list[_Row]) -> list[Fields]:
+def grouped(topics: Iterable[Fields], name: str, rows: list[Row]) -> list[Fields]:
     """Return the results by topic, in the order of the request."""
     results = iter(rows)
     return [{name: topic[name], "partitions": [next(results)[1] for _ in topic["partitions"]]} for topic in topics]

@@ -272,7 +272,7 @@ def _structure(fields: list[_Field], version: int, flexible: bool) -> tuple[Read
             for tag in sorted(tagged):
                 name, default, _, write = tagged[tag]
                 value = message.get(name, default)
-                if value != default:
+                if value != default and value != []:
                     body: list[bytes] = []
                     write(body, value)
                     said.append((tag, b"".join(body)))

@@ -36,7 +36,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from broker.config.config import BrokerConfig
-from broker.coordinator.transactions.verifier import ProducerChecks
+from broker.coordinator.transactions.verifier import ProducerChecks, TransactionVerifier
 from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, Services, api_versions
@@ -45,6 +45,7 @@ from broker.kafka.fetch import Fetch
 from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
 from broker.kafka.sasl import AUTHENTICATE_S, MAX_BEFORE_BYTES, OPEN, Door, NotAdmitted, Session
+from broker.kafka.transactions import TransactionApis
 from broker.observability.counters import Counters
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, caller
@@ -297,6 +298,7 @@ def listen_for_kafka(
     image: Callable[[], MetadataImage],
     disk: Executor,
     producers: Callable[[Caller], ProducerChecks],
+    verifier: TransactionVerifier,
     door: Door,
 ) -> KafkaListener:
     """Return a broker's listener for Kafka clients, with its port bound.
@@ -305,8 +307,9 @@ def listen_for_kafka(
         BrokerUnavailable: the port cannot be bound.
     """
     assert config.kafka_listener is not None, "`listeners` names the address"
+    apis = Apis(services, config, image)
     listener = KafkaListener(
-        Apis(services, config, image).handlers,
+        {**apis.handlers, **TransactionApis(apis, services, verifier).handlers},
         Produce(replica_manager, image, disk, config.request_timeout_ms, producers),
         Fetch(replica_manager, image, disk),
         replica_manager.lease,
@@ -518,7 +521,7 @@ class _Connection:
 
     async def _produce(self, body: Fields, version: int, correlation_id: int, begun_s: float) -> None:
         try:
-            response = await self._listener.produce.begin(body, self._session.who)
+            response = await self._listener.produce.begin(body, version, self._session.who)
         except Refused as refused:
             raise _Closed(f"a produce with acks=0 was refused: {refused}") from None
         if body["acks"] == NO_ACK:

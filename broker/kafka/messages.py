@@ -10,19 +10,21 @@ from typing import Final
 from broker.kafka.codec import Message, definitions
 
 _TABLE: Final = """\
-ProduceRequest 0 3-9 flexible 9
+ProduceRequest 0 3-13 flexible 9
     transactional_id: string null = null
     acks: int16
     timeout_ms: int32
     topic_data: []
-        name: string
+        name: string 0-12
+        topic_id: uuid 13+
         partition_data: []
             index: int32
             records: records null
 
-ProduceResponse 3-9 flexible 9
+ProduceResponse 3-13 flexible 9
     responses: []
-        name: string
+        name: string 0-12
+        topic_id: uuid 13+
         partition_responses: []
             index: int32
             error_code: int16
@@ -33,7 +35,15 @@ ProduceResponse 3-9 flexible 9
                 batch_index: int32
                 batch_index_error_message: string null = null
             error_message: string 8+ null = null
+            current_leader: struct 10+ tag0
+                leader_id: int32 = -1
+                leader_epoch: int32 = -1
     throttle_time_ms: int32
+    node_endpoints: [] 10+ tag0
+        node_id: int32
+        host: string
+        port: int32
+        rack: string null = null
 
 FetchRequest 1 4-12 flexible 12
     cluster_id: string 12+ null tag0 = null
@@ -289,17 +299,151 @@ DeleteTopicsResponse 1-6 flexible 4
         error_code: int16
         error_message: string 5+ null = null
 
-InitProducerIdRequest 22 0-4 flexible 2
+InitProducerIdRequest 22 0-5 flexible 2
     transactional_id: string null
     transaction_timeout_ms: int32
     producer_id: int64 3+ = -1
     producer_epoch: int16 3+ = -1
 
-InitProducerIdResponse 0-4 flexible 2
+InitProducerIdResponse 0-5 flexible 2
     throttle_time_ms: int32
     error_code: int16
     producer_id: int64 = -1
     producer_epoch: int16
+
+AddPartitionsToTxnRequest 24 0-3 flexible 3
+    transactional_id: string
+    producer_id: int64
+    producer_epoch: int16
+    topics: []
+        name: string
+        partitions: []int32
+
+AddPartitionsToTxnResponse 0-3 flexible 3
+    throttle_time_ms: int32
+    results_by_topic: []
+        name: string
+        results_by_partition: []
+            partition_index: int32
+            partition_error_code: int16
+
+AddOffsetsToTxnRequest 25 0-4 flexible 3
+    transactional_id: string
+    producer_id: int64
+    producer_epoch: int16
+    group_id: string
+
+AddOffsetsToTxnResponse 0-4 flexible 3
+    throttle_time_ms: int32
+    error_code: int16
+
+EndTxnRequest 26 0-5 flexible 3
+    transactional_id: string
+    producer_id: int64
+    producer_epoch: int16
+    committed: bool
+
+EndTxnResponse 0-5 flexible 3
+    throttle_time_ms: int32
+    error_code: int16
+    producer_id: int64 5+ = -1
+    producer_epoch: int16 5+ = -1
+
+WriteTxnMarkersRequest 27 1-2 flexible 1
+    markers: []
+        producer_id: int64
+        producer_epoch: int16
+        transaction_result: bool
+        topics: []
+            name: string
+            partition_indexes: []int32
+        coordinator_epoch: int32
+        transaction_version: int8 2+
+
+WriteTxnMarkersResponse 1-2 flexible 1
+    markers: []
+        producer_id: int64
+        topics: []
+            name: string
+            partitions: []
+                partition_index: int32
+                error_code: int16
+
+TxnOffsetCommitRequest 28 0-5 flexible 3
+    transactional_id: string
+    group_id: string
+    producer_id: int64
+    producer_epoch: int16
+    generation_id: int32 3+ = -1
+    member_id: string 3+
+    group_instance_id: string 3+ null = null
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            committed_offset: int64
+            committed_leader_epoch: int32 2+ = -1
+            committed_metadata: string null
+
+TxnOffsetCommitResponse 0-5 flexible 3
+    throttle_time_ms: int32
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            error_code: int16
+
+DescribeProducersRequest 61 0-0 flexible 0
+    topics: []
+        name: string
+        partition_indexes: []int32
+
+DescribeProducersResponse 0-0 flexible 0
+    throttle_time_ms: int32
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            error_code: int16
+            error_message: string null = null
+            active_producers: []
+                producer_id: int64
+                producer_epoch: int32
+                last_sequence: int32 = -1
+                last_timestamp: int64 = -1
+                coordinator_epoch: int32
+                current_txn_start_offset: int64 = -1
+
+DescribeTransactionsRequest 65 0-0 flexible 0
+    transactional_ids: []string
+
+DescribeTransactionsResponse 0-0 flexible 0
+    throttle_time_ms: int32
+    transaction_states: []
+        error_code: int16
+        transactional_id: string
+        transaction_state: string
+        transaction_timeout_ms: int32
+        transaction_start_time_ms: int64
+        producer_id: int64
+        producer_epoch: int16
+        topics: []
+            topic: string
+            partitions: []int32
+
+ListTransactionsRequest 66 0-1 flexible 0
+    state_filters: []string
+    producer_id_filters: []int64
+    duration_filter: int64 1+ = -1
+
+ListTransactionsResponse 0-1 flexible 0
+    throttle_time_ms: int32
+    error_code: int16
+    unknown_state_filters: []string
+    transaction_states: []
+        transactional_id: string
+        producer_id: int64
+        transaction_state: string
 
 OffsetForLeaderEpochRequest 23 2-4 flexible 4
     replica_id: int32 3+ = -2
@@ -450,11 +594,19 @@ DELETE_TOPICS: Final = 20
 DELETE_RECORDS: Final = 21
 INIT_PRODUCER_ID: Final = 22
 OFFSET_FOR_LEADER_EPOCH: Final = 23
+ADD_PARTITIONS_TO_TXN: Final = 24
+ADD_OFFSETS_TO_TXN: Final = 25
+END_TXN: Final = 26
+WRITE_TXN_MARKERS: Final = 27
+TXN_OFFSET_COMMIT: Final = 28
 DESCRIBE_CONFIGS: Final = 32
 SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 DESCRIBE_CLUSTER: Final = 60
+DESCRIBE_PRODUCERS: Final = 61
+DESCRIBE_TRANSACTIONS: Final = 65
+LIST_TRANSACTIONS: Final = 66
 
 AUTHENTICATING: Final = frozenset({SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE})
 """What a client may send before it has authenticated."""

@@ -1,15 +1,18 @@
 """Produce: batches in Kafka's format are turned into format 1 and appended, in the order of a connection's requests.
 
 `begin` appends, and returns before the replicas have acknowledged, so that a connection reads its next request
-meanwhile; the answer comes as a future. Permissions are those of `broker/partition/produce_session.py`. Transactional
-batches are refused as long as the listener has no API to end a transaction.
+meanwhile; the answer comes as a future. Permissions are those of `broker/partition/produce_session.py`, and
 `ProducerChecks` decides which producer ids the client may use, as there.
+
+Before the first batch of a transaction in a partition, its coordinator is asked which epoch the transaction has
+(`transactions.py`); the batch is appended in that one. Later requests of the connection wait meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, Final
@@ -18,15 +21,27 @@ from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.kafka import errors
 from broker.kafka.codec import Fields
-from broker.kafka.record_batches import from_kafka, says_transactional
+from broker.kafka.messages import PRODUCE
+from broker.kafka.record_batches import from_kafka, producer_in, says_transactional
+from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
 from broker.partition.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller
-from raftlog.errors import InvalidRecord, InvalidTxnState, RaftlogError, RequestTimedOut, UnknownTopicOrPartition
-from raftlog.format import BatchHeader, InflateLimits
+from raftlog.errors import (
+    ConcurrentTransactions,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    InvalidRecord,
+    NotCoordinator,
+    RaftlogError,
+    RequestTimedOut,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from raftlog.format import BatchHeader
 from raftlog.v1 import log_pb2
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.image import MetadataImage
+from raftmeta.image import MetadataImage, TopicImage
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +49,20 @@ ALL: Final = -1
 NO_ACK: Final = 0
 ON_LOOP_BYTES: Final = 64 << 10
 """Converting this many bytes takes about a millisecond; larger batches are converted on a disk thread."""
+IDS_FROM: Final = 13
+"""The first version that names topics by id."""
+MAX_REMEMBERED: Final = 10_000
 MAX_MESSAGE: Final = 500
 """Characters of an error's text in a response."""
+
+
+_OF_COORDINATOR: Final = (
+    ConcurrentTransactions,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    NotCoordinator,
+)
+"""What a transaction's coordinator may say for the moment; Kafka's brokers give them the same code."""
 
 
 class Refused(Exception):
@@ -59,8 +86,10 @@ class Produce:
         self._disk = disk
         self._default_timeout_ms = default_timeout_ms
         self._producers = producers
+        self._epochs: OrderedDict[tuple[bytes, int, str, int, int], int] = OrderedDict()
+        """Epochs that coordinators have told, by partition, transactional id, producer id and the client's epoch."""
 
-    async def begin(self, request: Fields, who: Caller) -> asyncio.Future[Fields]:
+    async def begin(self, request: Fields, version: int, who: Caller) -> asyncio.Future[Fields]:
         """Append the batches, and return the response to come. Call it for one request of a connection at a time.
 
         Raises:
@@ -69,14 +98,15 @@ class Produce:
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Fields] = loop.create_future()
         acks, timeout_ms = request["acks"], request["timeout_ms"]
-        request_answer = _Answer(response)
+        request_answer = _Answer(response, by_name=version < IDS_FROM)
         for topic in request["topic_data"]:
             parts: list[Fields] = []
-            request_answer.responses.append({"name": topic["name"], "partition_responses": parts})
+            named = {"name": topic["name"], "topic_id": topic["topic_id"]}
+            request_answer.responses.append({**named, "partition_responses": parts})
             for part in topic["partition_data"]:
                 result: Fields = {"index": part["index"], "base_offset": -1}
                 parts.append(result)
-                await self._append(topic["name"], part, result, request, request_answer, who)
+                await self._append(topic, part, result, request, version, request_answer, who)
                 part["records"] = None  # frees the payload
         if acks == NO_ACK and request_answer.refused is not None:
             raise Refused(str(request_answer.refused))
@@ -89,7 +119,14 @@ class Produce:
         return response
 
     async def _append(
-        self, topic: str, part: Fields, result: Fields, request: Fields, request_answer: _Answer, who: Caller
+        self,
+        named: Fields,
+        part: Fields,
+        result: Fields,
+        request: Fields,
+        version: int,
+        request_answer: _Answer,
+        who: Caller,
     ) -> None:
         answer = request_answer.of(result)
         try:
@@ -97,8 +134,9 @@ class Produce:
                 result["error_code"] = errors.INVALID_REQUIRED_ACKS
                 answer(None)
                 return
-            partition, batch, checked = await self._checked(topic, part, request, who)
-            counted = self._replica_manager.counters.topic(topic)
+            topic = self._topic(named, version, who)
+            partition, batch, checked, session_epoch = await self._checked(topic, part, request, version, who)
+            counted = self._replica_manager.counters.topic(topic.name)
             end_offset = partition.log_end_offset
             try:
                 base_offset, append_time_ms = partition.append(
@@ -107,6 +145,7 @@ class Produce:
                     None if request["acks"] == NO_ACK else answer,
                     all_replicas=request["acks"] == ALL,
                     checked=checked,
+                    session_epoch=session_epoch,
                 )
             except RaftlogError:
                 counted.failed_produces += 1
@@ -123,48 +162,83 @@ class Produce:
         except RaftlogError as error:
             answer(error)
         except Exception as error:  # a bug in one append must not take the client's other partitions down
-            logger.exception("produce to %s-%d failed", topic, part["index"])
+            logger.exception("produce to a partition failed", extra={"partition": part["index"]})
             answer(error)
 
+    def _topic(self, named: Fields, version: int, who: Caller) -> TopicImage:
+        if version >= IDS_FROM:
+            found = self._image().topics.get(named["topic_id"])
+            if found is None:
+                raise UnknownTopicId(f"there is no topic with the id {named['topic_id'].hex()}")
+            who.check(Acl.WRITE, Acl.TOPIC, found.name, found.topic_id)
+        else:
+            who.check(Acl.WRITE, Acl.TOPIC, named["name"])
+            found = self._image().topic(named["name"])
+            if found is None:
+                raise UnknownTopicOrPartition(f"there is no topic {named['name'][:249]!r}")
+        refuse_internal(found.name, "not written to by clients")
+        return found
+
     async def _checked(
-        self, topic: str, part: Fields, request: Fields, who: Caller
-    ) -> tuple[Partition, bytes, BatchHeader]:
-        who.check(Acl.WRITE, Acl.TOPIC, topic)
-        found = self._image().topic(topic)
-        if found is None:
-            raise UnknownTopicOrPartition(f"there is no topic {topic[:249]!r}")
-        refuse_internal(topic, "not written to by clients")
-        partition = self._replica_manager.find(found.topic_id, part["index"])
+        self, topic: TopicImage, part: Fields, request: Fields, version: int, who: Caller
+    ) -> tuple[Partition, bytes, BatchHeader, int]:
+        """Return the partition, the batch in format 1, its header, and as what `Partition.append` takes the epoch."""
+        partition = self._replica_manager.find(topic.topic_id, part["index"])
         partition.check_serving()
         records = part["records"]
         if records is None:
             raise InvalidRecord("the partition has no records")
-        if says_transactional(records):  # no coordinator would ever end it, and readers of committed records would wait
-            raise InvalidTxnState("the Kafka listener has no transactions yet: leave transactional.id out")
+        epoch, session_epoch = None, -1
+        producer_id, client_epoch = producer_in(records)
+        if self._producers is not None and producer_id >= 0:
+            transactional_id = request["transactional_id"] or ""
+            is_transactional = says_transactional(records)
+            checks = self._producers(who)
+            head = log_pb2.ProduceRequest(transactional_id=transactional_id)
+            checks.check_id(head, producer_id, transactional=is_transactional)
+            if is_transactional:
+                add = version >= KEEPS_NO_EPOCH_FROM[PRODUCE]
+                owner = transactional_id, producer_id, client_epoch
+                epoch = await self._epoch(partition, owner, checks, add=add)
+                session_epoch = -1 if add else client_epoch
         if len(records) <= ON_LOOP_BYTES:
-            converted = _converted(partition, records, partition.inflate_limits)
+            batch, header = _converted(partition, records, epoch)
         else:
             loop = asyncio.get_running_loop()
-            converted = await loop.run_in_executor(self._disk, _converted, partition, records, partition.inflate_limits)
-        batch, header = converted
-        if self._producers is not None and header.producer_id >= 0:
-            self._producers(who).check(log_pb2.ProduceRequest(), batch)
-        return partition, batch, header
+            batch, header = await loop.run_in_executor(self._disk, _converted, partition, records, epoch)
+        return partition, batch, header, session_epoch
+
+    async def _epoch(
+        self, partition: Partition, owner: tuple[str, int, int], checks: ProducerChecks, *, add: bool
+    ) -> int:
+        """Return the epoch of a transaction that is open and includes the partition. Raises RaftlogError: it is not."""
+        transactional_id, producer_id, client_epoch = owner
+        key = (partition.log.topic_id, partition.log.partition, *owner)
+        found = partition.log.producers.transactions.get(producer_id)
+        if found is not None and self._epochs.get(key) == found.epoch:
+            return found.epoch  # it was asked before the first batch, and its marker is not here
+        epoch = await checks.epoch_of(transactional_id, producer_id, client_epoch, partition, add=add)
+        self._epochs[key] = epoch
+        self._epochs.move_to_end(key)
+        while len(self._epochs) > MAX_REMEMBERED:
+            self._epochs.popitem(last=False)
+        return epoch
 
 
-def _converted(partition: Partition, records: Any, limits: InflateLimits) -> tuple[bytes, BatchHeader]:
-    batch = from_kafka(records, limits)
+def _converted(partition: Partition, records: Any, epoch: int | None) -> tuple[bytes, BatchHeader]:
+    batch = from_kafka(records, partition.inflate_limits, epoch)
     return batch, partition.check(batch)
 
 
 class _Answer:
     """The response of one request, complete once every partition has its answer."""
 
-    def __init__(self, response: asyncio.Future[Fields]) -> None:
+    def __init__(self, response: asyncio.Future[Fields], *, by_name: bool) -> None:
         self.responses: list[Fields] = []
         self.refused: BaseException | None = None
         """One of the errors."""
         self._response = response
+        self._by_name = by_name
         self._open: dict[int, Callable[[BaseException | None], None]] = {}
         self._appending = True
 
@@ -177,7 +251,10 @@ class _Answer:
                 return
             if error is not None:
                 self.refused = error
-                result.update(error_code=errors.code_of(error), base_offset=-1, error_message=str(error)[:MAX_MESSAGE])
+                code = errors.code_of(error, by_name=self._by_name)
+                if isinstance(error, _OF_COORDINATOR):  # which a producer expects of no partition, and would give up on
+                    code = errors.NOT_ENOUGH_REPLICAS
+                result.update(error_code=code, base_offset=-1, error_message=str(error)[:MAX_MESSAGE])
             self._finish()
 
         self._open[key] = answer

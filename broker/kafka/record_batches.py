@@ -65,6 +65,8 @@ CODEC_MASK: Final = 0b111
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _FRONT = struct.Struct(">qiibI")
 _CHECKED = struct.Struct(">hiqqqhii")
+_PRODUCER = struct.Struct(">qh")
+_PRODUCER_AT: Final = 43
 assert _HEADER.size == HEADER_BYTES
 assert _FRONT.size == CHECKED_FROM
 
@@ -100,10 +102,11 @@ _headers = operator.attrgetter("headers")
 # From a Kafka producer
 
 
-def from_kafka(records: Buffer, limits: InflateLimits = DEFAULT_LIMITS) -> bytes:
+def from_kafka(records: Buffer, limits: InflateLimits = DEFAULT_LIMITS, transaction_epoch: int | None = None) -> bytes:
     """Return, in format 1, the one batch that a Kafka producer sent for a partition.
 
     Everything that Kafka's format alone can say is checked here; the leader then checks the result as any other batch.
+    `transaction_epoch` replaces the producer's.
 
     Raises:
         CorruptRecordError: cut short, a wrong checksum, or records that do not decode.
@@ -143,13 +146,23 @@ def from_kafka(records: Buffer, limits: InflateLimits = DEFAULT_LIMITS) -> bytes
         codec,
         attributes & _TRANSACTIONAL,
         # without an id the other two mean nothing, and aiokafka sends 0 as the sequence
-        _NO_PRODUCER if producer_id == _NO_PRODUCER[0] else (producer_id, producer_epoch, base_sequence),
+        _NO_PRODUCER
+        if producer_id == _NO_PRODUCER[0]
+        else (producer_id, producer_epoch if transaction_epoch is None else transaction_epoch, base_sequence),
     )
 
 
 def says_transactional(records: Buffer) -> bool:
     """Whether a batch has the transactional attribute, without any other check."""
     return len(records) >= HEADER_BYTES and bool(records[CHECKED_FROM + 1] & _TRANSACTIONAL)
+
+
+def producer_in(records: Buffer) -> tuple[int, int]:
+    """Return the producer id and epoch of a batch, without any check; (-1, -1) where it is cut short."""
+    if len(records) < HEADER_BYTES:
+        return _NO_PRODUCER[:2]
+    producer_id, producer_epoch = _PRODUCER.unpack_from(records, _PRODUCER_AT)
+    return producer_id, producer_epoch
 
 
 def _codec(attributes: int) -> Codec:

@@ -981,14 +981,14 @@ class PartitionLog:
 
     # Producers
 
-    def check_producer(self, header: BatchHeader, now_ms: int) -> Duplicate | None:
+    def check_producer(self, header: BatchHeader, now_ms: int, session_epoch: int = -1) -> Duplicate | None:
         """Return where a batch was appended before, or None if it may be appended now. Only a leader asks.
 
         Raises:
             RaftlogError: the batch may not be appended, see `ProducerStates.check`.
         """
         with self._lock:  # housekeeping may be forgetting producers
-            return self.producers.check(header, now_ms)
+            return self.producers.check(header, now_ms, session_epoch)
 
     def check_markers(self, markers: Sequence[Marker], now_ms: int) -> list[MarkerFate | RaftlogError]:
         """Return what becomes of each marker; see `ProducerStates.check_markers`. Only a leader asks."""

@@ -14,7 +14,11 @@ producer has at most five in flight for a partition, KAFKA-5494). The leader che
     this epoch                    lies below the next sequence                   DuplicateSequence
     this epoch                    leaves a gap, or only its end is new           OutOfOrderSequence
 
-A marker (`transactions.py`) begins the producer's next epoch, whose sequence starts at 0. While a transaction is open,
+A marker (`transactions.py`) begins the producer's next epoch, whose sequence starts at 0. Kafka's clients before
+transaction.version 2 keep one epoch and one sequence over all transactions of a session: with `session_epoch`, the
+epoch in which the session began, the first batch after a marker continues the sequence of that session (`Before`).
+
+While a transaction is open,
 the rules of that module come first. Where the batches of an epoch are lost, only the epoch remains (`fences`), and its
 sequence, too, starts at 0.
 
@@ -46,6 +50,7 @@ With transactions the file is of version 2, and other lines precede those:
                                                       aborted by a marker in the segment that the snapshot's
                                                       offset lies in or ends; see `.txnindex` for earlier ones
     decided COMMIT PRODUCER_ID...                     a marker began the epoch of these producers: 1 commit, 0 abort
+    before PRODUCER_ID EPOCH LAST_SEQUENCE            the last sequence that an earlier epoch had here
 
 A file without `decided` lines may be older than they are: its decisions are unknown.
 """
@@ -128,6 +133,13 @@ class RememberedBatch(NamedTuple):
     """The log append time, -1 with the producer's own times."""
 
 
+class Before(NamedTuple):
+    """The last sequence of an epoch that a marker has ended."""
+
+    epoch: int
+    last_sequence: int
+
+
 class ProducerState(NamedTuple):
     """What is remembered of one producer id.
 
@@ -145,9 +157,17 @@ class ProducerState(NamedTuple):
     decision: bool | None = None
     """Whether the marker that began this epoch was a commit; None: unknown, or a batch began the epoch."""
 
+    before: Before | None = None
+    """With no batches: the last sequence that an earlier epoch had here; None: there was none, or it is unknown."""
+
     def fence(self) -> ProducerState:
         """Return only what later appends cannot invalidate: lower epochs are fenced."""
         return ProducerState(self.epoch, self.last_append_ms, (), decision=self.decision)
+
+    @property
+    def last_written(self) -> Before | None:
+        """The last sequence here, and its epoch."""
+        return Before(self.epoch, self.batches[-1].last_sequence) if self.batches else self.before
 
     @property
     def next_sequence(self) -> int:
@@ -412,10 +432,10 @@ class ProducerStates:
 
     # What a leader may append
 
-    def check(self, header: BatchHeader, now_ms: int) -> Duplicate | None:
+    def check(self, header: BatchHeader, now_ms: int, session_epoch: int = -1) -> Duplicate | None:
         """Return where the batch was appended before, or None if it may be appended, as it may without a producer id.
 
-        Changes nothing. `now_ms`: wall clock.
+        Changes nothing. `now_ms`: wall clock. `session_epoch`: see the module; -1: each epoch begins its own sequence.
 
         Raises:
             InvalidProducerEpoch: a higher epoch of the producer id has appended, or its transaction has ended.
@@ -435,6 +455,9 @@ class ProducerStates:
         epoch, base = header.producer_epoch, header.base_sequence
         if state.first_offset >= 0:
             self._check_within(header, state)
+        if session_epoch >= 0 and (epoch > state.epoch or (epoch == state.epoch and not state.batches)):
+            self._check_continues(header, state, session_epoch)
+            return None
         if epoch == state.epoch:
             if base == state.next_sequence:
                 return None
@@ -463,6 +486,21 @@ class ProducerStates:
                 f"producer id {header.producer_id} has epoch {header.producer_epoch}, but its transaction of epoch "
                 f"{state.epoch} has not ended: add the partition to the new transaction first"
             )
+
+    def _check_continues(self, header: BatchHeader, state: ProducerState, session_epoch: int) -> None:
+        """Refuse the first batch of an epoch that does not continue the sequence of its session."""
+        last = state.last_written
+        base = header.base_sequence
+        expected = 0 if last is None or last.epoch < session_epoch else sequence_after(last.last_sequence, 1)
+        if base == expected:
+            return
+        named = f"producer id {header.producer_id} epoch {header.producer_epoch}: sequence {base}"
+        behind = (expected - base) % SEQUENCES
+        if expected and behind <= SEQUENCES // 2 and header.last_offset_delta < behind:
+            raise DuplicateSequence(
+                f"{named} was appended in an earlier transaction, which has ended before sequence {expected}"
+            )
+        raise OutOfOrderSequence(f"{named} does not follow: the next one here is {expected}; batches are missing")
 
     def _check_new(self, header: BatchHeader, now_ms: int) -> None:
         if header.base_sequence != 0:
@@ -591,7 +629,12 @@ class ProducerStates:
         aborted = []
         for offset, marker in markers:
             self.transactions.end(marker.producer_id, offset)
-            self._put(marker.producer_id, ProducerState(marker.producer_epoch, now_ms, (), decision=marker.commit))
+            state = self._producers.get(marker.producer_id)
+            before = None if state is None else state.last_written
+            self._put(
+                marker.producer_id,
+                ProducerState(marker.producer_epoch, now_ms, (), decision=marker.commit, before=before),
+            )
             if not marker.commit and marker.first_offset >= 0:
                 first_open = self.transactions.first_open
                 stable = offset + 1 if first_open is None else first_open
@@ -655,6 +698,8 @@ def encode_producers(
         has_ended |= not state.batches
         if state.decision is not None:
             decided[state.decision].append(producer_id)
+        if state.before is not None:
+            marked.append(f"before {producer_id} {state.before.epoch} {state.before.last_sequence}")
     marked += (f"undecided {entry.marker_offset} {entry.first_offset}" for entry in undecided)
     marked += (f"aborted {' '.join(map(str, entry))}" for entry in aborted)
     marked += (f"decided {commit:d} {' '.join(map(str, ids))}" for commit, ids in decided.items() if ids)
@@ -680,6 +725,7 @@ def _read_lines(path: str, lines: Sequence[str], limits: ProducerLimits) -> Snap
     undecided: list[Undecided] = []
     aborted: list[AbortedTransaction] = []
     decided: dict[int, bool] = {}
+    before: dict[int, Before] = {}
     new = tuple.__new__
     for line in lines:
         word, _, rest = line.partition(" ")
@@ -692,6 +738,8 @@ def _read_lines(path: str, lines: Sequence[str], limits: ProducerLimits) -> Snap
                     undecided.append(Undecided(*numbers))
                 case "aborted", 4:
                     aborted.append(AbortedTransaction(*numbers))
+                case "before", 3:
+                    before[numbers[0]] = Before(numbers[1], numbers[2])
                 case "decided", count if count > 1 and numbers[0] in (0, 1):
                     decided.update(dict.fromkeys(numbers[1:], bool(numbers[0])))
                 case _:
@@ -709,7 +757,8 @@ def _read_lines(path: str, lines: Sequence[str], limits: ProducerLimits) -> Snap
         )
         first_offset, started_ms = started.pop(producer_id, (-1, 0)) if started else (-1, 0)
         decision = decided.get(producer_id) if decided else None
-        state = ProducerState(epoch, last_append_ms, batches, first_offset, started_ms, decision)
+        former = before.get(producer_id) if before else None
+        state = ProducerState(epoch, last_append_ms, batches, first_offset, started_ms, decision, former)
         producers.append((producer_id, state))
     if started:
         raise CorruptRecordError(

@@ -447,6 +447,7 @@ class Partition:
         *,
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
+        session_epoch: int = -1,
     ) -> tuple[int, int]:
         """Validate and append one produced batch; return (base offset, log append time in ms or -1).
 
@@ -456,7 +457,8 @@ class Partition:
         `answer` is called once: with None when the batch is durable as asked, else with the error; perhaps before this
         method returns. `answer` None: acks=0. `all_replicas` (acks=all): durable means that the high watermark passed
         the batch, with at least `min.insync.replicas` in sync; else that this replica counts it as durable by the
-        topic's flush config. `checked`: what `check` returned for the batch.
+        topic's flush config. `checked`: what `check` returned for the batch. `session_epoch`: as for
+        `ProducerStates.check`.
 
         Raises:
             NotEnoughReplicas: fewer are in sync with `all_replicas`; nothing was appended.
@@ -482,7 +484,9 @@ class Partition:
                     else "a transactional batch needs acks=all: committed records must not be lost"
                 )
                 raise InvalidRecord(f"{self.topic_partition}: {why}")
-            found = self._appended_before(leading, header, now_ms, answer, all_replicas=all_replicas)
+            found = self._appended_before(
+                leading, header, now_ms, answer, all_replicas=all_replicas, session_epoch=session_epoch
+            )
             if found is not None:
                 return found
         result = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms)
@@ -490,7 +494,14 @@ class Partition:
         return result.base_offset, result.timestamp_ms
 
     def _appended_before(
-        self, leading: Leading, header: BatchHeader, now_ms: int, answer: Answer | None, *, all_replicas: bool
+        self,
+        leading: Leading,
+        header: BatchHeader,
+        now_ms: int,
+        answer: Answer | None,
+        *,
+        all_replicas: bool,
+        session_epoch: int,
     ) -> tuple[int, int] | None:
         """Return the result for a batch of an idempotent producer that is in the log already; None: append it.
 
@@ -498,7 +509,7 @@ class Partition:
         to hold for every later leader as well.
         """
         try:
-            duplicate = self.log.check_producer(header, now_ms)
+            duplicate = self.log.check_producer(header, now_ms, session_epoch)
         except DuplicateSequence as refusal:
             return self._appended_long_before(leading, header, refusal, answer, all_replicas=all_replicas)
         except (SequenceError, InvalidProducerEpoch, InvalidTxnState) as refusal:

@@ -397,6 +397,7 @@ class BrokerRole:
                 lambda: self._metadata.image,
                 self._reads,
                 self._producer_checks,
+                self._verifier,
                 door_of(self._config, security, self._tls, self._clock, self._observed.counters),
             )
             stack.push_async_callback(kafka.close)

@@ -61,6 +61,7 @@ class InitProducerIdRequest(_message.Message):
     TRANSACTION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    KEEPS_EPOCH_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     """empty: no transactions; else 1 to 255 characters"""
     transaction_timeout_ms: _builtins.int
@@ -68,6 +69,8 @@ class InitProducerIdRequest(_message.Message):
     producer_id: _builtins.int
     """The producer's present id and epoch: it goes on after its transaction timed out (KIP-360). Absent: a new process."""
     producer_epoch: _builtins.int
+    keeps_epoch: _builtins.bool
+    """as in AddToTransactionRequest"""
     def __init__(
         self,
         *,
@@ -75,10 +78,11 @@ class InitProducerIdRequest(_message.Message):
         transaction_timeout_ms: _builtins.int = ...,
         producer_id: _builtins.int | None = ...,
         producer_epoch: _builtins.int | None = ...,
+        keeps_epoch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "keeps_epoch", b"keeps_epoch", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__producer_epoch: _TypeAlias = _typing.Literal["producer_epoch"]  # noqa: Y015
     _WhichOneofArgType__producer_epoch: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch"]  # noqa: Y015
@@ -181,9 +185,14 @@ class AddToTransactionRequest(_message.Message):
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     GROUP_IDS_FIELD_NUMBER: _builtins.int
+    KEEPS_EPOCH_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     producer_id: _builtins.int
     producer_epoch: _builtins.int
+    keeps_epoch: _builtins.bool
+    """The client keeps the epoch that InitProducerId gave it, as Kafka's clients do before transaction.version 2:
+    `producer_epoch` is that one, and stands for the epoch of the transaction that its owner has open, or begins.
+    """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]:
         """by topic id"""
@@ -200,10 +209,11 @@ class AddToTransactionRequest(_message.Message):
         producer_epoch: _builtins.int = ...,
         partitions: _abc.Iterable[_group_pb2.TopicPartitions] | None = ...,
         group_ids: _abc.Iterable[_builtins.str] | None = ...,
+        keeps_epoch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_ids", b"group_ids", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_ids", b"group_ids", "keeps_epoch", b"keeps_epoch", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,10 +247,13 @@ class EndTransactionRequest(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
+    KEEPS_EPOCH_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     producer_id: _builtins.int
     producer_epoch: _builtins.int
     commit: _builtins.bool
+    keeps_epoch: _builtins.bool
+    """as in AddToTransactionRequest"""
     def __init__(
         self,
         *,
@@ -248,10 +261,11 @@ class EndTransactionRequest(_message.Message):
         producer_id: _builtins.int = ...,
         producer_epoch: _builtins.int = ...,
         commit: _builtins.bool = ...,
+        keeps_epoch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "keeps_epoch", b"keeps_epoch", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -915,16 +929,20 @@ class DescribeProducersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    ANY_REPLICA_FIELD_NUMBER: _builtins.int
+    any_replica: _builtins.bool
+    """followers answer too, with what they know"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]: ...
     def __init__(
         self,
         *,
         partitions: _abc.Iterable[_group_pb2.TopicPartitions] | None = ...,
+        any_replica: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_replica", b"any_replica", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1217,12 +1235,20 @@ class VerifyTransactionRequest(_message.Message):
     GROUP_ID_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     SINK_ID_FIELD_NUMBER: _builtins.int
+    KEEPS_EPOCH_FIELD_NUMBER: _builtins.int
+    ADD_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     producer_id: _builtins.int
     producer_epoch: _builtins.int
     group_id: _builtins.str
     sink_id: _builtins.str
     """set, with an empty transactional id: a stage of this sink"""
+    keeps_epoch: _builtins.bool
+    """as in AddToTransactionRequest"""
+    add: _builtins.bool
+    """Add what is named before, as AddToTransaction does: for Kafka's clients of transaction.version 2, whose first batch
+    or offsets say that they belong to the transaction.
+    """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]:
         """by topic id"""
@@ -1236,10 +1262,12 @@ class VerifyTransactionRequest(_message.Message):
         group_id: _builtins.str = ...,
         partitions: _abc.Iterable[_group_pb2.TopicPartitions] | None = ...,
         sink_id: _builtins.str = ...,
+        keeps_epoch: _builtins.bool = ...,
+        add: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "sink_id", b"sink_id", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "group_id", b"group_id", "keeps_epoch", b"keeps_epoch", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "sink_id", b"sink_id", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1250,6 +1278,9 @@ class VerifyTransactionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    producer_epoch: _builtins.int
+    """the transaction's own, which its records have in a log"""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """NONE: the transaction is open and includes all that is named: its marker will come. INVALID_TXN_STATE,
@@ -1260,10 +1291,11 @@ class VerifyTransactionResponse(_message.Message):
         self,
         *,
         error: _common_pb2.Error | None = ...,
+        producer_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "producer_epoch", b"producer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,6 +91,7 @@ class TransactionValue(_message.Message):
     CLIENT_EPOCH_FIELD_NUMBER: _builtins.int
     TIMED_OUT_FIELD_NUMBER: _builtins.int
     FORMER_FIELD_NUMBER: _builtins.int
+    SESSION_EPOCH_PLUS_1_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     producer_epoch: _builtins.int
     """while ONGOING the transaction's own; after the decision the next one's"""
@@ -103,6 +104,10 @@ class TransactionValue(_message.Message):
     """The epoch in which the client ended its last transaction, or in which it timed out; identifies a retry."""
     timed_out: _builtins.bool
     """the coordinator aborted it at its timeout or for a successor; not for a tool"""
+    session_epoch_plus_1: _builtins.int
+    """1 + the epoch that InitProducerId returned to the present owner; 0: it is unknown, or the owner is fenced. A client
+    that keeps one epoch for all of its transactions is known by it.
+    """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]:
         """while ONGOING or prepared"""
@@ -127,10 +132,11 @@ class TransactionValue(_message.Message):
         client_epoch: _builtins.int = ...,
         timed_out: _builtins.bool = ...,
         former: Global___FormerProducer | None = ...,
+        session_epoch_plus_1: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["former", b"former"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_epoch", b"client_epoch", "former", b"former", "group_ids", b"group_ids", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "started_ms", b"started_ms", "state", b"state", "timed_out", b"timed_out", "timeout_ms", b"timeout_ms", "updated_ms", b"updated_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_epoch", b"client_epoch", "former", b"former", "group_ids", b"group_ids", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "session_epoch_plus_1", b"session_epoch_plus_1", "started_ms", b"started_ms", "state", b"state", "timed_out", b"timed_out", "timeout_ms", b"timeout_ms", "updated_ms", b"updated_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

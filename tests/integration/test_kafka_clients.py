@@ -249,15 +249,6 @@ def test_configs_and_deleted_records(cluster: Cluster, topic: str) -> None:
         admin.delete_records([beyond])[beyond].result(TIMEOUT_S)
 
 
-def test_transactions_are_refused(cluster: Cluster) -> None:
-    """Until the listener can end them, none begins: readers of committed records would wait for it."""
-    producer = confluent_kafka.Producer(
-        {"bootstrap.servers": cluster.kafka_bootstrap, "transactional.id": "id", **QUIET}
-    )
-    with pytest.raises(KafkaException, match="INVALID_REQUEST"):
-        producer.init_transactions(TIMEOUT_S)
-
-
 # kafka-python
 
 

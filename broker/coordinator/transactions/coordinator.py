@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from typing import Final, Generic, TypeVar, assert_never
+from typing import Final, Generic, Protocol, TypeVar, assert_never
 
 from google.protobuf.message import Message
 
@@ -161,15 +161,16 @@ def init(known: Transaction | None, command: InitProducer, config: TransactionCo
         return _fresh(command, now_ms)
     if goes_on and known.former == (request.producer_id, request.producer_epoch):
         return Outcome(_begun(known))  # it was given a fresh producer id, and has not heard
+    present_epoch = _epoch_of(known, request)
     if goes_on:
-        _check_goes_on(known, request)
+        _check_goes_on(known, request, present_epoch)
     if known.is_prepared:
         raise _concurrent(request.transactional_id, known)
     if known.state is State.ONGOING:
         aborting = known.decided(False, now_ms, owner_may_ask=goes_on, by_coordinator=True)
         return Outcome(_concurrent(request.transactional_id, aborting), aborting)
     # The epoch after that of a transaction which the coordinator has ended is not in use yet.
-    is_ended = goes_on and request.producer_epoch == known.client_epoch
+    is_ended = goes_on and present_epoch == known.client_epoch
     epoch = known.producer_epoch if is_ended else known.producer_epoch + 1
     owner = ProducerOwner.transactional(request.transactional_id)
     is_bound = command.key is None or command.key.owns(owner, known.producer_id)
@@ -185,14 +186,15 @@ def init(known: Transaction | None, command: InitProducer, config: TransactionCo
         client_epoch=request.producer_epoch if goes_on else NONE,
         timed_out=goes_on,
         former=None,
+        session_epoch=epoch,
     )
     return Outcome(_begun(begun), begun)
 
 
-def _check_goes_on(known: Transaction, request: transaction_pb2.InitProducerIdRequest) -> None:
-    if request.producer_id == known.producer_id and known.timed_out and _is_ended(known, request.producer_epoch):
+def _check_goes_on(known: Transaction, request: transaction_pb2.InitProducerIdRequest, epoch: int) -> None:
+    if request.producer_id == known.producer_id and known.timed_out and _is_ended(known, epoch):
         return
-    check_owner(known, request.transactional_id, request.producer_id, request.producer_epoch)
+    check_owner(known, request.transactional_id, request.producer_id, epoch)
 
 
 def _fresh(command: InitProducer, now_ms: int) -> Outcome:
@@ -206,6 +208,7 @@ def _fresh(command: InitProducer, now_ms: int) -> Outcome:
         timeout_ms=request.transaction_timeout_ms,
         updated_ms=now_ms,
         former=Former(request.producer_id, request.producer_epoch) if request.HasField("producer_id") else None,
+        session_epoch=0,
     )
     return Outcome(_begun(begun), begun)
 
@@ -231,13 +234,13 @@ def add(known: Transaction | None, request: transaction_pb2.AddToTransactionRequ
     partitions, group_ids = read_partitions(request.partitions), read_groups(request.group_ids)
     if not partitions and not group_ids:
         raise InvalidRequestError("the request adds neither partitions nor groups to the transaction")
-    known = check_owner(known, request.transactional_id, request.producer_id, request.producer_epoch)
+    known = check_owner(known, request.transactional_id, request.producer_id, _epoch_of(known, request))
     if known.is_prepared:
         raise _concurrent(request.transactional_id, known)
     if known.producer_epoch > MAX_EPOCH:
-        raise InvalidProducerEpoch(
-            f"producer id {known.producer_id} has used its {MAX_EPOCH + 1} epochs: InitProducerId gives another one"
-        )
+        why = f"producer id {known.producer_id} has used its {MAX_EPOCH + 1} epochs: InitProducerId gives another one"
+        # A client that keeps its epoch counts none itself, and asks for another id only after this error:
+        raise InvalidProducerIdMapping(why) if request.keeps_epoch else InvalidProducerEpoch(why)
     answer = transaction_pb2.AddToTransactionResponse()
     if partitions <= known.partitions and group_ids <= known.group_ids:
         return Outcome(answer)
@@ -260,17 +263,25 @@ def end(known: Transaction | None, request: transaction_pb2.EndTransactionReques
         ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping: it belongs to another producer.
     """
     commit = request.commit
-    if known is not None and request.producer_id == known.producer_id and _is_ended(known, request.producer_epoch):
+    epoch = _epoch_of(known, request)
+    keeps_epoch = known is not None and request.keeps_epoch and request.producer_epoch == known.session_epoch
+    if known is not None and keeps_epoch and epoch != request.producer_epoch and known.state is not State.ONGOING:
+        epoch = epoch if known.client_epoch == NONE else known.client_epoch  # nothing is open: it repeats its request
+    if known is not None and request.producer_id == known.producer_id and _is_ended(known, epoch):
         if commit and known.timed_out:
             raise _timed_out(request.transactional_id, known)
+        if keeps_epoch and known.timed_out:  # its next transaction may begin: it knows of this one's end
+            if known.is_prepared:
+                raise _concurrent(request.transactional_id, known)
+            return Outcome(_ended(known), replace(known, timed_out=False))
         if commit != known.commits:
             raise InvalidTxnState(
-                f"the transaction of {request.transactional_id!r} in epoch {request.producer_epoch} was "
+                f"the transaction of {request.transactional_id!r} in epoch {epoch} was "
                 f"{'committed' if known.commits else 'aborted'} before; it cannot be "
                 f"{'committed' if commit else 'aborted'} any more"
             )
         return Outcome(_ended(known), waits=known.is_prepared)
-    known = check_owner(known, request.transactional_id, request.producer_id, request.producer_epoch)
+    known = check_owner(known, request.transactional_id, request.producer_id, epoch)
     if known.is_prepared:
         raise _concurrent(request.transactional_id, known)
     if known.state is State.ONGOING:
@@ -301,7 +312,7 @@ def verify(known: Transaction | None, request: transaction_pb2.VerifyTransaction
         InvalidProducerIdMapping: the id has another producer id, or is unknown.
     """
     try:
-        known = check_owner(known, request.transactional_id, request.producer_id, request.producer_epoch)
+        known = check_owner(known, request.transactional_id, request.producer_id, _epoch_of(known, request))
     except ProducerFenced as error:
         raise InvalidProducerEpoch(str(error)) from None
     is_open = known.state is State.ONGOING
@@ -317,7 +328,7 @@ def verify(known: Transaction | None, request: transaction_pb2.VerifyTransaction
             f"the partition was not added to the transaction of {request.transactional_id!r} in epoch "
             f"{request.producer_epoch}: add it first, else nothing would ever decide about its records"
         )
-    return Outcome(transaction_pb2.VerifyTransactionResponse())
+    return Outcome(transaction_pb2.VerifyTransactionResponse(producer_epoch=known.producer_epoch))
 
 
 def verify_stage(sink: Sink, request: transaction_pb2.VerifyTransactionRequest) -> Message:
@@ -336,7 +347,7 @@ def verify_stage(sink: Sink, request: transaction_pb2.VerifyTransactionRequest) 
         raise InvalidTxnState(
             f"the partition was not added to stage {request.producer_id} of the sink {sink.sink_id!r}: add it first"
         )
-    return transaction_pb2.VerifyTransactionResponse()
+    return transaction_pb2.VerifyTransactionResponse(producer_epoch=STAGE_EPOCH)
 
 
 def abort(known: Transaction | None, transactional_id: str, now_ms: int) -> Outcome:
@@ -401,6 +412,21 @@ def check_owner(known: Transaction | None, transactional_id: str, producer_id: i
         f"producer epoch {producer_epoch} of {transactional_id!r} was never given out; the last one is "
         f"{known.producer_epoch}"
     )
+
+
+class _OfProducer(Protocol):
+    """A request of a producer with a transactional id."""
+
+    producer_id: int
+    producer_epoch: int
+    keeps_epoch: bool
+
+
+def _epoch_of(known: Transaction | None, request: _OfProducer) -> int:
+    """Return the epoch that a request means."""
+    if known is None or not request.keeps_epoch or request.producer_id != known.producer_id:
+        return request.producer_epoch
+    return known.own_epoch(request.producer_epoch)
 
 
 def _is_ended(known: Transaction, producer_epoch: int) -> bool:

@@ -81,6 +81,7 @@ def transaction_record(transactional_id: str, transaction: Transaction | None) -
             client_epoch=transaction.client_epoch,
             timed_out=transaction.timed_out,
             former=None if former is None else FormerProducer(producer_id=former[0], producer_epoch=former[1]),
+            session_epoch_plus_1=transaction.session_epoch + 1,
         ),
     )
 
@@ -157,6 +158,7 @@ def parse_transaction(transactional_id: str, value: bytes) -> Transaction:
         _check(parsed.producer_id >= 0, f"producer id {parsed.producer_id}")
         _check(0 <= parsed.producer_epoch <= MAX_EPOCH + 1, f"producer epoch {parsed.producer_epoch}")
         _check(NONE <= parsed.client_epoch <= MAX_EPOCH, f"client epoch {parsed.client_epoch}")
+        _check(0 <= parsed.session_epoch_plus_1 <= MAX_EPOCH + 1, f"session epoch {parsed.session_epoch_plus_1 - 1}")
         transaction = Transaction(
             producer_id=parsed.producer_id,
             producer_epoch=parsed.producer_epoch,
@@ -171,6 +173,7 @@ def parse_transaction(transactional_id: str, value: bytes) -> Transaction:
             former=Former(parsed.former.producer_id, parsed.former.producer_epoch)
             if parsed.HasField("former")
             else None,
+            session_epoch=parsed.session_epoch_plus_1 - 1,
         )
         _check(not (transaction.is_idle and (transaction.partitions or transaction.group_ids)), "partitions of none")
     except (DecodeError, ValueError) as error:

@@ -24,6 +24,10 @@ the transaction by itself; its owner may abort it again, or continue with InitPr
 another producer has taken over, or the next transaction has begun; then older epochs are fenced. An aborted transaction
 with NONE and without `timed_out` was aborted by an operator's tool.
 
+`session_epoch` is the epoch that InitProducerId returned last. A client that keeps one epoch for all its transactions
+(Kafka's before transaction.version 2) is the owner as long as it names that one; `own_epoch` says which epoch it means.
+It is NONE once another producer takes over, or a tool has aborted the transaction.
+
 A sink and its stages (docs/adr/0016): a stage is a producer id used for one transaction of epoch 0; its markers carry
 epoch 1. Its state follows from its own record and its sink's, so one record of the sink decides all stages of a batch:
 
@@ -96,6 +100,7 @@ class Transaction:
     timed_out: bool = False
     former: Former | None = None
     """While the producer id is fresh, and its owner may ask for it again: the answer may have been lost."""
+    session_epoch: int = NONE
 
     @property
     def is_prepared(self) -> bool:
@@ -112,6 +117,16 @@ class Transaction:
         """Whether an operator has aborted the last transaction, and no other has begun since."""
         is_aborted = self.state in (State.PREPARE_ABORT, State.COMPLETE_ABORT)
         return is_aborted and self.client_epoch == NONE and not self.timed_out
+
+    def own_epoch(self, session_epoch: int) -> int:
+        """Return which epoch a client means that keeps `session_epoch`; another's epoch is returned as it is.
+
+        It is that of the transaction which is open, or the next to begin; or that which the coordinator has ended,
+        until the client has heard of it.
+        """
+        if session_epoch != self.session_epoch or session_epoch == self.producer_epoch:
+            return session_epoch
+        return self.client_epoch if self.timed_out and self.client_epoch != NONE else self.producer_epoch
 
     @property
     def commits(self) -> bool:
@@ -148,6 +163,7 @@ class Transaction:
             updated_ms=now_ms,
             client_epoch=self.producer_epoch if owner_may_ask else NONE,
             timed_out=by_coordinator,
+            session_epoch=self.session_epoch if owner_may_ask else NONE,
         )
 
     def completed(self, now_ms: int) -> Transaction:

@@ -36,7 +36,7 @@ from grpc import aio
 
 from broker.clock import Clock
 from broker.coordinator.groups.topics import TopicPartition
-from broker.coordinator.transactions.commands import Verify
+from broker.coordinator.transactions.commands import AddTo, Verify
 from broker.coordinator.transactions.coordinators import TransactionCoordinators
 from broker.coordinator.transactions.records import partition_messages
 from broker.net.services.calls import CALL_MARGIN_S, MIN_WAIT_S, ask
@@ -52,6 +52,7 @@ from raftlog.errors import (
     InvalidRequestError,
     InvalidTxnState,
     LeaderNotAvailable,
+    ProducerFenced,
     RaftlogError,
     TransactionAbortable,
     UnsupportedVersion,
@@ -125,13 +126,38 @@ class TransactionVerifier:
             group_id=request.group_id,
         )
         await self.verify(asked, wait_s)
-        self._verified[key] = now_ms + REMEMBERED_MS
+        self._remember(key)
+
+    async def epoch_for_group(
+        self, request: group_pb2.CommitTransactionOffsetsRequest, wait_s: float, *, add: bool
+    ) -> int:
+        """Return which epoch the transaction of a Kafka client's offsets has; `add` as in `ProducerChecks.epoch_of`.
+
+        Raises:
+            RaftlogError: as `check`.
+        """
+        epoch = await self.verify(
+            transaction_pb2.VerifyTransactionRequest(
+                transactional_id=request.transactional_id,
+                producer_id=request.producer_id,
+                producer_epoch=request.producer_epoch,
+                group_id=request.group_id,
+                keeps_epoch=not add,
+                add=add,
+            ),
+            wait_s,
+        )
+        self._remember((request.group_id, request.transactional_id, request.producer_id, epoch))
+        return epoch
+
+    def _remember(self, key: _Key) -> None:
+        self._verified[key] = self._clock.monotonic_ms() + REMEMBERED_MS
         self._verified.move_to_end(key)
         while len(self._verified) > MAX_REMEMBERED:
             self._verified.popitem(last=False)
 
-    async def verify(self, request: transaction_pb2.VerifyTransactionRequest, wait_s: float) -> None:
-        """Ask the coordinator, and keep nothing of its answer.
+    async def verify(self, request: transaction_pb2.VerifyTransactionRequest, wait_s: float) -> int:
+        """Ask the coordinator, keep nothing of its answer, and return the epoch of the transaction.
 
         Raises:
             InvalidTxnState, InvalidProducerEpoch, InvalidProducerIdMapping, TransactionAbortable: as `check`.
@@ -141,6 +167,7 @@ class TransactionVerifier:
             response = await self._ask(request, wait_s)
             if response.error.code:
                 raise from_wire(response.error)
+            return response.producer_epoch
         except _FINAL:
             raise
         except RaftlogError as error:  # not as it is: the caller would take it for one of the group's coordinator
@@ -184,6 +211,19 @@ class TransactionVerifier:
             RaftlogError: it refuses, or does not coordinate the transaction.
         """
         shard = self._coordinators.shard_of(_key(request))[1]
+        if request.add and request.transactional_id:
+            added = transaction_pb2.AddToTransactionRequest(
+                transactional_id=request.transactional_id,
+                producer_id=request.producer_id,
+                producer_epoch=request.producer_epoch,
+                partitions=request.partitions,
+                group_ids=[request.group_id] if request.group_id else [],
+                keeps_epoch=request.keeps_epoch,
+            )
+            try:
+                await ask(shard, lambda call: AddTo(call, added), wait_s)
+            except ProducerFenced as error:  # as `coordinator.verify` says it
+                raise InvalidProducerEpoch(str(error)) from None
         answer = await ask(shard, lambda call: Verify(call, request), wait_s)
         assert isinstance(answer, transaction_pb2.VerifyTransactionResponse), "what the command says"
         return answer
@@ -219,7 +259,11 @@ class ProducerChecks:
             LeaderNotAvailable: this broker's metadata is too old to tell.
         """
         producer_id, _ = producer_of(batch)
-        if says_transactional(batch):
+        self.check_id(head, producer_id, transactional=says_transactional(batch))
+
+    def check_id(self, head: log_pb2.ProduceRequest, producer_id: int, *, transactional: bool) -> None:
+        """Check a batch's producer id, as `check` does."""
+        if transactional:
             self._check_transactional(head, producer_id)
         elif producer_id != self._own and producer_id >= 0 and self._is_enforced:
             self._check_bound(self._principal, producer_id)
@@ -300,6 +344,33 @@ class ProducerChecks:
             raise InvalidProducerEpoch(str(error)) from None
         if not is_bound:
             self._verified[place] = producer_id, producer_epoch, owner
+
+    async def epoch_of(
+        self, transactional_id: str, producer_id: int, session_epoch: int, partition: Partition, *, add: bool
+    ) -> int:
+        """Have the coordinator asked which epoch a Kafka client's transaction has.
+
+        `add`: the client is of transaction.version 2; its batch adds the partition, and has the epoch itself. Else the
+        client keeps its epoch over all transactions (`Transaction.own_epoch`), and has added the partition.
+
+        Raises:
+            RaftlogError: as `verify`.
+        """
+        place = partition.log.topic_id, partition.log.partition
+        try:
+            return await self._verifier.verify(
+                transaction_pb2.VerifyTransactionRequest(
+                    transactional_id=transactional_id,
+                    producer_id=producer_id,
+                    producer_epoch=session_epoch,
+                    partitions=partition_messages([place]),
+                    keeps_epoch=not add,
+                    add=add,
+                ),
+                CALL_S,
+            )
+        except TransactionAbortable as error:  # as in `verify`
+            raise InvalidProducerEpoch(str(error)) from None
 
 
 def _owner_of(head: log_pb2.ProduceRequest) -> ProducerOwner | None:

@@ -311,7 +311,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
     async def DescribeProducers(
         self, request: pb.DescribeProducersRequest, context: Context
     ) -> pb.DescribeProducersResponse:
-        """Return the producers of partitions that this broker leads, and their open transactions."""
+        """Return the producers of partitions that this broker leads, or has, and their open transactions."""
         keys = [(topic.topic_id, number) for topic in request.partitions for number in topic.partitions]
         response = pb.DescribeProducersResponse()
         refusal: RaftlogError | None = None
@@ -323,7 +323,8 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
                 if refusal is not None:
                     raise refusal
                 partition = self._find(topic_id, number)
-                partition.check_serving()
+                if not request.any_replica:
+                    partition.check_serving()
                 described.last_stable_offset = partition.last_stable_offset
                 described.high_watermark = partition.high_watermark
                 await asyncio.to_thread(_add_producers, described, partition)

@@ -109,7 +109,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
     "ids that belong to nobody": _bug(
         "a plain batch may have any producer id, also one never given out, or of a transaction",
         Rewrite(
-            "broker.coordinator.transactions.verifier:ProducerChecks.check",
+            "broker.coordinator.transactions.verifier:ProducerChecks.check_id",
             "self._check_bound(self._principal, producer_id)",
             "pass",
         ),

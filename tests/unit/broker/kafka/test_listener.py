@@ -49,7 +49,7 @@ class SlowProduce:
     def __init__(self) -> None:
         self.begun: list[asyncio.Future[Fields]] = []
 
-    async def begin(self, request: Fields, who: Caller) -> asyncio.Future[Fields]:
+    async def begin(self, request: Fields, version: int, who: Caller) -> asyncio.Future[Fields]:
         self.begun.append(asyncio.get_running_loop().create_future())
         return self.begun[-1]
 

@@ -49,7 +49,8 @@ from raftlog.errors import (
     UnsupportedVersion,
 )
 from raftlog.format import BatchHeader, iter_headers, parse_batch, validate_produced
-from raftlog.format.control import Marker
+from raftlog.format.control import Marker, PlacedMarker
+from raftlog.format.header import Attributes
 from tests.support.batches import batch_of
 from tests.support.log_driver import LOG_DIR, LogDriver, timed_batch
 from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss
@@ -75,6 +76,56 @@ def states(*batches: tuple[int, int], first: int = 0) -> ProducerStates:
         found.note(header(sequence, records, offset=first), NOW)
         first += records
     return found
+
+
+def in_transaction(sequence: int, records: int = 1, *, epoch: int = 0, offset: int = 0) -> BatchHeader:
+    found = header(sequence, records, epoch=epoch, offset=offset)
+    return found._replace(attributes=found.attributes | int(Attributes.TRANSACTIONAL))
+
+
+def ended(found: ProducerStates, epoch: int, offset: int) -> None:
+    """Note the marker that begins an epoch of producer 7."""
+    found.note_markers([PlacedMarker(offset, Marker(7, epoch, True, 0))], NOW)
+
+
+@pytest.mark.parametrize("through_a_snapshot", [False, True])
+def test_a_session_continues_its_sequence_over_markers(through_a_snapshot: bool) -> None:
+    """A batch of an earlier transaction that comes late is no part of the next, and a missing one is missed."""
+    found = ProducerStates()
+    found.note(in_transaction(0, 10, epoch=3), NOW)
+    ended(found, 4, 10)
+    ended(found, 5, 11)  # of a transaction without a record here
+    if through_a_snapshot:
+        found = decode_producers("p", encode_producers(found), ProducerLimits())
+    with pytest.raises(DuplicateSequence):
+        found.check(in_transaction(0, 10, epoch=5), NOW, 3)
+    with pytest.raises(DuplicateSequence):
+        found.check(in_transaction(9, 1, epoch=6), NOW, 3)
+    with pytest.raises(OutOfOrderSequence):
+        found.check(in_transaction(20, 1, epoch=5), NOW, 3)
+    for epoch in (5, 6):
+        assert found.check(in_transaction(10, 5, epoch=epoch), NOW, 3) is None
+    with pytest.raises(OutOfOrderSequence):  # without a session each epoch begins with 0
+        found.check(in_transaction(10, 5, epoch=5), NOW)
+    found.note(in_transaction(10, 5, epoch=5, offset=12), NOW)
+    again = found.check(in_transaction(10, 5, epoch=5), NOW, 3)
+    assert again is not None
+    assert again.base_offset == 12
+    assert found.check(in_transaction(15, 5, epoch=5), NOW, 3) is None
+
+
+def test_a_session_begins_its_sequence_with_0() -> None:
+    found = ProducerStates()
+    found.note(in_transaction(0, 10, epoch=3), NOW)
+    ended(found, 4, 10)
+    assert found.check(in_transaction(0, 10, epoch=4), NOW, 4) is None
+    with pytest.raises(OutOfOrderSequence):
+        found.check(in_transaction(10, 1, epoch=4), NOW, 4)
+    fresh = ProducerStates()
+    ended(fresh, 4, 0)
+    assert fresh.check(in_transaction(0, 1, epoch=4), NOW, 2) is None
+    with pytest.raises(OutOfOrderSequence):  # what the session has written here is not known any more
+        found.fences().check(in_transaction(10, 1, epoch=4), NOW, 3)
 
 
 def test_a_batch_without_a_producer_id_is_always_taken_and_never_noted() -> None:

@@ -191,9 +191,9 @@ def test_who_is_forgotten_while_it_is_answered_hears_it_when_all_is_committed(
         log = partition.log
         check = log.check_producer
 
-        def check_and_forget(header: BatchHeader, now_ms: int) -> Duplicate | None:
+        def check_and_forget(header: BatchHeader, now_ms: int, session_epoch: int) -> Duplicate | None:
             try:
-                return check(header, now_ms)
+                return check(header, now_ms, session_epoch)
             finally:
                 log.expire_producers(now_ms + 2 * log.producers.limits.expiration_ms)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,17 @@ from hypothesis import strategies as st
 
 from broker.coordinator.transactions import listing
 from broker.coordinator.transactions.checks import MAX_PARTITIONS
-from broker.coordinator.transactions.commands import AddTo, InitProducer, MarkersWritten, NeedsProducerId, Verify
+from broker.coordinator.transactions.commands import (
+    Abort,
+    AddTo,
+    End,
+    InitProducer,
+    MarkersWritten,
+    NeedsProducerId,
+    Verify,
+)
 from broker.coordinator.transactions.coordinator import Deadlines
-from broker.coordinator.transactions.records import transaction_record
+from broker.coordinator.transactions.records import partition_messages, transaction_record
 from broker.coordinator.transactions.transaction import MAX_EPOCH, State
 from raftlog.errors import (
     ConcurrentTransactions,
@@ -278,6 +287,162 @@ def test_epochs_are_used_up() -> None:
     with pytest.raises(InvalidProducerIdMapping):
         driver.add(after, 0)
     driver.add(fresh, 0)
+
+
+class Keeper:
+    """A client that keeps the epoch of InitProducerId over all of its transactions (before transaction.version 2)."""
+
+    def __init__(self, driver: TransactionDriver, producer: Producer | None = None) -> None:
+        self.driver = driver
+        self.producer = producer or driver.init()
+
+    def _names(self) -> dict[str, Any]:
+        producer = self.producer
+        return {
+            "transactional_id": producer.transactional_id,
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.producer_epoch,
+            "keeps_epoch": True,
+        }
+
+    def add(self, *numbers: int) -> None:
+        call = Call()
+        request = transaction_pb2.AddToTransactionRequest(
+            **self._names(), partitions=partition_messages(parts(*numbers))
+        )
+        self.driver.submit(AddTo(call, request))
+        call.answer(transaction_pb2.AddToTransactionResponse)
+
+    def end(self, *, commit: bool = True) -> None:
+        call = Call()
+        request = transaction_pb2.EndTransactionRequest(**self._names(), commit=commit)
+        self.driver.submit(End(call, request))
+        self.driver.write_markers()
+        call.answer(transaction_pb2.EndTransactionResponse)
+
+    def epoch(self, *numbers: int) -> int:
+        """Return the epoch of the open transaction, as a partition's leader asks for it."""
+        call = Call()
+        partitions = partition_messages(parts(*numbers))
+        self.driver.submit(
+            Verify(call, transaction_pb2.VerifyTransactionRequest(**self._names(), partitions=partitions))
+        )
+        return call.answer(transaction_pb2.VerifyTransactionResponse).producer_epoch
+
+    def goes_on(self) -> Keeper:
+        request = transaction_pb2.InitProducerIdRequest(**self._names(), transaction_timeout_ms=60_000)
+        answer = self.driver._init(InitProducer(Call(), request, next(self.driver.producer_ids)))
+        return Keeper(self.driver, Producer("x", answer.producer_id, answer.producer_epoch))
+
+
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_a_client_that_keeps_its_epoch_has_an_epoch_for_each_transaction_here(fails_over: bool) -> None:
+    driver = TransactionDriver()
+    keeper = Keeper(driver)
+    for number in range(4):
+        keeper.add(0)
+        assert keeper.epoch(0) == number
+        keeper.end(commit=number != 2)
+        keeper.end(commit=number != 2)  # the answer was lost
+        with pytest.raises(InvalidTxnState, match="before"):
+            keeper.end(commit=number == 2)
+        if fails_over:
+            driver.restart()
+            driver.write_markers()
+    assert keeper.producer.producer_epoch == 0
+
+
+def test_a_client_that_keeps_its_epoch_is_fenced_by_its_successor() -> None:
+    driver = TransactionDriver()
+    old = Keeper(driver)
+    old.add(0)
+    old.end()
+    old.add(0)
+    with pytest.raises(ConcurrentTransactions):
+        driver.init()
+    driver.write_markers()
+    new = Keeper(driver)
+    for zombie in (lambda: old.add(0), old.end, old.goes_on):
+        with pytest.raises(ProducerFenced):
+            zombie()
+    with pytest.raises(InvalidProducerEpoch):
+        old.epoch(0)
+    new.add(0)
+    assert new.epoch(0) == new.producer.producer_epoch
+    new.end()
+
+
+def test_a_client_that_keeps_its_epoch_is_fenced_by_a_tool() -> None:
+    driver = TransactionDriver()
+    keeper = Keeper(driver)
+    keeper.add(0)
+    keeper.end()
+    keeper.add(0)
+    driver.submit(Abort(Call(), "x"))
+    driver.write_markers()
+    for fenced in (lambda: keeper.add(0), keeper.end, keeper.goes_on):
+        with pytest.raises(ProducerFenced):
+            fenced()
+
+
+def test_a_client_that_keeps_its_epoch_hears_of_a_timeout_once() -> None:
+    driver = TransactionDriver()
+    keeper = Keeper(driver)
+    keeper.add(0)
+    keeper.end()
+    keeper.add(0)
+    driver.wait(60_000)
+    with pytest.raises(ConcurrentTransactions):
+        keeper.end(commit=False)
+    driver.write_markers()
+    for late in (lambda: keeper.add(0), keeper.end, lambda: keeper.epoch(0)):
+        with pytest.raises(TransactionAbortable):
+            late()
+    keeper.end(commit=False)
+    keeper.end(commit=False)  # the answer was lost
+    keeper.add(0)
+    assert keeper.epoch(0) == 2
+    keeper.end()
+
+
+@pytest.mark.parametrize("times_out", [False, True])
+def test_a_client_that_keeps_its_epoch_goes_on_after_an_error(times_out: bool) -> None:
+    """KIP-360; the answer may be lost."""
+    driver = TransactionDriver()
+    keeper = Keeper(driver)
+    keeper.add(0)
+    keeper.end()
+    keeper.add(0)
+    if times_out:
+        driver.wait(60_000)
+    else:
+        with pytest.raises(ConcurrentTransactions):
+            keeper.goes_on()
+    driver.write_markers()
+    after, again = keeper.goes_on(), keeper.goes_on()
+    assert after.producer == again.producer
+    assert after.producer.producer_epoch == 2
+    after.add(0)
+    assert after.epoch(0) == 2
+    after.end()
+    with pytest.raises(ProducerFenced):
+        keeper.add(0)
+
+
+def test_a_client_that_keeps_its_epoch_gets_a_fresh_id_when_they_are_used_up() -> None:
+    driver = TransactionDriver()
+    keeper = Keeper(driver)
+    driver.core.replay(
+        *transaction_record("x", replace(driver.core.transactions["x"], producer_epoch=MAX_EPOCH, state=State.EMPTY))
+    )
+    keeper.add(0)
+    keeper.end()
+    with pytest.raises(InvalidProducerIdMapping, match="InitProducerId gives another one"):
+        keeper.add(0)
+    fresh = keeper.goes_on()
+    assert fresh.producer.producer_id != keeper.producer.producer_id
+    fresh.add(0)
+    assert fresh.epoch(0) == 0
 
 
 @pytest.mark.parametrize(("epoch", "given"), [(MAX_EPOCH - 1, 4000), (MAX_EPOCH, 4001), (MAX_EPOCH + 1, 4001)])
