@@ -33,7 +33,7 @@ from raftlog._core.descriptions import (
     TransactionListing,
 )
 from raftlog.errors import RaftlogError
-from raftlog.security import DEFAULT_ITERATIONS, AclBinding, AclFilter, ScramMechanism, UserScramCredential
+from raftlog.security import DEFAULT_ITERATIONS, AclBinding, AclFilter, QuotaEntity, ScramMechanism, UserScramCredential
 from raftlog.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 
@@ -795,6 +795,47 @@ class Admin(Client[AdminEngine]):
             ClusterAuthorizationFailed: this user may not.
         """
         return self._thread.run(self._engine.describe_users(names, timeout))
+
+    # Quotas
+
+    def alter_client_quotas(
+        self,
+        alterations: Mapping[QuotaEntity, Mapping[str, float | None]],
+        *,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Set quotas, all or none; a value of None removes one. Other quotas stay (KIP-546).
+
+        Keys of users and client ids: `producer_byte_rate`, `consumer_byte_rate`, `request_percentage`,
+        `controller_mutation_rate`; of addresses: `connection_creation_rate`.
+
+        >>> from raftlog import Admin, QuotaEntity
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.alter_client_quotas({QuotaEntity("ada"): {"producer_byte_rate": 1_000_000}})
+        ...     admin.describe_client_quotas()
+        ...     admin.alter_client_quotas({QuotaEntity("ada"): {"producer_byte_rate": None}})
+        {QuotaEntity(user='ada', client_id=None, ip=None): {'producer_byte_rate': 1000000.0}}
+
+        Raises:
+            InvalidRequestError: an entity, a key or a value is not allowed.
+            ClusterAuthorizationFailed: this user may not.
+            UnsupportedVersion: metadata.version is too low.
+        """
+        self._thread.run(self._engine.alter_client_quotas(alterations, validate_only, timeout))
+
+    def describe_client_quotas(
+        self, filter: QuotaEntity | None = None, *, strict: bool = False, timeout: float | None = None
+    ) -> dict[QuotaEntity, dict[str, float]]:
+        """Return the quotas of all entities with the names of the filter; all without one.
+
+        With `strict`, entities with further names are left out: `QuotaEntity("ada")` finds the user's quota, and not
+        those of the user at single client ids.
+
+        Raises:
+            ClusterAuthorizationFailed: this user may not.
+        """
+        return self._thread.run(self._engine.describe_client_quotas(filter or QuotaEntity(), strict, timeout))
 
     # Metrics and the end
 

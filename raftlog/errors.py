@@ -7,7 +7,7 @@
      │   ├─ DuplicateBrokerRegistration, EligibleLeadersNotAvailable, PreferredLeaderNotAvailable
      │   ├─ StorageError, StorageFull, BrokerOverloaded, ShuttingDown, ChainBroken
      │   ├─ CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator, UnstableOffsetCommit
-     │   ├─ UnreleasedInstanceId, ConcurrentTransactions
+     │   ├─ UnreleasedInstanceId, ConcurrentTransactions, ThrottlingQuotaExceeded
      │   └─ BrokerUnavailable       no connection; local to the client
      ├─ FencedError                 a newer owner has taken over; never retried with the same epoch
      │   ├─ FencedLeaderEpoch, FencedController, StaleBrokerEpoch, BrokerIdNotRegistered
@@ -231,6 +231,16 @@ class BrokerOverloaded(RetriableError):
     """The broker has reached a limit (streams, memory, connections); try later or another broker."""
 
     code = common_pb2.BROKER_OVERLOADED
+
+
+class ThrottlingQuotaExceeded(RetriableError):
+    """The client is over a quota (KIP-599). The request was not carried out; repeat it after `throttle_time_ms`."""
+
+    code = common_pb2.THROTTLING_QUOTA_EXCEEDED
+
+    def __init__(self, message: str = "", throttle_time_ms: int = 0) -> None:
+        super().__init__(message)
+        self.throttle_time_ms = throttle_time_ms
 
 
 class ShuttingDown(RetriableError):
@@ -654,6 +664,8 @@ def from_wire(error: common_pb2.Error) -> RaftlogError:
         if hint is None:
             return NotLeader(error.message)
         return NotLeader(error.message, hint.leader_id, hint.leader_epoch, hint.host, hint.port)
+    if cls is ThrottlingQuotaExceeded:
+        return ThrottlingQuotaExceeded(error.message, error.throttle_time_ms)
     return cls(error.message)
 
 
@@ -667,4 +679,6 @@ def to_wire(error: BaseException) -> common_pb2.Error:
         wire.leader.leader_id = error.leader_id
         wire.leader.leader_epoch = error.leader_epoch
         wire.leader.host, wire.leader.port = error.host, error.port
+    if isinstance(error, ThrottlingQuotaExceeded):
+        wire.throttle_time_ms = error.throttle_time_ms
     return wire

@@ -1,4 +1,4 @@
-"""Users and permissions as the admin clients speak of them (KIP-11, KIP-140, KIP-290, KIP-554).
+"""Users, permissions and quotas as the admin clients speak of them (KIP-11, KIP-140, KIP-290, KIP-546, KIP-554).
 
 Numbers are Kafka's, and those of `raftlog.v1.security_pb2`.
 """
@@ -6,6 +6,7 @@ Numbers are Kafka's, and those of `raftlog.v1.security_pb2`.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -130,3 +131,28 @@ class UserScramCredential:
     user: str
     mechanism: ScramMechanism
     iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaEntity:
+    """To whom a quota applies: a user, a client id, a user at a client id, or an address (KIP-546).
+
+    None: not part of the entity. An empty name is the default, for all that have no quota of their own.
+    """
+
+    user: str | None = None
+    """Without the prefix `User:`."""
+    client_id: str | None = None
+    ip: str | None = None
+
+
+def quota_levels(user: str, client_id: str) -> Iterator[QuotaEntity]:
+    """Yield the entities whose quotas limit this user at this client id; the first that has the key counts.
+
+    The rate of an entity that names both is for this user at this client id, else for all clients of the one named.
+    """
+    for of_user in (user, ""):
+        for of_client in (client_id, "", None):
+            yield QuotaEntity(of_user, of_client)
+    for of_client in (client_id, ""):
+        yield QuotaEntity(client_id=of_client)

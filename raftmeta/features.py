@@ -41,7 +41,10 @@ KAFKA_LISTENER_LEVEL: Final = 4
 PRODUCER_OWNERS_LEVEL: Final = 5
 """Of metadata.version: producer ids are bound to their owners (`ProducerIdKeyRecord`), and leaders verify transactions
 with their coordinators (docs/adr/0026). Older brokers cannot verify; older clients do not name their transactions."""
-SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, PRODUCER_OWNERS_LEVEL)}
+QUOTAS: Final = "a quota"
+QUOTAS_LEVEL: Final = 6
+"""Of metadata.version: quotas are kept (`AlterQuotasCommand`, `QuotaRecord`)."""
+SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, QUOTAS_LEVEL)}
 """The levels that this version supports. Decisions must not depend on it: controllers may differ in version."""
 assert all(SUPPORTED[name].min_level <= level <= SUPPORTED[name].max_level for name, level in BASELINE.items())
 

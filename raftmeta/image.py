@@ -25,6 +25,7 @@ from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
 from raftmeta.acls import Acl, field_order
 from raftmeta.credentials import KEY_BYTES, Credential, CredentialKey, Mechanism
 from raftmeta.producer_ids import ProducerIdKey
+from raftmeta.quotas import QuotaEntity, entity_order, quota_record
 from raftmeta.topic_configs import BROKER_KEY_BY_TOPIC_KEY, TOPIC_KEY_BY_BROKER_KEY
 
 K = TypeVar("K", bound="str | bytes")
@@ -308,7 +309,7 @@ class MetadataImage:
     over all partitions; `credentials` have each one under its own key.
 
     What a change does not touch is the same object in both images: `after.acls is before.acls` says that no ACL has
-    changed, and of `credentials` the same.
+    changed, and of `credentials` and `quotas` the same.
     """
 
     offset: int = 0
@@ -330,6 +331,8 @@ class MetadataImage:
     dotted_names: Mapping[str, str] = field(default_factory=PersistentMap)
     credentials: Mapping[CredentialKey, Credential] = field(default_factory=dict)
     acls: frozenset[Acl] = frozenset()
+    quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)
+    """By entity and key; no entity stands here without a key."""
 
     def topic(self, name: str) -> TopicImage | None:
         """Return the topic of that name."""
@@ -450,6 +453,9 @@ class MetadataImage:
             yield self.credentials[credential_key].to_record()
         for acl in sorted(self.acls, key=field_order):
             yield acl.to_record()
+        for entity in sorted(self.quotas, key=entity_order):
+            for key, rate in sorted(self.quotas[entity].items()):
+                yield quota_record(entity, key, rate)
 
 
 def metric_name(topic: str) -> str:

@@ -29,6 +29,7 @@ from raftmeta.image import (
     metric_name,
 )
 from raftmeta.producer_ids import ProducerIdKey
+from raftmeta.quotas import QuotaEntity
 
 
 def replay(image: MetadataImage, record: MetadataRecord, offset: int) -> MetadataImage:
@@ -85,6 +86,7 @@ class _Change:
         self._partitions: dict[bytes, list[PartitionImage]] = {}
         self._credentials: dict[CredentialKey, Credential] | None = None
         self._acls: set[Acl] | None = None
+        self._quotas: dict[QuotaEntity, Mapping[str, float]] | None = None
 
     def apply(self, record: MetadataRecord) -> None:
         kind = record.WhichOneof("record")
@@ -124,6 +126,8 @@ class _Change:
             case "remove_scram_credential":
                 removed = record.remove_scram_credential
                 del self._own_credentials()[CredentialKey(removed.user, removed.mechanism)]
+            case "quota":
+                self._put_quota(record.quota)
             case None:
                 raise UnsupportedVersion(
                     "the metadata holds a record of a kind that this version does not know; "
@@ -157,6 +161,7 @@ class _Change:
             dotted_names=base.dotted_names if self._dotted_names is None else self._dotted_names.build(),
             credentials=base.credentials if self._credentials is None else self._credentials,
             acls=base.acls if self._acls is None else frozenset(self._acls),
+            quotas=base.quotas if self._quotas is None else self._quotas,
         )
 
     # Copies of what is written to
@@ -195,6 +200,20 @@ class _Change:
         if self._acls is None:
             self._acls = set(self._base.acls)
         return self._acls
+
+    def _put_quota(self, record: records_pb2.QuotaRecord) -> None:
+        if self._quotas is None:
+            self._quotas = dict(self._base.quotas)
+        entity = QuotaEntity.from_wire(record.entity)
+        values = dict(self._quotas.get(entity, {}))
+        if record.HasField("value"):
+            values[record.key] = record.value
+        else:
+            del values[record.key]
+        if values:
+            self._quotas[entity] = values
+        else:
+            del self._quotas[entity]
 
     # Topics and partitions
 

@@ -1,11 +1,11 @@
-"""A limit on replication traffic: bytes a second with a small burst. Pure; the caller passes the time."""
+"""A rate with a burst, for bytes and other amounts. Pure; the caller passes the time."""
 
 from __future__ import annotations
 
 from typing import Final
 
 BURST_MS: Final = 200.0
-"""The burst after a pause: the bytes of this time at the full rate."""
+"""The burst of replication after a pause: the bytes of this time at the full rate."""
 PIECE_MS: Final = 100.0
 """The size of one piece, so that traffic flows smoothly: the bytes of this time at the full rate."""
 
@@ -18,12 +18,13 @@ class TokenBucket:
 
     So a batch larger than the burst still passes, and the rate holds on average. A rate of None sets no limit.
 
-    Invariant: tokens <= rate * BURST_MS.
+    Invariant: tokens <= rate * burst_ms.
     """
 
-    __slots__ = ("_filled_ms", "_rate", "_tokens", "throttled_ms")
+    __slots__ = ("_burst_ms", "_filled_ms", "_rate", "_tokens", "throttled_ms")
 
-    def __init__(self, rate_bytes_per_s: int | None = None) -> None:
+    def __init__(self, rate_bytes_per_s: float | None = None, burst_ms: float = BURST_MS) -> None:
+        self._burst_ms = burst_ms
         self._rate = rate_bytes_per_s
         self._tokens = 0.0 if rate_bytes_per_s is None else self._burst(rate_bytes_per_s)
         self._filled_ms: float | None = None
@@ -31,7 +32,7 @@ class TokenBucket:
         """For how long, in all, a debt has stopped the traffic."""
 
     @property
-    def rate_bytes_per_s(self) -> int | None:
+    def rate_bytes_per_s(self) -> float | None:
         """The limit; None: no limit."""
         return self._rate
 
@@ -40,7 +41,7 @@ class TokenBucket:
         """The most to send in one piece, unless a single batch is larger; None: no limit."""
         return None if self._rate is None else max(1, int(self._rate * PIECE_MS / 1000))
 
-    def set_rate(self, rate_bytes_per_s: int | None, now_ms: float) -> None:
+    def set_rate(self, rate_bytes_per_s: float | None, now_ms: float) -> None:
         """Change the limit from now on. A debt remains, unless the new limit, or the former one, is None."""
         assert rate_bytes_per_s is None or rate_bytes_per_s > 0, "at a rate of 0 nothing would ever pass"
         self._fill(now_ms)
@@ -49,7 +50,7 @@ class TokenBucket:
             burst = self._burst(rate_bytes_per_s)
             self._tokens = min(self._tokens, burst) if was_limited else burst
 
-    def take(self, size_bytes: int, now_ms: float) -> None:
+    def take(self, size_bytes: float, now_ms: float) -> None:
         """Count bytes that are sent or requested."""
         if self._rate is not None:
             self._fill(now_ms)
@@ -75,6 +76,5 @@ class TokenBucket:
                 self.throttled_ms += min(now_ms - last_ms, (1 - self._tokens) / self._rate * 1000)
             self._tokens = min(self._burst(self._rate), self._tokens + self._rate * (now_ms - last_ms) / 1000)
 
-    @staticmethod
-    def _burst(rate_bytes_per_s: int) -> float:
-        return max(1.0, rate_bytes_per_s * BURST_MS / 1000)
+    def _burst(self, rate_bytes_per_s: float) -> float:
+        return max(1.0, rate_bytes_per_s * self._burst_ms / 1000)

@@ -277,6 +277,13 @@ class BrokerConfig(Settings):
         maximum=(1 << 31) - 1,
         doc="Largest message on the wire; at least message.max.bytes and 64 KiB more.",
     )
+    quota_window_num = integer(
+        11,
+        minimum=1,
+        maximum=3_600,
+        doc="Quotas: a client that was idle may use at once what its quota allows in this many windows.",
+    )
+    quota_window_size_seconds = integer(1, minimum=1, maximum=3_600, doc="Quotas: length of one window, in seconds.")
     max_streams = integer(
         10_000,
         minimum=1,

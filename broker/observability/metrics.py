@@ -21,6 +21,7 @@ from broker.observability.counters import Counters, Histogram
 from broker.observability.event_loop import LoopLagMonitor
 from broker.observability.group_lag import GroupSample
 from broker.partition.partition import Partition
+from broker.quotas.client_quotas import Usage
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftmeta.image import NO_LEADER, MetadataImage
 from raftmeta.quorum.description import RaftView
@@ -229,7 +230,7 @@ class Throttle(Protocol):
     """A token bucket's part of the metrics."""
 
     @property
-    def rate_bytes_per_s(self) -> int | None: ...
+    def rate_bytes_per_s(self) -> float | None: ...
     @property
     def throttled_ms(self) -> float: ...
 
@@ -512,6 +513,30 @@ class SecurityMetrics:
         )
 
 
+class QuotaMetrics:
+    """A collector: what clients with quotas use. `usage`: as `QuotaManager.usage`."""
+
+    def __init__(self, usage: Callable[[], list[Usage]]) -> None:
+        self._usage = usage
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        labels = ("quota", "user", "client_id")
+        used = CounterMetricFamily(
+            f"{PREFIX}quota_used",
+            "What clients with a quota have used: bytes, milliseconds of the event loop, or changes of the metadata.",
+            labels=labels,
+        )
+        seconds = CounterMetricFamily(
+            f"{PREFIX}quota_throttle_seconds", "Time in which clients were over their quota.", labels=labels
+        )
+        for each in self._usage():
+            place = [each.key, each.scope.user or "", each.scope.client_id or ""]
+            used.add_metric(place, each.used)
+            seconds.add_metric(place, each.throttled_ms / 1_000)
+        yield from (used, seconds)
+
+
 class CertificateMetrics:
     """A collector. `not_after_s`: returns the expiry of the certificate for new connections, in seconds since 1970."""
 
@@ -597,6 +622,7 @@ def catalogue() -> dict[str, list[Described]]:
             LoadMetrics(counters, lambda: (), {}, dict, nothing, lambda: 0)
         ),
         "Brokers with TLS or an authorizer: users and permissions": _described(SecurityMetrics(counters, int)),
+        "Brokers, for clients with quotas (quotas.md)": _described(QuotaMetrics(list)),
         "Brokers, for the groups that they coordinate": _described(GroupMetrics(GroupSample)),
     }
 

@@ -6,6 +6,9 @@ by itself.
 Permissions: READ of the topic, from the subscription on and as long as it lasts. After a change of permissions the
 session checks all subscriptions again before it makes the next frame, so no record leaves without permission. While
 nothing happens on the stream, a forbidden subscription stays.
+
+Quotas (KIP-13, KIP-124): a message is charged when it is made, and its last frame carries the delay. No records are
+read or sent before the delay is over.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from broker.log.partition_log import ReadResult
 from broker.log.transactions import AbortedTransaction
 from broker.partition.partition import Partition
 from broker.partition.produce_session import ResponseWriter
+from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager, whole_ms
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
 from broker.server.lease import Wake
@@ -91,7 +95,14 @@ class FetchSession:
         max_frame_bytes: int,
         max_subscriptions: int,
         who: Caller = EVERYTHING_ALLOWED,
+        quotas: QuotaManager | None = None,
     ) -> None:
+        """`quotas`: None limits no rate; a broker always has them."""
+        self._who = who
+        self._quotas = quotas
+        self._held_until_ms = 0.0
+        """No records leave before, by the client's quota; 0: it is not held."""
+        self._unholding: asyncio.TimerHandle | None = None
         self._replica_manager = replica_manager
         self._disk = disk
         self._max_frame_bytes = max_frame_bytes
@@ -128,6 +139,7 @@ class FetchSession:
                 frames = await self._next_frames()
                 built_s = time.monotonic()
                 if frames and await self._may_leave(frames):
+                    self._charge(frames, built_s - begun_s)
                     await writer.write(frames)
                     self._count(begun_s, built_s)
                     if self._traced:
@@ -138,6 +150,8 @@ class FetchSession:
             await reader
         finally:
             reader.cancel()
+            if self._unholding is not None:
+                self._unholding.cancel()
             self._lease.stop_waiting(self._wake_up)
             for subscription in list(self._subscriptions.values()):
                 self._drop(subscription)
@@ -271,7 +285,7 @@ class FetchSession:
             await self._drop_forbidden(self._topics)
         while self._refusals:
             frames.append(self._refusals.popleft())
-        while room > 0 and self._credit > 0 and self._queue:
+        while room > 0 and self._credit > 0 and self._queue and not self._held_until_ms:
             subscription = self._queue.popleft()
             subscription.queued = False
             if subscription.dropped:
@@ -296,6 +310,34 @@ class FetchSession:
             self._changed.clear()
             await self._changed.wait()
         return True
+
+    def _charge(self, frames: list[Frame], took_s: float) -> None:
+        """Charge a message that is about to leave; note the delay in it, and hold what follows."""
+        quotas = self._quotas
+        if quotas is None:
+            return
+        delay_ms = quotas.fetched(self._who, sum(len(frame.records) for frame in frames))
+        if quotas.counts_time(self._who):
+            delay_ms = max(delay_ms, quotas.worked(self._who, took_s * 1_000))
+        if delay_ms <= 0:
+            return
+        frames[-1].head.throttle_time_ms = whole_ms(delay_ms)
+        self._held_until_ms = quotas.now_ms() + delay_ms
+        self._look_again(delay_ms)
+
+    def _look_again(self, delay_ms: float) -> None:
+        self._unholding = asyncio.get_running_loop().call_later(min(delay_ms, LOOK_AGAIN_MS) / 1_000, self._unhold)
+
+    def _unhold(self) -> None:
+        """Let records leave again, if the delay is over, or a change of the quotas has ended it."""
+        assert self._quotas is not None, "without quotas nothing is held"
+        left_ms = min(self._held_until_ms - self._quotas.now_ms(), self._quotas.held_ms(self._who))
+        if left_ms > 0:
+            self._look_again(left_ms)
+            return
+        self._unholding = None
+        self._held_until_ms = 0.0
+        self._changed.set()
 
     def _wake_up(self) -> None:
         self._changed.set()

@@ -3,6 +3,9 @@
 Permissions (KIP-11): each part needs WRITE of its topic. A transactional batch also needs WRITE of the transactional
 id, or the sink, that the request names. `ProducerChecks` (`broker/coordinator/transactions/verifier.py`) decides which
 producer ids the client may use; the batches of a stream wait while a transaction's coordinator is asked.
+
+Quotas (KIP-13, KIP-124): a request is served and then charged. Its response carries the rest of the delay, and the next
+request is not read before the delay is over.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Final, Protocol, TypeVar
 
 from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
+from broker.quotas.manager import QuotaManager, whole_ms
 from broker.replicas.replica_manager import TOPIC_ID_BYTES, ReplicaManager
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
 from raftlog._core.traceparent import MAX_TRACES
@@ -27,6 +31,7 @@ from raftlog.format.header import says_transactional
 from raftlog.format.wire import Produce, ProducePart
 from raftlog.v1 import log_pb2
 from raftlog.v1.security_pb2 import Acl
+from raftmeta.quotas import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 from replication.high_watermark import Answer
 
 logger = logging.getLogger(__name__)
@@ -53,7 +58,17 @@ class ResponseWriter(Protocol[Message]):
 class _Request:
     """One request and its response, which is sent once no part's answer is missing."""
 
-    __slots__ = ("appended_s", "arrived_s", "begun_s", "complete_s", "missing", "open", "response", "timer")
+    __slots__ = (
+        "appended_s",
+        "arrived_s",
+        "begun_s",
+        "complete_s",
+        "held_until_ms",
+        "missing",
+        "open",
+        "response",
+        "timer",
+    )
 
     def __init__(self, correlation_id: int, arrived_s: float) -> None:
         self.arrived_s = arrived_s
@@ -62,6 +77,8 @@ class _Request:
         self.open: list[Answer] = []
         self.missing = 0
         self.timer: asyncio.TimerHandle | None = None
+        self.held_until_ms = 0.0
+        """When the client's next request is read; 0: at once."""
 
 
 class ProduceSession:
@@ -80,8 +97,11 @@ class ProduceSession:
         default_timeout_ms: int,
         who: Caller = EVERYTHING_ALLOWED,
         producers: ProducerChecks | None = None,
+        quotas: QuotaManager | None = None,
     ) -> None:
-        """`producers`: None accepts every producer id; a broker always has them checked."""
+        """`producers`: None accepts every producer id; `quotas`: None limits no rate. A broker always has both."""
+        self._who = who
+        self._quotas = quotas
         self._replica_manager = replica_manager
         self._disk = disk
         self._max_in_flight = max_in_flight
@@ -110,6 +130,8 @@ class ProduceSession:
                         self._withheld.append(owed)  # decided under an earlier lease, it stays true
                         self._lease.call_when_renewed(self._release_withheld)
                         continue
+                    if owed.held_until_ms:
+                        owed.response.throttle_time_ms = self._left_ms(owed.held_until_ms)
                     try:
                         await writer.write(owed.response)
                     finally:  # a client may leave as soon as it has its answer, before `write` returns
@@ -150,13 +172,39 @@ class ProduceSession:
         try:
             async for request in requests:
                 arrived_s = time.monotonic()
-                self._handle(request, await self._check_ahead(request), arrived_s)
+                checked = await self._check_ahead(request)
+                begun_s = time.monotonic()
+                owed = self._handle(request, checked, arrived_s)
+                key, delay_ms = self._charge(request, begun_s)
                 del request  # frees the payload, which an idle stream would keep otherwise
+                if delay_ms > 0:
+                    quotas = self._quotas
+                    assert quotas is not None, "without quotas there is no delay"
+                    if owed is not None:
+                        owed.held_until_ms = quotas.now_ms() + delay_ms
+                    await quotas.hold(self._who, key, delay_ms)
+                del owed
                 while self._in_flight >= self._max_in_flight:
                     self._room.clear()
                     await self._room.wait()
         finally:
             self._answer_ready.set()
+
+    def _left_ms(self, until_ms: float) -> int:
+        assert self._quotas is not None, "without quotas there is no delay"
+        return whole_ms(until_ms - self._quotas.now_ms())
+
+    def _charge(self, request: Produce, begun_s: float) -> tuple[str, float]:
+        """Charge a request; return the quota that holds the client longest, and for how many ms."""
+        quotas = self._quotas
+        if quotas is None:
+            return "", 0.0
+        delay_ms = quotas.produced(self._who, sum(len(part.records) for part in request.parts))
+        if quotas.counts_time(self._who):
+            for_time_ms = quotas.worked(self._who, (time.monotonic() - begun_s) * 1_000)
+            if for_time_ms > delay_ms:
+                return REQUEST_PERCENTAGE, for_time_ms
+        return PRODUCER_BYTE_RATE, delay_ms
 
     async def _check_ahead(self, request: Produce) -> Checked:
         """Check large batches off the event loop, and transactions with their coordinators.
@@ -182,18 +230,19 @@ class ProduceSession:
                 checked[number] = error
         return checked
 
-    def _handle(self, request: Produce, checked: Checked, arrived_s: float) -> None:
+    def _handle(self, request: Produce, checked: Checked, arrived_s: float) -> _Request | None:
+        """Append the batches of a request; return it if it has a response."""
         head = request.head
         if head.acks == log_pb2.NO_ACK:
             self._handle_unacknowledged(request, checked, arrived_s)
-            return
+            return None
         owed = _Request(head.correlation_id, arrived_s)
         owed.missing = len(request.parts)
         self._in_flight += 1
         self._counters.produces_unanswered += 1
         if not owed.missing:
             self._finish(owed)
-            return
+            return owed
         for number, part in enumerate(request.parts):
             self._serve(part, owed, head, checked.get(number))
         owed.appended_s = time.monotonic()
@@ -201,6 +250,7 @@ class ProduceSession:
             timeout_ms = head.timeout_ms or self._default_timeout_ms
             loop = asyncio.get_running_loop()
             owed.timer = loop.call_later(timeout_ms / 1000, self._time_out, owed, timeout_ms)
+        return owed
 
     def _serve(
         self,

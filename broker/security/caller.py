@@ -47,11 +47,15 @@ class Authorizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A principal at an address. Without an authorizer everything is allowed."""
+    """A principal at an address. Without an authorizer everything is allowed.
+
+    `client_id`: the name that the client gives itself; quotas may depend on it, permissions do not.
+    """
 
     principal: str = ANONYMOUS
     host: str = ""
     authorizer: Authorizer | None = None
+    client_id: str = ""
 
     @property
     def version(self) -> object:

@@ -158,6 +158,8 @@ _ADMIN: Final[dict[str, Rule]] = {
     "UpdateFeature": _cluster(Acl.ALTER),
     "DescribeReplicas": _cluster(Acl.DESCRIBE),
     "AlterReassignments": _cluster(Acl.ALTER),
+    "DescribeClientQuotas": _cluster(Acl.DESCRIBE_CONFIGS),
+    "AlterClientQuotas": _cluster(Acl.ALTER_CONFIGS),
 }
 _GROUP: Final[dict[str, Rule]] = {
     "FindCoordinator": _field(Acl.DESCRIBE, Acl.GROUP, "group_id"),

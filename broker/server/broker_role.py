@@ -58,8 +58,9 @@ from broker.net.tls import NodeTls
 from broker.observability.group_lag import GroupLagSampler
 from broker.observability.health import OK, Health
 from broker.observability.leader_offsets import LeaderOffsets
-from broker.observability.metrics import BrokerMetrics, GroupMetrics, LoadMetrics, SecurityMetrics
+from broker.observability.metrics import BrokerMetrics, GroupMetrics, LoadMetrics, QuotaMetrics, SecurityMetrics
 from broker.observability.node import Observability
+from broker.quotas.manager import Charging, QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller
 from broker.security.client_listener import ClientSecurity
@@ -307,12 +308,9 @@ class BrokerRole:
         self._verifier = TransactionVerifier(
             config.node_id, self._transactions, self._inter_node_address, clock, to_nodes
         )
-        self._log_service = LogService(
-            self._registry,
-            config,
-            reads,
-            self._producer_checks,
-        )
+        window_ms = config.quota_window_num * config.quota_window_size_seconds * 1_000
+        self._quotas = QuotaManager(lambda: metadata.image, clock, window_ms)
+        self._log_service = LogService(self._registry, config, reads, self._producer_checks, self._quotas)
         self._registry.on_term += (self._groups.on_term, self._transactions.on_term)
         self._internal_topics = InternalTopics(metadata, config)
         self._services = Services(
@@ -327,7 +325,15 @@ class BrokerRole:
                 lambda: metadata.image,
                 self._registry.find,
             ),
-            AdminService(metadata, config, self._logs, self._registry.wait_applied, self._registry.partitions, clock),
+            AdminService(
+                metadata,
+                config,
+                self._logs,
+                self._registry.wait_applied,
+                self._registry.partitions,
+                clock,
+                self._quotas,
+            ),
         )
         """What both client listeners call."""
         self._security: ClientSecurity | None = None
@@ -379,6 +385,7 @@ class BrokerRole:
             self._transactions,
             lambda: {} if self._replication is None else self._replication.throttles(),
         )
+        self._observed.registry.register(QuotaMetrics(self._quotas.usage))
         if security.interceptor is not None or self._config.kafka_security_protocol != PLAINTEXT:
             self._observed.registry.register(SecurityMetrics(self._observed.counters, security.count_authenticated))
         listener = listen_for_clients(server, self._config, self._tls)
@@ -503,6 +510,7 @@ class BrokerRole:
                 security,
                 self._registry.wait_applied,
                 has_authorizer=security.authorizer is not None,
+                quotas=self._quotas,
             ),
             server,
         )
@@ -514,7 +522,8 @@ class BrokerRole:
         identify = [] if security.interceptor is None else [security.interceptor]
         traced = [] if tracing is None else [tracing.calls()]
         permitted = [] if security.authorizer is None else [Permissions(lambda: self._metadata.image)]
-        return [*identify, RequestBounds(), CallTimer(self._observed.counters), *traced, *permitted]
+        timer = CallTimer(self._observed.counters)
+        return [*identify, Charging(self._quotas), RequestBounds(), timer, *traced, *permitted]
 
     # Registration and metadata
 

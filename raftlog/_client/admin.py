@@ -18,7 +18,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
 
-from raftlog._client.connections import REFUSED_GRACE_S, NobodyListens, connections, from_grpc, nobody_answers
+from raftlog._client.connections import (
+    REFUSED_GRACE_S,
+    NobodyListens,
+    client_id_metadata,
+    connections,
+    from_grpc,
+    nobody_answers,
+)
 from raftlog._client.coordinators import TRANSACTIONS, Coordinator, Coordinators
 from raftlog._client.groups import Entry, checked, in_pieces, to_commit
 from raftlog._client.metadata import EARLIEST, LARGEST_TIMESTAMP, LATEST, Answer, AtOffset, MetadataCache, OffsetLookup
@@ -97,6 +104,7 @@ from raftlog.security import (
     AclOperation,
     AclPermission,
     PatternType,
+    QuotaEntity,
     ResourceType,
     ScramMechanism,
     UserScramCredential,
@@ -554,7 +562,7 @@ class AdminEngine:
                 response = await getattr(stub, method)(
                     request,
                     timeout=min(_ADDRESS_TIMEOUT_S, self._options.request_timeout_ms / 1000, left_s),
-                    metadata=call_metadata(),
+                    metadata=(*call_metadata(), *client_id_metadata(self._options.client_id)),
                 )
             self._answered = True
             return response
@@ -1709,8 +1717,43 @@ class AdminEngine:
             UserScramCredential(each.user, ScramMechanism(each.mechanism), each.iterations) for each in response.users
         )
 
+    # Quotas
+
+    async def alter_client_quotas(
+        self, alterations: Mapping[QuotaEntity, Mapping[str, float | None]], validate_only: bool, timeout: float | None
+    ) -> None:
+        """Set quotas, and remove those with None."""
+        request = admin_pb2.AlterClientQuotasRequest(validate_only=validate_only)
+        for entity, values in alterations.items():
+            for key, value in values.items():
+                request.alterations.add(entity=_quota_entity(entity), key=key, value=value)
+        await self._anyone("AlterClientQuotas", request, timeout)
+
+    async def describe_client_quotas(
+        self, filter_: QuotaEntity, strict: bool, timeout: float | None
+    ) -> dict[QuotaEntity, dict[str, float]]:
+        """Return the quotas that a filter selects."""
+        request = admin_pb2.DescribeClientQuotasRequest(
+            filter=_quota_entity(filter_), strict=strict, min_metadata_offset=self._metadata.min_offset
+        )
+        response = await self._anyone("DescribeClientQuotas", request, timeout)
+        found: dict[QuotaEntity, dict[str, float]] = {}
+        for each in response.quotas:
+            wire = each.entity
+            entity = QuotaEntity(
+                wire.user if wire.HasField("user") else None,
+                wire.client_id if wire.HasField("client_id") else None,
+                wire.ip if wire.HasField("ip") else None,
+            )
+            found.setdefault(entity, {})[each.key] = each.value
+        return found
+
     async def _secure(self, method: str, request: Any, timeout: float | None, **more: Any) -> Any:
         return await self._anyone(method, request, timeout, service=security_stub, **more)
+
+
+def _quota_entity(entity: QuotaEntity) -> records_pb2.QuotaEntity:
+    return records_pb2.QuotaEntity(user=entity.user, client_id=entity.client_id, ip=entity.ip)
 
 
 def as_config(value: Any) -> str:

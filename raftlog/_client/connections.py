@@ -31,6 +31,7 @@ from raftlog.errors import (
     RaftlogError,
     RequestTimedOut,
     RetriableError,
+    ThrottlingQuotaExceeded,
     TokenExpired,
     UnsupportedVersion,
     from_wire,
@@ -143,6 +144,8 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
             more = "" if details == "Deadline Exceeded" else f": {details}"
             return RequestTimedOut(f"{address} did not answer in time{more}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if isinstance(told, ThrottlingQuotaExceeded):
+                return told
             return BrokerOverloaded(f"{address}: {details}")
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequestError(f"{address}: {details}")
@@ -158,6 +161,11 @@ def from_grpc(error: grpc.aio.AioRpcError | asyncio.TimeoutError | Exception, ad
             )
         case _:
             return InternalError(f"{address}: {code.name}: {details}")
+
+
+def client_id_metadata(client_id: str) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call by which brokers know the client id, on which quotas may depend."""
+    return (("client-id", quote(client_id, safe=" !#$&'()*+,/:;=?@[]")),) if client_id else ()
 
 
 def _not_authenticated(details: str, address: str, told: RaftlogError | None) -> RaftlogError:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import grpc
 
-from raftlog._client.connections import connections, from_grpc
+from raftlog._client.connections import client_id_metadata, connections, from_grpc
 from raftlog._client.metadata import (
     EARLIEST,
     LATEST,
@@ -175,7 +175,7 @@ class FetchSession:
             request_serializer=log_pb2.FetchRequest.SerializeToString,
             response_deserializer=decode_fetch,
         )
-        call = method()
+        call = method(metadata=client_id_metadata(self._engine.options.client_id))
         writer = asyncio.get_running_loop().create_task(self._write(call))
         try:
             while True:
@@ -201,6 +201,10 @@ class FetchSession:
 
     def _on_frames(self, frames: list[Frame]) -> None:
         self._engine.heard(self)
+        throttle_time_ms = frames[-1].head.throttle_time_ms if frames else 0
+        if throttle_time_ms > 0:
+            self._engine.counters.throttled(throttle_time_ms, monotonic_ms() / 1_000)
+            self.patience_s += throttle_time_ms / 1_000  # the broker keeps silent for this time
         for frame in frames:
             size = len(frame.records)
             self._granted_bytes -= size

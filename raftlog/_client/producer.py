@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
 
-from raftlog._client.connections import Connections, connections, from_grpc
+from raftlog._client.connections import Connections, client_id_metadata, connections, from_grpc
 from raftlog._client.coordinators import TRANSACTIONS, CoordinatorOptions, Coordinators
 from raftlog._client.groups import Entry, commit_errors, in_pieces, passes, to_commit
 from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, MetadataCache
@@ -756,6 +756,8 @@ class ProduceStream:
         """Queues with batches in flight here that another broker leads, and since when that is known."""
         self._broken_off: RaftlogError | None = None
         """Why this client has ended the call."""
+        self._throttled_until_ms = 0.0
+        """The client is over a quota: until then it sends nothing, and the broker reads no request of it."""
 
     @property
     def needs_ticks(self) -> bool:
@@ -848,10 +850,11 @@ class ProduceStream:
         oldest = next(iter(self._in_flight.values()), None)
         if oldest is None or self._call is None:
             return
-        if now_ms - oldest.sent_ms > limit_ms:
+        unread_ms = max(oldest.sent_ms, self._throttled_until_ms)  # a broker that holds the stream is not silent
+        if now_ms - unread_ms > limit_ms:
             limit = f"request.timeout.ms={self._engine.options.request_timeout_ms}"
             self._break_off(RequestTimedOut(f"broker {self._node_id} has not answered within {limit}"))
-        elif now_ms - oldest.sent_ms > _SILENCE_MS:
+        elif now_ms - unread_ms > _SILENCE_MS:
             self._engine.request_refresh(oldest.sent_ms, probe=self._node_id)
 
     async def close(self) -> None:
@@ -943,7 +946,8 @@ class ProduceStream:
             request_serializer=encode_produce,
             response_deserializer=log_pb2.ProduceResponse.FromString,
         )
-        call = self._call = method()
+        self._throttled_until_ms = 0.0
+        call = self._call = method(metadata=client_id_metadata(self._engine.options.client_id))
         reader = asyncio.get_running_loop().create_task(self._read(call))
         reader.add_done_callback(lambda _: self._ready.set())
         try:
@@ -975,6 +979,8 @@ class ProduceStream:
         parts: list[ProducePart] = []
         if len(self._in_flight) >= options.max_in_flight_requests_per_connection:
             return None
+        if self._throttled_until_ms > flight.sent_ms:
+            return None  # `_on_throttle` wakes the stream
         room_bytes = options.max_request_size
         with engine.lock:
             for queue in list(self._queues):
@@ -1072,6 +1078,12 @@ class ProduceStream:
             engine.settle(paused)
         return True
 
+    def _on_throttle(self, throttle_time_ms: int, now_ms: float) -> None:
+        """Send nothing for this time (KIP-219); the broker would not read it."""
+        self._engine.counters.throttled(throttle_time_ms, now_ms / 1_000)
+        self._throttled_until_ms = max(self._throttled_until_ms, now_ms + throttle_time_ms)
+        asyncio.get_running_loop().call_later(throttle_time_ms / 1_000 + 0.001, self._ready.set)
+
     async def _read(self, call: Any) -> None:
         while True:
             response = await call.read()
@@ -1093,6 +1105,8 @@ class ProduceStream:
         self._failures, self._failing_since_ms = 0, None
         now_ms = engine.now_ms()
         engine.counters.answered(self._node_id, now_ms - flight.sent_ms, now_ms / 1_000)
+        if response.throttle_time_ms > 0:
+            self._on_throttle(response.throttle_time_ms, now_ms)
         callbacks: Callbacks = []
         halves: list[Batch] = []
         touched: dict[PartitionQueue, None] = {}

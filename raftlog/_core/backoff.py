@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from raftlog.errors import BrokerUnavailable, RaftlogError
+from raftlog.errors import BrokerUnavailable, RaftlogError, ThrottlingQuotaExceeded
 
 _JITTER: Final = 0.2
 """Clients that lost the same broker must not all return at once."""
@@ -43,7 +43,10 @@ class Pauses:
     def after_ms(self, error: RaftlogError | None, failures: int) -> float:
         """Return the pause after this number of failures in a row (from 1), of which `error` is the last."""
         backoff = self.reconnect if isinstance(error, BrokerUnavailable) else self.retry
-        return backoff.pause_ms(failures)
+        pause_ms = backoff.pause_ms(failures)
+        if isinstance(error, ThrottlingQuotaExceeded):
+            pause_ms = max(pause_ms, error.throttle_time_ms)
+        return pause_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,10 @@ MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
         "failed-commit": "Commits that were refused for a partition, or not answered.",
         "fetch": "Messages with records that brokers have sent.",
         "fetch-size": "Bytes of a message with records.",
+        "fetch-throttle-time": "Time for which a broker sends nothing, because the client is over its quota.",
         "last-poll-seconds-ago": "Seconds since the last poll; -1: never.",
         "outgoing-byte": "Bytes of batches, compressed.",
+        "produce-throttle-time": "Time for which a producer pauses, because the client is over its quota.",
         "rebalance": "Times that the application was told of changed partitions.",
         "record-error": "Records whose delivery has failed for good.",
         "record-queue-time": "Time from the first record of a batch until its first sending.",
@@ -208,6 +210,7 @@ class ProducerMetrics:
         self._requests_records = Meter(now_s)
         self._splits = Meter(now_s)
         self._room_waits_s = Meter(now_s)
+        self._throttles_ms = Meter(now_s)
 
     def sent(self, node_id: int, batches: Sequence[Batch], now_s: float) -> None:
         """A request with these batches is about to be sent."""
@@ -234,6 +237,10 @@ class ProducerMetrics:
         """A request was answered; on the event loop, without the lock."""
         self._calls.answered(latency_ms, now_s)
         self._node(node_id).answered(latency_ms, now_s)
+
+    def throttled(self, delay_ms: float, now_s: float) -> None:
+        """A broker has answered that this client is over its quota; on the event loop, without the lock."""
+        self._throttles_ms.add(delay_ms, now_s)
 
     def done(self, batch: Batch, now_s: float) -> None:
         """A batch was acknowledged or has failed for good. The halves of a split batch count in its place."""
@@ -272,6 +279,7 @@ class ProducerMetrics:
                 **average_and_max("record-queue-time", self._queue_ms, now_s),
                 **self._calls.show(now_s),
                 **average_and_max("request-size", self._requests_bytes, now_s),
+                **average_and_max("produce-throttle-time", self._throttles_ms, now_s),
                 "requests-in-flight": float(in_flight),
                 "buffer-total-bytes": float(buffer_bytes),
                 "buffer-available-bytes": float(buffer_bytes - used_bytes),
@@ -319,7 +327,12 @@ class ConsumerMetrics:
         self._commits = Meter(now_s)
         self._failed_commits = Meter(now_s)
         self._rebalances = Meter(now_s)
+        self._throttles_ms = Meter(now_s)
         self._polled_s: float | None = None
+
+    def throttled(self, delay_ms: float, now_s: float) -> None:
+        """A broker sends nothing for this time; on the event loop."""
+        self._throttles_ms.add(delay_ms, now_s)
 
     def received(self, topic: str, size: int, now_s: float) -> None:
         """A frame of `size` bytes has arrived; on the event loop."""
@@ -357,6 +370,7 @@ class ConsumerMetrics:
                 "fetch-rate": frames.frequency(now_s),
                 "fetch-total": float(frames.count),
                 **average_and_max("fetch-size", frames, now_s),
+                **average_and_max("fetch-throttle-time", self._throttles_ms, now_s),
                 **rate_and_total("bytes-consumed", frames, now_s),
                 **rate_and_total("records-consumed", records, now_s),
                 "records-per-request-avg": records.rate(now_s) / (frames.frequency(now_s) or 1.0),

@@ -78,6 +78,10 @@ class ServerKeywords(TypedDict, total=False):
     """Average number of replicas per broker above which no more partitions are created."""
     socket_request_max_bytes: int | str
     """Largest message on the wire; at least message.max.bytes and 64 KiB more."""
+    quota_window_num: int
+    """Quotas: a client that was idle may use at once what its quota allows in this many windows."""
+    quota_window_size_seconds: int
+    """Quotas: length of one window, in seconds."""
     max_streams: int
     """Most produce, fetch and watch streams that this broker serves at a time."""
     max_subscriptions: int

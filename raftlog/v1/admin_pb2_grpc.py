@@ -104,6 +104,16 @@ class AdminStub:
                 request_serializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsRequest.SerializeToString,
                 response_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsResponse.FromString,
                 _registered_method=True)
+        self.DescribeClientQuotas = channel.unary_unary(
+                '/raftlog.v1.Admin/DescribeClientQuotas',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeClientQuotasRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeClientQuotasResponse.FromString,
+                _registered_method=True)
+        self.AlterClientQuotas = channel.unary_unary(
+                '/raftlog.v1.Admin/AlterClientQuotas',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.AlterClientQuotasRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.AlterClientQuotasResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -196,6 +206,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeClientQuotas(self, request, context):
+        """KIP-546.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterClientQuotas(self, request, context):
+        """All or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -268,6 +292,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.AlterReassignments,
                     request_deserializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsRequest.FromString,
                     response_serializer=raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsResponse.SerializeToString,
+            ),
+            'DescribeClientQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeClientQuotas,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeClientQuotasRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeClientQuotasResponse.SerializeToString,
+            ),
+            'AlterClientQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterClientQuotas,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.AlterClientQuotasRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.AlterClientQuotasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -648,6 +682,60 @@ class Admin:
             '/raftlog.v1.Admin/AlterReassignments',
             raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsRequest.SerializeToString,
             raftlog_dot_v1_dot_admin__pb2.AdminAlterReassignmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeClientQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/DescribeClientQuotas',
+            raftlog_dot_v1_dot_admin__pb2.DescribeClientQuotasRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.DescribeClientQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterClientQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/AlterClientQuotas',
+            raftlog_dot_v1_dot_admin__pb2.AlterClientQuotasRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.AlterClientQuotasResponse.FromString,
             options,
             channel_credentials,
             insecure,

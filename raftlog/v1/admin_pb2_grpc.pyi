@@ -48,6 +48,10 @@ class AdminStub:
     DescribeReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeReplicasRequest, _admin_pb2.DescribeReplicasResponse]
     """The leader's view of its replicas; each broker answers for the partitions that it leads."""
     AlterReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterReassignmentsRequest, _admin_pb2.AdminAlterReassignmentsResponse]
+    DescribeClientQuotas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeClientQuotasRequest, _admin_pb2.DescribeClientQuotasResponse]
+    """KIP-546."""
+    AlterClientQuotas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterClientQuotasRequest, _admin_pb2.AlterClientQuotasResponse]
+    """All or none."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -69,6 +73,10 @@ class AdminAsyncStub(AdminStub):
     DescribeReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeReplicasRequest, _admin_pb2.DescribeReplicasResponse]  # type: ignore[assignment]
     """The leader's view of its replicas; each broker answers for the partitions that it leads."""
     AlterReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminAlterReassignmentsRequest, _admin_pb2.AdminAlterReassignmentsResponse]  # type: ignore[assignment]
+    DescribeClientQuotas: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeClientQuotasRequest, _admin_pb2.DescribeClientQuotasResponse]  # type: ignore[assignment]
+    """KIP-546."""
+    AlterClientQuotas: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterClientQuotasRequest, _admin_pb2.AlterClientQuotasResponse]  # type: ignore[assignment]
+    """All or none."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -171,5 +179,21 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AdminAlterReassignmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AdminAlterReassignmentsResponse, _abc.Awaitable[_admin_pb2.AdminAlterReassignmentsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeClientQuotas(
+        self,
+        request: _admin_pb2.DescribeClientQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeClientQuotasResponse, _abc.Awaitable[_admin_pb2.DescribeClientQuotasResponse]]:
+        """KIP-546."""
+
+    @_abc_1.abstractmethod
+    def AlterClientQuotas(
+        self,
+        request: _admin_pb2.AlterClientQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AlterClientQuotasResponse, _abc.Awaitable[_admin_pb2.AlterClientQuotasResponse]]:
+        """All or none."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -82,6 +82,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     GROUP_SUBSCRIBED_TO_TOPIC: _ErrorCode.ValueType  # 86
     INVALID_RECORD: _ErrorCode.ValueType  # 87
     UNSTABLE_OFFSET_COMMIT: _ErrorCode.ValueType  # 88
+    THROTTLING_QUOTA_EXCEEDED: _ErrorCode.ValueType  # 89
+    """after Error.throttle_time_ms"""
     PRODUCER_FENCED: _ErrorCode.ValueType  # 90
     INVALID_UPDATE_VERSION: _ErrorCode.ValueType  # 95
     FEATURE_UPDATE_FAILED: _ErrorCode.ValueType  # 96
@@ -173,6 +175,8 @@ NO_REASSIGNMENT_IN_PROGRESS: ErrorCode.ValueType  # 85
 GROUP_SUBSCRIBED_TO_TOPIC: ErrorCode.ValueType  # 86
 INVALID_RECORD: ErrorCode.ValueType  # 87
 UNSTABLE_OFFSET_COMMIT: ErrorCode.ValueType  # 88
+THROTTLING_QUOTA_EXCEEDED: ErrorCode.ValueType  # 89
+"""after Error.throttle_time_ms"""
 PRODUCER_FENCED: ErrorCode.ValueType  # 90
 INVALID_UPDATE_VERSION: ErrorCode.ValueType  # 95
 FEATURE_UPDATE_FAILED: ErrorCode.ValueType  # 96
@@ -227,8 +231,11 @@ class Error(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
+    THROTTLE_TIME_MS_FIELD_NUMBER: _builtins.int
     code: Global___ErrorCode.ValueType
     message: _builtins.str
+    throttle_time_ms: _builtins.int
+    """with THROTTLING_QUOTA_EXCEEDED: try again after this time"""
     @_builtins.property
     def leader(self) -> Global___LeaderHint:
         """Set with NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, to save the client a second round trip (KIP-951)."""
@@ -239,10 +246,11 @@ class Error(_message.Message):
         code: Global___ErrorCode.ValueType = ...,
         message: _builtins.str = ...,
         leader: Global___LeaderHint | None = ...,
+        throttle_time_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "leader", b"leader", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "leader", b"leader", "message", b"message", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

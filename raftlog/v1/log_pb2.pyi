@@ -130,7 +130,10 @@ class ProduceResponse(_message.Message):
 
     CORRELATION_ID_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
+    THROTTLE_TIME_MS_FIELD_NUMBER: _builtins.int
     correlation_id: _builtins.int
+    throttle_time_ms: _builtins.int
+    """the client is over a quota: the broker reads no request of this stream for this time"""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceResult]:
         """in the order of the request's partitions"""
@@ -140,10 +143,11 @@ class ProduceResponse(_message.Message):
         *,
         correlation_id: _builtins.int = ...,
         results: _abc.Iterable[Global___ProduceResult] | None = ...,
+        throttle_time_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["correlation_id", b"correlation_id", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correlation_id", b"correlation_id", "results", b"results", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -395,6 +399,7 @@ class FetchFrame(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     PREFERRED_READ_REPLICA_FIELD_NUMBER: _builtins.int
     ABORTED_FIELD_NUMBER: _builtins.int
+    THROTTLE_TIME_MS_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     high_watermark: _builtins.int
     last_stable_offset: _builtins.int
@@ -405,6 +410,8 @@ class FetchFrame(_message.Message):
     """
     preferred_read_replica: _builtins.int
     """Set: the broker has dropped this subscription, because this replica is in sync and nearer to the client."""
+    throttle_time_ms: _builtins.int
+    """In the last frame of a message: the client is over a quota, and the broker sends no records for this time."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """set: the broker has dropped this subscription"""
@@ -426,10 +433,11 @@ class FetchFrame(_message.Message):
         records: _builtins.bytes = ...,
         preferred_read_replica: _builtins.int | None = ...,
         aborted: _abc.Iterable[Global___AbortedTransaction] | None = ...,
+        throttle_time_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "error", b"error", "preferred_read_replica", b"preferred_read_replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "aborted", b"aborted", "error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "preferred_read_replica", b"preferred_read_replica", "records", b"records", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "aborted", b"aborted", "error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "preferred_read_replica", b"preferred_read_replica", "records", b"records", "subscription_id", b"subscription_id", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__preferred_read_replica: _TypeAlias = _typing.Literal["preferred_read_replica"]  # noqa: Y015
     _WhichOneofArgType__preferred_read_replica: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica"]  # noqa: Y015

@@ -40,6 +40,7 @@ class MetadataRecord(_message.Message):
     ACL_FIELD_NUMBER: _builtins.int
     REMOVE_ACL_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_KEY_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def broker(self) -> Global___BrokerRecord: ...
     @_builtins.property
@@ -74,6 +75,10 @@ class MetadataRecord(_message.Message):
     def producer_id_key(self) -> Global___ProducerIdKeyRecord:
         """from metadata.version 5 on; never sent to clients"""
 
+    @_builtins.property
+    def quota(self) -> Global___QuotaRecord:
+        """from metadata.version 6 on"""
+
     def __init__(
         self,
         *,
@@ -92,12 +97,13 @@ class MetadataRecord(_message.Message):
         acl: Global___AclRecord | None = ...,
         remove_acl: Global___RemoveAclRecord | None = ...,
         producer_id_key: Global___ProducerIdKeyRecord | None = ...,
+        quota: Global___QuotaRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_id_key", b"producer_id_key", "producer_ids", b"producer_ids", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_id_key", b"producer_id_key", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_id_key", b"producer_id_key", "producer_ids", b"producer_ids", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_id_key", b"producer_id_key", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["broker", "topic", "remove_topic", "partition", "config", "cluster", "controller", "producer_ids", "feature", "remove_broker", "scram_credential", "remove_scram_credential", "acl", "remove_acl", "producer_id_key"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["broker", "topic", "remove_topic", "partition", "config", "cluster", "controller", "producer_ids", "feature", "remove_broker", "scram_credential", "remove_scram_credential", "acl", "remove_acl", "producer_id_key", "quota"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -188,6 +194,78 @@ class RemoveAclRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveAclRecord: _TypeAlias = RemoveAclRecord  # noqa: Y015
+
+@_typing.final
+class QuotaEntity(_message.Message):
+    """To whom a quota applies (KIP-13, KIP-546): a user, a client id, both together, or an address. Absent: not part of the
+    entity. Empty: the default, for all that have no quota of their own.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    IP_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    """without the prefix User:"""
+    client_id: _builtins.str
+    ip: _builtins.str
+    """alone"""
+    def __init__(
+        self,
+        *,
+        user: _builtins.str | None = ...,
+        client_id: _builtins.str | None = ...,
+        ip: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_client_id", b"_client_id", "_ip", b"_ip", "_user", b"_user", "client_id", b"client_id", "ip", b"ip", "user", b"user"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_client_id", b"_client_id", "_ip", b"_ip", "_user", b"_user", "client_id", b"client_id", "ip", b"ip", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__client_id: _TypeAlias = _typing.Literal["client_id"]  # noqa: Y015
+    _WhichOneofArgType__client_id: _TypeAlias = _typing.Literal["_client_id", b"_client_id"]  # noqa: Y015
+    _WhichOneofReturnType__ip: _TypeAlias = _typing.Literal["ip"]  # noqa: Y015
+    _WhichOneofArgType__ip: _TypeAlias = _typing.Literal["_ip", b"_ip"]  # noqa: Y015
+    _WhichOneofReturnType__user: _TypeAlias = _typing.Literal["user"]  # noqa: Y015
+    _WhichOneofArgType__user: _TypeAlias = _typing.Literal["_user", b"_user"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__client_id) -> _WhichOneofReturnType__client_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ip) -> _WhichOneofReturnType__ip | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__user) -> _WhichOneofReturnType__user | None: ...
+
+Global___QuotaEntity: _TypeAlias = QuotaEntity  # noqa: Y015
+
+@_typing.final
+class QuotaRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTITY_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """producer_byte_rate, consumer_byte_rate, request_percentage, ..."""
+    value: _builtins.float
+    """absent: removed"""
+    @_builtins.property
+    def entity(self) -> Global___QuotaEntity: ...
+    def __init__(
+        self,
+        *,
+        entity: Global___QuotaEntity | None = ...,
+        key: _builtins.str = ...,
+        value: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "entity", b"entity", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "entity", b"entity", "key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___QuotaRecord: _TypeAlias = QuotaRecord  # noqa: Y015
 
 @_typing.final
 class ClusterRecord(_message.Message):
@@ -819,6 +897,7 @@ class MetadataCommand(_message.Message):
     ALTER_BROKER_FIELD_NUMBER: _builtins.int
     ALTER_USERS_FIELD_NUMBER: _builtins.int
     ALTER_ACLS_FIELD_NUMBER: _builtins.int
+    ALTER_QUOTAS_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     SETTLED_BELOW_FIELD_NUMBER: _builtins.int
@@ -876,6 +955,8 @@ class MetadataCommand(_message.Message):
     def alter_users(self) -> Global___AlterUsersCommand: ...
     @_builtins.property
     def alter_acls(self) -> Global___AlterAclsCommand: ...
+    @_builtins.property
+    def alter_quotas(self) -> Global___AlterQuotasCommand: ...
     def __init__(
         self,
         *,
@@ -902,15 +983,16 @@ class MetadataCommand(_message.Message):
         alter_broker: Global___AlterBrokerCommand | None = ...,
         alter_users: Global___AlterUsersCommand | None = ...,
         alter_acls: Global___AlterAclsCommand | None = ...,
+        alter_quotas: Global___AlterQuotasCommand | None = ...,
         client_id: _builtins.bytes = ...,
         sequence: _builtins.int = ...,
         settled_below: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest", "offline_replicas", "alter_broker", "alter_users", "alter_acls"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest", "offline_replicas", "alter_broker", "alter_users", "alter_acls", "alter_quotas"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1726,3 +1808,28 @@ class AlterAclsCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlterAclsCommand: _TypeAlias = AlterAclsCommand  # noqa: Y015
+
+@_typing.final
+class AlterQuotasCommand(_message.Message):
+    """All or none. Setting a quota as it is and removing a missing one change nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALTERATIONS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    @_builtins.property
+    def alterations(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotaRecord]: ...
+    def __init__(
+        self,
+        *,
+        alterations: _abc.Iterable[Global___QuotaRecord] | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alterations", b"alterations", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterQuotasCommand: _TypeAlias = AlterQuotasCommand  # noqa: Y015

@@ -1,4 +1,4 @@
-"""Decisions on users and permissions (KIP-554, KIP-140, KIP-290)."""
+"""Decisions on users, permissions and quotas (KIP-554, KIP-140, KIP-290, KIP-546)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM, ScramCredential, UserMech
 from raftmeta.acls import Acl, check_acl, why_no_user
 from raftmeta.credentials import KEY_BYTES, MECHANISM_NAMES, Credential, CredentialKey, remove_credential_record
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
-from raftmeta.features import SECURITY, SECURITY_LEVEL, check_metadata_version
+from raftmeta.features import QUOTAS, QUOTAS_LEVEL, SECURITY, SECURITY_LEVEL, check_metadata_version
 from raftmeta.image import MetadataImage
+from raftmeta.quotas import QuotaEntity, check_quota, quota_record
 
 MAX_CREDENTIALS: Final = 10_000
 """In a cluster; every controller and broker holds all of them."""
 MAX_ACLS: Final = 10_000
 """In a cluster, as with the credentials."""
+MAX_QUOTAS: Final = 10_000
+"""In a cluster, counted by entity and key."""
 MAX_SECURITY_CHANGES: Final = 1_000
-"""In one command: credentials set and deleted, or ACLs added and removed."""
+"""In one command: credentials set and deleted, ACLs added and removed, or quotas altered."""
 MIN_SALT_BYTES: Final = 12
 MAX_SALT_BYTES: Final = 255
 MIN_ITERATIONS: Final = 4_096
 """RFC 7677, section 4."""
 MAX_ITERATIONS: Final = 1_000_000
 """More of them keep each client busy for seconds, without making a good password better."""
-assert min(MAX_CREDENTIALS, MAX_ACLS) >= MAX_SECURITY_CHANGES
+assert min(MAX_CREDENTIALS, MAX_ACLS, MAX_QUOTAS) >= MAX_SECURITY_CHANGES
 
 
 def alter_users(image: MetadataImage, command: records_pb2.AlterUsersCommand, offset: int) -> Accepted:
@@ -93,6 +96,40 @@ def alter_acls(image: MetadataImage, command: records_pb2.AlterAclsCommand, offs
             "(--resource-pattern-type prefixed), or remove those that are not needed (raftlog acl remove)"
         )
     return _accepted(image, [*removed, *added], offset)
+
+
+def alter_quotas(image: MetadataImage, command: records_pb2.AlterQuotasCommand, offset: int) -> Accepted:
+    """Set and remove quotas, all or none. To set one as it is, or remove a missing one, changes nothing.
+
+    Raises:
+        InvalidRequestError: an entity, a key or a value is not allowed, an entity and key is named twice, or there are
+            too many, in the command or in the cluster.
+    """
+    check_metadata_version(image, QUOTAS_LEVEL, QUOTAS)
+    _check_changes(len(command.alterations), "quotas")
+    named: set[tuple[QuotaEntity, str]] = set()
+    records = []
+    quotas = sum(map(len, image.quotas.values()))
+    added = 0
+    for wire in command.alterations:
+        entity, value = QuotaEntity.from_wire(wire.entity).canonical(), wire.value if wire.HasField("value") else None
+        known = image.quotas.get(entity, {}).get(wire.key)
+        if value is not None or known is None:  # what is there can be removed, whatever this version thinks of it
+            check_quota(entity, wire.key, value)
+        if (entity, wire.key) in named:
+            raise InvalidRequestError(f"{wire.key} of {entity} is named twice in one request")
+        named.add((entity, wire.key))
+        if value != known:
+            records.append(quota_record(entity, wire.key, value))
+            added += (known is None) - (value is None)
+    if added > 0 and quotas + added > MAX_QUOTAS:
+        raise InvalidRequestError(
+            f"the cluster would have {quotas + added} quotas, at most {MAX_QUOTAS} are allowed; use defaults "
+            "(raftlog quota set --entity-default), or remove those that are not needed"
+        )
+    if command.validate_only:
+        return (), CommandResult(image.offset)
+    return _accepted(image, records, offset)
 
 
 def check_credential(wire: ScramCredential) -> None:

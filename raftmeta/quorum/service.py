@@ -54,6 +54,7 @@ ALLOWED_KINDS: Final = frozenset(
         "alter_broker",
         "alter_users",
         "alter_acls",
+        "alter_quotas",
         "elect_leaders",
         "alter_partition",
         "offline_replicas",

@@ -17,6 +17,7 @@ from raftmeta.decide import Decision, decide
 from raftmeta.elections import unsettled
 from raftmeta.features import SUPPORTED
 from raftmeta.image import MetadataImage
+from raftmeta.quotas import QuotaEntity
 from raftmeta.replay import replay_all
 from tests.support import metadata as make
 from tests.support import metadata_security as security
@@ -224,6 +225,16 @@ acls: st.SearchStrategy[Acl] = st.builds(
     permission=st.sampled_from([WireAcl.ALLOW, WireAcl.ALLOW, WireAcl.DENY, WireAcl.UNKNOWN_PERMISSION]),
 )
 """Sensible ones, and others that no cluster takes."""
+_quotas: st.SearchStrategy[security.Alteration] = st.tuples(
+    st.builds(
+        QuotaEntity,
+        st.sampled_from([None, "", "alice"]),
+        st.sampled_from([None, "", "app"]),
+        st.sampled_from([None, None, None, "10.0.0.1"]),
+    ),
+    st.sampled_from(["producer_byte_rate", "consumer_byte_rate", "connection_creation_rate", "speed"]),
+    st.sampled_from([None, 1.0, 2.0, 2.0, 0.0]),
+)
 _sensible_acls = st.lists(
     st.builds(
         security.acl,
@@ -253,6 +264,8 @@ _what_clusters_do: list[st.SearchStrategy[Step]] = [
 _who_may_what: list[st.SearchStrategy[Step]] = [
     *[_alter_users] * 4,
     *[_sensible_acls.map(_replace_acls)] * 3,
+    *[_always(st.builds(security.alter_quotas, _quotas, _quotas))] * 2,
+    *[_always(st.builds(security.alter_quotas, _quotas))] * 2,
     st.just(_forget_a_user),
     st.just(_set_again),
     _always(st.builds(security.alter_acls, st.lists(acls, max_size=2), st.lists(acls, max_size=2))),

@@ -10,6 +10,7 @@ from raftlog.v1.security_pb2 import SCRAM_SHA_512, ScramCredential, UserMechanis
 from raftlog.v1.security_pb2 import Acl as WireAcl
 from raftmeta.acls import Acl, Operation, PatternType, Permission, ResourceType
 from raftmeta.credentials import KEY_BYTES, Mechanism
+from raftmeta.quotas import QuotaEntity
 from tests.support.metadata import EPOCH
 
 
@@ -67,3 +68,17 @@ def alter_acls(additions: Sequence[Acl] = (), removals: Sequence[Acl] = (), epoc
         additions=[each.to_wire() for each in additions], removals=[each.to_wire() for each in removals]
     )
     return MetadataCommand(controller_epoch=epoch, alter_acls=command)
+
+
+Alteration = tuple[QuotaEntity, str, float | None]
+
+
+def alter_quotas(*alterations: Alteration, validate_only: bool = False) -> MetadataCommand:
+    """Set quotas, and remove those with None."""
+    command = records_pb2.AlterQuotasCommand(
+        alterations=[
+            records_pb2.QuotaRecord(entity=entity.to_wire(), key=key, value=value) for entity, key, value in alterations
+        ],
+        validate_only=validate_only,
+    )
+    return MetadataCommand(controller_epoch=EPOCH, alter_quotas=command)

@@ -24,6 +24,8 @@ from broker.net.services.node import (
     describe_log_dirs,
     describe_topic,
 )
+from broker.quotas.manager import QuotaManager
+from broker.security.audit import note_change
 from broker.security.caller import authorized_operations, caller
 from broker.server.logging import LogLevels
 from raftlog.errors import (
@@ -39,6 +41,7 @@ from raftlog.v1.admin_pb2 import PartitionReplicas, Reassignment
 from raftlog.v1.records_pb2 import (
     AlterBrokerCommand,
     AlterConfigsCommand,
+    AlterQuotasCommand,
     AlterReassignmentsCommand,
     ConfigResource,
     CreatePartitionsCommand,
@@ -57,6 +60,7 @@ from raftmeta.decide import MAX_PARTITIONS_PER_COMMAND, CommandResult
 from raftmeta.features import BASELINE, SUPPORTED, supports
 from raftmeta.image import CLUSTER_DEFAULT, INTERNAL_PREFIX, NO_LOAD, BrokerImage, MetadataImage
 from raftmeta.port import MetadataPort
+from raftmeta.quotas import QuotaEntity, entity_order, matches
 from replication.leader import ReplicaView
 
 
@@ -272,8 +276,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         wait_applied: Callable[[int], Awaitable[None]],
         partitions: Callable[[], Iterable[PartitionView]],
         clock: Clock,
+        quotas: QuotaManager | None = None,
     ) -> None:
         self._metadata = metadata
+        self._quotas = quotas
         self._config = config
         self._logs = logs
         self._wait_applied = wait_applied
@@ -434,6 +440,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         response: admin_pb2.AdminAlterReassignmentsResponse,
     ) -> None:
         """Begin, change or cancel reassignments, each independently; answered once they have begun."""
+        for each in request.reassignments:
+            self._admit(MetadataCommand(alter_reassignments=AlterReassignmentsCommand(topic=each.topic)))
         outcomes = await propose_reassignments(self._metadata, request.reassignments)
         for outcome in outcomes:
             result = response.results.add()
@@ -442,6 +450,39 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             else:
                 response.metadata_offset = max(response.metadata_offset, outcome)
         await self._wait_applied(response.metadata_offset)
+
+    @answered(admin_pb2.DescribeClientQuotasResponse)
+    async def DescribeClientQuotas(
+        self,
+        request: admin_pb2.DescribeClientQuotasRequest,
+        context: Context,
+        response: admin_pb2.DescribeClientQuotasResponse,
+    ) -> None:
+        """Return the quotas that the filter selects, sorted by entity and key."""
+        image = await image_from(self._metadata, request.min_metadata_offset)
+        wanted = QuotaEntity.from_wire(request.filter).canonical()
+        for entity in sorted(image.quotas, key=entity_order):
+            if matches(entity, wanted, strict=request.strict):
+                wire = entity.to_wire()
+                for key, value in sorted(image.quotas[entity].items()):
+                    response.quotas.add(entity=wire, key=key, value=value)
+
+    @answered(admin_pb2.AlterClientQuotasResponse)
+    async def AlterClientQuotas(
+        self,
+        request: admin_pb2.AlterClientQuotasRequest,
+        context: Context,
+        response: admin_pb2.AlterClientQuotasResponse,
+    ) -> None:
+        """Set and remove quotas, all or none; brokers apply them at once."""
+        command = AlterQuotasCommand(alterations=request.alterations, validate_only=request.validate_only)
+        await self._commit_into(response, MetadataCommand(alter_quotas=command))
+        if not request.validate_only:
+            who = caller.get()
+            for each in request.alterations:
+                what = f"{QuotaEntity.from_wire(each.entity)} {each.key}"
+                operation, what = ("ALTER", f"{what}={each.value:g}") if each.HasField("value") else ("DELETE", what)
+                note_change((who.principal, who.host, operation, "QUOTA", what), is_certain=True)
 
     @answered(admin_pb2.AdminUnregisterBrokerResponse)
     async def UnregisterBroker(
@@ -473,7 +514,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._commit_into(response, MetadataCommand(update_feature=command))
 
     async def _commit_into(self, response: _Committed, command: MetadataCommand) -> CommandResult:
-        """Commit `command`, wait until this broker acts on it, and note its offset in `response`."""
+        """Commit `command`, wait until this broker acts on it, and note its offset in `response`.
+
+        Raises:
+            ThrottlingQuotaExceeded: the caller is over its controller_mutation_rate; nothing was proposed.
+        """
+        self._admit(command)
         result = await self._metadata.propose(command)
         await self._wait_applied(result.offset)
         logger.info(
@@ -482,6 +528,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         )
         response.metadata_offset = max(response.metadata_offset, result.offset)
         return result
+
+    def _admit(self, command: MetadataCommand) -> None:
+        if self._quotas is not None:
+            self._quotas.admit_command(caller.get(), command)
 
     def _check_partitions(self, topic: str, partitions: int, added_replicas: int) -> None:
         """Enforce the limits of this broker's configuration.

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from broker.coordinator.shard import Shard
+from broker.quotas.manager import measured_here
 from raftlog._client.connections import refuse
 from raftlog.errors import InternalError, RaftlogError, RequestTimedOut, ShuttingDown, to_wire
 from raftlog.v1 import common_pb2, log_pb2
@@ -109,7 +110,7 @@ async def in_time(work: Awaitable[T], remaining_s: float | None, waiting_for: Ca
     if remaining_s is not None:
         until_s = loop.time() + remaining_s - min(ANSWER_MARGIN_S, remaining_s * MARGIN_SHARE)
     leaderless_since_s: float | None = None
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(measured_here(work))
     try:
         while True:
             await asyncio.wait((task,), timeout=max(0.0, min(LOOK_S, until_s - loop.time())))

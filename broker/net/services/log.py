@@ -21,6 +21,7 @@ from broker.net.services.calls import Answer, end_stream
 from broker.partition.fetch_session import AT_A_TIME, MAX_PARTS, FetchSession, readable_end
 from broker.partition.partition import Partition
 from broker.partition.produce_session import ProduceSession
+from broker.quotas.manager import QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions, caller
 from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, to_wire
@@ -61,8 +62,10 @@ class LogService:
         config: BrokerConfig,
         disk: Executor,
         producers: Callable[[Caller], ProducerChecks] | None = None,
+        quotas: QuotaManager | None = None,
     ) -> None:
-        """`producers`: makes the checks of a stream's producer ids; None: as `ProduceSession`."""
+        """`producers`: makes the checks of a stream's producer ids; None, as for `quotas`: as `ProduceSession`."""
+        self._quotas = quotas
         self._registry = registry
         self._config = config
         self._disk = disk
@@ -103,6 +106,7 @@ class LogService:
             default_timeout_ms=self._config.request_timeout_ms,
             who=who,
             producers=None if self._producers is None else self._producers(who),
+            quotas=self._quotas,
         )
         await self._stream("produce", context, session.run(request_iterator, context))
 
@@ -116,6 +120,7 @@ class LogService:
             max_frame_bytes=self._config.fetch_max_bytes,
             max_subscriptions=self._config.max_subscriptions,
             who=caller.get(),
+            quotas=self._quotas,
         )
         await self._stream("fetch", context, session.run(request_iterator, context))
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from broker.net.interceptors import host_of
 from broker.net.services.calls import Context, answered
 from broker.net.services.metadata import image_from
+from broker.quotas.manager import QuotaManager
 from broker.security.audit import note_change
 from broker.security.caller import caller
 from broker.security.scram import FailureDelay
@@ -58,8 +59,10 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
         wait_applied: Callable[[int], Awaitable[None]],
         *,
         has_authorizer: bool,
+        quotas: QuotaManager | None = None,
     ) -> None:
         self._metadata = metadata
+        self._quotas = quotas
         self._authenticator = authenticator
         self._wait_applied = wait_applied
         self._has_authorizer = has_authorizer
@@ -151,6 +154,8 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
             )
 
     async def _commit(self, context: Context, response: Any, command: MetadataCommand) -> None:
+        if self._quotas is not None:
+            self._quotas.admit_command(caller.get(), command)
         try:
             result = await self._metadata.propose(command)
         except BaseException as error:

@@ -34,6 +34,7 @@ NAMES = [
     "PatternType",
     "Producer",
     "ProducerKeywords",
+    "QuotaEntity",
     "RaftlogError",
     "RebalanceListener",
     "Record",

@@ -1,0 +1,5 @@
+"""Quotas of clients, and limits on their connections and streams (docs/quotas.md).
+
+client_quotas.py  rates and delays of users and client ids: the pure core
+manager.py        what sessions, services and the Kafka listener charge; interceptor of calls
+"""

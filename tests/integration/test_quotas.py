@@ -1,0 +1,106 @@
+"""Quotas on a real server: clients obey, calls are refused, metrics tell, and other tenants are not concerned."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from urllib.request import urlopen
+
+import pytest
+
+from raftlog import Admin, Consumer, Producer, QuotaEntity, TopicPartition
+from raftlog.errors import ThrottlingQuotaExceeded
+from raftlog.testing import Cluster
+from tests.support.steady import STEADY
+
+WAIT_S = 90.0
+VALUE = b"x" * 10_000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One server, on which a burst lasts a tenth of a second at most."""
+    with Cluster(config={**STEADY, "quota.window.num": 1, "metrics.listener": "127.0.0.1:0"}) as cluster:
+        yield cluster
+
+
+def endpoint(cluster: Cluster) -> str:
+    return str(json.loads((cluster.config_file(1).parent / "ready.json").read_bytes())["metrics"])
+
+
+@pytest.fixture
+def admin(cluster: Cluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap) as admin:
+        yield admin
+        for entity, values in admin.describe_client_quotas().items():
+            admin.alter_client_quotas({entity: dict.fromkeys(values)})
+
+
+def test_a_producer_obeys_its_quota_and_reports_the_delay(cluster: Cluster, admin: Admin) -> None:
+    """Twenty batches of one second's quota each half: the broker acknowledges all of them, and not sooner."""
+    admin.create_topic("produced")
+    admin.alter_client_quotas({QuotaEntity(client_id="greedy"): {"producer_byte_rate": 100_000}})
+    with Producer(cluster.bootstrap, client_id="greedy", linger_ms=0, compression_type="none") as producer:
+        began_s = time.monotonic()
+        for _ in range(25):
+            producer.send("produced", VALUE).result(WAIT_S)
+        took_s = time.monotonic() - began_s
+        shown = producer.metrics()["producer-metrics"]
+    assert took_s >= (25 - 1) * len(VALUE) / 100_000 - 1.0, "the burst is one second's"
+    assert shown["produce-throttle-time-max"] > 0
+
+
+def test_a_consumer_gets_its_quota_and_reports_the_delay(cluster: Cluster, admin: Admin) -> None:
+    admin.create_topic("consumed")
+    with Producer(cluster.bootstrap, compression_type="none") as producer:
+        for _ in range(25):
+            producer.send("consumed", VALUE).result(WAIT_S)
+    admin.alter_client_quotas({QuotaEntity(client_id="reader"): {"consumer_byte_rate": 100_000}})
+    with Consumer(
+        cluster.bootstrap, client_id="reader", auto_offset_reset="earliest", max_partition_fetch_bytes=10_000
+    ) as consumer:
+        consumer.assign([TopicPartition("consumed", 0)])
+        began_s, seen = time.monotonic(), 0
+        while seen < 25:
+            assert time.monotonic() < began_s + WAIT_S
+            seen += len(consumer.poll(1.0))
+        took_s = time.monotonic() - began_s
+        shown = consumer.metrics()["consumer-fetch-manager-metrics"]
+    assert took_s >= (25 - 2) * len(VALUE) / 100_000 - 1.0
+    assert shown["fetch-throttle-time-max"] > 0
+
+
+def test_changes_of_the_metadata_beyond_the_rate_are_refused_and_repeated(cluster: Cluster, admin: Admin) -> None:
+    admin.alter_client_quotas({QuotaEntity(client_id="creator"): {"controller_mutation_rate": 4}})
+    with Admin(cluster.bootstrap, client_id="creator") as creator:
+        creator.create_topic("first", partitions=6)  # leaves a debt of two, or a little less
+        with pytest.raises(ThrottlingQuotaExceeded, match="controller_mutation_rate") as refused:
+            creator.create_topic("second", timeout=0.1)
+        assert 0 < refused.value.throttle_time_ms <= 1_000
+        creator.create_topic("third", timeout=WAIT_S)
+    assert "second" not in admin.list_topics()
+
+
+def test_calls_beyond_the_share_of_time_are_refused_and_repeated(cluster: Cluster, admin: Admin) -> None:
+    admin.alter_client_quotas({QuotaEntity(client_id="caller"): {"request_percentage": 0.01}})
+    with Admin(cluster.bootstrap, client_id="caller") as caller:
+        with pytest.raises(ThrottlingQuotaExceeded, match="request_percentage"):
+            for _ in range(1_000):
+                caller.describe_cluster(timeout=0.05)
+        admin.alter_client_quotas({QuotaEntity(client_id="caller"): {"request_percentage": None}})
+        caller.describe_cluster(timeout=WAIT_S)
+
+
+def test_metrics_tell_who_was_held(cluster: Cluster, admin: Admin) -> None:
+    admin.create_topic("measured")
+    admin.alter_client_quotas({QuotaEntity("ANONYMOUS", "counted"): {"producer_byte_rate": 20_000}})
+    with Producer(cluster.bootstrap, client_id="counted", linger_ms=0, compression_type="none") as producer:
+        for _ in range(4):
+            producer.send("measured", VALUE).result(WAIT_S)
+    with urlopen(f"http://{endpoint(cluster)}/metrics", timeout=WAIT_S) as page:
+        text = page.read().decode()
+    place = '{client_id="counted",quota="producer_byte_rate",user="ANONYMOUS"}'
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("raftlog_quota_"))
+    assert float(values[f"raftlog_quota_used_total{place}"]) >= 4 * len(VALUE)
+    assert float(values[f"raftlog_quota_throttle_seconds_total{place}"]) > 0

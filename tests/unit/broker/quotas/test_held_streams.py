@@ -1,0 +1,218 @@
+"""Streams of clients over their quotas, in virtual time: what is reported, what is held, and that others are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.partition.fetch_session import FetchSession
+from broker.partition.produce_session import ProduceSession
+from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager
+from broker.security.caller import Caller
+from raftlog.format import wire
+from raftlog.v1 import log_pb2
+from raftmeta.image import MetadataImage
+from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaEntity
+from tests.support.batches import batch_of
+from tests.support.broker_parts import TOPIC_ID, FetchWriter, Parts, ProduceWriter, Requests
+from tests.support.raw_client import RawClient
+from tests.support.virtual_time import LoopClock, VirtualTimeLoop
+
+WINDOW_MS = 1_000.0
+BATCH = batch_of(b"x" * 10_000)
+RATE = len(BATCH)
+"""A quota of one batch a second."""
+
+
+class Client:
+    """One client's two streams at a broker."""
+
+    def __init__(self, parts: Parts, quotas: QuotaManager, principal: str) -> None:
+        who = Caller(principal)
+        self.produce, self.answers = Requests[wire.Produce](), ProduceWriter()
+        self.fetch, self.frames = Requests[log_pb2.FetchRequest](), FetchWriter()
+        self._sent = 0
+        produce = ProduceSession(
+            parts.registry, parts.disk, max_in_flight=100, default_timeout_ms=1_000_000, who=who, quotas=quotas
+        )
+        fetch = FetchSession(
+            parts.registry, parts.disk, max_frame_bytes=1, max_subscriptions=10, who=who, quotas=quotas
+        )
+        self.running = [
+            asyncio.ensure_future(produce.run(aiter(self.produce), self.answers)),
+            asyncio.ensure_future(fetch.run(aiter(self.fetch), self.frames)),
+        ]
+
+    def send(self, acks: log_pb2.Acks.ValueType = log_pb2.LEADER) -> None:
+        self._sent += 1
+        self.produce.send(RawClient.request(self._sent, [(TOPIC_ID, 0, 3, self._sent, BATCH)], acks))
+
+    def read(self) -> None:
+        self.fetch.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 30)))
+        part = log_pb2.FetchPartition(subscription_id=1, topic_id=TOPIC_ID, leader_epoch=3)
+        self.fetch.send(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=[part])))
+
+
+class World:
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.image = MetadataImage()
+        self.quotas = QuotaManager(lambda: self.image, LoopClock(), WINDOW_MS)
+        self.clients: list[Client] = []
+
+    def client(self, principal: str) -> Client:
+        self.clients.append(Client(self.parts, self.quotas, principal))
+        return self.clients[-1]
+
+    def set(self, entity: QuotaEntity, **values: float) -> None:
+        self.image = replace(self.image, quotas={**self.image.quotas, entity: values})
+
+    @property
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def world(path: Path) -> AsyncIterator[World]:
+    async with Parts(path) as parts:
+        made = World(parts)
+        try:
+            yield made
+        finally:
+            for client in made.clients:
+                for task in client.running:
+                    task.cancel()
+                await asyncio.gather(*client.running, return_exceptions=True)
+
+
+def run(path: Path, work: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with world(path) as made:
+            await work(made)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+
+
+def test_a_producer_over_its_quota_is_told_and_not_read(tmp_path: Path) -> None:
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("greedy"), **{PRODUCER_BYTE_RATE: RATE})
+        greedy = made.client("User:greedy")
+        for _ in range(5):
+            greedy.send()
+        answers = await greedy.answers.wait_for(2)
+        assert [answer.throttle_time_ms for answer in answers] == [1, 1_000]
+        assert greedy.produce.taken == 2
+        await greedy.answers.wait_for(5)
+        assert made.now_s == pytest.approx(3.0, abs=0.01)
+
+    run(tmp_path, work)
+
+
+def test_a_producer_with_acks_0_is_not_read_either(tmp_path: Path) -> None:
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("greedy"), **{PRODUCER_BYTE_RATE: RATE})
+        greedy = made.client("User:greedy")
+        for _ in range(5):
+            greedy.send(log_pb2.NO_ACK)
+        greedy.send()
+        await greedy.answers.wait_for(1)
+        assert made.now_s == pytest.approx(4.0, abs=0.01)
+
+    run(tmp_path, work)
+
+
+def test_while_one_client_is_held_others_are_served(tmp_path: Path) -> None:
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("greedy"), **{PRODUCER_BYTE_RATE: RATE, CONSUMER_BYTE_RATE: RATE})
+        greedy, honest = made.client("User:greedy"), made.client("User:honest")
+        for _ in range(100):
+            greedy.send()
+            honest.send()
+        honest.read()
+        answers = await honest.answers.wait_for(100)
+        frames = await honest.frames.wait_for(100)
+        assert made.now_s == 0, "not held for a moment"
+        assert not any(answer.throttle_time_ms for answer in answers)
+        assert not any(frame.head.throttle_time_ms for message in frames for frame in message)
+        assert greedy.produce.taken <= 2
+
+    run(tmp_path, work)
+
+
+def test_the_rate_in_the_long_run_is_the_quota(tmp_path: Path) -> None:
+    """A client that does not obey, and has many requests on their way, gets its quota within a percent."""
+
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("greedy"), **{PRODUCER_BYTE_RATE: 3.5 * RATE})
+        greedy = made.client("User:greedy")
+        for _ in range(1_000):
+            greedy.send()
+        for count in range(100, 1_001, 100):
+            await greedy.answers.wait_for(count)
+        burst = 3.5 * RATE * WINDOW_MS / 1_000
+        assert (1_000 * RATE - burst) / made.now_s == pytest.approx(3.5 * RATE, rel=0.01)
+
+    run(tmp_path, work)
+
+
+def test_a_consumer_over_its_quota_is_told_and_gets_nothing_meanwhile(tmp_path: Path) -> None:
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("greedy"), **{CONSUMER_BYTE_RATE: RATE})
+        writer, greedy = made.client("User:writer"), made.client("User:greedy")
+        for _ in range(5):
+            writer.send()
+        await writer.answers.wait_for(5)
+        greedy.read()
+        messages = await greedy.frames.wait_for(2)
+        assert [message[-1].head.throttle_time_ms for message in messages[:2]] == [1, 1_000]
+        messages = await greedy.frames.wait_for(5)
+        assert made.now_s == pytest.approx(3.0, abs=0.01)
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("kind", ["produce", "fetch"])
+def test_a_removed_quota_lets_a_held_client_go_on(tmp_path: Path, kind: str) -> None:
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("greedy"), **{PRODUCER_BYTE_RATE: 1, CONSUMER_BYTE_RATE: 1})
+        writer, greedy = made.client("User:writer"), made.client("User:greedy")
+        for _ in range(5):
+            (greedy if kind == "produce" else writer).send()
+        if kind == "fetch":
+            await writer.answers.wait_for(5)
+            greedy.read()
+        writing = greedy.answers if kind == "produce" else greedy.frames
+        (first,) = await writing.wait_for(1)
+        told_ms = (
+            first.throttle_time_ms if isinstance(first, log_pb2.ProduceResponse) else first[-1].head.throttle_time_ms
+        )
+        assert told_ms > 1_000_000
+        made.image = MetadataImage()
+        await writing.wait_for(5)
+        assert made.now_s <= LOOK_AGAIN_MS / 1_000
+
+    run(tmp_path, work)
+
+
+def test_a_client_that_leaves_while_it_is_held_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("greedy"), **{PRODUCER_BYTE_RATE: 1, CONSUMER_BYTE_RATE: 1})
+        before = asyncio.all_tasks()
+        greedy = made.client("User:greedy")
+        greedy.send()
+        greedy.read()
+        await greedy.answers.wait_for(1)
+        await greedy.frames.wait_for(1)
+        greedy.fetch.end()
+        await greedy.running[1]
+        greedy.running[0].cancel()
+        await asyncio.gather(*greedy.running, return_exceptions=True)
+        assert asyncio.all_tasks() == before
+
+    run(tmp_path, work)
