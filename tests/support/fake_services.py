@@ -347,7 +347,7 @@ class MetadataNode(metadata_pb2_grpc.MetadataServicer):
 class AdminNode(admin_pb2_grpc.AdminServicer):
     """Topics only; what the real broker's tests cover is not here."""
 
-    AlterReassignments = DescribeReplicas = None  # type: ignore[assignment] # unused
+    AlterReassignments = DescribeReplicas = AlterClientQuotas = DescribeClientQuotas = None  # type: ignore[assignment] # unused
     AlterConfigs = CreatePartitions = DescribeConfigs = DescribeLogDirs = None  # type: ignore[assignment] # unused
     DescribeCluster = DescribeQuorum = ElectLeaders = UnregisterBroker = None  # type: ignore[assignment] # as well
     AlterBroker = UpdateFeature = None  # type: ignore[assignment] # as well
