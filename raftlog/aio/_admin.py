@@ -694,8 +694,8 @@ class Admin(Client[AdminEngine]):
     ) -> dict[QuotaEntity, dict[str, float]]:
         """Return the quotas of all entities with the names of the filter; all without one.
 
-        With `strict`, entities with further names are left out: `QuotaEntity("ada")` finds the user's quota, and not those
-        of the user at single client ids.
+        With `strict`, entities with further names are left out: `QuotaEntity("ada")` finds the user's quota, and not
+        those of the user at single client ids.
 
         Raises:
             ClusterAuthorizationFailed: this user may not.
