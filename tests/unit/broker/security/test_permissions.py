@@ -365,6 +365,8 @@ CASES: list[tuple[str, Any, list[tuple[Need, ...]]]] = [
     ("Admin/UpdateFeature", admin_pb2.AdminUpdateFeatureRequest(), [cluster(Acl.ALTER)]),
     ("Admin/DescribeReplicas", admin_pb2.DescribeReplicasRequest(), [cluster(Acl.DESCRIBE)]),
     ("Admin/AlterReassignments", admin_pb2.AdminAlterReassignmentsRequest(), [cluster(Acl.ALTER)]),
+    ("Admin/DescribeClientQuotas", admin_pb2.DescribeClientQuotasRequest(), [cluster(Acl.DESCRIBE_CONFIGS)]),
+    ("Admin/AlterClientQuotas", admin_pb2.AlterClientQuotasRequest(), [cluster(Acl.ALTER_CONFIGS)]),
     ("Group/FindCoordinator", group_pb2.FindCoordinatorRequest(group_id="g"), [one(Acl.DESCRIBE, GROUP, "g")]),
     ("Group/CommitOffsets", group_pb2.CommitOffsetsRequest(group_id="g", offsets=OFFSETS), [one(Acl.READ, GROUP, "g")]),
     (
