@@ -53,6 +53,10 @@ ACL: Final = "acl"
 SCRAM_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 PLAIN: Final = "PLAIN"
 
+OAUTHBEARER: Final = "OAUTHBEARER"
+OAUTH_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384")
+"""Symmetric ones would let everyone who can check a token make one."""
+
 SAME: Final = "same"
 
 """Of security.inter.broker.protocol: what listener.security.protocol says."""
@@ -241,6 +245,7 @@ def _check_security(values: Mapping[str, Any]) -> None:
     with_tls = [each for each in (protocol, for_kafka) if each in WITH_TLS]
     for_clients = "broker" in roles and (bool(with_tls) or migration)
     for_nodes = bool(values["controller.quorum.voters"]) and (inter_node_protocol(values) == SSL or migration)
+    _check_oauth(values)
     if not for_clients and not for_nodes:
         return
     if migration:
@@ -277,6 +282,27 @@ def _check_mechanisms(values: Mapping[str, Any]) -> None:
             "sasl.enabled.mechanisms=PLAIN alone: PLAIN checks passwords against the users' SCRAM credentials, and is "
             f"for Kafka clients only; add {SCRAM_MECHANISMS[-1]}"
         )
+
+
+def _check_oauth(values: Mapping[str, Any]) -> None:
+    """Refuse OAUTHBEARER without what makes a token one for this cluster."""
+    if OAUTHBEARER not in values["sasl.enabled.mechanisms"]:
+        return
+    plaintext = KAFKA_PROTOCOLS.get(kafka_protocol(values["listeners"])) == SASL_PLAINTEXT
+    if plaintext and not set(values["sasl.enabled.mechanisms"]).intersection(SCRAM_MECHANISMS):
+        raise InvalidConfig(
+            "sasl.enabled.mechanisms=OAUTHBEARER alone: at kafka+sasl:// a token would be sent in plaintext, so it is "
+            f"not taken there; write kafka+sasl+ssl://, or add {SCRAM_MECHANISMS[-1]}"
+        )
+    for name, why in (
+        ("jwks.endpoint.url", "the keys of the tokens' issuer: https://HOST/PATH, or file:///PATH"),
+        ("expected.issuer", "the issuer, as the claim iss of its tokens has it"),
+        ("expected.audience", "what the claim aud of tokens for this cluster has"),
+    ):
+        if not values[f"sasl.oauthbearer.{name}"]:
+            raise InvalidConfig(
+                f"sasl.enabled.mechanisms has OAUTHBEARER, so sasl.oauthbearer.{name} has to be set: {why}"
+            )
 
 
 def _check_quorum(values: Mapping[str, Any]) -> None:

@@ -14,6 +14,8 @@ from broker.config.checks import (
     ACL,
     ASSIGNORS,
     EXPORTERS,
+    OAUTH_ALGORITHMS,
+    OAUTHBEARER,
     PLAIN,
     SAME,
     SCRAM_MECHANISMS,
@@ -487,9 +489,55 @@ class BrokerConfig(Settings):
     )
     sasl_enabled_mechanisms = names(
         SCRAM_MECHANISMS,
-        choices=(*SCRAM_MECHANISMS, PLAIN),
-        doc="Mechanisms by which clients may log in with a password. PLAIN, in which a client sends the password "
+        choices=(*SCRAM_MECHANISMS, PLAIN, OAUTHBEARER),
+        doc="Mechanisms by which clients may log in: with a password (SCRAM), or with a token of an issuer "
+        "(OAUTHBEARER, which needs three keys of sasl.oauthbearer). PLAIN, in which a client sends the password "
         "itself, is for Kafka clients at kafka+sasl+ssl:// only, and beside a SCRAM mechanism.",
+    )
+    sasl_oauthbearer_jwks_endpoint_url = text(
+        "",
+        doc="Where the issuer's public keys are, as a JSON Web Key Set: file:///PATH, read again when it changes, or "
+        "an https:// URL, which sasl.oauthbearer.allowed.urls has to name. Redirects and proxies are not followed.",
+    )
+    sasl_oauthbearer_jwks_endpoint_refresh_ms = duration_ms(
+        3_600_000,
+        minimum=10_000,
+        doc="How often the URL with the keys is asked; a token with an unknown key makes it sooner.",
+    )
+    sasl_oauthbearer_allowed_urls = names(
+        (),
+        own=True,
+        doc="URLs that may be asked for keys.",
+    )
+    sasl_oauthbearer_private_addresses_allow = switch(
+        False,
+        own=True,
+        doc="Whether the URL with the keys may be at an address that is not public (RFC 1918, loopback, link-local), "
+        "and use http.",
+    )
+    sasl_oauthbearer_expected_issuer = text(
+        "",
+        doc="The claim `iss` of tokens that are accepted.",
+    )
+    sasl_oauthbearer_expected_audience = names(
+        (),
+        doc="Tokens are accepted whose claim `aud` has one of these: the names of this cluster at the issuer.",
+    )
+    sasl_oauthbearer_algorithms = names(
+        ("RS256", "PS256", "ES256"),
+        choices=OAUTH_ALGORITHMS,
+        own=True,
+        doc="Algorithms with which tokens may be signed. Symmetric ones do not exist here.",
+    )
+    sasl_oauthbearer_sub_claim_name = text(
+        "sub",
+        doc="The claim that names the user; ACLs name it User:NAME, like a user with a password of that name.",
+    )
+    sasl_oauthbearer_clock_skew_seconds = integer(
+        30,
+        minimum=0,
+        maximum=600,
+        doc="How far this machine's clock and the issuer's may differ.",
     )
     connections_max_reauth_ms = duration_ms(
         0,
@@ -775,7 +823,7 @@ class BrokerConfig(Settings):
             settings["ssl.key.location"] = self.ssl_keystore_key_location
         if self.listener_security_protocol == SASL_SSL and self.sasl_users_location:
             settings |= administrator(Path(self.sasl_users_location), super_users(self.super_users))
-            settings["sasl.mechanism"] = max(self.scram_mechanisms)  # the longest hash
+            settings["sasl.mechanism"] = max(self.scram_mechanisms or SCRAM_MECHANISMS)  # the longest hash
         return {name: value for name, value in settings.items() if value}
 
     @property
@@ -794,9 +842,14 @@ class BrokerConfig(Settings):
         return self.kafka_listener is not None and self.kafka_security_protocol in WITH_TLS
 
     @property
+    def own_mechanisms(self) -> tuple[str, ...]:
+        """The enabled mechanisms that raftlog's own clients use."""
+        return tuple(each for each in self.sasl_enabled_mechanisms if each != PLAIN)
+
+    @property
     def scram_mechanisms(self) -> tuple[str, ...]:
         """The enabled mechanisms with a challenge, at both listeners."""
-        return tuple(each for each in self.sasl_enabled_mechanisms if each != PLAIN)
+        return tuple(each for each in self.sasl_enabled_mechanisms if each in SCRAM_MECHANISMS)
 
     def producer_limits(self) -> ProducerLimits:
         """Return what the logs remember of idempotent producers."""

@@ -9,6 +9,8 @@
             start ── SaslHandshake v0 ── messages without a header ── admitted
             admitted ── SaslHandshake ── SaslAuthenticate ── admitted (before connections.max.reauth.ms are over)
 
+With OAUTHBEARER the connection is admitted until its token expires, and SaslAuthenticate comes once (KIP-255).
+
 Users, exchanges, limits on guesses, the audit log and the counters are those of gRPC's listener (`ClientSecurity`). A
 connection whose user's password has changed is closed, as a stream there ends.
 """
@@ -20,7 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.clock import Clock
-from broker.config.checks import PLAIN, WITH_SASL
+from broker.config.checks import OAUTHBEARER, PLAIN, WITH_SASL
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import PLAINTEXT, SASL_SSL
 from broker.kafka import errors
@@ -29,11 +31,11 @@ from broker.net.tls import KafkaContexts, NodeTls
 from broker.observability.counters import Counters
 from broker.security.caller import Authorizer, Caller
 from broker.security.client_listener import ClientSecurity
-from broker.security.identify import MAX_STRANGERS, Login, Strangers, principal_of_certificate
+from broker.security.identify import MAX_STRANGERS, OF_BEARER, Login, Strangers, principal_of_certificate
 from broker.security.scram import FailureDelay
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded
 from raftmeta.acls import ANONYMOUS, USER_PREFIX
-from raftmeta.credentials import Credential
+from raftmeta.credentials import Credential, Mechanism
 
 MAX_BEFORE_BYTES: Final = 16 << 10
 """Of a request before authentication."""
@@ -146,6 +148,7 @@ class Session:
         self._chosen = ""
         """The mechanism of the first authentication, which those after it keep."""
         self._requests = 0
+        self._session_ms = 0
         self._ends_ms: float | None = None
 
     def check_request(self, name: str, size: int, *, authenticates: bool) -> None:
@@ -171,7 +174,7 @@ class Session:
     def handshake(self, request: Fields, version: int) -> Fields:
         """Answer SaslHandshake: the client chooses a mechanism."""
         door, mechanism = self._door, request["mechanism"]
-        if not door.asks_for_password or (self.is_admitted and (version == 0 or not door.session_ms)):
+        if not door.asks_for_password or (self.is_admitted and (version == 0 or self._ends_ms is None)):
             return {"error_code": errors.ILLEGAL_SASL_STATE, "mechanisms": []}
         if mechanism not in door.mechanisms or (self._chosen and mechanism != self._chosen):
             self.closing = f"a SASL mechanism that is not enabled here: {mechanism[:100]}"
@@ -201,7 +204,7 @@ class Session:
             return _refused(errors.SASL_AUTHENTICATION_FAILED, str(error))
         except BrokerOverloaded as error:
             raise NotAdmitted(str(error)) from None
-        lifetime_ms = 0 if self._mechanism else self._door.session_ms
+        lifetime_ms = 0 if self._mechanism else self._session_ms
         return {"error_code": errors.NONE, "auth_bytes": answer, "session_lifetime_ms": lifetime_ms}
 
     async def take_message(self, message: bytes) -> bytes:
@@ -222,6 +225,10 @@ class Session:
         if self._mechanism == PLAIN:
             self._admit(await exchanges.check_plain(message, host))
             return b""
+        if self._mechanism == OAUTHBEARER:
+            user, left_ms = self._door.security.verify_bearer(message, host)
+            self._admit_as(user, OF_BEARER, 0, min(self._door.session_ms or left_ms, left_ms))
+            return b""
         if not self._exchange_id:
             self._exchange_id, answer = exchanges.begin(self._mechanism, message, host)
             return answer
@@ -231,12 +238,17 @@ class Session:
 
     def _admit(self, credential: Credential) -> None:
         """Let the client in, or go on. Raises AuthenticationFailed: it was another user before."""
-        principal = USER_PREFIX + credential.user
+        self._admit_as(credential.user, credential.mechanism, credential.version, self._door.session_ms)
+
+    def _admit_as(self, user: str, mechanism: Mechanism, version: int, session_ms: float) -> None:
+        """As `_admit`. `session_ms`: after this long the client has to authenticate again; 0: never."""
+        principal = USER_PREFIX + user
         if self.is_admitted and principal != self.who.principal:
             raise AuthenticationFailed(f"this connection is {self.who.principal}'s, and cannot become {principal}'s")
-        if self._door.session_ms:
-            self._ends_ms = self._now_ms() + self._door.session_ms
-        self.login = Login(credential.user, credential.mechanism, credential.version, int(self._ends_ms or 0))
+        self._session_ms = int(session_ms)
+        if session_ms:
+            self._ends_ms = self._now_ms() + session_ms
+        self.login = Login(user, mechanism, version, int(self._ends_ms or 0))
         self.who = Caller(principal, self.who.host, self.who.authorizer)
         self.is_admitted = True
         self._chosen, self._mechanism, self.takes_messages = self._mechanism, "", False

@@ -25,7 +25,9 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "log_level_changed": "The level of a logger was changed.",
         # Users
         "users_file_read": "The file `sasl.users.location` has changed, and its users are in effect.",
-        "streams_ended": "Streams ended, because their users' passwords have changed or the users were deleted.",
+        "oauth_keys_read": "The public keys of the tokens' issuer were read, for OAUTHBEARER; how many.",
+        "streams_ended": "Streams ended: their users' passwords have changed, the users were deleted, or their tokens "
+        "have expired.",
         # Kafka clients
         "kafka_disconnected": "A Kafka client was disconnected for what it sent; `reason` says why.",
         # The right to serve

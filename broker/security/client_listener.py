@@ -11,17 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from broker.clock import Clock
-from broker.config.checks import ACL, WITH_SASL, super_users
+from broker.config.checks import ACL, OAUTHBEARER, WITH_SASL, super_users
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import PLAINTEXT, SASL_SSL
 from broker.observability.counters import Counters
 from broker.security.audit import Audit
 from broker.security.authorizer import AclAuthorizer
-from broker.security.identify import LIFETIME_MS, MAX_STRANGERS, Identify, Login, Tokens
+from broker.security.identify import LIFETIME_MS, MAX_STRANGERS, OF_BEARER, Identify, Login, Tokens
+from broker.security.oauth import Bearers, OauthConfig
 from broker.security.scram import ScramExchanges
 from broker.security.users import Users, UsersFile
 from raftlog._core.cluster import is_loopback
-from raftlog.errors import SecurityDisabled
+from raftlog.errors import AuthenticationFailed, SecurityDisabled
 from raftlog.v1.security_pb2 import AuthenticateResponse
 from raftmeta.credentials import Credential, CredentialKey
 from raftmeta.image import MetadataImage
@@ -68,6 +69,10 @@ class ClientSecurity:
     ) -> None:
         """Read the file with users, if configured, which takes a while. Raises InvalidConfig if it is not valid."""
         self._clock = clock
+        self._counters = counters
+        self._bearers: Bearers | None = None
+        if OAUTHBEARER in config.sasl_enabled_mechanisms:
+            self._bearers = Bearers(oauth_config(config), clock)
         self._protocol = config.listener_security_protocol
         self._audit = Audit(clock)
         self._tokens = Tokens()
@@ -117,11 +122,14 @@ class ClientSecurity:
             self._end_streams()
 
     async def watch(self) -> None:
-        """Watch the file with users, if configured, for ever."""
-        file = self._users.file
-        while file is not None:
+        """Watch the file with users and the keys of OAUTHBEARER, if configured, for ever; end what has expired."""
+        file, bearers = self._users.file, self._bearers
+        while file is not None or bearers is not None:
             await asyncio.sleep(LOOK_EVERY_S)
-            if await asyncio.to_thread(file.look):
+            changed = file is not None and await asyncio.to_thread(file.look)
+            if bearers is not None:
+                await asyncio.to_thread(bearers.refresh)
+            if changed or bearers is not None:
                 self._end_streams()
 
     def count_authenticated(self) -> int:
@@ -131,6 +139,8 @@ class ClientSecurity:
 
     def is_current(self, login: Login) -> bool:
         """Whether the credential that a client logged in with is still the user's."""
+        if login.mechanism == OF_BEARER:
+            return login.expires_ms > self._clock.monotonic_ms()
         return self._users.is_current(login.user, login.mechanism, login.version)
 
     def _end_streams(self) -> None:
@@ -140,7 +150,7 @@ class ClientSecurity:
             ended += 1
         if ended:
             logger.info(
-                "streams ended: their users' passwords have changed, or the users were deleted",
+                "streams ended: passwords have changed, users were deleted, or tokens have expired",
                 extra={"event": "streams_ended", "streams": ended},
             )
 
@@ -155,8 +165,35 @@ class ClientSecurity:
         """
         self._check_tls(context)
         host = "" if self.interceptor is None else self.interceptor.host_of(context.peer())
+        if mechanism == OAUTHBEARER and self._bearers is not None:
+            return self._begin_bearer(message, host)
         exchange_id, answer = self.exchanges.begin(mechanism, message, host)
         return AuthenticateResponse(exchange_id=exchange_id, message=answer)
+
+    def _begin_bearer(self, message: bytes, host: str) -> AuthenticateResponse:
+        """Answer the one message of OAUTHBEARER with a token that lives as long as the client's own, or LIFETIME_MS."""
+        user, left_ms = self.verify_bearer(message, host)
+        lifetime_ms = min(LIFETIME_MS, left_ms)
+        login = Login(user, OF_BEARER, 0, int(self._clock.monotonic_ms()) + lifetime_ms)
+        return AuthenticateResponse(token=self._tokens.issue_to(login), lifetime_ms=lifetime_ms)
+
+    def verify_bearer(self, message: bytes, host: str) -> tuple[str, int]:
+        """Return the user of a client's message of OAUTHBEARER, and for how many ms its token still counts.
+
+        Raises:
+            AuthenticationFailed: the mechanism is not enabled, or the token is not acceptable.
+            BrokerOverloaded: the issuer's keys are not known yet.
+        """
+        if self._bearers is None:
+            raise AuthenticationFailed("mechanism 'OAUTHBEARER' is not enabled here: sasl.enabled.mechanisms")
+        try:
+            bearer = self._bearers.verify(message)
+        except AuthenticationFailed:
+            self._counters.authentications[OAUTHBEARER, "failure"] += 1
+            self._audit.not_authenticated("", host, OAUTHBEARER)
+            raise
+        self._counters.authentications[OAUTHBEARER, "success"] += 1
+        return bearer.user, self._bearers.left_ms(bearer)
 
     def finish(self, exchange_id: bytes, message: bytes, context: Any) -> AuthenticateResponse:
         """Answer a final message, with a token.
@@ -182,6 +219,21 @@ class ClientSecurity:
             )
         if b"ssl" not in context.auth_context().get("transport_security_type", ()):
             raise SecurityDisabled("passwords need a connection with TLS: set security.protocol = sasl_ssl")
+
+
+def oauth_config(config: BrokerConfig) -> OauthConfig:
+    """Return the settings of OAUTHBEARER."""
+    return OauthConfig(
+        config.sasl_oauthbearer_jwks_endpoint_url,
+        config.sasl_oauthbearer_expected_issuer,
+        config.sasl_oauthbearer_expected_audience,
+        config.sasl_oauthbearer_algorithms,
+        config.sasl_oauthbearer_sub_claim_name,
+        config.sasl_oauthbearer_clock_skew_seconds,
+        config.sasl_oauthbearer_jwks_endpoint_refresh_ms,
+        config.sasl_oauthbearer_allowed_urls,
+        config.sasl_oauthbearer_private_addresses_allow,
+    )
 
 
 def _warn(config: BrokerConfig) -> None:

@@ -7,7 +7,7 @@
 
 Handlers read the caller from the context variable `caller`. A stream that was opened with a token ends with
 UNAUTHENTICATED as soon as the credential behind the token changes or is deleted. An expired token ends no open stream,
-but no call is admitted with it.
+but no call is admitted with it; after a login by OAUTHBEARER, whose end the issuer has set, it ends streams, too.
 
 If the listener requires a token, unauthenticated clients can call `Authenticate` only. Its concurrent calls are few and
 each waits for its request for a short time, so a client that begins calls and never finishes them takes no room from
@@ -34,7 +34,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import grpc
 
@@ -67,6 +67,10 @@ class Login(NamedTuple):
     expires_ms: int
 
 
+OF_BEARER: Final = cast(Mechanism, -1)
+"""Stands for the mechanism in a login by OAUTHBEARER, which has no credential and is current until it expires."""
+
+
 class Tokens:
     """Issues tokens, and verifies that it issued a token."""
 
@@ -76,6 +80,10 @@ class Tokens:
     def issue(self, credential: Credential, now_ms: float) -> str:
         """Return a token for a client that has just proved that it knows the password; `now_ms` is monotonic."""
         login = Login(credential.user, credential.mechanism, credential.version, int(now_ms) + LIFETIME_MS)
+        return self.issue_to(login)
+
+    def issue_to(self, login: Login) -> str:
+        """Return a token for a client that has just proved to be the login's user."""
         body = _encode(json.dumps(login, separators=(",", ":"), ensure_ascii=False).encode())
         return f"{body}.{self._mac(body)}"
 
@@ -288,11 +296,13 @@ class Identify(RewrittenHandlers):
         return login
 
     def _is_current(self, login: Login) -> bool:
+        if login.mechanism == OF_BEARER:
+            return login.expires_ms > self._clock.monotonic_ms()
         return self._users.is_current(login.user, login.mechanism, login.version)
 
     def _check_current(self, login: Login) -> None:
         if not self._is_current(login):
-            raise TokenExpired(_CHANGED)
+            raise TokenExpired(_OLD if login.mechanism == OF_BEARER else _CHANGED)
 
     def _caller(self, login: Login | None, context: Any, open_to_all: bool) -> Caller:
         if login is None:  # cannot happen while gRPC runs the interceptor first; refused to be safe
@@ -375,7 +385,8 @@ class Identify(RewrittenHandlers):
             finally:
                 self._streams.discard(stream)
             if stream.ended and (task.cancelled() or task.exception() is None):
-                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, TokenExpired(_CHANGED))
+                why = _OLD if login.mechanism == OF_BEARER else _CHANGED
+                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, TokenExpired(why))
             return task.result()
 
         return identified

@@ -497,7 +497,7 @@ class BrokerRole:
         metadata_pb2_grpc.add_MetadataServicer_to_server(
             MetadataService(
                 self._metadata,
-                sasl_mechanisms=self._config.scram_mechanisms if security.takes_logins else (),
+                sasl_mechanisms=self._config.own_mechanisms if security.takes_logins else (),
                 methods=tools.methods,
             ),
             server,

@@ -45,8 +45,20 @@ class ProducerKeywords(TypedDict, total=False):
     changes."""
     ssl_key_location: str | None
     """PEM file with this client's unencrypted private key. Read again when it changes."""
-    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256"] | None
-    """The mechanism of the login, for which the user has a password; it never sends it. With sasl_ssl."""
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
+    """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
+    for a JSON Web Token of an issuer that the brokers trust."""
+    sasl_oauthbearer_token_endpoint_url: str | None
+    """With OAUTHBEARER: https://HOST/PATH of an issuer, which is asked for tokens with the client's id and secret
+    (OAuth's client credentials grant), or file:///PATH of a file with a token, read for every login."""
+    sasl_oauthbearer_token_command: str | None
+    """With OAUTHBEARER: a command that prints a token, run for every login, without a shell."""
+    sasl_oauthbearer_client_credentials_client_id: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's id there."""
+    sasl_oauthbearer_client_credentials_client_secret: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's secret there."""
+    sasl_oauthbearer_scope: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the scope to ask for."""
     sasl_username: str | None
     """The user that logs in; ACLs name it User:NAME. With sasl_ssl."""
     sasl_password: str | None
@@ -121,8 +133,20 @@ class ConsumerKeywords(TypedDict, total=False):
     changes."""
     ssl_key_location: str | None
     """PEM file with this client's unencrypted private key. Read again when it changes."""
-    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256"] | None
-    """The mechanism of the login, for which the user has a password; it never sends it. With sasl_ssl."""
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
+    """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
+    for a JSON Web Token of an issuer that the brokers trust."""
+    sasl_oauthbearer_token_endpoint_url: str | None
+    """With OAUTHBEARER: https://HOST/PATH of an issuer, which is asked for tokens with the client's id and secret
+    (OAuth's client credentials grant), or file:///PATH of a file with a token, read for every login."""
+    sasl_oauthbearer_token_command: str | None
+    """With OAUTHBEARER: a command that prints a token, run for every login, without a shell."""
+    sasl_oauthbearer_client_credentials_client_id: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's id there."""
+    sasl_oauthbearer_client_credentials_client_secret: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's secret there."""
+    sasl_oauthbearer_scope: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the scope to ask for."""
     sasl_username: str | None
     """The user that logs in; ACLs name it User:NAME. With sasl_ssl."""
     sasl_password: str | None
@@ -194,8 +218,20 @@ class AdminKeywords(TypedDict, total=False):
     changes."""
     ssl_key_location: str | None
     """PEM file with this client's unencrypted private key. Read again when it changes."""
-    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256"] | None
-    """The mechanism of the login, for which the user has a password; it never sends it. With sasl_ssl."""
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
+    """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
+    for a JSON Web Token of an issuer that the brokers trust."""
+    sasl_oauthbearer_token_endpoint_url: str | None
+    """With OAUTHBEARER: https://HOST/PATH of an issuer, which is asked for tokens with the client's id and secret
+    (OAuth's client credentials grant), or file:///PATH of a file with a token, read for every login."""
+    sasl_oauthbearer_token_command: str | None
+    """With OAUTHBEARER: a command that prints a token, run for every login, without a shell."""
+    sasl_oauthbearer_client_credentials_client_id: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's id there."""
+    sasl_oauthbearer_client_credentials_client_secret: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's secret there."""
+    sasl_oauthbearer_scope: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the scope to ask for."""
     sasl_username: str | None
     """The user that logs in; ACLs name it User:NAME. With sasl_ssl."""
     sasl_password: str | None
@@ -236,8 +272,20 @@ class StageKeywords(TypedDict, total=False):
     changes."""
     ssl_key_location: str | None
     """PEM file with this client's unencrypted private key. Read again when it changes."""
-    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256"] | None
-    """The mechanism of the login, for which the user has a password; it never sends it. With sasl_ssl."""
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
+    """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
+    for a JSON Web Token of an issuer that the brokers trust."""
+    sasl_oauthbearer_token_endpoint_url: str | None
+    """With OAUTHBEARER: https://HOST/PATH of an issuer, which is asked for tokens with the client's id and secret
+    (OAuth's client credentials grant), or file:///PATH of a file with a token, read for every login."""
+    sasl_oauthbearer_token_command: str | None
+    """With OAUTHBEARER: a command that prints a token, run for every login, without a shell."""
+    sasl_oauthbearer_client_credentials_client_id: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's id there."""
+    sasl_oauthbearer_client_credentials_client_secret: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's secret there."""
+    sasl_oauthbearer_scope: str | None
+    """With an issuer in sasl.oauthbearer.token.endpoint.url: the scope to ask for."""
     sasl_username: str | None
     """The user that logs in; ACLs name it User:NAME. With sasl_ssl."""
     sasl_password: str | None

@@ -239,8 +239,32 @@ class ClientOptions:
     )
     sasl_mechanism = text(
         "SCRAM-SHA-512",
-        choices=("SCRAM-SHA-512", "SCRAM-SHA-256"),
-        doc="The mechanism of the login, for which the user has a password; it never sends it. With sasl_ssl.",
+        choices=("SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"),
+        doc="The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or "
+        "OAUTHBEARER for a JSON Web Token of an issuer that the brokers trust.",
+    )
+    sasl_oauthbearer_token_endpoint_url = text(
+        "",
+        doc="With OAUTHBEARER: https://HOST/PATH of an issuer, which is asked for tokens with the client's id and "
+        "secret (OAuth's client credentials grant), or file:///PATH of a file with a token, read for every login.",
+    )
+    sasl_oauthbearer_token_command = text(
+        "",
+        own=True,
+        doc="With OAUTHBEARER: a command that prints a token, run for every login, without a shell.",
+    )
+    sasl_oauthbearer_client_credentials_client_id = text(
+        "",
+        doc="With an issuer in sasl.oauthbearer.token.endpoint.url: the client's id there.",
+    )
+    sasl_oauthbearer_client_credentials_client_secret = text(
+        "",
+        secret=True,
+        doc="With an issuer in sasl.oauthbearer.token.endpoint.url: the client's secret there.",
+    )
+    sasl_oauthbearer_scope = text(
+        "",
+        doc="With an issuer in sasl.oauthbearer.token.endpoint.url: the scope to ask for.",
     )
     sasl_username = text(
         "",
@@ -528,6 +552,7 @@ def _with_connections(options: C, values: Mapping[str, Any]) -> C:
         pem=_pem_files(values, options.security_protocol),
         sasl=sasl_of(values, options.security_protocol),
         sasl_password="",  # `sasl` has it, and does not show it
+        sasl_oauthbearer_client_credentials_client_secret="",  # likewise
     )
 
 

@@ -1,26 +1,36 @@
 """TLS and logins of clients: PEM files, SCRAM logins (RFC 5802), and channels that use both.
 
 `FreshPem` reads certificates and keys again when their files change, `ChannelTls` opens channels with them, for clients
-and between nodes. `Logins` holds the tokens that calls carry: gRPC asks for the token of each call in a thread, which
-logs in if there is none; concurrent calls wait for that login. Each broker issues its own tokens.
+and between nodes. `TokenSource` gets JSON Web Tokens for OAUTHBEARER. `Logins` holds the tokens that calls carry: gRPC
+asks for the token of each call in a thread, which logs in if there is none; concurrent calls wait for that login. Each
+broker issues its own tokens.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import logging
 import os
+import shlex
 import ssl
+import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 import weakref
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import grpc
 
 from raftlog import errors
+from raftlog._core.cluster import is_loopback
 from raftlog.errors import AuthenticationFailed, BrokerUnavailable, InvalidConfig, RaftlogError, RetriableError
 from raftlog.v1 import security_pb2, security_pb2_grpc
 
@@ -221,6 +231,125 @@ class FreshPem:
             logger.info("certificates read again", extra={"file": self.files.certificate or self.files.ca})
 
 
+OAUTHBEARER: Final = "OAUTHBEARER"
+_OAUTH: Final = "sasl.oauthbearer."
+_ENDPOINT: Final = f"{_OAUTH}token.endpoint.url"
+_COMMAND: Final = f"{_OAUTH}token.command"
+_CLIENT_ID: Final = f"{_OAUTH}client.credentials.client.id"
+_CLIENT_SECRET: Final = f"{_OAUTH}client.credentials.client.secret"
+_SCOPE: Final = f"{_OAUTH}scope"
+_MAX_TOKEN_BYTES: Final = 12_000
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource:
+    """Where a client gets its JSON Web Tokens: a file, a command, or an issuer (OAuth's client credentials grant).
+
+    `repr` omits the secret. Each login gets a new token.
+    """
+
+    endpoint_url: str = ""
+    command: str = ""
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    scope: str = ""
+
+    def check(self) -> None:
+        """Check that the settings go together.
+
+        Raises:
+            InvalidConfig: they do not.
+        """
+        if bool(self.endpoint_url) == bool(self.command):
+            raise InvalidConfig(
+                f"{_MECHANISM}={OAUTHBEARER} takes tokens from one place: set {_ENDPOINT} to https://HOST/PATH of an "
+                f"issuer or to file:///PATH, or {_COMMAND} to a command that prints one"
+            )
+        parts = urlsplit(self.endpoint_url)
+        if parts.scheme == "file" or self.command:
+            for name, value in ((_CLIENT_ID, self.client_id), (_CLIENT_SECRET, self.client_secret)):
+                if value:
+                    raise InvalidConfig(f"{name} is for an issuer: {_ENDPOINT}=https://HOST/PATH")
+            return
+        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+            raise InvalidConfig(f"{_ENDPOINT}={self.endpoint_url!r}: write https://HOST/PATH, or file:///PATH")
+        if not self.client_id or not self.client_secret:
+            raise InvalidConfig(f"{_ENDPOINT} without {_CLIENT_ID} and {_CLIENT_SECRET}: an issuer asks for both")
+
+    def read(self) -> str:
+        """Return a new token; blocks for some seconds at most.
+
+        Raises:
+            AuthenticationFailed: the issuer refuses the client.
+            BrokerUnavailable: the issuer does not answer.
+            InvalidConfig: the file or the command has no token.
+        """
+        if self.command:
+            token = self._of_command()
+        elif self.endpoint_url.startswith("file:"):
+            token = self._of_file(unquote(urlsplit(self.endpoint_url).path))
+        else:
+            token = self._of_issuer()
+        if not token or len(token) > _MAX_TOKEN_BYTES or not token.isascii() or not token.isprintable():
+            raise InvalidConfig(f"{self.named} gives no token: it must be one line of ASCII, as a JSON Web Token is")
+        return token
+
+    @property
+    def named(self) -> str:
+        """The setting, for messages."""
+        return f"{_COMMAND}={self.command!r}" if self.command else f"{_ENDPOINT}={self.endpoint_url!r}"
+
+    def _of_command(self) -> str:
+        try:
+            done = subprocess.run(
+                shlex.split(self.command), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            )
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise InvalidConfig(f"{self.named} cannot be run: {error}") from None
+        if done.returncode != 0:
+            raise InvalidConfig(f"{self.named} ended with {done.returncode}: {done.stderr.strip()[:500]}")
+        return done.stdout.strip()
+
+    def _of_file(self, path: str) -> str:
+        try:
+            with open(path, encoding="ascii") as file:
+                return file.read(_MAX_TOKEN_BYTES + 2).strip()
+        except OSError as error:
+            raise InvalidConfig(f"{self.named} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            return ""
+
+    def _of_issuer(self) -> str:
+        """Ask for a token (RFC 6749, section 4.4); redirects would carry the secret elsewhere, and are not followed."""
+        pair = f"{quote(self.client_id, safe='')}:{quote(self.client_secret, safe='')}".encode()
+        form = {"grant_type": "client_credentials", **({"scope": self.scope} if self.scope else {})}
+        request = urllib.request.Request(
+            self.endpoint_url,
+            urlencode(form).encode(),
+            {"Authorization": f"Basic {b64encode(pair).decode()}", "Accept": "application/json"},
+        )
+        opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=TIMEOUT_S) as response:
+                answer = json.loads(response.read(_MAX_TOKEN_BYTES * 2))
+        except urllib.error.HTTPError as error:
+            if error.code in (400, 401, 403):
+                raise AuthenticationFailed(
+                    f"{self.named} refuses the client {self.client_id!r} with the status {error.code}; check "
+                    f"{_CLIENT_ID}, {_CLIENT_SECRET} and {_SCOPE}"
+                ) from None
+            raise BrokerUnavailable(f"{self.named} answers with the status {error.code}") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise BrokerUnavailable(f"{self.named} does not answer: {error}") from None
+        token = answer.get("access_token", "") if isinstance(answer, dict) else ""
+        return token if isinstance(token, str) else ""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any) -> None:
+        """Follow none: urllib then raises the answer as an error."""
+
+
 PROTOCOL: Final = "sasl_ssl"
 _MECHANISM: Final = "sasl.mechanism"
 _USERNAME, _PASSWORD, _LOCATION = "sasl.username", "sasl.password", "sasl.password.location"
@@ -235,6 +364,8 @@ class Sasl:
     password: str = field(default="", repr=False)
     location: str = ""
     """The file with the password, read for every login."""
+    tokens: TokenSource | None = None
+    """With OAUTHBEARER, in place of a user's name and password."""
 
     def read_password(self) -> str:
         """Return the current password, without a line end at the end of the file.
@@ -258,6 +389,8 @@ class Sasl:
     @property
     def settings(self) -> str:
         """The settings of the login, for messages: brokers do not say which one is wrong."""
+        if self.tokens is not None:
+            return f"the token of {self.tokens.named}"
         password = f"{_LOCATION}={self.location!r}" if self.location else _PASSWORD
         return f"{_USERNAME}, {password} and {_MECHANISM}"
 
@@ -274,6 +407,16 @@ def sasl_of(values: Mapping[str, Any], protocol: str) -> Sasl | None:
             if value:
                 raise InvalidConfig(f"{name} has no effect without security.protocol={PROTOCOL}; set both")
         return None
+    oauth = [str(values[name]) for name in (_ENDPOINT, _COMMAND, _CLIENT_ID, _CLIENT_SECRET, _SCOPE)]
+    if mechanism == OAUTHBEARER:
+        for name, value in ((_USERNAME, username), (_PASSWORD, password), (_LOCATION, location)):
+            if value:
+                raise InvalidConfig(f"{name} has no effect with {_MECHANISM}={OAUTHBEARER}: the token names the user")
+        tokens = TokenSource(*oauth)
+        tokens.check()
+        return Sasl(mechanism, "", tokens=tokens)
+    if any(oauth):
+        raise InvalidConfig(f"{_OAUTH}... has no effect without {_MECHANISM}={OAUTHBEARER}; set both")
     if not username:
         raise InvalidConfig(f"security.protocol={PROTOCOL} without {_USERNAME}; set the user's name")
     if password and location:
@@ -395,7 +538,8 @@ class Logins:
 
     def __init__(self, sasl: Sasl, open_channel: OpenChannel, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises InvalidConfig if the password cannot be read. The first call logs in."""
-        sasl.read_password()
+        if sasl.tokens is None:
+            sasl.read_password()
         self._sasl = sasl
         self._open_channel = open_channel
         self._clock = clock
@@ -473,6 +617,10 @@ class Logins:
         import scramp  # imported only for a login
 
         sasl = self._sasl
+        if sasl.tokens is not None:
+            message = f"n,,\x01auth=Bearer {sasl.tokens.read()}\x01\x01"
+            with closing(self._open_channel(address)) as channel:
+                return self._ask(security_pb2_grpc.SecurityStub(channel).Authenticate, address, message)
         try:
             client = scramp.ScramClient([sasl.mechanism], sasl.username, sasl.read_password())
             with closing(self._open_channel(address)) as channel:
@@ -517,8 +665,9 @@ class Logins:
 
     def _refused(self, address: str, why: str) -> AuthenticationFailed:
         sasl = self._sasl
+        who = "the client" if sasl.tokens is not None else f"user {sasl.username!r}"
         return AuthenticationFailed(
-            f"{address} does not let user {sasl.username!r} in with {sasl.mechanism}: {why}; check {sasl.settings}"
+            f"{address} does not let {who} in with {sasl.mechanism}: {why}; check {sasl.settings}"
         )
 
 

@@ -159,9 +159,30 @@ class ServerKeywords(TypedDict, total=False):
     """Whether a client must present a certificate of a CA in ssl.truststore.location. auto: required with ssl, none
     with sasl_ssl. With ssl and none every client is User:ANONYMOUS, and without an authorizer anyone who reaches the
     port can read, write and delete everything. Nodes must always present one."""
-    sasl_enabled_mechanisms: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]
-    """Mechanisms by which clients may log in with a password. PLAIN, in which a client sends the password itself, is
-    for Kafka clients at kafka+sasl+ssl:// only, and beside a SCRAM mechanism."""
+    sasl_enabled_mechanisms: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN", "OAUTHBEARER"]
+    """Mechanisms by which clients may log in: with a password (SCRAM), or with a token of an issuer (OAUTHBEARER, which
+    needs three keys of sasl.oauthbearer). PLAIN, in which a client sends the password itself, is for Kafka clients at
+    kafka+sasl+ssl:// only, and beside a SCRAM mechanism."""
+    sasl_oauthbearer_jwks_endpoint_url: str
+    """Where the issuer's public keys are, as a JSON Web Key Set: file:///PATH, read again when it changes, or an
+    https:// URL, which sasl.oauthbearer.allowed.urls has to name. Redirects and proxies are not followed."""
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: int | str
+    """How often the URL with the keys is asked; a token with an unknown key makes it sooner."""
+    sasl_oauthbearer_allowed_urls: str
+    """URLs that may be asked for keys."""
+    sasl_oauthbearer_private_addresses_allow: bool
+    """Whether the URL with the keys may be at an address that is not public (RFC 1918, loopback, link-local), and use
+    http."""
+    sasl_oauthbearer_expected_issuer: str
+    """The claim `iss` of tokens that are accepted."""
+    sasl_oauthbearer_expected_audience: str
+    """Tokens are accepted whose claim `aud` has one of these: the names of this cluster at the issuer."""
+    sasl_oauthbearer_algorithms: Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384"]
+    """Algorithms with which tokens may be signed. Symmetric ones do not exist here."""
+    sasl_oauthbearer_sub_claim_name: str
+    """The claim that names the user; ACLs name it User:NAME, like a user with a password of that name."""
+    sasl_oauthbearer_clock_skew_seconds: int
+    """How far this machine's clock and the issuer's may differ."""
     connections_max_reauth_ms: int | str
     """Time after which a Kafka client with a password must authenticate again, or its connection is closed; 0: never. A
     changed password ends connections at once in any case."""

@@ -27,6 +27,7 @@ from broker.kafka.codec import Fields
 from raftlog import AclBinding, AclOperation, Admin, PatternType, ResourceType
 from raftlog.testing import Cluster
 from tests.support import patience
+from tests.support.issuer import AUDIENCE, ISSUER, Issuer
 
 PATIENCE_S = 60.0
 MECHANISMS = ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]
@@ -43,8 +44,20 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(users=USERS, kafka=True, config=CONFIG) as started:
+def issuer() -> Issuer:
+    return Issuer()
+
+
+@pytest.fixture(scope="module")
+def cluster(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    config = {
+        **CONFIG,
+        "sasl.enabled.mechanisms": ",".join((*MECHANISMS, "OAUTHBEARER")),
+        "sasl.oauthbearer.jwks.endpoint.url": issuer.write(tmp_path_factory.mktemp("keys") / "keys.json"),
+        "sasl.oauthbearer.expected.issuer": ISSUER,
+        "sasl.oauthbearer.expected.audience": AUDIENCE,
+    }
+    with Cluster(users=USERS, kafka=True, config=config) as started:
         with Admin(started.bootstrap, config=started.client_config) as admin:
             for topic in ("a-topic", "theirs"):
                 admin.create_topic(topic)
@@ -87,6 +100,26 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_librdkafka_logs_in(cluster: Cluster, mechanism: str) -> None:
     assert written(settings(cluster, "ada", mechanism), "a-topic", b"x") is None
+
+
+def test_librdkafka_shows_a_token_of_an_issuer(cluster: Cluster, issuer: Issuer) -> None:
+    def conf(user: str, **claims: Any) -> dict[str, Any]:
+        token = issuer.token(user, **claims)
+        return {
+            "bootstrap.servers": cluster.kafka_bootstrap,
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(cluster.authority.ca_file),
+            "sasl.mechanism": "OAUTHBEARER",
+            "oauth_cb": lambda _: (token, time.time() + 600),
+            **QUIET,
+        }
+
+    assert written(conf("ada"), "a-topic", b"x") is None
+    told: list[Any] = []
+    producer = confluent_kafka.Producer({**conf("ada", aud="another"), "error_cb": told.append})
+    until(lambda: producer.poll(0.1) >= 0 and bool(told))
+    assert told[0].code() == confluent_kafka.KafkaError._AUTHENTICATION
+    assert "the token is not valid here" in told[0].str()
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -244,7 +277,7 @@ def test_no_other_request_comes_before_authentication(cluster: Cluster, key: int
 def test_mechanisms_and_their_order(cluster: Cluster) -> None:
     with Raw(cluster) as raw:
         answer = raw.ask(messages.SASL_HANDSHAKE, 1, {"mechanism": "GSSAPI"})
-        assert answer == {"error_code": 33, "mechanisms": MECHANISMS}
+        assert answer == {"error_code": 33, "mechanisms": [*MECHANISMS, "OAUTHBEARER"]}
         assert raw.is_closed()
     with Raw(cluster) as raw:
         assert raw.ask(messages.SASL_AUTHENTICATE, 2, {"auth_bytes": b""})["error_code"] == 34

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,11 +14,13 @@ import pytest
 from grpc import aio
 from scramp import ScramMechanism
 
+from raftlog import Admin, Consumer, Producer, TopicPartition
 from raftlog.errors import AuthenticationFailed, SecurityDisabled
 from raftlog.testing import Cluster
 from raftlog.testing.layout import write_users
-from raftlog.v1 import log_pb2, metadata_pb2, metadata_pb2_grpc, security_pb2, security_pb2_grpc
+from raftlog.v1 import common_pb2, log_pb2, metadata_pb2, metadata_pb2_grpc, security_pb2, security_pb2_grpc
 from raftlog.v1.security_pb2 import Acl, ScramCredential, UserMechanism
+from tests.support.issuer import AUDIENCE, ISSUER, Issuer, message_of, web_server
 from tests.support.sasl_client import TIMEOUT_S, bearer, log_in, secure_channel, token_of
 from tests.support.steady import STEADY
 
@@ -28,8 +31,22 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    config: dict[str, str | int] = {**STEADY, "authorizer": "acl", "super.users": "User:admin"}
+def issuer() -> Issuer:
+    return Issuer()
+
+
+@pytest.fixture(scope="module")
+def cluster(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    config: dict[str, str | int] = {
+        **STEADY,
+        "authorizer": "acl",
+        "super.users": "User:admin",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+        "sasl.oauthbearer.jwks.endpoint.url": issuer.write(tmp_path_factory.mktemp("keys") / "keys.json"),
+        "sasl.oauthbearer.expected.issuer": ISSUER,
+        "sasl.oauthbearer.expected.audience": AUDIENCE,
+        "sasl.oauthbearer.clock.skew.seconds": 0,
+    }
     with Cluster(1, users=USERS, config=config) as made:
         yield made
 
@@ -114,6 +131,69 @@ def test_a_password_opens_and_nothing_else_does(cluster: Cluster) -> None:
                 assert (await _refusal(_see_topics(channel, bearer(forged)))).startswith("TokenExpired: ")
 
     asyncio.run(scenario())
+
+
+async def _show(channel: aio.Channel, token: str) -> security_pb2.AuthenticateResponse:
+    request = security_pb2.AuthenticateRequest(mechanism="OAUTHBEARER", message=message_of(token))
+    answer: security_pb2.AuthenticateResponse = await _security(channel).Authenticate(request, timeout=TIMEOUT_S)
+    return answer
+
+
+def test_a_token_of_the_issuer_opens_for_as_long_as_it_lives(cluster: Cluster, issuer: Issuer) -> None:
+    async def scenario() -> None:
+        async with _channel(cluster) as channel:
+            refused = await _show(channel, issuer.token("admin", aud="another cluster"))
+            assert refused.error.code == common_pb2.SASL_AUTHENTICATION_FAILED
+            assert not refused.token
+            answer = await _show(channel, issuer.token("admin", lifetime_s=86_400))
+            assert answer.lifetime_ms == 3_600_000
+            described = await _security(channel).DescribeUsers(
+                security_pb2.DescribeUsersRequest(), metadata=bearer(answer.token), timeout=TIMEOUT_S
+            )
+            assert not described.HasField("error"), "the token's user is a super user"
+            short = await _show(channel, issuer.token("admin", lifetime_s=8))
+            assert 0 < short.lifetime_ms <= 8_000
+            async with _stream(channel, bearer(short.token)) as call:
+                assert (await _end_of(call)).startswith("TokenExpired: ")
+            assert (await _refusal(_see_topics(channel, bearer(short.token)))).startswith("TokenExpired: ")
+            await _see_topics(channel, bearer(answer.token))
+
+    asyncio.run(scenario())
+
+
+def test_a_producer_with_short_lived_tokens_loses_nothing(cluster: Cluster, issuer: Issuer) -> None:
+    minted = 0
+
+    def answer(path: str, headers: dict[str, str], body: str) -> tuple[int, dict[str, str], str]:
+        nonlocal minted
+        minted += 1
+        return 200, {}, json.dumps({"access_token": issuer.token("admin", lifetime_s=5)})
+
+    with web_server(answer) as base:
+        config = {
+            "security.protocol": "sasl_ssl",
+            "ssl.ca.location": str(cluster.authority.ca_file),
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.token.endpoint.url": f"{base}/token",
+            "sasl.oauthbearer.client.credentials.client.id": "billing",
+            "sasl.oauthbearer.client.credentials.client.secret": "of billing",
+        }
+        with Admin(cluster.bootstrap, config=config) as admin:
+            admin.create_topic("renewed", 1)
+        of_admin, sent = minted, 0
+        with Producer(cluster.bootstrap, config=config) as producer:
+            while minted < of_admin + 3:
+                producer.send("renewed", b"%d" % sent).result(PATIENCE_S)
+                sent += 1
+                time.sleep(0.05)  # the tokens' time has to pass, and few records suffice
+        with Consumer(cluster.bootstrap, config=config) as consumer:
+            consumer.assign([TopicPartition("renewed", 0)])
+            consumer.seek_to_beginning()
+            seen: list[bytes] = []
+            until_s = time.monotonic() + PATIENCE_S
+            while len(seen) < sent and time.monotonic() < until_s:
+                seen += [record.value or b"" for record in consumer.poll(1.0)]
+    assert seen == [b"%d" % number for number in range(sent)]
 
 
 def test_users_come_change_and_go_while_it_runs(cluster: Cluster) -> None:

@@ -82,6 +82,18 @@ def test_files_of_clients_are_taken(tmp_path: Path) -> None:
         assert (AdminOptions.make(settings, {}).sasl is not None) == (protocol == "sasl_ssl")
 
 
+def test_files_for_tokens_are_taken(tmp_path: Path) -> None:
+    server = toml("# server.toml, on every broker") + toml("# server.toml: a further part")
+    config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data", **BROKER_CONFIGS.from_toml(server)})
+    assert config.sasl_oauthbearer_expected_audience == ("raftlog",)
+    file = tmp_path / "client.toml"
+    file.write_text(toml("# client.toml: tokens of the issuer"))
+    with using(file):
+        sasl = AdminOptions.make(settings_for(ADMIN_KEYS), {}).sasl
+    assert sasl is not None
+    assert sasl.tokens is not None
+
+
 def test_the_file_to_apply_is_taken(tmp_path: Path) -> None:
     (tmp_path / "orders.password").write_text("secret")
     file = tmp_path / "cluster.toml"

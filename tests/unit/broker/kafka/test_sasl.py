@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from broker.observability.counters import Counters
 from broker.security.client_listener import ClientSecurity
 from broker.security.identify import principal_of_certificate
 from raftlog.v1.security_pb2 import SCRAM_SHA_256
+from tests.support.issuer import AUDIENCE, ISSUER, Issuer, message_of
 from tests.support.scram_parts import Book, Hands, client
 
 HOST = "10.0.0.7"
@@ -251,3 +253,47 @@ def test_a_listener_without_passwords_says_so() -> None:
 )
 def test_the_principal_of_a_certificate(certificate: dict[str, object], principal: str) -> None:
     assert principal_of_certificate(certificate) == principal
+
+
+def test_a_token_of_an_issuer_admits_until_it_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        issuer, clock, counters = Issuer(), Hands(), Counters()
+        config = BrokerConfig.from_values(
+            {
+                "node.id": 1,
+                "log.dirs": "/data",
+                "sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
+                "sasl.oauthbearer.jwks.endpoint.url": issuer.write(tmp_path / "keys.json"),
+                "sasl.oauthbearer.expected.issuer": ISSUER,
+                "sasl.oauthbearer.expected.audience": AUDIENCE,
+            }
+        )
+        security = ClientSecurity(config, lambda: Book().image, clock, counters)
+        door = Door("sasl_ssl", security=security, mechanisms=("OAUTHBEARER",), clock=clock, counters=counters)
+
+        async def show(session: Session, token: str) -> Fields:
+            assert session.handshake({"mechanism": "OAUTHBEARER"}, 1)["error_code"] == 0
+            return await session.authenticate({"auth_bytes": message_of(token)})
+
+        refused = door.session(HOST, None)
+        assert (await show(refused, issuer.token(aud="another cluster")))["error_code"] == 58
+        assert not refused.is_admitted
+        session = door.session(HOST, None)
+        answer = await show(session, issuer.token("ada", lifetime_s=600))
+        assert answer["error_code"] == 0
+        assert 0 < answer["session_lifetime_ms"] <= 631_000
+        assert session.who.principal == "User:ada"
+        assert session.login is not None
+        assert security.is_current(session.login)
+        session.check_request("Metadata", 100, authenticates=False)
+        assert (await show(session, issuer.token("ada", lifetime_s=86_400)))["error_code"] == 0, "it lives on"
+        clock.ms += 700_000
+        assert security.is_current(session.login)
+        session.check_request("Metadata", 100, authenticates=False)
+        assert (await show(session, issuer.token("eve")))["error_code"] == 58, "another user"
+        clock.ms += 90_000_000
+        assert not security.is_current(session.login)
+        with pytest.raises(NotAdmitted, match="ended"):
+            session.check_request("Metadata", 100, authenticates=False)
+
+    asyncio.run(scenario())
