@@ -7,11 +7,13 @@
      │   ├─ DuplicateBrokerRegistration, EligibleLeadersNotAvailable, PreferredLeaderNotAvailable
      │   ├─ StorageError, StorageFull, BrokerOverloaded, ShuttingDown, ChainBroken
      │   ├─ CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator, UnstableOffsetCommit
-     │   ├─ UnreleasedInstanceId, ConcurrentTransactions, ThrottlingQuotaExceeded
+     │   ├─ UnreleasedInstanceId, RebalanceInProgress, MemberIdRequired, ConcurrentTransactions
+     │   ├─ ThrottlingQuotaExceeded
      │   └─ BrokerUnavailable       no connection; local to the client
      ├─ FencedError                 a newer owner has taken over; never retried with the same epoch
      │   ├─ FencedLeaderEpoch, FencedController, StaleBrokerEpoch, BrokerIdNotRegistered
      │   ├─ UnknownMemberId, FencedMemberEpoch, StaleMemberEpoch, FencedInstanceId, PartitionNotOwned
+     │   ├─ IllegalGeneration
      │   ├─ InvalidProducerEpoch, ProducerFenced, InvalidProducerIdMapping
      │   └─ StageExpired, BatchAlreadyCommitted
      ├─ SequenceError               a gap in a producer's sequence numbers; nothing was appended
@@ -22,7 +24,7 @@
      │   ├─ InvalidReplicaAssignment, InvalidUpdateVersion, IneligibleReplica, ElectionNotNeeded
      │   ├─ NoReassignmentInProgress, FeatureUpdateFailed, InconsistentClusterId, InconsistentVoters
      │   ├─ InvalidGroupId, GroupIdNotFound, NonEmptyGroup, GroupSubscribedToTopic, GroupMaxSizeReached
-     │   ├─ UnsupportedAssignor, OffsetMetadataTooLarge
+     │   ├─ UnsupportedAssignor, OffsetMetadataTooLarge, InconsistentGroupProtocol, InvalidSessionTimeout
      │   ├─ InvalidTxnState, InvalidTransactionTimeout, TransactionalIdNotFound, SinkMismatch
      │   ├─ SecurityDisabled, ResourceNotFound, UnacceptableCredential
      │   └─ ClosedError             the client object was closed; local to the client
@@ -279,6 +281,18 @@ class UnstableOffsetCommit(RetriableError):
     code = common_pb2.UNSTABLE_OFFSET_COMMIT
 
 
+class RebalanceInProgress(RetriableError):
+    """The classic group is between two assignments: join again."""
+
+    code = common_pb2.REBALANCE_IN_PROGRESS
+
+
+class MemberIdRequired(RetriableError):
+    """The member joins again with the member id that it has just been given (KIP-394)."""
+
+    code = common_pb2.MEMBER_ID_REQUIRED
+
+
 class UnreleasedInstanceId(RetriableError):
     """Another member with this instance id is alive; it must leave first, or its session must end."""
 
@@ -329,6 +343,12 @@ class StaleMemberEpoch(FencedError):
     """The request has an earlier member epoch, in which the member did not own the partition yet."""
 
     code = common_pb2.STALE_MEMBER_EPOCH
+
+
+class IllegalGeneration(FencedError):
+    """The classic group is in another generation: join again."""
+
+    code = common_pb2.ILLEGAL_GENERATION
 
 
 class FencedInstanceId(FencedError):
@@ -555,6 +575,18 @@ class InvalidGroupId(InvalidRequestError):
     """A group id has 1 to 255 characters."""
 
     code = common_pb2.INVALID_GROUP_ID
+
+
+class InconsistentGroupProtocol(InvalidRequestError):
+    """The group is of another type, or its members have no assignor in common with this one."""
+
+    code = common_pb2.INCONSISTENT_GROUP_PROTOCOL
+
+
+class InvalidSessionTimeout(InvalidRequestError):
+    """The session timeout is outside of what the broker allows."""
+
+    code = common_pb2.INVALID_SESSION_TIMEOUT
 
 
 class GroupIdNotFound(InvalidRequestError):

@@ -46,6 +46,7 @@ from broker.config.endpoints import (
     parse_nodes,
     parse_voters,
 )
+from broker.coordinator.groups.classic.machine import ClassicConfig
 from broker.coordinator.groups.commands import GroupConfig
 from broker.coordinator.transactions.commands import TransactionConfig
 from broker.log.config import LogConfig
@@ -686,6 +687,32 @@ class BrokerConfig(Settings):
         "up among the entry points `raftlog.assignors` of the packages installed with the server.",
     )
 
+    group_min_session_timeout_ms = duration_ms(
+        6_000,
+        minimum=1,
+        maximum=3_600_000,
+        doc="Shortest session timeout of a Kafka client in a classic group.",
+    )
+    group_max_session_timeout_ms = duration_ms(
+        1_800_000,
+        minimum=1,
+        maximum=86_400_000,
+        doc="Longest session timeout of a Kafka client in a classic group.",
+    )
+    group_initial_rebalance_delay_ms = duration_ms(
+        3_000,
+        minimum=0,
+        maximum=3_600_000,
+        doc="How long the first rebalance of a classic group without members waits for more members, from the last "
+        "one on.",
+    )
+    group_max_size = integer(
+        2_000,
+        minimum=1,
+        maximum=100_000,
+        doc="Most members of a classic group.",
+    )
+
     # Transactions and staged batches
 
     transaction_state_log_num_partitions = integer(
@@ -866,6 +893,12 @@ class BrokerConfig(Settings):
             offsets_retention_check_interval_ms=self.offsets_retention_check_interval_ms,
             offset_metadata_max_bytes=self.offset_metadata_max_bytes,
             producer_id_expiration_ms=self.producer_id_expiration_ms,
+            classic=ClassicConfig(
+                min_session_timeout_ms=self.group_min_session_timeout_ms,
+                max_session_timeout_ms=self.group_max_session_timeout_ms,
+                initial_rebalance_delay_ms=self.group_initial_rebalance_delay_ms,
+                max_size=self.group_max_size,
+            ),
         )
 
     def transaction_config(self) -> TransactionConfig:

@@ -41,6 +41,12 @@ class Notice:
     __slots__ = ()
 
 
+class Reply:
+    """An answer to a call of this broker's listener for Kafka clients, which puts it into their form."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """Deliver `message` to the recipient `to`, a token of the frame for one stream or unary call.
@@ -50,7 +56,7 @@ class Send:
     """
 
     to: object
-    message: Message | Notice | RaftlogError | None
+    message: Message | Reply | Notice | RaftlogError | None
 
 
 @dataclass(slots=True)
@@ -120,7 +126,7 @@ class Recipient(Protocol):
         """Whether it stays open after an answer, and may wait while nothing can be appended."""
         ...
 
-    def deliver(self, message: Message | RaftlogError | None) -> None:
+    def deliver(self, message: Message | Reply | RaftlogError | None) -> None:
         """Deliver a message, or an error in its place; None ends a stream without an error."""
         ...
 

@@ -22,7 +22,19 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 from google.protobuf.message import Message
 
 from broker.clock import Clock
-from broker.coordinator.core import Core, Decision, Listener, Notice, Now, Recipient, Record, Send, decode, encode
+from broker.coordinator.core import (
+    Core,
+    Decision,
+    Listener,
+    Notice,
+    Now,
+    Recipient,
+    Record,
+    Reply,
+    Send,
+    decode,
+    encode,
+)
 from broker.log.partition_log import ReadResult
 from broker.observability.event_loop import report
 from broker.partition.partition import Partition
@@ -561,7 +573,7 @@ class Shard(Generic[CommandT, TopicsT]):
                 self._attached.pop(recipient, None)
             self._deliver(recipient, effect.message)
 
-    def _deliver(self, recipient: Recipient, message: Message | RaftlogError | None) -> None:
+    def _deliver(self, recipient: Recipient, message: Message | Reply | RaftlogError | None) -> None:
         try:
             recipient.deliver(message)
         except Exception as error:  # a bug of this one: what the others are owed is committed, and they shall have it

@@ -3,6 +3,7 @@
     listener.py        connections: framing, bounds, the order of requests and responses
     sasl.py            how connections get in: TLS, certificates, passwords
     apis.py            one method for each API; calls the gRPC services' methods with their permission rules
+    groups.py          groups and their members
     produce.py         Produce; fetch.py: Fetch; they call `Partition`
     transactions.py    producer ids and transactions
     record_batches.py  record batches: Kafka's format at the edge, format 1 within

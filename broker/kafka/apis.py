@@ -16,6 +16,7 @@ from broker.config.config import BrokerConfig
 from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.codec import Fields
+from broker.kafka.groups import GroupApis
 from broker.net.services.admin import AdminService
 from broker.net.services.calls import Context
 from broker.net.services.groups import GroupService
@@ -99,6 +100,7 @@ class Apis:
             api.DESCRIBE_CONFIGS: self._describe_configs,
             api.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
             api.DESCRIBE_CLUSTER: self._describe_cluster,
+            **GroupApis(services.groups, config, self._call).handlers,
         }
 
     # Calls of the services
@@ -448,6 +450,7 @@ class Apis:
             member_id=request["member_id"],
             member_epoch=request["generation_id_or_member_epoch"],
             timeout_ms=self._config.request_timeout_ms,
+            instance_id=request["group_instance_id"] or "",
         )
         rows = [(topic["name"], part) for topic in request["topics"] for part in topic["partitions"]]
         for name, part in rows:

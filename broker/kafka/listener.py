@@ -499,6 +499,7 @@ class _Connection:
             body = request.decode(memoryview(frame), version, body_at(frame, flexible=request.is_flexible(version)))
         except InvalidRequestError as error:
             raise _Closed(f"a malformed request: {error}") from None
+        body["client_id"] = client_id_of(frame)
         if key == api.PRODUCE:
             await self._produce(body, version, correlation_id, begun_s)
             return
@@ -579,6 +580,12 @@ class _Connection:
         counted = self._listener.counters.request(f"Kafka.{api_name(key)}")
         counted.stages["total"].observe(time.monotonic() - begun_s)
         counted.outcomes["ERROR" if response.get("error_code") else "NONE"] += 1
+
+
+def client_id_of(frame: bytes) -> str:
+    """Return the client id in the header of a request whose header is complete; empty: it has none."""
+    (length,) = struct.unpack_from(">h", frame, _HEAD.size)
+    return frame[HEAD_BYTES : HEAD_BYTES + max(length, 0)].decode(errors="replace")
 
 
 def body_at(frame: bytes, *, flexible: bool) -> int:

@@ -232,6 +232,136 @@ SaslHandshakeResponse 0-1 flexible never
     error_code: int16
     mechanisms: []string
 
+JoinGroupRequest 11 0-9 flexible 6
+    group_id: string
+    session_timeout_ms: int32
+    rebalance_timeout_ms: int32 1+ = -1
+    member_id: string
+    group_instance_id: string 5+ null = null
+    protocol_type: string
+    protocols: []
+        name: string
+        metadata: bytes
+    reason: string 8+ null = null
+
+JoinGroupResponse 0-9 flexible 6
+    throttle_time_ms: int32 2+
+    error_code: int16
+    generation_id: int32 = -1
+    protocol_type: string 7+ null = null
+    protocol_name: string null7
+    leader: string
+    skip_assignment: bool 9+
+    member_id: string
+    members: []
+        member_id: string
+        group_instance_id: string 5+ null = null
+        metadata: bytes
+
+HeartbeatRequest 12 0-4 flexible 4
+    group_id: string
+    generation_id: int32
+    member_id: string
+    group_instance_id: string 3+ null = null
+
+HeartbeatResponse 0-4 flexible 4
+    throttle_time_ms: int32 1+
+    error_code: int16
+
+LeaveGroupRequest 13 0-5 flexible 4
+    group_id: string
+    member_id: string 0-2
+    members: [] 3+
+        member_id: string
+        group_instance_id: string null = null
+        reason: string 5+ null = null
+
+LeaveGroupResponse 0-5 flexible 4
+    throttle_time_ms: int32 1+
+    error_code: int16
+    members: [] 3+
+        member_id: string
+        group_instance_id: string null
+        error_code: int16
+
+SyncGroupRequest 14 0-5 flexible 4
+    group_id: string
+    generation_id: int32
+    member_id: string
+    group_instance_id: string 3+ null = null
+    protocol_type: string 5+ null = null
+    protocol_name: string 5+ null = null
+    assignments: []
+        member_id: string
+        assignment: bytes
+
+SyncGroupResponse 0-5 flexible 4
+    throttle_time_ms: int32 1+
+    error_code: int16
+    protocol_type: string 5+ null = null
+    protocol_name: string 5+ null = null
+    assignment: bytes
+
+DescribeGroupsRequest 15 0-6 flexible 5
+    groups: []string
+    include_authorized_operations: bool 3+
+
+DescribeGroupsResponse 0-6 flexible 5
+    throttle_time_ms: int32 1+
+    groups: []
+        error_code: int16
+        error_message: string 6+ null = null
+        group_id: string
+        group_state: string
+        protocol_type: string
+        protocol_data: string
+        members: []
+            member_id: string
+            group_instance_id: string 4+ null = null
+            client_id: string
+            client_host: string
+            member_metadata: bytes
+            member_assignment: bytes
+        authorized_operations: int32 3+ = -2147483648
+
+ListGroupsRequest 16 0-5 flexible 3
+    states_filter: []string 4+
+    types_filter: []string 5+
+
+ListGroupsResponse 0-5 flexible 3
+    throttle_time_ms: int32 1+
+    error_code: int16
+    groups: []
+        group_id: string
+        protocol_type: string
+        group_state: string 4+
+        group_type: string 5+
+
+DeleteGroupsRequest 42 0-2 flexible 2
+    groups_names: []string
+
+DeleteGroupsResponse 0-2 flexible 2
+    throttle_time_ms: int32
+    results: []
+        group_id: string
+        error_code: int16
+
+OffsetDeleteRequest 47 0-0 flexible never
+    group_id: string
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+
+OffsetDeleteResponse 0-0 flexible never
+    error_code: int16
+    throttle_time_ms: int32
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            error_code: int16
+
 ApiVersionsRequest 18 0-4 flexible 3
     client_software_name: string 3+
     client_software_version: string 3+
@@ -588,6 +718,12 @@ OFFSET_COMMIT: Final = 8
 OFFSET_FETCH: Final = 9
 FIND_COORDINATOR: Final = 10
 SASL_HANDSHAKE: Final = 17
+JOIN_GROUP: Final = 11
+HEARTBEAT: Final = 12
+LEAVE_GROUP: Final = 13
+SYNC_GROUP: Final = 14
+DESCRIBE_GROUPS: Final = 15
+LIST_GROUPS: Final = 16
 API_VERSIONS: Final = 18
 CREATE_TOPICS: Final = 19
 DELETE_TOPICS: Final = 20
@@ -602,7 +738,9 @@ TXN_OFFSET_COMMIT: Final = 28
 DESCRIBE_CONFIGS: Final = 32
 SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
+DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
+OFFSET_DELETE: Final = 47
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65

@@ -271,4 +271,4 @@ def _most(found: list[T], key: Callable[[T], int]) -> list[T]:
 
 
 def _state_name(group: Group) -> str:
-    return group_pb2.GroupState.Name(state_of(group)).lower()
+    return group_pb2.GroupState.Name(state_of(group, None)).lower()

@@ -242,6 +242,14 @@ class ServerKeywords(TypedDict, total=False):
     group_consumer_assignors: str
     """Assignors that distribute partitions, by name, the default first. Names that are not built in are looked up among
     the entry points `raftlog.assignors` of the packages installed with the server."""
+    group_min_session_timeout_ms: int | str
+    """Shortest session timeout of a Kafka client in a classic group."""
+    group_max_session_timeout_ms: int | str
+    """Longest session timeout of a Kafka client in a classic group."""
+    group_initial_rebalance_delay_ms: int | str
+    """How long the first rebalance of a classic group without members waits for more members, from the last one on."""
+    group_max_size: int
+    """Most members of a classic group."""
     transaction_state_log_num_partitions: int
     """Partitions of __transaction_state, over which transactional ids and sinks are spread; used when the topic is
     created."""

@@ -41,8 +41,12 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     INVALID_TOPIC: _ErrorCode.ValueType  # 17
     NOT_ENOUGH_REPLICAS: _ErrorCode.ValueType  # 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND: _ErrorCode.ValueType  # 20
+    ILLEGAL_GENERATION: _ErrorCode.ValueType  # 22
+    INCONSISTENT_GROUP_PROTOCOL: _ErrorCode.ValueType  # 23
     INVALID_GROUP_ID: _ErrorCode.ValueType  # 24
     UNKNOWN_MEMBER_ID: _ErrorCode.ValueType  # 25
+    INVALID_SESSION_TIMEOUT: _ErrorCode.ValueType  # 26
+    REBALANCE_IN_PROGRESS: _ErrorCode.ValueType  # 27
     TOPIC_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 29
     GROUP_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 30
     CLUSTER_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 31
@@ -73,6 +77,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     UNKNOWN_LEADER_EPOCH: _ErrorCode.ValueType  # 75
     UNSUPPORTED_COMPRESSION_TYPE: _ErrorCode.ValueType  # 76
     STALE_BROKER_EPOCH: _ErrorCode.ValueType  # 77
+    MEMBER_ID_REQUIRED: _ErrorCode.ValueType  # 79
     PREFERRED_LEADER_NOT_AVAILABLE: _ErrorCode.ValueType  # 80
     GROUP_MAX_SIZE_REACHED: _ErrorCode.ValueType  # 81
     FENCED_INSTANCE_ID: _ErrorCode.ValueType  # 82
@@ -134,8 +139,12 @@ NOT_COORDINATOR: ErrorCode.ValueType  # 16
 INVALID_TOPIC: ErrorCode.ValueType  # 17
 NOT_ENOUGH_REPLICAS: ErrorCode.ValueType  # 19
 NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.ValueType  # 20
+ILLEGAL_GENERATION: ErrorCode.ValueType  # 22
+INCONSISTENT_GROUP_PROTOCOL: ErrorCode.ValueType  # 23
 INVALID_GROUP_ID: ErrorCode.ValueType  # 24
 UNKNOWN_MEMBER_ID: ErrorCode.ValueType  # 25
+INVALID_SESSION_TIMEOUT: ErrorCode.ValueType  # 26
+REBALANCE_IN_PROGRESS: ErrorCode.ValueType  # 27
 TOPIC_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 29
 GROUP_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 30
 CLUSTER_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 31
@@ -166,6 +175,7 @@ FENCED_LEADER_EPOCH: ErrorCode.ValueType  # 74
 UNKNOWN_LEADER_EPOCH: ErrorCode.ValueType  # 75
 UNSUPPORTED_COMPRESSION_TYPE: ErrorCode.ValueType  # 76
 STALE_BROKER_EPOCH: ErrorCode.ValueType  # 77
+MEMBER_ID_REQUIRED: ErrorCode.ValueType  # 79
 PREFERRED_LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 80
 GROUP_MAX_SIZE_REACHED: ErrorCode.ValueType  # 81
 FENCED_INSTANCE_ID: ErrorCode.ValueType  # 82

@@ -39,6 +39,10 @@ class _GroupStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GroupState
     STABLE: _GroupState.ValueType  # 4
     DEAD: _GroupState.ValueType  # 5
     """there is no such group"""
+    PREPARING_REBALANCE: _GroupState.ValueType  # 6
+    """classic: members are joining"""
+    COMPLETING_REBALANCE: _GroupState.ValueType  # 7
+    """classic: the leader's assignment is awaited"""
 
 class GroupState(_GroupState, metaclass=_GroupStateEnumTypeWrapper): ...
 
@@ -52,7 +56,34 @@ RECONCILING: GroupState.ValueType  # 3
 STABLE: GroupState.ValueType  # 4
 DEAD: GroupState.ValueType  # 5
 """there is no such group"""
+PREPARING_REBALANCE: GroupState.ValueType  # 6
+"""classic: members are joining"""
+COMPLETING_REBALANCE: GroupState.ValueType  # 7
+"""classic: the leader's assignment is awaited"""
 Global___GroupState: _TypeAlias = GroupState  # noqa: Y015
+
+class _GroupType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GroupTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GroupType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GROUP_TYPE_UNKNOWN: _GroupType.ValueType  # 0
+    """told by a broker without classic groups"""
+    GROUP_TYPE_CONSUMER: _GroupType.ValueType  # 1
+    """the coordinator assigns (KIP-848)"""
+    GROUP_TYPE_CLASSIC: _GroupType.ValueType  # 2
+    """one of the members assigns; also a group of offsets only"""
+
+class GroupType(_GroupType, metaclass=_GroupTypeEnumTypeWrapper): ...
+
+GROUP_TYPE_UNKNOWN: GroupType.ValueType  # 0
+"""told by a broker without classic groups"""
+GROUP_TYPE_CONSUMER: GroupType.ValueType  # 1
+"""the coordinator assigns (KIP-848)"""
+GROUP_TYPE_CLASSIC: GroupType.ValueType  # 2
+"""one of the members assigns; also a group of offsets only"""
+Global___GroupType: _TypeAlias = GroupType  # noqa: Y015
 
 @_typing.final
 class FindCoordinatorRequest(_message.Message):
@@ -585,11 +616,14 @@ class CommitOffsetsRequest(_message.Message):
     MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     member_id: _builtins.str
     """empty, with member_epoch -1: no member; only while the group has no members"""
     member_epoch: _builtins.int
     timeout_ms: _builtins.int
+    instance_id: _builtins.str
+    """of a classic group's static member"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommitOffset]: ...
     def __init__(
@@ -600,10 +634,11 @@ class CommitOffsetsRequest(_message.Message):
         member_epoch: _builtins.int = ...,
         offsets: _abc.Iterable[Global___CommitOffset] | None = ...,
         timeout_ms: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "instance_id", b"instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -842,18 +877,24 @@ class ListGroupsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STATES_FIELD_NUMBER: _builtins.int
+    TYPES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___GroupState.ValueType]:
+        """empty: all"""
+
+    @_builtins.property
+    def types(self) -> _containers.RepeatedScalarFieldContainer[Global___GroupType.ValueType]:
         """empty: all"""
 
     def __init__(
         self,
         *,
         states: _abc.Iterable[Global___GroupState.ValueType] | None = ...,
+        types: _abc.Iterable[Global___GroupType.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["states", b"states", "types", b"types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -898,19 +939,26 @@ class ListedGroup(_message.Message):
     GROUP_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_TYPE_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     state: Global___GroupState.ValueType
     members: _builtins.int
+    type: Global___GroupType.ValueType
+    protocol_type: _builtins.str
+    """`consumer`, of a classic group what its members say; empty: offsets only"""
     def __init__(
         self,
         *,
         group_id: _builtins.str = ...,
         state: Global___GroupState.ValueType = ...,
         members: _builtins.int = ...,
+        type: Global___GroupType.ValueType = ...,
+        protocol_type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "members", b"members", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "members", b"members", "protocol_type", b"protocol_type", "state", b"state", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -977,6 +1025,8 @@ class GroupDescription(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     EMPTY_SINCE_MS_FIELD_NUMBER: _builtins.int
     AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_TYPE_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     state: Global___GroupState.ValueType
     group_epoch: _builtins.int
@@ -988,6 +1038,9 @@ class GroupDescription(_message.Message):
     """0: it has members, or never had any"""
     authorized_operations: _builtins.int
     """as in TopicInfo"""
+    type: Global___GroupType.ValueType
+    protocol_type: _builtins.str
+    """as in ListedGroup"""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -1008,10 +1061,12 @@ class GroupDescription(_message.Message):
         members: _abc.Iterable[Global___GroupMember] | None = ...,
         empty_since_ms: _builtins.int = ...,
         authorized_operations: _builtins.int | None = ...,
+        type: Global___GroupType.ValueType = ...,
+        protocol_type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "authorized_operations", b"authorized_operations", "coordinator_id", b"coordinator_id", "empty_since_ms", b"empty_since_ms", "error", b"error", "group_epoch", b"group_epoch", "group_id", b"group_id", "members", b"members", "offsets_partition", b"offsets_partition", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "authorized_operations", b"authorized_operations", "coordinator_id", b"coordinator_id", "empty_since_ms", b"empty_since_ms", "error", b"error", "group_epoch", b"group_epoch", "group_id", b"group_id", "members", b"members", "offsets_partition", b"offsets_partition", "protocol_type", b"protocol_type", "state", b"state", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__authorized_operations: _TypeAlias = _typing.Literal["authorized_operations"]  # noqa: Y015
     _WhichOneofArgType__authorized_operations: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations"]  # noqa: Y015
@@ -1035,6 +1090,8 @@ class GroupMember(_message.Message):
     PENDING_REVOCATION_FIELD_NUMBER: _builtins.int
     LAST_HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
+    CLASSIC_METADATA_FIELD_NUMBER: _builtins.int
+    CLASSIC_ASSIGNMENT_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     instance_id: _builtins.str
     client_id: _builtins.str
@@ -1045,6 +1102,10 @@ class GroupMember(_message.Message):
     last_heartbeat_ms: _builtins.int
     """time since then"""
     connected: _builtins.bool
+    classic_metadata: _builtins.bytes
+    """of a stable classic group: what the member said with the chosen protocol"""
+    classic_assignment: _builtins.bytes
+    """and what the leader answered"""
     @_builtins.property
     def subscription(self) -> Global___Subscription: ...
     @_builtins.property
@@ -1070,10 +1131,12 @@ class GroupMember(_message.Message):
         pending_revocation: _abc.Iterable[Global___TopicPartitions] | None = ...,
         last_heartbeat_ms: _builtins.int = ...,
         connected: _builtins.bool = ...,
+        classic_metadata: _builtins.bytes = ...,
+        classic_assignment: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["subscription", b"subscription"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "client_id", b"client_id", "connected", b"connected", "host", b"host", "instance_id", b"instance_id", "last_heartbeat_ms", b"last_heartbeat_ms", "member_epoch", b"member_epoch", "member_id", b"member_id", "pending_revocation", b"pending_revocation", "rack", b"rack", "subscription", b"subscription", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "classic_assignment", b"classic_assignment", "classic_metadata", b"classic_metadata", "client_id", b"client_id", "connected", b"connected", "host", b"host", "instance_id", b"instance_id", "last_heartbeat_ms", b"last_heartbeat_ms", "member_epoch", b"member_epoch", "member_id", b"member_id", "pending_revocation", b"pending_revocation", "rack", b"rack", "subscription", b"subscription", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -191,6 +191,7 @@ class GroupValue(_message.Message):
     EMPTY_SINCE_MS_FIELD_NUMBER: _builtins.int
     KNOWN_TOPICS_FIELD_NUMBER: _builtins.int
     PATTERNS_FIELD_NUMBER: _builtins.int
+    CLASSIC_FIELD_NUMBER: _builtins.int
     group_epoch: _builtins.int
     assignment_epoch: _builtins.int
     assignor: _builtins.str
@@ -202,6 +203,10 @@ class GroupValue(_message.Message):
     def patterns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the members' patterns: topics that appear under one are new"""
 
+    @_builtins.property
+    def classic(self) -> Global___ClassicValue:
+        """set: a classic group"""
+
     def __init__(
         self,
         *,
@@ -211,14 +216,44 @@ class GroupValue(_message.Message):
         empty_since_ms: _builtins.int = ...,
         known_topics: _abc.Iterable[Global___KnownTopic] | None = ...,
         patterns: _abc.Iterable[_builtins.str] | None = ...,
+        classic: Global___ClassicValue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["classic", b"classic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "empty_since_ms", b"empty_since_ms", "group_epoch", b"group_epoch", "known_topics", b"known_topics", "patterns", b"patterns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "classic", b"classic", "empty_since_ms", b"empty_since_ms", "group_epoch", b"group_epoch", "known_topics", b"known_topics", "patterns", b"patterns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupValue: _TypeAlias = GroupValue  # noqa: Y015
+
+@_typing.final
+class ClassicValue(_message.Message):
+    """A classic group: `group_epoch` is the last generation that was given out, `assignment_epoch` that of the assignment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROTOCOL_TYPE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    protocol_type: _builtins.str
+    protocol: _builtins.str
+    """the chosen one; empty without members"""
+    leader: _builtins.str
+    """member id"""
+    def __init__(
+        self,
+        *,
+        protocol_type: _builtins.str = ...,
+        protocol: _builtins.str = ...,
+        leader: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader", "protocol", b"protocol", "protocol_type", b"protocol_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassicValue: _TypeAlias = ClassicValue  # noqa: Y015
 
 @_typing.final
 class KnownTopic(_message.Message):
@@ -254,6 +289,7 @@ class MemberValue(_message.Message):
     RACK_FIELD_NUMBER: _builtins.int
     SUBSCRIPTION_FIELD_NUMBER: _builtins.int
     REBALANCE_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    CLASSIC_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     client_id: _builtins.str
     host: _builtins.str
@@ -261,6 +297,8 @@ class MemberValue(_message.Message):
     rebalance_timeout_ms: _builtins.int
     @_builtins.property
     def subscription(self) -> _group_pb2.Subscription: ...
+    @_builtins.property
+    def classic(self) -> Global___ClassicMemberValue: ...
     def __init__(
         self,
         *,
@@ -270,14 +308,42 @@ class MemberValue(_message.Message):
         rack: _builtins.str = ...,
         subscription: _group_pb2.Subscription | None = ...,
         rebalance_timeout_ms: _builtins.int = ...,
+        classic: Global___ClassicMemberValue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["subscription", b"subscription"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["classic", b"classic", "subscription", b"subscription"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "host", b"host", "instance_id", b"instance_id", "rack", b"rack", "rebalance_timeout_ms", b"rebalance_timeout_ms", "subscription", b"subscription"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classic", b"classic", "client_id", b"client_id", "host", b"host", "instance_id", b"instance_id", "rack", b"rack", "rebalance_timeout_ms", b"rebalance_timeout_ms", "subscription", b"subscription"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MemberValue: _TypeAlias = MemberValue  # noqa: Y015
+
+@_typing.final
+class ClassicMemberValue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    session_timeout_ms: _builtins.int
+    metadata: _builtins.bytes
+    """what the member said with the chosen protocol"""
+    assignment: _builtins.bytes
+    """what the leader answered"""
+    def __init__(
+        self,
+        *,
+        session_timeout_ms: _builtins.int = ...,
+        metadata: _builtins.bytes = ...,
+        assignment: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "metadata", b"metadata", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassicMemberValue: _TypeAlias = ClassicMemberValue  # noqa: Y015
 
 @_typing.final
 class TargetValue(_message.Message):

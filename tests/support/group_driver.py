@@ -8,7 +8,7 @@ from hashlib import md5
 
 from google.protobuf.message import Message
 
-from broker.coordinator.core import Notice
+from broker.coordinator.core import Notice, Reply
 from broker.coordinator.groups.assignors import BUILT_IN, Assignor
 from broker.coordinator.groups.commands import (
     Command,
@@ -61,10 +61,10 @@ class Stream:
     """One stream, or call: what was sent to it, in order."""
 
     name: str = ""
-    got: list[Message | RaftlogError | None] = field(default_factory=list)
+    got: list[Message | Reply | RaftlogError | None] = field(default_factory=list)
 
     @property
-    def last(self) -> Message | RaftlogError | None:
+    def last(self) -> Message | Reply | RaftlogError | None:
         return self.got[-1]
 
     @property

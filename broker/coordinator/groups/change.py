@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
+from broker.coordinator.core import Reply
 from broker.coordinator.groups import records
 from broker.coordinator.groups.assignors import Assignor
 from broker.coordinator.groups.commands import Decision, GroupConfig, Now, Send
@@ -302,8 +303,13 @@ class Change:
         """The group as a whole; a new one where there is none yet."""
         return self.draft.head or Head()
 
-    def send(self, to: object, message: group_pb2.GroupResponse | RaftlogError | None) -> None:
-        """Tell a stream."""
+    @property
+    def has_members(self) -> bool:
+        """Whether it has members, those of a classic group that are joining included."""
+        return bool(self.draft.members) or (self.soft.classic is not None and bool(self.soft.classic.members))
+
+    def send(self, to: object, message: group_pb2.GroupResponse | Reply | RaftlogError | None) -> None:
+        """Tell a stream, or a call."""
         self._decision.effects.append(Send(to, message))
 
     # What is true of the group
@@ -320,6 +326,7 @@ class Change:
             head,
             group_epoch=head.group_epoch + 1,
             empty_since_ms=0,
+            classic=None,
             known_topics=head.known_topics if known_topics is None else known_topics,
             patterns=head.patterns if patterns is None else patterns,
         )

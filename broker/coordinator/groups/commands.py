@@ -6,10 +6,12 @@ one for each stream or unary call; the core returns it in `Send`, and only compa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from broker.coordinator.core import Decision, Now, Send
+from broker.coordinator.groups.classic.commands import ClassicCommand
+from broker.coordinator.groups.classic.machine import ClassicConfig
 from raftlog.v1 import group_pb2
 
 
@@ -28,6 +30,7 @@ class GroupConfig:
     offsets_retention_check_interval_ms: int = 600_000
     offset_metadata_max_bytes: int = 4096
     producer_id_expiration_ms: int = 24 * 60 * 60 * 1000
+    classic: ClassicConfig = field(default_factory=ClassicConfig)
 
     def __post_init__(self) -> None:
         assert 0 < self.heartbeat_interval_ms < self.session_timeout_ms
@@ -201,4 +204,5 @@ Command: TypeAlias = (
     | ListGroups
     | DescribeGroup
     | DeleteGroup
+    | ClassicCommand
 )

@@ -21,6 +21,14 @@ from broker.coordinator.groups import describe, membership, offsets, rebalance, 
 from broker.coordinator.groups.assignors import Assignor
 from broker.coordinator.groups.change import Change, Context
 from broker.coordinator.groups.checks import check_group_id
+from broker.coordinator.groups.classic import calls as classic
+from broker.coordinator.groups.classic.commands import (
+    ClassicCommand,
+    HeartbeatClassic,
+    JoinClassic,
+    LeaveClassic,
+    SyncClassic,
+)
 from broker.coordinator.groups.commands import (
     Command,
     CommitInSession,
@@ -184,7 +192,7 @@ def begin(command: OfCalls, change: Change, group: Group) -> Rest:
             offsets.check_delete(change)
             return Rest(command, _each(command.request.partitions))
         case DescribeGroup():
-            about = sorted(group.members) if group.exists else []
+            about = describe.member_ids(change, group)
             return Rest(command, about, answer=describe.describe(change, group))
         case DeleteGroup():
             return Rest(command, list(group.offsets))
@@ -230,8 +238,7 @@ def go_on(rest: Rest, change: Change, group: Group) -> Message | None:
             rest.results += offsets.delete(change, rest.take(PIECE))
             return group_pb2.DeleteOffsetsResponse(results=rest.results) if rest.is_done else None
         case DescribeGroup():
-            members = (member_id for member_id in rest.take(PIECE_MEMBERS) if member_id in group.members)
-            rest.answer.members.extend(describe.member(change, group, member_id) for member_id in members)
+            rest.answer.members.extend(describe.members(change, group, rest.take(PIECE_MEMBERS)))
             return rest.answer if rest.is_done else None
         case DeleteGroup():
             return describe.delete(change, rest.take(PIECE), is_last=rest.is_done)
@@ -254,7 +261,8 @@ def _commit(rest: Rest, command: OfCommits, change: Change) -> Message | None:
         if isinstance(command, CommitTransactionOffsets):
             rest.results += transactional.commit(change, command.request, piece)
         else:
-            rest.results += offsets.commit(change, member_id, command.request.member_epoch, piece)
+            instance_id = command.request.instance_id if isinstance(command, CommitOffsets) else ""
+            rest.results += offsets.commit(change, member_id, command.request.member_epoch, piece, instance_id)
     except RaftlogError as error:
         if is_begin:
             raise
@@ -268,10 +276,10 @@ def _commit(rest: Rest, command: OfCommits, change: Change) -> Message | None:
     return group_pb2.GroupResponse(commit=result)
 
 
-def list_some(rest: Rest, groups: Mapping[str, Group]) -> Message | None:
+def list_some(rest: Rest, groups: Mapping[str, Group], soft: Mapping[str, GroupSessions]) -> Message | None:
     """Look at some groups; return the list once all were looked at."""
     assert isinstance(rest.command, ListGroups)
-    states = set(rest.command.request.states)
+    states, types = set(rest.command.request.states), set(rest.command.request.types)
     work = 0
     while work < PIECE_GROUPS and not rest.is_done:
         group = groups.get(rest.take(1)[0])
@@ -280,8 +288,8 @@ def list_some(rest: Rest, groups: Mapping[str, Group]) -> Message | None:
         work += 1 + len(group.members) // MEMBERS_OF_A_GROUP
         if not group.exists:
             continue
-        listed = describe.listed(group)
-        if not states or listed.state in states:
+        listed = describe.listed(group, soft.get(group.group_id))
+        if (not states or listed.state in states) and (not types or listed.type in types):
             rest.results.append(listed)
     return group_pb2.ListGroupsResponse(groups=rest.results) if rest.is_done else None
 
@@ -387,10 +395,15 @@ class GroupCoordinator:
         soft = self._soft.get(group.group_id)
         if soft is not None:
             return soft
-        if not (group.members or group.targets or group.assignments):
-            head = group.head
-            if head is None or head.empty_since_ms or group.group_id not in self._groups:
-                return GroupSessions()
+        head = group.head
+        if head is not None and head.classic is not None:
+            config = self._context.config.classic
+            of_group = classic.loaded(group, config, now.monotonic_ms, self._context.timers)
+            soft = self._soft[group.group_id] = GroupSessions(classic=of_group)
+            return soft
+        is_over = head is None or head.empty_since_ms or group.group_id not in self._groups
+        if is_over and not (group.members or group.targets or group.assignments):
+            return GroupSessions()
         due_ms = now.monotonic_ms + self._context.config.session_timeout_ms
         soft = self._soft[group.group_id] = GroupSessions(check=True)
         for member_id in group.members:
@@ -419,7 +432,7 @@ class GroupCoordinator:
     def _decide(self, command: Command, rest: Rest | None, now: Now, decision: Decision) -> None:
         if isinstance(command, ListGroups):
             rest = rest or Rest(command, sorted(self._groups))
-            listed = list_some(rest, self._groups)
+            listed = list_some(rest, self._groups, self._soft)
             if listed is None:
                 decision.rest = rest
             else:
@@ -433,6 +446,8 @@ class GroupCoordinator:
         if isinstance(command, Join | Heartbeat | Leave | Disconnected):
             _follow(change, command)
             change.finish()
+        elif isinstance(command, JoinClassic | SyncClassic | HeartbeatClassic | LeaveClassic):
+            classic.follow(change, command)
         else:
             rest = rest or begin(command, change, group)
             answer = go_on(rest, change, group)
@@ -472,7 +487,9 @@ class GroupCoordinator:
                 continue
             change = self._changing(group, work)
             work.done += 1
-            if kind is Kind.MEMBER:
+            if kind is Kind.CLASSIC:
+                classic.on_deadline(change, member_id)
+            elif kind is Kind.MEMBER:
                 membership.on_deadline(change, member_id, deadline_ms)
             else:
                 work.done += self._group_is_due(change)
@@ -524,7 +541,8 @@ class GroupCoordinator:
 
     def _topics_of(self, group: Group, work: _Work) -> bool:
         work.done += 1
-        rebalance.on_topics(self._changing(group, work), self._watched.names_of(group.group_id))
+        if group.head is None or group.head.classic is None:  # the members of a classic group look by themselves
+            rebalance.on_topics(self._changing(group, work), self._watched.names_of(group.group_id))
         return False
 
     def _clean(self, group: Group, work: _Work) -> bool:
@@ -565,7 +583,7 @@ class GroupCoordinator:
             self._timers.at(now.monotonic_ms, Kind.GROUP)
 
 
-def _group_id(command: _OfStreams | OfCalls) -> str:
+def _group_id(command: _OfStreams | OfCalls | ClassicCommand) -> str:
     match command:
         case Join() | CommitOffsets() | CommitTransactionOffsets() | FetchOffsets() | DeleteOffsets():
             return command.request.group_id

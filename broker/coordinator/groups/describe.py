@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from broker.coordinator.groups import transactional
 from broker.coordinator.groups.change import Change, MemberState, member_state
+from broker.coordinator.groups.classic.consumer import CONSUMER, assigned_partitions, subscribed_topics
+from broker.coordinator.groups.classic.machine import ClassicGroup, ClassicMember, State
 from broker.coordinator.groups.group import Assignment, Group
 from broker.coordinator.groups.records import subscription_message, topic_partitions
-from broker.coordinator.groups.sessions import Session
+from broker.coordinator.groups.sessions import GroupSessions, Session
 from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import GroupIdNotFound, NonEmptyGroup, to_wire
 from raftlog.v1 import group_pb2
@@ -18,11 +20,15 @@ _NAMED: Final = 5
 """How many members a refusal names."""
 
 
-def state_of(group: Group) -> group_pb2.GroupState.ValueType:
+def state_of(group: Group, soft: GroupSessions | None) -> group_pb2.GroupState.ValueType:
     """Return the state of a group."""
+    if soft is not None and soft.classic is not None and group.exists:
+        return _CLASSIC[soft.classic.state]
     head = group.head
     if not group.members:
         return group_pb2.EMPTY if group.exists else group_pb2.DEAD
+    if head is not None and head.classic is not None:
+        return group_pb2.STABLE if head.assignment_epoch == head.group_epoch else group_pb2.PREPARING_REBALANCE
     if head is None or head.assignment_epoch < head.group_epoch:
         return group_pb2.ASSIGNING
     for member_id, assignment in group.assignments.items():
@@ -33,9 +39,37 @@ def state_of(group: Group) -> group_pb2.GroupState.ValueType:
     return group_pb2.STABLE
 
 
-def listed(group: Group) -> group_pb2.ListedGroup:
+_CLASSIC: Final = {
+    State.EMPTY: group_pb2.EMPTY,
+    State.PREPARING_REBALANCE: group_pb2.PREPARING_REBALANCE,
+    State.COMPLETING_REBALANCE: group_pb2.COMPLETING_REBALANCE,
+    State.STABLE: group_pb2.STABLE,
+}
+
+
+def type_of(group: Group, soft: GroupSessions | None) -> tuple[group_pb2.GroupType.ValueType, str]:
+    """Return the type of a group, and of its members; one with offsets only is a classic group, as in Kafka."""
+    if soft is not None and soft.classic is not None:
+        return group_pb2.GROUP_TYPE_CLASSIC, soft.classic.protocol_type
+    head = group.head
+    if head is None:
+        return group_pb2.GROUP_TYPE_CLASSIC, ""
+    if head.classic is not None:
+        return group_pb2.GROUP_TYPE_CLASSIC, head.classic.protocol_type
+    return group_pb2.GROUP_TYPE_CONSUMER, CONSUMER
+
+
+def listed(group: Group, soft: GroupSessions | None) -> group_pb2.ListedGroup:
     """Return a line of the list of groups."""
-    return group_pb2.ListedGroup(group_id=group.group_id, state=state_of(group), members=len(group.members))
+    of_type, protocol_type = type_of(group, soft)
+    members = group.members if soft is None or soft.classic is None else soft.classic.members
+    return group_pb2.ListedGroup(
+        group_id=group.group_id,
+        state=state_of(group, soft),
+        members=len(members),
+        type=of_type,
+        protocol_type=protocol_type,
+    )
 
 
 def describe(change: Change, group: Group) -> group_pb2.GroupDescription:
@@ -44,9 +78,12 @@ def describe(change: Change, group: Group) -> group_pb2.GroupDescription:
         error = to_wire(GroupIdNotFound(f"there is no group {group.group_id!r}"))
         return group_pb2.GroupDescription(error=error, group_id=group.group_id, state=group_pb2.DEAD)
     head = change.head
+    of_type, protocol_type = type_of(group, change.soft)
     return group_pb2.GroupDescription(
         group_id=group.group_id,
-        state=state_of(group),
+        type=of_type,
+        protocol_type=protocol_type,
+        state=state_of(group, change.soft),
         group_epoch=head.group_epoch,
         assignment_epoch=head.assignment_epoch,
         assignor=head.assignor,
@@ -54,7 +91,48 @@ def describe(change: Change, group: Group) -> group_pb2.GroupDescription:
     )
 
 
-def member(change: Change, group: Group, member_id: str) -> group_pb2.GroupMember:
+def member_ids(change: Change, group: Group) -> list[str]:
+    """Return the members to describe, in order."""
+    classic = change.soft.classic
+    return sorted(group.members if classic is None else classic.members) if group.exists else []
+
+
+def members(change: Change, group: Group, some: Sequence[str]) -> Iterator[group_pb2.GroupMember]:
+    """Yield the descriptions of those that are still members."""
+    classic = change.soft.classic
+    for member_id in some:
+        if classic is not None and member_id in classic.members:
+            yield _classic_member(change, classic, classic.members[member_id])
+        elif classic is None and member_id in group.members:
+            yield _member(change, group, member_id)
+
+
+def _classic_member(change: Change, classic: ClassicGroup, member: ClassicMember) -> group_pb2.GroupMember:
+    is_stable = classic.state is State.STABLE
+    said = member.said(classic.protocol) if is_stable else b""
+    assignment = member.assignment if is_stable else b""
+    assigned = []
+    for name, numbers in assigned_partitions(classic.protocol_type, assignment).items():
+        topic = change.context.topics.by_name(name)
+        topic_id = topic.topic_id if topic is not None else b""
+        assigned.append(group_pb2.TopicPartitions(topic_id=topic_id, topic=name, partitions=numbers))
+    topics = subscribed_topics(classic.protocol_type, member.said(classic.protocol) or member.protocols[0][1])
+    return group_pb2.GroupMember(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        client_id=member.client_id,
+        host=member.host,
+        member_epoch=classic.generation,
+        subscription=group_pb2.Subscription(topics=topics),
+        assigned=assigned,
+        last_heartbeat_ms=-1,
+        connected=True,
+        classic_metadata=said,
+        classic_assignment=assignment,
+    )
+
+
+def _member(change: Change, group: Group, member_id: str) -> group_pb2.GroupMember:
     """Return the description of a member."""
     known = group.members[member_id]
     assignment = group.assignments.get(member_id, Assignment())
@@ -87,8 +165,8 @@ def delete(
     """Forget offsets of a group without members, and the group itself with the last ones; return the answer then."""
     draft = change.draft
     result = group_pb2.CommitOffsetResult()
-    if draft.members:
-        count = len(draft.members)
+    if change.has_members:
+        count = len(member_ids(change, change.group))
         members, them = ("member", "it") if count == 1 else ("members", "them")
         refusal = f"the group {change.group_id!r} has {count} {members}; stop {them} first"
         away = sorted(

@@ -24,8 +24,17 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassicPart:
+    """A member of a classic group: what it says with the chosen protocol, and what the leader gave it."""
+
+    session_timeout_ms: int
+    metadata: bytes = b""
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
-    """A member as it describes itself. `rebalance_timeout_ms` 0: the coordinator's."""
+    """A member as it describes itself. `rebalance_timeout_ms` 0: the coordinator's. `classic`: of a classic group."""
 
     member_id: str
     instance_id: str = ""
@@ -34,6 +43,7 @@ class Member:
     rack: str = ""
     subscription: Subscription = Subscription()
     rebalance_timeout_ms: int = 0
+    classic: ClassicPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +71,17 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassicHead:
+    """A classic group: its chosen protocol, and the member that assigns; both empty without members."""
+
+    protocol_type: str = ""
+    protocol: str = ""
+    leader: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
-    """The state of the group as a whole.
+    """The state of the group as a whole. `classic`: it is a classic one, and its epochs are generations.
 
     `known_topics`: topic id -> its partitions when the group first saw it (0: it is newer than the
     subscription). `empty_since_ms` 0: it has members. Invariant: assignment_epoch <= group_epoch.
@@ -74,6 +93,7 @@ class Head:
     empty_since_ms: int = 0
     known_topics: Mapping[bytes, int] = field(default_factory=dict)
     patterns: tuple[str, ...] = ()
+    classic: ClassicHead | None = None
 
 
 @dataclass(frozen=True, slots=True)

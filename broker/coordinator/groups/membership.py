@@ -32,6 +32,7 @@ from raftlog.errors import (
     FencedInstanceId,
     FencedMemberEpoch,
     GroupMaxSizeReached,
+    InconsistentGroupProtocol,
     InvalidRequestError,
     UnknownMemberId,
     UnreleasedInstanceId,
@@ -47,6 +48,11 @@ def join(change: Change, command: Join) -> None:
     """
     request = command.request
     check_join(request, change.context.assignors)
+    if (classic := change.soft.classic) is not None and not classic.is_idle:
+        raise InconsistentGroupProtocol(
+            f"the group {change.group_id!r} has members of another kind: Kafka clients that assign by themselves "
+            f"({classic.protocol_type}); stop them, or use another group"
+        )
     known = change.draft.members.get(request.member_id)
     if request.member_epoch > 0:
         _come_back(change, command, known)
@@ -109,6 +115,7 @@ def _join_anew(change: Change, command: Join) -> None:
             "(group.consumer.max.size)"
         )
     member = _said(command)
+    change.soft.classic = None
     _bump(change, Subscription(), member.subscription)
     change.draft.set_member(member.member_id, member)
     change.draft.set_assignment(member.member_id, Assignment())

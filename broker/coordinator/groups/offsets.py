@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from broker.coordinator.groups.change import Change
+from broker.coordinator.groups.classic import calls as classic
 from broker.coordinator.groups.group import Committed, Group
 from broker.coordinator.groups.topics import Topic, TopicPartition
 from raftlog.errors import (
@@ -33,14 +34,18 @@ from raftlog.v1 import group_pb2
 
 
 def commit(
-    change: Change, member_id: str, member_epoch: int, offsets: Iterable[group_pb2.CommitOffset]
+    change: Change,
+    member_id: str,
+    member_epoch: int,
+    offsets: Iterable[group_pb2.CommitOffset],
+    instance_id: str = "",
 ) -> list[group_pb2.CommitOffsetResult]:
     """Commit the offsets that may be committed; return a result for each, in order.
 
     Raises:
-        UnknownMemberId, FencedMemberEpoch: none of them may be committed.
+        UnknownMemberId, FencedMemberEpoch: none of them may be committed; in a classic group as `check_commit` says.
     """
-    check_member(change, member_id, member_epoch, commits=True)
+    check_member(change, member_id, member_epoch, instance_id, commits=True)
     results = []
     for offset in offsets:
         result = group_pb2.CommitOffsetResult()
@@ -53,12 +58,24 @@ def commit(
     return results
 
 
-def check_member(change: Change, member_id: str, member_epoch: int, *, commits: bool) -> None:
+def check_member(
+    change: Change,
+    member_id: str,
+    member_epoch: int,
+    instance_id: str = "",
+    *,
+    commits: bool,
+    transactional: bool = False,
+) -> None:
     """Check that a client may commit or read offsets, as this member, or without membership ("").
 
     Raises:
-        UnknownMemberId, FencedMemberEpoch: it may not.
+        UnknownMemberId, FencedMemberEpoch: it may not; in a classic group as `ClassicGroup.check_commit` says.
     """
+    if change.soft.classic is not None:
+        if commits:
+            classic.check_commit(change, (member_id, instance_id, member_epoch), transactional=transactional)
+        return
     if not member_id:
         if commits and change.draft.members:
             raise UnknownMemberId(
@@ -115,7 +132,7 @@ def read(
     if not 0 <= offset.partition < topic.partitions:
         raise UnknownTopicOrPartition(f"{topic.name} has {topic.partitions} partitions, and no {offset.partition}")
     partition = topic.topic_id, offset.partition
-    if member_id:
+    if member_id and change.soft.classic is None:
         _check_owner(change, member_id, member_epoch, partition)
     if offset.offset < 0:
         raise InvalidRequestError(f"offset {offset.offset} is below 0: commit that of the next record to be read")
@@ -150,7 +167,7 @@ def show(
         found = topic.topic_id
         if (found, number) not in change.draft.offsets:
             found = _topic(change, topic.topic_id, topic.topic).topic_id
-        if request.member_id:
+        if request.member_id and change.soft.classic is None:
             _check_owner(change, request.member_id, request.member_epoch, (found, number))
         shown.topic_id, shown.topic = found, change.names[found] or topic.topic
         if request.require_stable:
@@ -248,7 +265,7 @@ def expired(change: Change, most: int) -> bool:
     nothing is left but its age is forgotten, too.
     """
     retention_ms = change.context.config.offsets_retention_ms
-    if retention_ms < 0 or change.draft.members or change.group.pending:
+    if retention_ms < 0 or change.has_members or change.group.pending:
         return False
     head = change.draft.head
     empty_since_ms = head.empty_since_ms if head is not None else 0

@@ -10,13 +10,26 @@ from typing import Final
 
 from google.protobuf.message import DecodeError, Message
 
-from broker.coordinator.groups.group import Assignment, Committed, Fence, Group, Head, Member, Pending, Subscription
+from broker.coordinator.groups.group import (
+    Assignment,
+    ClassicHead,
+    ClassicPart,
+    Committed,
+    Fence,
+    Group,
+    Head,
+    Member,
+    Pending,
+    Subscription,
+)
 from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import CorruptRecordError
 from raftlog.v1 import group_pb2
 from raftlog.v1.group_records_pb2 import (
     AssignedPartitions,
     AssignmentValue,
+    ClassicMemberValue,
+    ClassicValue,
     GroupRecordKey,
     GroupValue,
     KnownTopic,
@@ -74,6 +87,9 @@ def head_record(group_id: str, head: Head | None) -> Record:
             empty_since_ms=head.empty_since_ms,
             known_topics=known,
             patterns=head.patterns,
+            classic=None
+            if (classic := head.classic) is None
+            else ClassicValue(protocol_type=classic.protocol_type, protocol=classic.protocol, leader=classic.leader),
         ),
     )
 
@@ -99,6 +115,13 @@ def member_record(group_id: str, member_id: str, member: Member | None) -> Recor
             rack=member.rack,
             subscription=subscription_message(member.subscription),
             rebalance_timeout_ms=member.rebalance_timeout_ms,
+            classic=None
+            if (classic := member.classic) is None
+            else ClassicMemberValue(
+                session_timeout_ms=classic.session_timeout_ms,
+                metadata=classic.metadata,
+                assignment=classic.assignment,
+            ),
         ),
     )
 
@@ -287,6 +310,9 @@ def _head(value: bytes) -> Head:
         empty_since_ms=parsed.empty_since_ms,
         known_topics=dict(checked_partition(known.topic_id, known.partitions) for known in parsed.known_topics),
         patterns=tuple(parsed.patterns),
+        classic=ClassicHead(parsed.classic.protocol_type, parsed.classic.protocol, parsed.classic.leader)
+        if parsed.HasField("classic")
+        else None,
     )
 
 
@@ -305,6 +331,9 @@ def _member(member_id: str, value: bytes) -> Member:
         rack=parsed.rack,
         subscription=read_subscription(parsed.subscription),
         rebalance_timeout_ms=parsed.rebalance_timeout_ms,
+        classic=ClassicPart(parsed.classic.session_timeout_ms, parsed.classic.metadata, parsed.classic.assignment)
+        if parsed.HasField("classic")
+        else None,
     )
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
 
+from broker.coordinator.groups.classic.machine import ClassicGroup
 from broker.coordinator.groups.group import Assignment
 from broker.coordinator.groups.topics import TopicPartition
 
@@ -102,7 +103,10 @@ class Session:
 
 @dataclass(slots=True)
 class GroupSessions:
-    """The sessions of one group, and its due work: an assignment, a check after a load, members to reconcile."""
+    """The sessions of one group, and its due work: an assignment, a check after a load, members to reconcile.
+
+    Or, for a classic group, its state machine.
+    """
 
     sessions: dict[str, Session] = field(default_factory=dict)
     assign_due_ms: float = NEVER
@@ -110,6 +114,7 @@ class GroupSessions:
     check: bool = False
     to_reconcile: list[str] = field(default_factory=list)
     warned: str = ""
+    classic: ClassicGroup | None = None
 
 
 class Kind(Enum):
@@ -118,6 +123,7 @@ class Kind(Enum):
     MEMBER = 1
     GROUP = 2
     EXPIRY = 3
+    CLASSIC = 4
 
 
 class Timers:

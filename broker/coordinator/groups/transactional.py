@@ -74,11 +74,15 @@ def commit(
 
 def _check_member(change: Change, request: group_pb2.CommitTransactionOffsetsRequest) -> None:
     try:
-        offsets.check_member(change, request.member_id, request.member_epoch, commits=True)
+        offsets.check_member(
+            change, request.member_id, request.member_epoch, request.instance_id, commits=True, transactional=True
+        )
     except UnknownMemberId as error:
         if request.member_id:
             raise
         raise UnknownMemberId(f"{error}: send them with the consumer's group metadata") from None
+    if change.soft.classic is not None:
+        return  # checked with the others
     instance = change.draft.instances.get(request.instance_id) if request.instance_id else request.member_id
     if instance != request.member_id:
         raise FencedInstanceId(

@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
-from broker.coordinator.core import Notice
+from broker.coordinator.core import Notice, Reply
 from broker.coordinator.groups.commands import EndTransactionOffsets
 from broker.coordinator.groups.coordinators import GroupCoordinators
 from broker.coordinator.shard import State
@@ -185,7 +185,7 @@ class _GroupAnswer:
         self._answers: _Answers | None = answers
         self._index = index
 
-    def deliver(self, message: Message | RaftlogError | None) -> None:
+    def deliver(self, message: Message | Reply | RaftlogError | None) -> None:
         """Take the answer; a second one is passed over."""
         answers, self._answers = self._answers, None
         if answers is None:

@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
+from broker.coordinator.core import Reply
 from broker.coordinator.shard import Shard
 from broker.quotas.manager import measured_here
 from raftlog._client.connections import refuse
@@ -155,9 +156,9 @@ class Call:
     is_stream = False
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Message | Reply] = asyncio.get_running_loop().create_future()
 
-    def deliver(self, message: Message | RaftlogError | None) -> None:
+    def deliver(self, message: Message | Reply | RaftlogError | None) -> None:
         """Take the answer."""
         if self.answer.done():
             return

@@ -23,6 +23,7 @@ import grpc
 from google.protobuf.message import Message
 
 from broker.config.config import BrokerConfig
+from broker.coordinator.core import Reply
 from broker.coordinator.groups.checks import (
     check_offsets,
     check_partitions,
@@ -324,7 +325,7 @@ class GroupSession:
         self._news = asyncio.Event()
         self._room = asyncio.Event()
 
-    def deliver(self, message: Message | RaftlogError | None) -> None:
+    def deliver(self, message: Message | Reply | RaftlogError | None) -> None:
         """Take a response; an error or None is the last one."""
         if self._ending:
             return
@@ -680,6 +681,14 @@ class GroupService(group_pb2_grpc.GroupServicer):
         return result
 
     # Commands to a shard
+
+    async def ask(self, group_id: str, command: Callable[[Call], Command], wait_s: float) -> Any:
+        """Return the coordinator's answer to a command of another listener, which has checked the permissions.
+
+        Raises:
+            RaftlogError: it is refused, or this broker is not the group's coordinator.
+        """
+        return await ask(self._shard_of(group_id), command, wait_s)
 
     async def _ask(self, group_id: str, command: Callable[[Call], Command], response: _R, wait_s: float) -> _R:
         """Return the shard's answer, or `response` with the error."""

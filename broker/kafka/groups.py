@@ -1,0 +1,318 @@
+"""The APIs of groups: members of classic groups, and what tools ask. They become commands of a group's coordinator.
+
+The coordinator (`broker/coordinator/groups`) holds every rule. Calls that raftlog's clients have, too, go through the
+methods of the `Group` service; those of classic groups are asked of the group's shard directly.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+from broker.config.config import BrokerConfig
+from broker.coordinator.groups.checks import MAX_ID
+from broker.coordinator.groups.classic.commands import (
+    HeartbeatClassic,
+    JoinClassic,
+    Joined,
+    LeaveClassic,
+    Left,
+    SyncClassic,
+    Synced,
+)
+from broker.coordinator.groups.commands import Command
+from broker.kafka import errors
+from broker.kafka import messages as api
+from broker.kafka.codec import Fields
+from broker.net.services.calls import Call
+from broker.net.services.groups import GroupService
+from broker.security.caller import Caller
+from raftlog.errors import GroupIdNotFound, InvalidRequestError, RaftlogError
+from raftlog.v1 import group_pb2
+from raftlog.v1.security_pb2 import Acl
+
+Handler = Callable[[Fields, int, Caller], Awaitable[Fields]]
+
+JOIN_MARGIN_S: Final = 600.0
+"""How much longer than the rebalance timeout a join or sync may wait; the coordinator ends it before."""
+MAX_CLIENT_ID: Final = MAX_ID - 37
+"""So that there is room for a UUID in a member id."""
+REQUIRES_ID_FROM: Final = 4
+SKIPS_ASSIGNMENT_FROM: Final = 9
+NOT_FOUND_FROM: Final = 6
+"""Version of DescribeGroups from which a group that does not exist is an error; before it is Dead."""
+MEMBERS_FROM: Final = 3
+"""Version of LeaveGroup that names several members."""
+
+STATES: Final[dict[int, str]] = {
+    group_pb2.EMPTY: "Empty",
+    group_pb2.ASSIGNING: "Assigning",
+    group_pb2.RECONCILING: "Reconciling",
+    group_pb2.STABLE: "Stable",
+    group_pb2.DEAD: "Dead",
+    group_pb2.PREPARING_REBALANCE: "PreparingRebalance",
+    group_pb2.COMPLETING_REBALANCE: "CompletingRebalance",
+}
+TYPES: Final[dict[int, str]] = {group_pb2.GROUP_TYPE_CONSUMER: "consumer", group_pb2.GROUP_TYPE_CLASSIC: "classic"}
+
+
+class CallService(Protocol):
+    """Calls a service's method with its permission rule (`Apis`)."""
+
+    def __call__(
+        self, method: str, call: Callable[[Any, Any], Awaitable[Any]], request: Any, who: Caller
+    ) -> Awaitable[Any]:
+        """Return the answer. Raises RaftlogError: the permission is missing, or the answer has an error."""
+        ...
+
+
+class GroupApis:
+    """The handlers of one broker, by API key."""
+
+    def __init__(self, service: GroupService, config: BrokerConfig, call: CallService) -> None:
+        self._service = service
+        self._config = config
+        self._call = call
+        self.handlers: dict[int, Handler] = {
+            api.JOIN_GROUP: self._join,
+            api.SYNC_GROUP: self._sync,
+            api.HEARTBEAT: self._heartbeat,
+            api.LEAVE_GROUP: self._leave,
+            api.DESCRIBE_GROUPS: self._describe,
+            api.LIST_GROUPS: self._list,
+            api.DELETE_GROUPS: self._delete,
+            api.OFFSET_DELETE: self._delete_offsets,
+        }
+
+    async def _ask(self, group_id: str, who: Caller, command: Callable[[Call], Command], wait_s: float) -> Any:
+        who.check(Acl.READ, Acl.GROUP, group_id)
+        return await self._service.ask(group_id, command, wait_s)
+
+    @property
+    def _wait_s(self) -> float:
+        return self._config.request_timeout_ms / 1_000
+
+    # Members of classic groups
+
+    async def _join(self, request: Fields, version: int, who: Caller) -> Fields:
+        group_id, session_ms = request["group_id"], request["session_timeout_ms"]
+        instance_id = request["group_instance_id"] or ""
+        client_id = (request["client_id"] or "")[:MAX_CLIENT_ID]
+        rebalance_ms = request["rebalance_timeout_ms"] if request["rebalance_timeout_ms"] > 0 else session_ms
+
+        def command(call: Call) -> Command:
+            return JoinClassic(
+                call,
+                group_id,
+                request["member_id"],
+                f"{(instance_id or client_id)[:MAX_CLIENT_ID]}-{uuid.uuid4()}",
+                instance_id,
+                client_id,
+                who.host,
+                request["protocol_type"],
+                tuple((each["name"], each["metadata"]) for each in request["protocols"]),
+                session_ms,
+                rebalance_ms,
+                requires_id=version >= REQUIRES_ID_FROM,
+                can_skip_assignment=version >= SKIPS_ASSIGNMENT_FROM,
+            )
+
+        try:
+            joined = await self._ask(group_id, who, command, max(rebalance_ms, 0) / 1_000 + JOIN_MARGIN_S)
+        except RaftlogError as error:
+            return {"error_code": _code(error), "member_id": request["member_id"], "leader": "", "protocol_name": ""}
+        assert isinstance(joined, Joined), "each command has one type of reply"
+        return {
+            "error_code": errors.NONE if joined.error is None else _code(joined.error),
+            "generation_id": joined.generation,
+            "protocol_type": joined.protocol_type or None,
+            "protocol_name": joined.protocol,
+            "leader": joined.leader,
+            "skip_assignment": joined.skip_assignment,
+            "member_id": joined.member_id,
+            "members": [
+                {"member_id": member_id, "group_instance_id": instance or None, "metadata": metadata}
+                for member_id, instance, metadata in joined.members
+            ],
+        }
+
+    async def _sync(self, request: Fields, version: int, who: Caller) -> Fields:
+        assignments = {each["member_id"]: each["assignment"] for each in request["assignments"]}
+
+        def command(call: Call) -> Command:
+            return SyncClassic(
+                call,
+                request["group_id"],
+                request["member_id"],
+                request["group_instance_id"] or "",
+                request["generation_id"],
+                request["protocol_type"],
+                request["protocol_name"],
+                assignments,
+            )
+
+        try:
+            synced = await self._ask(request["group_id"], who, command, JOIN_MARGIN_S)
+        except RaftlogError as error:
+            return {"error_code": _code(error), "assignment": b""}
+        assert isinstance(synced, Synced), "each command has one type of reply"
+        return {
+            "error_code": errors.NONE,
+            "protocol_type": synced.protocol_type,
+            "protocol_name": synced.protocol,
+            "assignment": synced.assignment,
+        }
+
+    async def _heartbeat(self, request: Fields, version: int, who: Caller) -> Fields:
+        group_id, member_id, generation = request["group_id"], request["member_id"], request["generation_id"]
+        instance_id = request["group_instance_id"] or ""
+        try:
+            await self._ask(
+                group_id,
+                who,
+                lambda call: HeartbeatClassic(call, group_id, member_id, instance_id, generation),
+                self._wait_s,
+            )
+        except RaftlogError as error:
+            return {"error_code": _code(error)}
+        return {"error_code": errors.NONE}
+
+    async def _leave(self, request: Fields, version: int, who: Caller) -> Fields:
+        group_id = request["group_id"]
+        named = [(each["member_id"], each["group_instance_id"] or "") for each in request["members"]]
+        if version < MEMBERS_FROM:
+            named = [(request["member_id"], "")]
+        try:
+            left = await self._ask(group_id, who, lambda call: LeaveClassic(call, group_id, tuple(named)), self._wait_s)
+        except RaftlogError as error:
+            return {"error_code": _code(error), "members": []}
+        assert isinstance(left, Left), "each command has one type of reply"
+        codes = [errors.NONE if error is None else _code(error) for error in left.errors]
+        return {
+            "error_code": codes[0] if version < MEMBERS_FROM else errors.NONE,
+            "members": [
+                {"member_id": member_id, "group_instance_id": instance_id or None, "error_code": code}
+                for (member_id, instance_id), code in zip(named, codes, strict=True)
+            ],
+        }
+
+    # Tools
+
+    async def _described(self, group_id: str, who: Caller) -> group_pb2.GroupDescription:
+        asked = group_pb2.DescribeGroupsRequest(group_ids=[group_id])
+        answer = await self._call("Group/DescribeGroups", self._service.DescribeGroups, asked, who)
+        described: group_pb2.GroupDescription = answer.groups[0]
+        if described.HasField("error"):
+            raise errors.error_of(described.error)
+        return described
+
+    async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
+        return {"groups": [await self._classic(group_id, version, who) for group_id in request["groups"]]}
+
+    async def _classic(self, group_id: str, version: int, who: Caller) -> Fields:
+        described = {"group_id": group_id, "group_state": "", "protocol_type": "", "protocol_data": "", "members": []}
+        try:
+            group = await self._described(group_id, who)
+            if group.type == group_pb2.GROUP_TYPE_CONSUMER:
+                raise GroupIdNotFound(f"the group {group_id!r} is not a classic one")
+        except RaftlogError as error:
+            code = _code(error)
+            if isinstance(error, GroupIdNotFound):
+                code = code if version >= NOT_FOUND_FROM else errors.NONE
+                described["group_state"] = "Dead"
+            return {**described, "error_code": code, "error_message": str(error)}
+        return {
+            **described,
+            "error_code": errors.NONE,
+            "group_state": STATES.get(group.state, ""),
+            "protocol_type": group.protocol_type,
+            "protocol_data": group.assignor if group.state == group_pb2.STABLE else "",
+            "members": [
+                {
+                    "member_id": each.member_id,
+                    "group_instance_id": each.instance_id or None,
+                    "client_id": each.client_id,
+                    "client_host": f"/{each.host}",
+                    "member_metadata": each.classic_metadata,
+                    "member_assignment": each.classic_assignment,
+                }
+                for each in group.members
+            ],
+        }
+
+    async def _list(self, request: Fields, version: int, who: Caller) -> Fields:
+        states = {each.lower() for each in request["states_filter"]}
+        types = {each.lower() for each in request["types_filter"]}
+        asked = group_pb2.ListGroupsRequest()
+        try:
+            answer = await self._call("Group/ListGroups", self._service.ListGroups, asked, who)
+            loading = [errors.error_of(each) for each in answer.loading]
+        except RaftlogError as error:
+            return {"error_code": _code(error), "groups": []}
+        codes = [code for each in loading if (code := _code(each)) == errors.COORDINATOR_LOAD_IN_PROGRESS]
+        return {
+            "error_code": codes[0] if codes else errors.NONE,
+            "groups": [
+                {
+                    "group_id": each.group_id,
+                    "protocol_type": each.protocol_type,
+                    "group_state": STATES.get(each.state, ""),
+                    "group_type": TYPES.get(each.type, ""),
+                }
+                for each in answer.groups
+                if (not states or STATES.get(each.state, "").lower() in states)
+                and (not types or TYPES.get(each.type, "") in types)
+            ],
+        }
+
+    async def _delete(self, request: Fields, version: int, who: Caller) -> Fields:
+        results = []
+        for group_id in request["groups_names"]:
+            asked = group_pb2.DeleteGroupsRequest(group_ids=[group_id])
+            code = errors.NONE
+            try:
+                answer = await self._call("Group/DeleteGroups", self._service.DeleteGroups, asked, who)
+                (result,) = answer.results
+                if result.HasField("error"):
+                    raise errors.error_of(result.error)
+            except RaftlogError as error:
+                code = _code(error)
+            results.append({"group_id": group_id, "error_code": code})
+        return {"results": results}
+
+    async def _delete_offsets(self, request: Fields, version: int, who: Caller) -> Fields:
+        asked = group_pb2.DeleteOffsetsRequest(group_id=request["group_id"])
+        rows = [(topic["name"], part["partition_index"]) for topic in request["topics"] for part in topic["partitions"]]
+        if len(set(rows)) < len(rows):
+            return {"error_code": _code(InvalidRequestError("a partition is named twice")), "topics": []}
+        for name, number in rows:
+            asked.partitions.add(topic=name, partitions=[number])
+        try:
+            answer = await self._call("Group/DeleteOffsets", self._service.DeleteOffsets, asked, who)
+        except RaftlogError as error:
+            return {"error_code": _code(error), "topics": []}
+        answered = iter(answer.results)
+        return {
+            "error_code": errors.NONE,
+            "topics": [
+                {
+                    "name": topic["name"],
+                    "partitions": [
+                        {"partition_index": part["partition_index"], "error_code": _code_in(next(answered))}
+                        for part in topic["partitions"]
+                    ],
+                }
+                for topic in request["topics"]
+            ],
+        }
+
+
+def _code(error: RaftlogError) -> int:
+    """Return Kafka's code. Members give up at REQUEST_TIMED_OUT, and look for the coordinator at another one."""
+    code = errors.code_of(error, of_coordinator=True)
+    return errors.COORDINATOR_NOT_AVAILABLE if code == errors.REQUEST_TIMED_OUT else code
+
+
+def _code_in(result: group_pb2.CommitOffsetResult) -> int:
+    return _code(errors.error_of(result.error)) if result.HasField("error") else errors.NONE

@@ -1,0 +1,325 @@
+"""Consumer groups of Kafka's clients, unmodified, on a cluster of three: librdkafka, kafka-python and aiokafka.
+
+One cluster serves all tests; each has a topic and a group of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import aiokafka
+import confluent_kafka
+import confluent_kafka.admin
+import kafka
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+import raftlog
+from raftlog.errors import InconsistentGroupProtocol
+from raftlog.testing import Cluster
+
+PARTITIONS = 6
+TIMEOUT_S = 120.0
+ADMIN: Any = confluent_kafka
+QUIET: dict[str, Any] = {"log_level": 0}
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    config = {"group.initial.rebalance.delay.ms": 100, "group.min.session.timeout.ms": 1_000}
+    with Cluster(3, kafka=True, config=config) as started:
+        yield started
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A topic with sixty records; it is the name of the test's group, too."""
+    name = f"groups-{next(_numbers)}"
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        admin.create_topic(name, partitions=PARTITIONS, replication_factor=3)
+    produce(cluster, name, range(60))
+    return name
+
+
+def produce(cluster: Cluster, topic: str, numbers: Sequence[int]) -> None:
+    failed: list[Any] = []
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": cluster.kafka_bootstrap, "enable.idempotence": True, **QUIET}
+    )
+    for number in numbers:
+        producer.produce(
+            topic, b"%d" % number, partition=number % PARTITIONS, on_delivery=lambda error, _: failed.append(error)
+        )
+    assert producer.flush(TIMEOUT_S) == 0
+    assert failed == [None] * len(numbers)
+
+
+class Member:
+    """A consumer of librdkafka, with what it has read."""
+
+    def __init__(self, cluster: Cluster, topic: str, **settings: Any) -> None:
+        self.read: list[int] = []
+        self.consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": cluster.kafka_bootstrap,
+                "group.id": topic,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": 60_000,
+                "heartbeat.interval.ms": 500,
+                "enable.auto.commit": False,
+                **QUIET,
+                **settings,
+            }
+        )
+        self.consumer.subscribe([topic])
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(each.partition for each in self.consumer.assignment())
+
+    def poll(self) -> None:
+        message = self.consumer.poll(0.05)
+        if message is not None and message.error() is None:
+            self.read.append(int(message.value() or b"-1"))
+
+
+def poll_until(members: Sequence[Member], is_so: Callable[[], bool]) -> None:
+    """Let members poll, as applications do, until something is so."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, [(each.partitions, sorted(each.read)) for each in members]
+        for member in members:
+            member.poll()
+
+
+def read_by(members: Sequence[Member]) -> set[int]:
+    return {number for member in members for number in member.read}
+
+
+def commit(members: Sequence[Member]) -> None:
+    """Commit what members have read; again where the group is between two coordinators, or two generations."""
+    for member in members:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                member.consumer.commit(asynchronous=False)
+                break
+            except KafkaException as error:
+                if error.args[0].code() == ADMIN.KafkaError._NO_OFFSET:
+                    break  # it has read nothing since it got its partitions
+                if time.monotonic() > deadline_s:
+                    raise
+                member.poll()
+
+
+def committed(cluster: Cluster, group: str) -> set[int]:
+    """Return the offsets that a group has committed."""
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        return {each.offset for each in admin.group_offsets(group).values()}
+
+
+def commit_up_to(cluster: Cluster, members: Sequence[Member], group: str, offset: int) -> None:
+    """Let members read and commit until the group has this offset everywhere."""
+
+    def is_done() -> bool:
+        commit(members)
+        return committed(cluster, group) == {offset}
+
+    poll_until(members, is_done)
+
+
+@pytest.fixture
+def members() -> Iterator[list[Member]]:
+    """Members to be closed at the end."""
+    started: list[Member] = []
+    yield started
+    for member in started:
+        member.consumer.close()
+
+
+def shared(members: Sequence[Member]) -> bool:
+    """Whether the members have all partitions, each as many as the others."""
+    return sorted(number for each in members for number in each.partitions) == [*range(PARTITIONS)] and {
+        len(each.partitions) for each in members
+    } == {PARTITIONS // len(members)}
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+def test_members_of_librdkafka_share_the_partitions(
+    cluster: Cluster, topic: str, members: list[Member], strategy: str
+) -> None:
+    members.append(Member(cluster, topic, **{"partition.assignment.strategy": strategy}))
+    commit_up_to(cluster, members, topic, 10)
+    assert read_by(members) == {*range(60)}
+    members.append(Member(cluster, topic, **{"partition.assignment.strategy": strategy}))
+    poll_until(members, lambda: shared(members))
+    produce(cluster, topic, range(60, 120))
+    poll_until(members, lambda: read_by(members) == {*range(120)})
+    assert not [number for number in members[1].read if number < 60], "what was committed is not read again"
+    members.pop().consumer.close()
+    poll_until(members, lambda: members[0].partitions == [*range(PARTITIONS)])
+
+
+def test_a_member_that_dies_is_replaced_after_its_session(cluster: Cluster, topic: str, members: list[Member]) -> None:
+    """One that does not poll is removed; the other reads its records again from the last commit."""
+    short = {"session.timeout.ms": 2_000, "max.poll.interval.ms": 2_000}
+    members += [Member(cluster, topic, **short), Member(cluster, topic, **short)]
+    poll_until(members, lambda: shared(members) and read_by(members) == {*range(60)})
+    alive = members[:1]
+    poll_until(alive, lambda: alive[0].partitions == [*range(PARTITIONS)] and set(alive[0].read) == {*range(60)})
+
+
+def test_a_static_member_restarts_without_a_rebalance(cluster: Cluster, topic: str, members: list[Member]) -> None:
+    members += [Member(cluster, topic, **{"group.instance.id": name}) for name in ("a", "b")]
+    poll_until(members, lambda: shared(members))
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        before = admin.describe_group(topic)
+        had = members[1].partitions
+        members.pop().consumer.close()
+        again = Member(cluster, topic, **{"group.instance.id": "b"})
+        members.append(again)
+        poll_until(members, lambda: bool(again.partitions))
+        after = admin.describe_group(topic)
+    assert again.partitions == had
+    assert after.group_epoch == before.group_epoch
+    assert {each.member_id for each in after.members} != {each.member_id for each in before.members}
+
+
+def test_a_second_static_member_of_the_same_name_fences_the_first(
+    cluster: Cluster, topic: str, members: list[Member]
+) -> None:
+    first = Member(cluster, topic, **{"group.instance.id": "a"})
+    members.append(first)
+    poll_until(members, lambda: shared(members))
+    members.append(Member(cluster, topic, **{"group.instance.id": "a"}))
+    deadline_s = time.monotonic() + TIMEOUT_S
+    fenced = None
+    while fenced is None and time.monotonic() < deadline_s:
+        members[1].poll()
+        message = first.consumer.poll(0.05)
+        if message is not None and message.error() is not None:
+            fenced = message.error().code()
+    assert fenced in (ADMIN.KafkaError._FATAL, ADMIN.KafkaError.FENCED_INSTANCE_ID)
+
+
+def test_a_group_goes_on_where_it_has_committed(cluster: Cluster, topic: str) -> None:
+    first = Member(cluster, topic)
+    commit_up_to(cluster, [first], topic, 10)
+    first.consumer.close()
+    produce(cluster, topic, range(60, 90))
+    second = Member(cluster, topic)
+    poll_until([second], lambda: len(second.read) >= 30)
+    second.consumer.close()
+    assert {*second.read} == {*range(60, 90)}
+
+
+def test_records_are_read_while_the_coordinator_is_killed(cluster: Cluster, topic: str, members: list[Member]) -> None:
+    """Each record is read, none twice beyond what was not committed; the group keeps its members and assignments."""
+    members += [Member(cluster, topic), Member(cluster, topic)]
+    poll_until(members, lambda: shared(members))
+    commit_up_to(cluster, members, topic, 10)
+    assert read_by(members) == {*range(60)}
+    for member in members:
+        member.read.clear()
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        coordinator = admin.describe_group(topic).coordinator_id
+        cluster.kill(coordinator)
+        try:
+            produce(cluster, topic, range(60, 120))
+            commit_up_to(cluster, members, topic, 20)
+        finally:
+            cluster.start(coordinator)
+    assert read_by(members) == {*range(60, 120)}, "none is missing, and none is read again that was committed"
+
+
+def test_kafka_python_subscribes(cluster: Cluster, topic: str) -> None:
+    servers = cluster.kafka_bootstrap.split(",")
+    consumer = kafka.KafkaConsumer(
+        topic, bootstrap_servers=servers, group_id=topic, auto_offset_reset="earliest", consumer_timeout_ms=60_000
+    )
+    try:
+        assert sorted(int(next(consumer).value) for _ in range(60)) == [*range(60)]
+        consumer.commit()
+    finally:
+        consumer.close()
+    assert committed(cluster, topic) == {10}
+
+
+def test_aiokafka_subscribes(cluster: Cluster, topic: str) -> None:
+    async def run() -> list[int]:
+        consumers = [
+            aiokafka.AIOKafkaConsumer(
+                topic,
+                bootstrap_servers=cluster.kafka_bootstrap,
+                group_id=topic,
+                auto_offset_reset="earliest",
+                heartbeat_interval_ms=300,
+            )
+            for _ in range(2)
+        ]
+        for consumer in consumers:
+            await consumer.start()
+        found: set[int] = set()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(found) < 60 or any(len(each.assignment()) != PARTITIONS // 2 for each in consumers):
+                    for consumer in consumers:
+                        for records in (await consumer.getmany(timeout_ms=50)).values():
+                            found |= {int(each.value) for each in records}
+        finally:
+            for consumer in consumers:
+                await consumer.stop()
+        return sorted(found)
+
+    assert asyncio.run(run()) == [*range(60)]
+
+
+def test_tools_see_groups_of_both_types(cluster: Cluster, topic: str, members: list[Member]) -> None:
+    members.append(Member(cluster, topic))
+    commit_up_to(cluster, members, topic, 10)
+    admin = AdminClient({"bootstrap.servers": cluster.kafka_bootstrap, **QUIET})
+    described = admin.describe_consumer_groups([topic])[topic].result(TIMEOUT_S)
+    assert described.state.name == "STABLE"
+    assert described.partition_assignor == "range"
+    (member,) = described.members
+    assert member.client_id == "rdkafka"
+    assert sorted(each.partition for each in member.assignment.topic_partitions) == [*range(PARTITIONS)]
+    listed = admin.list_consumer_groups().result(TIMEOUT_S)
+    assert {each.group_id: each.state.name for each in listed.valid}[topic] == "STABLE"
+    with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
+        admin.delete_consumer_groups([topic])[topic].result(TIMEOUT_S)
+    with (
+        raftlog.Consumer(cluster.bootstrap, group_id=topic) as consumer,
+        pytest.raises(InconsistentGroupProtocol),
+    ):
+        consumer.subscribe([topic])
+        consumer.poll(timeout=TIMEOUT_S)
+    members.pop().consumer.close()
+    admin.delete_consumer_groups([topic])[topic].result(TIMEOUT_S)
+    with raftlog.Admin(cluster.bootstrap) as ours:
+        assert topic not in {each.group_id for each in ours.list_groups()}
+
+
+def test_an_empty_group_may_change_its_type_and_keeps_its_offsets(cluster: Cluster, topic: str) -> None:
+    first = Member(cluster, topic)
+    commit_up_to(cluster, [first], topic, 10)
+    first.consumer.close()
+    produce(cluster, topic, range(60, 66))
+    found: list[int] = []
+    with raftlog.Consumer(cluster.bootstrap, group_id=topic, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe([topic])
+        while len(found) < 6:
+            found += [int(bytes(each.value or b"")) for each in consumer.poll(timeout=TIMEOUT_S)]
+        consumer.commit()
+    assert sorted(found) == [*range(60, 66)]
+    produce(cluster, topic, range(66, 72))
+    last = Member(cluster, topic)
+    poll_until([last], lambda: len(last.read) >= 6)
+    last.consumer.close()
+    assert {*last.read} == {*range(66, 72)}
