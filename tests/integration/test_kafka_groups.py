@@ -118,10 +118,10 @@ def commit(members: Sequence[Member]) -> None:
                 member.poll()
 
 
-def committed(cluster: Cluster, group: str) -> set[int]:
-    """Return the offsets that a group has committed."""
+def committed(cluster: Cluster, group: str) -> dict[int, int]:
+    """Return the offsets that a group has committed, by partition."""
     with raftlog.Admin(cluster.bootstrap) as admin:
-        return {each.offset for each in admin.group_offsets(group).values()}
+        return {at.partition: each.offset for at, each in admin.group_offsets(group).items()}
 
 
 def commit_up_to(cluster: Cluster, members: Sequence[Member], group: str, offset: int) -> None:
@@ -129,7 +129,7 @@ def commit_up_to(cluster: Cluster, members: Sequence[Member], group: str, offset
 
     def is_done() -> bool:
         commit(members)
-        return committed(cluster, group) == {offset}
+        return committed(cluster, group) == dict.fromkeys(range(PARTITIONS), offset)
 
     poll_until(members, is_done)
 
@@ -203,8 +203,8 @@ def test_a_second_static_member_of_the_same_name_fences_the_first(
     while fenced is None and time.monotonic() < deadline_s:
         members[1].poll()
         message = first.consumer.poll(0.05)
-        if message is not None and message.error() is not None:
-            fenced = message.error().code()
+        if message is not None and (error := message.error()) is not None:
+            fenced = error.code()
     assert fenced in (ADMIN.KafkaError._FATAL, ADMIN.KafkaError.FENCED_INSTANCE_ID)
 
 
@@ -248,7 +248,7 @@ def test_kafka_python_subscribes(cluster: Cluster, topic: str) -> None:
         consumer.commit()
     finally:
         consumer.close()
-    assert committed(cluster, topic) == {10}
+    assert committed(cluster, topic) == dict.fromkeys(range(PARTITIONS), 10)
 
 
 def test_aiokafka_subscribes(cluster: Cluster, topic: str) -> None:

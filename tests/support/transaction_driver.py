@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from broker.coordinator.core import Notice
+from broker.coordinator.core import Notice, Reply
 from broker.coordinator.groups.topics import TopicPartition
 from broker.coordinator.transactions.commands import (
     Abort,
@@ -159,7 +159,7 @@ class TransactionDriver:
                 self.pending.append(effect.message)
             else:
                 assert isinstance(effect.to, Call)
-                assert not isinstance(effect.message, Notice)
+                assert not isinstance(effect.message, Notice | Reply)
                 assert not effect.to.got, "a call has one answer"
                 effect.to.got.append(effect.message)
         return decision

@@ -272,7 +272,7 @@ class LogService:
             bounds = partition.log.bounds()
             found = bounds.leader_epochs.end_offset_for(part.leader_epoch, bounds.log_end_offset)
             if found is not None:
-                result.leader_epoch, result.end_offset = found
+                result.end_offset, result.leader_epoch = found
 
         await self._each(request.partitions, response.results.add, end_offset)
         return response

@@ -739,6 +739,8 @@ async def test_look_ups_wait_until_a_new_leader_knows_what_is_committed(tmp_path
                 return listed.results[0].error.code
             epoch = log_pb2.EpochPartition(topic_id=TOPIC_ID, current_leader_epoch=-1, leader_epoch=3)
             found = await service.OffsetForLeaderEpoch(log_pb2.OffsetForLeaderEpochRequest(partitions=[epoch]), context)
+            if not found.results[0].HasField("error"):
+                assert (found.results[0].leader_epoch, found.results[0].end_offset) == (3, 2)
             return found.results[0].error.code
 
         assert await code() == common_pb2.LEADER_NOT_AVAILABLE
