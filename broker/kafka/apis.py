@@ -100,7 +100,7 @@ class Apis:
             api.DESCRIBE_CONFIGS: self._describe_configs,
             api.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
             api.DESCRIBE_CLUSTER: self._describe_cluster,
-            **GroupApis(services.groups, config, self._call).handlers,
+            **GroupApis(services.groups, config, self.call).handlers,
         }
 
     # Calls of the services

@@ -632,10 +632,9 @@ class Schedule(RuleBasedStateMachine):
         """Look at all answers that have arrived."""
         for client in self.clients:
             answer = client.answer()
-            if isinstance(answer, Joined) and answer.error is None and not answer.skip_assignment:
-                if answer.members:
-                    leader = self.leaders.setdefault(answer.generation, answer.member_id)
-                    assert leader == answer.member_id, "a generation has one leader"
+            if isinstance(answer, Joined) and answer.members and not answer.skip_assignment:
+                leader = self.leaders.setdefault(answer.generation, answer.member_id)
+                assert leader == answer.member_id, "a generation has one leader"
 
     @rule(number=st.integers(0, 5), requires_id=st.booleans())
     def join(self, number: int, requires_id: bool) -> None:
