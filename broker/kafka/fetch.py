@@ -1,8 +1,22 @@
 """Fetch: committed records, in Kafka's format, as soon as there are `min_bytes` of them or `max_wait_ms` have passed.
 
-Every request names all its partitions: the answer's session id is 0, with which a broker declines incremental fetch
-sessions (KIP-227). A client that names its rack is redirected to a replica there (KIP-392), and a follower serves only
-clients that name one, so a client with old metadata learns of the new leader.
+A client that names its rack is redirected to a replica there (KIP-392), and a follower serves only clients that name
+one, so a client with old metadata learns of the new leader.
+
+Sessions (KIP-227). A client that reads the same partitions again and again opens a session; later requests name only
+what they change, and responses only partitions that have changed:
+
+    session id, epoch of the request     outcome
+    0, 0; an id, 0                       all partitions are named; a session begins, and the one with that id ends.
+                                         Where there is no room the answer's id is 0: the client goes on without
+    0, -1; an id, -1                     all partitions are named, without a session; the one with that id ends
+    an id, the next epoch                changes: named partitions are added or changed, forgotten ones leave
+    an id, another epoch                 INVALID_FETCH_SESSION_EPOCH: the client begins another
+    an id that is not known              FETCH_SESSION_ID_NOT_FOUND: likewise
+
+A session belongs to the principal that has opened it, and outlives its connection. There are at most MAX_SESSIONS with
+MAX_CACHED partitions together; a new one takes the place of the one that was unused for longest, if that is longer than
+EVICTION_S. Partitions whose records were sent go to the end of a session, so that all have their turn.
 
 Like `broker/partition/fetch_session.py`, nothing leaves without a valid lease.
 """
@@ -11,10 +25,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from broker.kafka import errors
 from broker.kafka.codec import Fields
@@ -24,10 +41,10 @@ from broker.partition.fetch_session import readable_end
 from broker.partition.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions
-from raftlog.errors import CorruptRecordError, NotLeader, RaftlogError, UnknownTopicOrPartition
+from raftlog.errors import CorruptRecordError, NotLeader, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
 from raftlog.v1 import common_pb2
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.image import MetadataImage
+from raftmeta.image import MetadataImage, TopicImage
 
 logger = logging.getLogger(__name__)
 
@@ -40,25 +57,176 @@ ON_LOOP_BYTES: Final = 64 << 10
 """Converting this many bytes takes about a millisecond; more are converted on a disk thread."""
 ZSTD_FROM: Final = 10
 """The first version whose clients know zstd (KIP-110)."""
+IDS_FROM: Final = 13
+"""The first version that names topics by id."""
 NO_SESSION: Final = 0
-FETCH_SESSION_ID_NOT_FOUND: Final = 70
+FULL_EPOCH: Final = 0
+"""Session epoch of a request that begins a session."""
+NO_EPOCH: Final = -1
+"""Session epoch of a request without a session."""
+MAX_EPOCH: Final = (1 << 31) - 1
+MAX_SESSIONS: Final = 1_000
+"""As Kafka's max.incremental.fetch.session.cache.slots."""
+MAX_CACHED: Final = 500_000
+"""Partitions of all sessions together."""
+EVICTION_S: Final = 120.0
+"""As Kafka's min.incremental.fetch.session.eviction.ms."""
+
+Key = tuple[str | bytes, int]
+"""A partition, by the topic's name or id."""
 
 
-class _Wanted(NamedTuple):
-    """One partition of a request, and its part of the response."""
+class _Part:
+    """One partition that a client reads."""
 
-    topic: str
-    partition: int
-    leader_epoch: int
-    offset: int
-    max_bytes: int
-    result: Fields
+    __slots__ = ("leader_epoch", "max_bytes", "offset", "partition", "sent", "topic")
+
+    def __init__(self, topic: str | bytes, part: Fields) -> None:
+        self.topic = topic
+        self.partition: int = part["partition"]
+        self.sent: tuple[int, int, int] | None = None
+        """High watermark, last stable offset and log start offset that the client was told; None: it must hear them."""
+        self.change(part)
+
+    def change(self, part: Fields) -> None:
+        """Take what a request says."""
+        self.leader_epoch: int = part["current_leader_epoch"]
+        self.offset: int = part["fetch_offset"]
+        self.max_bytes: int = part["partition_max_bytes"]
+
+    def is_news(self, result: Fields) -> bool:
+        """Whether a result has to be sent in a session; notes what the client knows then."""
+        told = (result["high_watermark"], result["last_stable_offset"], result["log_start_offset"])
+        news = bool(result["records"]) or result["preferred_read_replica"] >= 0 or told != self.sent
+        if result["error_code"]:
+            self.sent = None
+            return True
+        self.sent = told
+        return news
+
+
+class _Session:
+    """What a client reads, in the order of its turns."""
+
+    __slots__ = ("by_id", "epoch", "id", "parts", "principal", "used_s")
+
+    def __init__(self, session_id: int, principal: str, parts: OrderedDict[Key, _Part], *, by_id: bool) -> None:
+        self.id = session_id
+        self.principal = principal
+        self.parts = parts
+        self.by_id = by_id
+        self.epoch = 1
+        """Of the next request."""
+        self.used_s = 0.0
+
+
+class Refusal(Exception):
+    """A request as a whole is refused."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Sessions:
+    """The sessions of one broker."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        """By id, the longest unused first."""
+        self._cached = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def cached(self) -> int:
+        """How many partitions all sessions have."""
+        return self._cached
+
+    def enter(self, request: Fields, version: int, principal: str) -> tuple[_Session | None, list[_Part]]:
+        """Return the session of a request, and the partitions to read.
+
+        Raises:
+            Refusal: the session is not known, or is at another epoch.
+        """
+        by_id = version >= IDS_FROM
+        session_id, epoch = request["session_id"], request["session_epoch"]
+        known = self._sessions.get(session_id)
+        if known is not None and known.principal != principal:
+            known = None
+        if epoch in (FULL_EPOCH, NO_EPOCH):
+            if known is not None:
+                self._end(known)
+            parts = OrderedDict(_named(request, by_id=by_id))
+            begun = None if epoch == NO_EPOCH or not parts else self._begin(parts, principal, by_id=by_id)
+            return begun, list(parts.values())
+        if known is None:
+            raise Refusal(errors.FETCH_SESSION_ID_NOT_FOUND)
+        if known.by_id != by_id:
+            raise Refusal(errors.FETCH_SESSION_TOPIC_ID_ERROR)
+        if epoch != known.epoch:
+            raise Refusal(errors.INVALID_FETCH_SESSION_EPOCH)
+        known.epoch = 1 if epoch == MAX_EPOCH else epoch + 1
+        self._change(known, request)
+        self._used(known)
+        return known, list(known.parts.values())
+
+    def _change(self, session: _Session, request: Fields) -> None:
+        before = len(session.parts)
+        for topic in request["forgotten_topics_data"]:
+            name = topic["topic_id"] if session.by_id else topic["topic"]
+            for number in topic["partitions"]:
+                session.parts.pop((name, number), None)
+        for topic in request["topics"]:
+            name = topic["topic_id"] if session.by_id else topic["topic"]
+            for part in topic["partitions"]:
+                found = session.parts.get((name, part["partition"]))
+                if found is None:
+                    session.parts[name, part["partition"]] = _Part(name, part)
+                else:
+                    found.change(part)
+        self._cached += len(session.parts) - before
+        if self._cached > MAX_CACHED:
+            self._end(session)
+            raise Refusal(errors.FETCH_SESSION_ID_NOT_FOUND)
+
+    def _begin(self, parts: OrderedDict[Key, _Part], principal: str, *, by_id: bool) -> _Session | None:
+        while len(self._sessions) >= MAX_SESSIONS or self._cached + len(parts) > MAX_CACHED:
+            oldest = next(iter(self._sessions.values()), None)
+            if oldest is None or self._clock() - oldest.used_s < EVICTION_S:
+                return None
+            self._end(oldest)
+        session_id = NO_SESSION
+        while session_id == NO_SESSION or session_id in self._sessions:
+            session_id = secrets.randbelow(MAX_EPOCH) + 1
+        begun = self._sessions[session_id] = _Session(session_id, principal, parts, by_id=by_id)
+        self._cached += len(parts)
+        self._used(begun)
+        return begun
+
+    def _used(self, session: _Session) -> None:
+        session.used_s = self._clock()
+        self._sessions.move_to_end(session.id)
+
+    def _end(self, session: _Session) -> None:
+        if self._sessions.pop(session.id, None) is not None:
+            self._cached -= len(session.parts)
+
+
+def _named(request: Fields, *, by_id: bool) -> Iterable[tuple[Key, _Part]]:
+    for topic in request["topics"]:
+        name = topic["topic_id"] if by_id else topic["topic"]
+        for part in topic["partitions"]:
+            yield (name, part["partition"]), _Part(name, part)
 
 
 class Fetch:
     """The API of one broker."""
 
     def __init__(self, replica_manager: ReplicaManager, image: Callable[[], MetadataImage], disk: Executor) -> None:
+        self.sessions = Sessions(time.monotonic)
         self._replica_manager = replica_manager
         self._image = image
         self._disk = disk
@@ -67,9 +235,11 @@ class Fetch:
 
     async def serve(self, request: Fields, version: int, who: Caller) -> Fields:
         """Return the response."""
-        if request["session_id"] != NO_SESSION:
-            return {"error_code": FETCH_SESSION_ID_NOT_FOUND, "session_id": NO_SESSION, "responses": []}
-        attempt = _Attempt(self, request, version, who)
+        try:
+            session, parts = self.sessions.enter(request, version, who.principal)
+        except Refusal as refusal:
+            return {"error_code": refusal.code, "session_id": NO_SESSION, "responses": []}
+        attempt = _Attempt(self, request, parts, version, who)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + max(0, min(request["max_wait_ms"], MAX_WAIT_MS)) / 1_000
         changed = asyncio.Event()
@@ -89,10 +259,21 @@ class Fetch:
             attempt.stop_waiting(changed.set)
         await attempt.convert()
         attempt.withhold_without_lease()
-        return {"session_id": NO_SESSION, "responses": attempt.responses}
+        is_first = request["session_epoch"] in (FULL_EPOCH, NO_EPOCH)
+        return {
+            "session_id": NO_SESSION if session is None else session.id,
+            "responses": attempt.responses(session, everything=is_first),
+        }
 
     async def read_one(
-        self, wanted: _Wanted, isolation: common_pb2.IsolationLevel.ValueType, rack: str, room: int, *, whole: bool
+        self,
+        wanted: _Part,
+        topic: TopicImage,
+        isolation: common_pb2.IsolationLevel.ValueType,
+        rack: str,
+        room: int,
+        *,
+        whole: bool,
     ) -> tuple[Partition, ReadResult, bool] | int:
         """Read one partition; return it with what was read and whether as a follower, or a nearer replica's broker id.
 
@@ -101,10 +282,7 @@ class Fetch:
         Raises:
             RaftlogError: this partition is refused.
         """
-        found = self._image().topic(wanted.topic)
-        if found is None:
-            raise UnknownTopicOrPartition(f"there is no topic {wanted.topic[:249]!r}")
-        partition = self._replica_manager.find(found.topic_id, wanted.partition)
+        partition = self._replica_manager.find(topic.topic_id, wanted.partition)
         from_follower = bool(rack) and partition.following is not None
         partition.check_leader_epoch(wanted.leader_epoch, from_follower=from_follower)
         if rack and not from_follower:
@@ -130,6 +308,22 @@ class Fetch:
         if len(result.records) > limit and not whole:
             return partition, ReadResult(b"", wanted.offset), from_follower
         return partition, result, from_follower
+
+    def topic(self, named: str | bytes, reads: Decisions | None) -> TopicImage:
+        """Return a topic that the client may read. Raises RaftlogError."""
+        if isinstance(named, bytes):
+            found = self._image().topics.get(named)
+            if found is None:
+                raise UnknownTopicId(f"there is no topic with the id {named.hex()}")
+            if reads is not None:
+                reads.check(found.name, named)
+            return found
+        if reads is not None:
+            reads.check(named)
+        found = self._image().topic(named)
+        if found is None:
+            raise UnknownTopicOrPartition(f"there is no topic {named[:249]!r}")
+        return found
 
     async def aborted(self, partition: Partition, offset: int, end: int) -> list[Fields]:
         """Return the aborted transactions that may have records between the offsets."""
@@ -165,7 +359,7 @@ class _Attempt:
         is_final: whether a partition is refused or redirected, which the client has to learn at once.
     """
 
-    def __init__(self, api: Fetch, request: Fields, version: int, who: Caller) -> None:
+    def __init__(self, api: Fetch, request: Fields, parts: list[_Part], version: int, who: Caller) -> None:
         self._api = api
         self._request = request
         self._version = version
@@ -175,28 +369,11 @@ class _Attempt:
         )
         self._who = who
         self._reads = Decisions.of(who, Acl.READ, Acl.TOPIC)
-        self._read: list[tuple[_Wanted, Partition, ReadResult]] = []
+        self._read: list[tuple[_Part, Fields, str, Partition, ReadResult]] = []
         self._waited: list[Partition] = []
         self.bytes = 0
         self.is_final = False
-        self.responses: list[Fields] = []
-        self._wanted: list[_Wanted] = []
-        for topic in request["topics"]:
-            parts: list[Fields] = []
-            self.responses.append({"topic": topic["topic"], "partitions": parts})
-            for part in topic["partitions"]:
-                result: Fields = {"partition_index": part["partition"]}
-                parts.append(result)
-                self._wanted.append(
-                    _Wanted(
-                        topic["topic"],
-                        part["partition"],
-                        part["current_leader_epoch"],
-                        part["fetch_offset"],
-                        part["partition_max_bytes"],
-                        result,
-                    )
-                )
+        self._wanted: list[tuple[_Part, Fields]] = [(each, {"partition_index": each.partition}) for each in parts]
 
     async def read(self, wake: Callable[[], None]) -> None:
         """Read every partition, and have `wake` called when one of them changes."""
@@ -208,26 +385,30 @@ class _Attempt:
             self._api.call_when_renewed(wake)
             return
         rack = self._request["rack_id"]
-        for number, wanted in enumerate(self._wanted, 1):
+        for number, (wanted, answer) in enumerate(self._wanted, 1):
             if number % AT_A_TIME == 0:
                 await asyncio.sleep(0)
             try:
-                if self._reads is not None:
-                    self._reads.check(wanted.topic)
-                found = await self._api.read_one(wanted, self._isolation, rack, room, whole=not self.bytes)
+                topic = self._api.topic(wanted.topic, self._reads)
+                found = await self._api.read_one(wanted, topic, self._isolation, rack, room, whole=not self.bytes)
             except RaftlogError as error:
-                self._refuse(wanted, error)
+                self._refuse(answer, error)
                 continue
             if isinstance(found, int):
-                wanted.result.update(
-                    error_code=errors.NONE, high_watermark=-1, preferred_read_replica=found, records=b""
+                answer.update(
+                    error_code=errors.NONE,
+                    high_watermark=-1,
+                    last_stable_offset=-1,
+                    log_start_offset=-1,
+                    preferred_read_replica=found,
+                    records=b"",
                 )
                 self.is_final = True
                 continue
             partition, result, from_follower = found
             room -= len(result.records)
             self.bytes += len(result.records)
-            self._read.append((wanted, partition, result))
+            self._read.append((wanted, answer, topic.name, partition, result))
             partition.wait(wake, from_follower=from_follower)
             self._waited.append(partition)
 
@@ -242,7 +423,7 @@ class _Attempt:
         """Turn what was read into the response."""
         takes_zstd = self._version >= ZSTD_FROM
         loop = asyncio.get_running_loop()
-        for wanted, partition, result in self._read:
+        for wanted, answer, topic, partition, result in self._read:
             try:
                 records: list[bytes] = []
                 aborted: list[Fields] | None = None
@@ -256,13 +437,13 @@ class _Attempt:
                         records = await loop.run_in_executor(self._api._disk, convert)
                     if aborted is not None:
                         aborted = await self._api.aborted(partition, wanted.offset, result.next_offset)
-                    self._api.count(wanted.topic, len(result.records))
+                    self._api.count(topic, len(result.records))
             except RaftlogError as error:
                 if isinstance(error, CorruptRecordError):
                     partition.suspect(wanted.offset)
-                self._refuse(wanted, error)
+                self._refuse(answer, error)
                 continue
-            wanted.result.update(
+            answer.update(
                 error_code=errors.NONE,
                 high_watermark=partition.high_watermark,
                 last_stable_offset=partition.last_stable_offset,
@@ -276,13 +457,25 @@ class _Attempt:
         """Refuse everything if the lease has expired: another broker may lead by now."""
         if self._api.has_lease:
             return
-        for wanted in self._wanted:
-            self._refuse(wanted, NotLeader("this broker has no lease; refresh metadata"))
+        for _, answer in self._wanted:
+            self._refuse(answer, NotLeader("this broker has no lease; refresh metadata"))
 
-    def _refuse(self, wanted: _Wanted, error: RaftlogError) -> None:
+    def responses(self, session: _Session | None, *, everything: bool) -> list[Fields]:
+        """Return the results by topic; in a session those with news, unless `everything` is wanted."""
+        by_topic: dict[str | bytes, list[Fields]] = {}
+        for part, answer in self._wanted:
+            if (session is not None and not part.is_news(answer)) and not everything:
+                continue
+            by_topic.setdefault(part.topic, []).append(answer)
+            if session is not None and answer["records"] and (part.topic, part.partition) in session.parts:
+                session.parts.move_to_end((part.topic, part.partition))
+        name = "topic_id" if self._version >= IDS_FROM else "topic"
+        return [{name: topic, "partitions": parts} for topic, parts in by_topic.items()]
+
+    def _refuse(self, answer: Fields, error: RaftlogError) -> None:
         self.is_final = True
         refused: dict[str, Any] = {
-            "error_code": errors.code_of(error),
+            "error_code": errors.code_of(error, by_name=self._version < IDS_FROM),
             "high_watermark": -1,
             "last_stable_offset": -1,
             "log_start_offset": -1,
@@ -290,4 +483,4 @@ class _Attempt:
             "preferred_read_replica": -1,
             "records": b"",
         }
-        wanted.result.update(refused)
+        answer.update(refused)

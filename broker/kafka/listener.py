@@ -20,6 +20,8 @@ Bounds, so that no client harms another:
 
 An API or a version that is not offered closes the connection, as in Kafka; ApiVersions of an unknown version is
 answered in version 0 with UNSUPPORTED_VERSION, so that the client asks again.
+
+A response whose `throttle_time_ms` is not 0 leaves at once; then nothing is read from the client for so long (KIP-219).
 """
 
 from __future__ import annotations
@@ -77,6 +79,8 @@ HANDSHAKE_S: Final = 10.0
 """For TLS's handshake."""
 SHUTDOWN_S: Final = 5.0
 """For TLS's closing message."""
+MAX_MUTED_S: Final = 30.0
+"""The longest time for which a client that is throttled is not read."""
 STOP_S: Final = 0.5
 """How long connections may take to send the answers that they owe when the broker stops."""
 
@@ -351,6 +355,7 @@ class _Connection:
         self._writer = writer
         self._session = session
         self._leave = leave
+        self._muted_until_s = 0.0
         self._deadline: asyncio.TimerHandle | None = None
         if session.is_admitted:
             self._stays()
@@ -424,6 +429,7 @@ class _Connection:
     async def _read(self) -> None:
         wait_s = FIRST_S
         while True:
+            await self._muted()
             async with asyncio.timeout(wait_s):
                 start = await self._reader.read(1)
             if not start:
@@ -574,7 +580,18 @@ class _Connection:
         self._writer.write(b"".join((_FRONT.pack(size, correlation_id), *pieces)))
         async with asyncio.timeout(RESPONSE_S):
             await self._writer.drain()
+        self._mute(response.get("throttle_time_ms", 0))
         self._count(key, response, begun_s)
+
+    def _mute(self, throttle_time_ms: int) -> None:
+        """Read nothing from the client for so long: it is told, and may not obey (KIP-219)."""
+        if throttle_time_ms > 0:
+            until_s = time.monotonic() + min(throttle_time_ms / 1_000, MAX_MUTED_S)
+            self._muted_until_s = max(self._muted_until_s, until_s)
+
+    async def _muted(self) -> None:
+        if (left_s := self._muted_until_s - time.monotonic()) > 0:
+            await asyncio.sleep(left_s)
 
     def _count(self, key: int, response: Fields, begun_s: float) -> None:
         counted = self._listener.counters.request(f"Kafka.{api_name(key)}")

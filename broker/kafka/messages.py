@@ -45,9 +45,12 @@ ProduceResponse 3-13 flexible 9
         port: int32
         rack: string null = null
 
-FetchRequest 1 4-12 flexible 12
+FetchRequest 1 4-17 flexible 12
     cluster_id: string 12+ null tag0 = null
-    replica_id: int32 = -1
+    replica_id: int32 4-14 = -1
+    replica_state: struct 15+ tag1
+        replica_id: int32 = -1
+        replica_epoch: int64 = -1
     max_wait_ms: int32
     min_bytes: int32
     max_bytes: int32 = 2147483647
@@ -55,7 +58,8 @@ FetchRequest 1 4-12 flexible 12
     session_id: int32 7+
     session_epoch: int32 7+ = -1
     topics: []
-        topic: string
+        topic: string 4-12
+        topic_id: uuid 13+
         partitions: []
             partition: int32
             current_leader_epoch: int32 9+ = -1
@@ -63,17 +67,20 @@ FetchRequest 1 4-12 flexible 12
             last_fetched_epoch: int32 12+ = -1
             log_start_offset: int64 5+ = -1
             partition_max_bytes: int32
+            replica_directory_id: uuid 17+ tag0
     forgotten_topics_data: [] 7+
-        topic: string
+        topic: string 7-12
+        topic_id: uuid 13+
         partitions: []int32
     rack_id: string 11+
 
-FetchResponse 4-12 flexible 12
+FetchResponse 4-17 flexible 12
     throttle_time_ms: int32
     error_code: int16 7+
     session_id: int32 7+
     responses: []
-        topic: string
+        topic: string 4-12
+        topic_id: uuid 13+
         partitions: []
             partition_index: int32
             error_code: int16
@@ -91,6 +98,11 @@ FetchResponse 4-12 flexible 12
                 first_offset: int64
             preferred_read_replica: int32 11+ = -1
             records: records null
+    node_endpoints: [] 16+ tag0
+        node_id: int32
+        host: string
+        port: int32
+        rack: string null = null
 
 ListOffsetsRequest 2 1-7 flexible 6
     replica_id: int32
@@ -113,7 +125,7 @@ ListOffsetsResponse 1-7 flexible 6
             offset: int64 = -1
             leader_epoch: int32 4+ = -1
 
-MetadataRequest 3 0-12 flexible 9
+MetadataRequest 3 0-13 flexible 9
     topics: [] null1
         topic_id: uuid 10+
         name: string null10
@@ -121,7 +133,7 @@ MetadataRequest 3 0-12 flexible 9
     include_cluster_authorized_operations: bool 8-10
     include_topic_authorized_operations: bool 8+
 
-MetadataResponse 0-12 flexible 9
+MetadataResponse 0-13 flexible 9
     throttle_time_ms: int32 3+
     brokers: []
         node_id: int32
@@ -145,6 +157,7 @@ MetadataResponse 0-12 flexible 9
             offline_replicas: []int32 5+
         topic_authorized_operations: int32 8+ = -2147483648
     cluster_authorized_operations: int32 8-10 = -2147483648
+    error_code: int16 13+
 
 OffsetCommitRequest 8 2-9 flexible 8
     group_id: string

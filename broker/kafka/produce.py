@@ -35,6 +35,7 @@ from raftlog.errors import (
     NotCoordinator,
     RaftlogError,
     RequestTimedOut,
+    TransactionalIdAuthorizationFailed,
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
@@ -193,6 +194,10 @@ class Produce:
         if self._producers is not None and producer_id >= 0:
             transactional_id = request["transactional_id"] or ""
             is_transactional = says_transactional(records)
+            if is_transactional and not transactional_id:
+                raise TransactionalIdAuthorizationFailed(
+                    "a transactional batch, and the request has no transactional id"
+                )
             checks = self._producers(who)
             head = log_pb2.ProduceRequest(transactional_id=transactional_id)
             checks.check_id(head, producer_id, transactional=is_transactional)

@@ -276,3 +276,25 @@ def test_a_body_that_exceeds_its_frame_is_refused() -> None:
         assert await client.is_closed()
 
     run(scenario)
+
+
+def test_a_throttled_client_has_its_answer_at_once_and_is_not_read_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KIP-219."""
+
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+
+        async def throttled(request: Fields, version: int, who: Caller) -> Fields:
+            return {"throttle_time_ms": 300, "responses": []}
+
+        monkeypatch.setattr(bed.listener.fetch, "serve", throttled)
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        client.fetch(1)
+        assert await client.received() == 1
+        monkeypatch.undo()
+        client.fetch(2)
+        assert await client.received() == 2
+        assert loop.time() - begun_s >= 0.3
+
+    run(scenario)
