@@ -9,6 +9,7 @@ from bench import (
     catch_up,
     client_options,
     compaction,
+    console,
     failover,
     footprint,
     groups,
@@ -39,6 +40,7 @@ SUITES = {
     "transactions": transactions.run,
     "tls": client_options.run_tls,
     "spark": spark.run,
+    "console": console.run,
 }
 
 

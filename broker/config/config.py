@@ -583,6 +583,40 @@ class BrokerConfig(Settings):
         False,
         doc="With an authorizer: every user may do everything with resources without ACLs.",
     )
+    audit_topic_enable = switch(
+        False,
+        own=True,
+        doc="Whether the lines of the audit log are also records of the topic __audit, where the console shows them; "
+        "docs/security.md says which can be lost. The same on all brokers.",
+    )
+    audit_topic_num_partitions = integer(
+        12,
+        minimum=1,
+        maximum=MAX_PARTITIONS_PER_TOPIC,
+        own=True,
+        doc="Partitions of __audit; used when the topic is created. A broker writes to those that it leads: have at "
+        "least as many as brokers.",
+    )
+    audit_topic_replication_factor = integer(
+        3,
+        minimum=1,
+        maximum=1000,
+        own=True,
+        doc="Replicas of __audit; by default a smaller cluster uses as many as it has brokers.",
+    )
+    audit_topic_segment_bytes = size_bytes(
+        16 * MIB,
+        minimum=1024,
+        maximum=(1 << 31) - 1,
+        own=True,
+        doc="Segment size of __audit.",
+    )
+    audit_topic_retention_ms = duration_ms(
+        30 * 24 * 60 * MINUTE_MS,
+        minimum=MINUTE_MS,
+        own=True,
+        doc="How long records of __audit are kept; used when the topic is created.",
+    )
 
     # OpenTelemetry traces
 

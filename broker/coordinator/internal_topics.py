@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 TRANSACTION_STATE: Final = "__transaction_state"
+AUDIT: Final = "__audit"
 SETTLE_S: Final = 10.0
 """How long a broker that cannot know the size of the cluster waits for others, after the first need of the topic."""
 WAIT_S: Final = 3.0
@@ -50,7 +51,10 @@ def replicas_needed(image: MetadataImage, replication_factor: int, *, is_set: bo
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of an internal topic. `min_isr` is lowered to what its replicas allow; None: as other topics."""
+    """The settings of an internal topic. `min_isr` is lowered to what its replicas allow; None: as other topics.
+
+    `retention_ms`: how long records are kept; None: the topic is compacted.
+    """
 
     name: str
     partitions: int
@@ -58,10 +62,13 @@ class Plan:
     replication_factor_key: str
     segment_bytes: int
     min_isr: int | None = None
+    retention_ms: int | None = None
 
     def configs(self, replicas: int) -> dict[str, str]:
         """Return the topic's own configs."""
         configs = {"cleanup.policy": "compact", "segment.bytes": str(self.segment_bytes)}
+        if self.retention_ms is not None:
+            configs |= {"cleanup.policy": "delete", "retention.ms": str(self.retention_ms)}
         if self.min_isr is not None:
             configs["min.insync.replicas"] = str(min(self.min_isr, replicas))
         return configs
@@ -69,7 +76,7 @@ class Plan:
 
 def plans(config: BrokerConfig) -> dict[str, Plan]:
     """Return the plan of each internal topic, by its name."""
-    both = (
+    all_of_them = (
         Plan(
             CONSUMER_OFFSETS,
             config.offsets_topic_num_partitions,
@@ -85,12 +92,20 @@ def plans(config: BrokerConfig) -> dict[str, Plan]:
             config.transaction_state_log_segment_bytes,
             config.transaction_state_log_min_isr,
         ),
+        Plan(
+            AUDIT,
+            config.audit_topic_num_partitions,
+            config.audit_topic_replication_factor,
+            "audit.topic.replication.factor",
+            config.audit_topic_segment_bytes,
+            retention_ms=config.audit_topic_retention_ms,
+        ),
     )
-    return {plan.name: plan for plan in both}
+    return {plan.name: plan for plan in all_of_them}
 
 
 class InternalTopics:
-    """Makes `__consumer_offsets` and `__transaction_state`, each when it is needed first. On the event loop."""
+    """Makes each internal topic when it is needed first. On the event loop."""
 
     def __init__(self, metadata: MetadataPort, config: BrokerConfig) -> None:
         self._makers = {name: _Maker(metadata, config, plan) for name, plan in plans(config).items()}

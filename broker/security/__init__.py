@@ -8,4 +8,5 @@ permissions.py      an interceptor that checks each call; the table of what a ca
 authorizer.py       decisions by ACLs
 caller.py           the caller of a call, and the decisions that a session keeps
 audit.py            the audit log
+audit_topic.py      its lines as records of a topic
 """

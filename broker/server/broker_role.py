@@ -16,7 +16,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -29,7 +29,7 @@ from broker.config.config import BrokerConfig
 from broker.config.endpoints import PLAINTEXT, Endpoint
 from broker.coordinator.groups.assignors import BUILT_IN, Assignor
 from broker.coordinator.groups.coordinators import GroupCoordinators, warn_of_timeouts
-from broker.coordinator.internal_topics import InternalTopics
+from broker.coordinator.internal_topics import AUDIT, InternalTopics
 from broker.coordinator.transactions.coordinators import TransactionCoordinators
 from broker.coordinator.transactions.marker_links import MarkerLinks
 from broker.coordinator.transactions.marker_sender import LocalMarkers, MarkerSender
@@ -62,11 +62,13 @@ from broker.observability.metrics import BrokerMetrics, GroupMetrics, LoadMetric
 from broker.observability.node import Observability
 from broker.quotas.manager import Charging, QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
+from broker.security.audit_topic import AuditTopic
 from broker.security.caller import Caller
 from broker.security.client_listener import ClientSecurity
 from broker.security.permissions import Permissions
 from broker.server.housekeeping import housekeep
 from broker.server.lease import ServingLease
+from broker.server.logging import AUDIT as AUDIT_LOGGER
 from broker.server.quorum_role import NodeMetadata, or_failure
 from broker.server.registration import HeartbeatOptions, Heartbeats, Registration, register
 from broker.server.replication_role import ReplicationRole, address_of
@@ -223,6 +225,8 @@ async def group_lag_shown(
 STOP_GRACE_S: Final = 0.5
 """How long open calls may take to end, after all waiting clients have been answered."""
 CONTROLLED_SHUTDOWN_S: Final = 2.0
+AUDIT_STOP_S: Final = 1.0
+"""How long a broker that stops tries to write the last audit records."""
 
 
 class BrokerRole:
@@ -471,11 +475,34 @@ class BrokerRole:
         heartbeats = self._start_heartbeats(cluster_id)
         stack.push_async_callback(heartbeats.close)
         stack.push_async_callback(self._leave, server, kafka, heartbeats)
+        if self._config.audit_topic_enable:
+            await stack.enter_async_context(self._audit_topic())
         await or_failure(heartbeats.wait_serving(), self._failure, self._why_fenced, "the controller's lease")
         await server.start()
         await listener.open()
         if kafka is not None:
             await kafka.open()
+
+    @asynccontextmanager
+    async def _audit_topic(self) -> AsyncIterator[None]:
+        """Write the audit log into its topic as well; at the end what is left, while this broker still leads."""
+        topic = AuditTopic(
+            self._config.node_id,
+            partial(self._internal_topics.needed, AUDIT),
+            self._registry.partitions,
+            self._clock.now_ms,
+        )
+        audit_log = logging.getLogger(AUDIT_LOGGER)
+        audit_log.addHandler(topic)
+        task = asyncio.create_task(topic.run(), name="audit topic")
+        try:
+            yield
+        finally:
+            audit_log.removeHandler(topic)
+            await _cancel(task)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AUDIT_STOP_S):
+                    await topic.write()
 
     # The client listener
 

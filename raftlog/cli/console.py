@@ -47,6 +47,14 @@ def console(
             help="Allow an address beyond loopback without https, for example behind an ingress, or without logins.",
         ),
     ] = False,
+    behind_https: Annotated[
+        bool,
+        typer.Option(
+            "--behind-https",
+            metavar="",
+            help="Browsers come over https that ends before the console, as at an ingress: cookies are for https only.",
+        ),
+    ] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
 ) -> None:
     """Serve a page where people look at the cluster and change it, until Ctrl-C.
@@ -69,11 +77,14 @@ def console(
     options = AdminOptions.make({**client, "sasl.username": client.get("sasl.username", "")}, {})
     with_login = options.security_protocol == "sasl_ssl" and not options.sasl_username
     tls = tls_certificate is not None
+    https = tls or behind_https
     loopback = host in LOOPBACK or host.startswith("127.")
-    if not loopback and not insecure and not (tls and with_login):
-        missing_for = " and ".join(
-            each for each, has in (("--tls-certificate and --tls-key", tls), ("users to log in", with_login)) if not has
-        )
+    if not loopback and not insecure and not (https and with_login):
+        needed = {
+            "https (--tls-certificate and --tls-key, or --behind-https)": https,
+            "users to log in": with_login,
+        }
+        missing_for = " and ".join(name for name, has in needed.items() if not has)
         raise typer.BadParameter(
             f"at {host} everybody in the network reaches the console: it needs {missing_for}, or --insecure"
         )
@@ -85,7 +96,7 @@ def console(
         read_only=read_only,
         session_timeout_s=session_timeout,
         hosts=() if host in ("0.0.0.0", "::") and not allowed_host else names,
-        tls=tls,
+        tls=https,
     )
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("raftlog.console.audit").setLevel(logging.INFO)

@@ -76,6 +76,37 @@ class JsonPath(NamedTuple):
         return found == self.wanted if isinstance(found, str) else json.dumps(found) == self.wanted
 
 
+class AuditFilter(NamedTuple):
+    """Which audit records to show: parts of texts, and how it ended. Empty: all."""
+
+    who: str = ""
+    what: str = ""
+    on: str = ""
+    host: str = ""
+    outcome: str = ""
+
+    def matches(self, value: bytes | None) -> bool:
+        """Whether a record of the audit topic is one of these."""
+        line = audit_line(value)
+        texts = (
+            (self.who, line.get("principal", "")),
+            (self.what, line.get("operation", "")),
+            (self.on, f"{line.get('resource_type', '')} {line.get('resource', '')}"),
+            (self.host, line.get("host", "")),
+        )
+        if not all(wanted.lower() in str(found).lower() for wanted, found in texts):
+            return False
+        return not self.outcome or line.get("event") == self.outcome
+
+
+OUTCOMES: Final = ("refused", "allowed", "changed", "may have been changed", "dropped")
+
+
+def audit_line(value: bytes | None) -> dict[str, object]:
+    """Return the fields of an audit record (docs/security.md); none if it is something else."""
+    return _object(value) or {}
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """What to show of a topic. `offset`, `time_ms`: where to begin if `begin` says so."""
@@ -91,6 +122,7 @@ class Query:
     path: JsonPath | None = None
     form: str = "auto"
     view: str = "records"
+    audit: AuditFilter | None = None
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> Query:
@@ -134,7 +166,7 @@ class Query:
     @property
     def filters(self) -> bool:
         """Whether some records are left out."""
-        return bool(self.key or self.value or self.header or self.path)
+        return bool(self.key or self.value or self.header or self.path or (self.audit and any(self.audit)))
 
     def wants(self, record: Record) -> bool:
         """Whether a record passes the filters."""
@@ -147,6 +179,8 @@ class Query:
             found = [value for key, value in record.headers if key == name]
             if not found or (equal and wanted.encode() not in found):
                 return False
+        if self.audit is not None and not self.audit.matches(record.value):
+            return False
         return self.path is None or self.path.matches(record.value)
 
 

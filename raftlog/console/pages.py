@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 import raftlog
@@ -20,10 +20,16 @@ from raftlog.cli.partitions.health import is_under_replicated, state_of
 from raftlog.cli.partitions.moving import Move, present
 from raftlog.console.access import Session
 from raftlog.console.actions import why_not
-from raftlog.console.messages import LONGEST_ALONE, Query, search, table_of
+from raftlog.console.messages import LONGEST_ALONE, OUTCOMES, AuditFilter, Query, audit_line, search, table_of
 from raftlog.console.rebalance import AT_A_TIME
 from raftlog.console.view import Answer, View
-from raftlog.errors import GroupIdNotFound, InvalidRequestError, ResourceNotFound, UnknownTopicOrPartition
+from raftlog.errors import (
+    AuthorizationError,
+    GroupIdNotFound,
+    InvalidRequestError,
+    ResourceNotFound,
+    UnknownTopicOrPartition,
+)
 from raftlog.security import AclOperation, ResourceType
 from raftlog.types import TopicPartition
 
@@ -48,6 +54,10 @@ class Look:
     def why_not(self, action: str, name: str = "") -> str | None:
         """Return why this user may not make that change; None: a page offers it."""
         return why_not(self.view, action, name)
+
+    def may_audit(self) -> bool:
+        """Whether there is an audit topic that this user may read."""
+        return self.view.may_audit(AUDIT_TOPIC)
 
     def may_look(self) -> bool:
         """Whether this user may see the quorum, users and ACLs."""
@@ -597,6 +607,43 @@ def security(look: Look) -> Page:
     return Page("security.html", "Security", values)
 
 
+AUDIT_TOPIC: Final = "__audit"
+MOST_AUDIT_LINES: Final = 100
+
+
+def audit(look: Look) -> Page:
+    """Records of the brokers' audit log: who did what, on what, when, from where, and how it ended."""
+    problem, asked = None, None
+    begin = "time" if look.fields.get("time") else "newest"
+    names = ("who", "what", "on", "host", "outcome")
+    query = Query()
+    try:
+        query = replace(
+            Query.parse({"begin": begin, "time": look.fields.get("time", "")}),
+            limit=MOST_AUDIT_LINES,
+            audit=AuditFilter(*(look.fields.get(name, "").strip() for name in names)),
+        )
+        asked = look.view.ask(f"messages {AUDIT_TOPIC} {query}", lambda: _search(look.view, AUDIT_TOPIC, query))
+    except InvalidRequestError as error:
+        problem = str(error)
+    if asked is not None and isinstance(asked.error, AuthorizationError):
+        raise asked.error
+    is_off = asked is not None and isinstance(asked.error, UnknownTopicOrPartition)
+    if asked is not None and asked.error is not None and not is_off and asked.value is None:
+        problem = str(asked.error)
+    found = asked.value if asked is not None else None
+    records = found.records if found is not None else []
+    values = {
+        "problem": problem,
+        "is_off": is_off,
+        "found": found,
+        "lines": [(record, audit_line(record.value)) for record in records],
+        "filters": query.filters,
+        "outcomes": OUTCOMES,
+    }
+    return Page("audit.html", "Audit", values)
+
+
 def _number(text: str) -> int:
     if not (text.isdecimal() and len(text) < 19):
         raise ResourceNotFound(f"{text!r} is not a number")
@@ -621,5 +668,6 @@ PAGES: Final[Mapping[str, Callable[[Look], Page]]] = {
     "/transactions/{id:path}": transaction,
     "/quorum": quorum,
     "/security": security,
+    "/audit": audit,
 }
 """The pages by path, in the order in which they are tried."""

@@ -187,6 +187,15 @@ class View:
         """Ask for all topics, internal ones included, by name."""
         return self.ask("topics", lambda: {each.name: each for each in self.admin.describe_topics(internal=True)})
 
+    def may_audit(self, topic: str) -> bool:
+        """Whether the topic of audit records is there, and this user may read it."""
+
+        def question() -> bool:
+            found = self.admin.describe_topics([topic], internal=True, include_authorized_operations=True, timeout=1)
+            return found[0].authorized_operations is None or AclOperation.READ in found[0].authorized_operations
+
+        return self.ask("may audit", question, SELDOM_S).value or False
+
     def replicas(self, topic: str | None = None) -> Answer[dict[TopicPartition, PartitionReplicas]]:
         """Ask leaders for the offsets of a topic's partitions, or of all; leaders that do not answer are left out."""
 

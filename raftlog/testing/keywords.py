@@ -204,6 +204,18 @@ class ServerKeywords(TypedDict, total=False):
     may do everything as well."""
     allow_everyone_if_no_acl_found: bool
     """With an authorizer: every user may do everything with resources without ACLs."""
+    audit_topic_enable: bool
+    """Whether the lines of the audit log are also records of the topic __audit, where the console shows them;
+    docs/security.md says which can be lost. The same on all brokers."""
+    audit_topic_num_partitions: int
+    """Partitions of __audit; used when the topic is created. A broker writes to those that it leads: have at least as
+    many as brokers."""
+    audit_topic_replication_factor: int
+    """Replicas of __audit; by default a smaller cluster uses as many as it has brokers."""
+    audit_topic_segment_bytes: int | str
+    """Segment size of __audit."""
+    audit_topic_retention_ms: int | str
+    """How long records of __audit are kept; used when the topic is created."""
     tracing_exporter: Literal["none", "otlp", "console"]
     """Destination of this node's spans: a collector (otlp), the standard output (console), or none, which costs
     nothing. The others need the extra `raftlog[otel]`; docs/tracing.md lists what is traced."""

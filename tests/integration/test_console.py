@@ -53,6 +53,8 @@ PAGES = {
     "transaction": "/transactions/transfers",
     "quorum": "/quorum",
     "security": "/security",
+    "audit": "/audit",
+    "audit-none": "/audit?who=nobody",
     "create-topic": "/create-topic",
     "not-found": "/topics/no-such-topic",
 }
@@ -63,6 +65,7 @@ GROUP = "billing/europe"
 def cluster() -> Iterator[Cluster]:
     """Three brokers with records, a group, a transactional id, and a topic with a long name."""
     config: dict[str, int] = {**PATIENT, "offsets.topic.num.partitions": 3, "transaction.state.log.num.partitions": 3}
+    config |= {"audit.topic.enable": True, "audit.topic.num.partitions": 3}
     with Cluster(3, config=config) as made, Admin(made.bootstrap) as admin:
         for topic in ("flights", LONG):
             admin.create_topic(topic, partitions=3, replication_factor=3, configs={"min.insync.replicas": "2"})
@@ -73,6 +76,8 @@ def cluster() -> Iterator[Cluster]:
                 producer.send("flights", json.dumps(value).encode(), key=b"%d" % number, headers=headers)
             producer.send(LONG, b"\x00\xff\x10", key=None)
         admin.alter_group_offsets(GROUP, {TopicPartition("flights", 0): 5})
+        admin.alter_user("ada", "difference-engine")
+        until(lambda: "__audit" in admin.list_topics(internal=True), within_s=WAIT_S)
         yield made
 
 
@@ -277,6 +282,7 @@ def test_up_serves_the_console_and_ends_it() -> None:
                 return ""
 
         until(lambda: "1<small> of 1 up" in overview(), within_s=WAIT_S)
+        assert "audit.topic.enable = true" in Client(address).get("/audit").text
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
@@ -285,7 +291,7 @@ def test_up_serves_the_console_and_ends_it() -> None:
 
 def test_logins_and_acls() -> None:
     users = {"boss": "open, sesame", "ada": "difference-engine"}
-    config: dict[str, Any] = {**STEADY, "authorizer": "acl", "super.users": "User:boss"}
+    config: dict[str, Any] = {**STEADY, "authorizer": "acl", "super.users": "User:boss", "audit.topic.enable": True}
     with Cluster(1, users=users, config=config) as cluster:
         with Admin(cluster.bootstrap, config=dict(cluster.client_config)) as admin:
             admin.create_topic("theirs")
@@ -319,6 +325,7 @@ def test_logins_and_acls() -> None:
             assert ada.get("/topics/theirs").code in (403, 404)
             ada.post("/do/delete-topic", topic="adas", typed="adas", back="/topics")
             assert "note-line error" in ada.get("/topics").text
+            assert ada.get("/audit").code == 403
             ada.post("/logout")
             assert ada.get("/topics").code == 303
 
@@ -328,5 +335,8 @@ def test_logins_and_acls() -> None:
             assert "theirs" in boss.get("/topics").text
             assert "You may not" not in boss.get("/topics/theirs").text
             assert "User:ada" in boss.get("/security").text
+            until(lambda: "User:ada" in boss.get("/audit?outcome=refused&what=delete&on=adas").text, within_s=WAIT_S)
+            assert "No audit record matches." in boss.get("/audit?outcome=refused&what=delete&on=others").text
+            until(lambda: 'href="/audit"' in boss.get("/").text, within_s=WAIT_S)
             boss.post("/do/delete-topic", topic="theirs", typed="theirs", back="/topics")
             assert "Topic theirs was deleted." in boss.get("/topics").text

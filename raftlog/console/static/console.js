@@ -3,6 +3,11 @@
 
 const live = document.querySelector("[data-live]");
 
+// hh:mm:ss, UTC.
+function clockTime(seconds) {
+  return new Date(seconds * 1000).toISOString().slice(11, 19);
+}
+
 // Draws what the server has put into data-plot: [seconds since 1970, values].
 function drawPlots(root) {
   for (const place of root.querySelectorAll("[data-plot]")) {
@@ -17,8 +22,9 @@ function drawPlots(root) {
         height: 150,
         legend: { show: false },
         cursor: { show: false },
+        tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"), // as all times on the pages
         scales: { y: { range: (plot, low, high) => [0, Math.max(1, high * 1.1)] } },
-        axes: [axis, { ...axis, size: 64 }],
+        axes: [{ ...axis, values: (plot, times) => times.map(clockTime), space: 90 }, { ...axis, size: 64 }],
         series: [{}, { stroke: line, width: 2, points: { show: false } }],
       },
       data,
@@ -68,5 +74,5 @@ function follow() {
 
 drawPlots(document);
 // Records are read anew only where a person has asked for it.
-const isRecords = /\/messages$/.test(location.pathname);
+const isRecords = /\/messages$|^\/audit$/.test(location.pathname);
 if (live && live.children.length && (!isRecords || new URLSearchParams(location.search).get("live") === "1")) follow();

@@ -101,7 +101,11 @@ def test_a_quorum_can_form_before_anybody_is_ready(manifests: list[Manifest]) ->
 
 
 def test_selectors_find_the_pods_that_they_mean(manifests: list[Manifest]) -> None:
-    templates = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind(manifests, "StatefulSet")]
+    templates = [
+        each["spec"]["template"]["metadata"]["labels"]
+        for kind in ("StatefulSet", "Deployment")
+        for each in of_kind(manifests, kind)
+    ]
     selectors = [each["spec"]["selector"] for each in of_kind(manifests, "Service")]
     selectors += [each["spec"]["selector"]["matchLabels"] for each in of_kind(manifests, "PodDisruptionBudget")]
     for selector in selectors:
@@ -236,7 +240,7 @@ def test_a_broker_is_drained_before_it_stops(started: list[Pod], tmp_path: Path)
 
 def test_jobs_speak_as_the_brokers_listen(manifests: list[Manifest], started: list[Pod]) -> None:
     wanted = {pod.config.listener_security_protocol for pod in started if pod.config.is_broker}
-    for job in of_kind(manifests, "Job"):
+    for job in (*of_kind(manifests, "Job"), *of_kind(manifests, "Deployment")):
         pod = job["spec"]["template"]["spec"]
         said = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
         assert {said.get("RAFTLOG_SECURITY_PROTOCOL", "plaintext")} == wanted
@@ -246,8 +250,13 @@ def test_jobs_speak_as_the_brokers_listen(manifests: list[Manifest], started: li
         assert {str(Path(file).parent) for file in files} <= mounts
 
 
+def policy_of_nodes(manifests: list[Manifest]) -> Manifest:
+    (policy,) = [each for each in of_kind(manifests, "NetworkPolicy") if each["metadata"]["name"] == "raftlog"]
+    return policy
+
+
 def test_brokers_take_no_records_from_whom_the_policy_does_not_name() -> None:
-    (policy,) = of_kind(load("production"), "NetworkPolicy")
+    policy = policy_of_nodes(load("production"))
     sources = {rule["ports"][0]["port"]: rule["from"] for rule in policy["spec"]["ingress"]}
     own, named = sources["clients"]
     assert named == {"namespaceSelector": {"matchLabels": {"raftlog-clients": "yes"}}}
@@ -258,9 +267,11 @@ def test_brokers_take_no_records_from_whom_the_policy_does_not_name() -> None:
 
 
 def test_pods_that_are_clients_are_let_in(manifests: list[Manifest]) -> None:
-    """Jobs, and brokers with a preStop that asks others."""
-    (policy,) = of_kind(manifests, "NetworkPolicy")
-    templates = [each["spec"]["template"] for kind in ("Job", "StatefulSet") for each in of_kind(manifests, kind)]
+    """Jobs, the console, and brokers with a preStop that asks others."""
+    policy = policy_of_nodes(manifests)
+    templates = [
+        each["spec"]["template"] for kind in ("Job", "StatefulSet", "Deployment") for each in of_kind(manifests, kind)
+    ]
     (clients,) = [rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == "clients"]
     assert templates
     for template in templates:

@@ -134,6 +134,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "tls.enabled is false, but certificates are named: the listeners would be plaintext" -}}
 {{- end -}}
 {{- include "raftlog.auth.check" . -}}
+{{- $console := .Values.console -}}
+{{- if $console.enabled -}}
+{{- if and $console.ingress.enabled (not $console.ingress.host) -}}
+{{- fail "console.ingress.host is empty: the console answers only under the names that it knows" -}}
+{{- end -}}
+{{- if and (include "raftlog.auth.spoken" .) $console.ingress.enabled (not $console.ingress.tls.secret) (not $console.tls.secret) -}}
+{{- fail "console.ingress.tls.secret is empty: passwords would travel in plaintext" -}}
+{{- end -}}
+{{- else if $console.ingress.enabled -}}
+{{- fail "console.ingress.enabled is true, and console.enabled is false" -}}
+{{- end -}}
 {{- if and (not (include "raftlog.separate" .)) (gt $controllers $brokers) -}}
 {{- fail (printf "controllers.replicas is %d, but in mode combined only %d pods (brokers.replicas) can have a vote" $controllers $brokers) -}}
 {{- end -}}
