@@ -3,13 +3,25 @@
 The services hold every rule: what is checked, what is refused, which permissions are needed (`RULES` of
 `broker/security/permissions.py`, with the same audit log). Here only the form changes: topics named by name instead of
 by id, lists of topics instead of one call for each, Kafka's codes instead of raftlog's.
+
+To add an API:
+1. Name in PERMISSIONS the methods of gRPC's services whose rules its handler asks: those of the same act. There is one
+   table of rules, `RULES`. With an authorizer, an API that PERMISSIONS lacks is refused: its connection is closed.
+2. In the handler, call a method with `Apis.call`, which checks its rule; or call `Apis.permit` first; or, for a method
+   whose rule is `inside`, check with `who.check` or `Decisions` what its service checks.
+3. Answer a refusal with `errors.code_of(error)`, which gives TOPIC_AUTHORIZATION_FAILED and its like, for each part of
+   the answer by itself where the answer has parts. Leave out of lists what may not be described.
+
+`tests/integration/test_kafka_security.py` asks every API as a user without any permission, and fails if something is
+answered; it needs an example of a request only where a generic one does not do. The operations that a client asks to be
+told (KIP-430) come from `authorized_operations`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from broker.config.config import BrokerConfig
@@ -22,12 +34,13 @@ from broker.net.services.calls import Context
 from broker.net.services.groups import GroupService
 from broker.net.services.log import LogService
 from broker.net.services.transactions import TransactionService
-from broker.security.caller import Caller, Decisions
+from broker.security.caller import Caller, Decisions, authorized_operations
 from broker.security.permissions import RULES, check
 from raftlog.errors import InvalidRequestError, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
 from raftlog.v1 import admin_pb2, common_pb2, group_pb2, log_pb2, transaction_pb2
 from raftlog.v1.records_pb2 import ConfigResource, ReplicaAssignment
 from raftlog.v1.security_pb2 import Acl
+from raftmeta.acls import CLUSTER_NAME
 from raftmeta.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 
 logger = logging.getLogger(__name__)
@@ -39,11 +52,64 @@ MAX_MESSAGE: Final = 500
 DEFAULT: Final = -1
 """As a number of partitions or replicas: the broker's default."""
 NOBODY: Final = -1
+_WITHOUT_OPERATIONS: Final = (
+    errors.UNKNOWN_TOPIC_OR_PARTITION,
+    errors.UNKNOWN_TOPIC_ID,
+    errors.TOPIC_AUTHORIZATION_FAILED,
+)
+"""Errors of topics of which no operations are told."""
 GROUP, TRANSACTION = 0, 1
 """Types of a coordinator's key."""
 FEATURES: Final = (("transaction.version", 2),)
 """Features that clients look for: with level 2 they use an epoch for each transaction (KIP-890)."""
 _LONGEST_S: Final = 300.0
+
+ANYBODY: Final[tuple[str, ...]] = ()
+"""Needs no permission."""
+
+PERMISSIONS: Final[Mapping[int, tuple[str, ...]]] = {
+    api.PRODUCE: ("Log/Produce",),
+    api.FETCH: ("Log/Fetch",),
+    api.LIST_OFFSETS: ("Log/ListOffsets",),
+    api.METADATA: ("Metadata/Get",),
+    api.OFFSET_COMMIT: ("Group/CommitOffsets",),
+    api.OFFSET_FETCH: ("Group/FetchOffsets",),
+    api.FIND_COORDINATOR: ("Group/FindCoordinator", "Transaction/FindCoordinator"),
+    api.JOIN_GROUP: ("Group/Session",),
+    api.HEARTBEAT: ("Group/Session",),
+    api.LEAVE_GROUP: ("Group/Session",),
+    api.SYNC_GROUP: ("Group/Session",),
+    api.DESCRIBE_GROUPS: ("Group/DescribeGroups",),
+    api.LIST_GROUPS: ("Group/ListGroups",),
+    api.DELETE_GROUPS: ("Group/DeleteGroups",),
+    api.OFFSET_DELETE: ("Group/DeleteOffsets",),
+    api.SASL_HANDSHAKE: ANYBODY,
+    api.API_VERSIONS: ANYBODY,
+    api.CREATE_TOPICS: ("Admin/CreateTopic",),
+    api.DELETE_TOPICS: ("Admin/DeleteTopic",),
+    api.DELETE_RECORDS: ("Log/DeleteRecords",),
+    api.INIT_PRODUCER_ID: ("Transaction/InitProducerId",),
+    api.OFFSET_FOR_LEADER_EPOCH: ("Log/OffsetForLeaderEpoch",),
+    api.ADD_PARTITIONS_TO_TXN: ("Transaction/AddToTransaction",),
+    api.ADD_OFFSETS_TO_TXN: ("Transaction/AddToTransaction",),
+    api.END_TXN: ("Transaction/EndTransaction",),
+    api.WRITE_TXN_MARKERS: ("Transaction/AbortHanging",),
+    api.TXN_OFFSET_COMMIT: ("Group/CommitTransactionOffsets",),
+    api.DESCRIBE_ACLS: ("Security/DescribeAcls",),
+    api.CREATE_ACLS: ("Security/CreateAcls",),
+    api.DELETE_ACLS: ("Security/DeleteAcls",),
+    api.DESCRIBE_CONFIGS: ("Admin/DescribeConfigs",),
+    api.SASL_AUTHENTICATE: ANYBODY,
+    api.CREATE_PARTITIONS: ("Admin/CreatePartitions",),
+    api.INCREMENTAL_ALTER_CONFIGS: ("Admin/AlterConfigs",),
+    api.DESCRIBE_USER_SCRAM_CREDENTIALS: ("Security/DescribeUsers",),
+    api.ALTER_USER_SCRAM_CREDENTIALS: ("Security/AlterUsers",),
+    api.DESCRIBE_CLUSTER: ("Admin/DescribeCluster",),
+    api.DESCRIBE_PRODUCERS: ("Transaction/DescribeProducers",),
+    api.DESCRIBE_TRANSACTIONS: ("Transaction/DescribeTransactions",),
+    api.LIST_TRANSACTIONS: ("Transaction/ListTransactions",),
+}
+"""By API key."""
 
 T = TypeVar("T")
 Handler = Callable[[Fields, int, Caller], Awaitable[Fields]]
@@ -156,7 +222,17 @@ class Apis:
                 topics.append(self._named_topic(image, each, who))
                 if number % AT_A_TIME == 0:
                     await asyncio.sleep(0)
+        if request["include_topic_authorized_operations"]:
+            for number, topic in enumerate(topics, 1):
+                if topic["error_code"] not in _WITHOUT_OPERATIONS:
+                    topic["topic_authorized_operations"] = authorized_operations(who, Acl.TOPIC, topic["name"])
+                if number % AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+        allowed: Fields = {}
+        if request["include_cluster_authorized_operations"]:
+            allowed["cluster_authorized_operations"] = authorized_operations(who, Acl.CLUSTER, CLUSTER_NAME)
         return {
+            **allowed,
             "brokers": self._brokers(image, "node_id"),
             "cluster_id": image.cluster_id,
             "controller_id": self._config.node_id,  # any broker takes what a controller is asked
@@ -212,7 +288,11 @@ class Apis:
                 InvalidRequestError("only brokers can be listed, endpoint type 1"), cluster_id="", brokers=[]
             )
         image = self._image()
+        allowed: Fields = {}
+        if request["include_cluster_authorized_operations"]:
+            allowed["cluster_authorized_operations"] = authorized_operations(who, Acl.CLUSTER, CLUSTER_NAME)
         return {
+            **allowed,
             "cluster_id": image.cluster_id,
             "controller_id": self._config.node_id,
             "brokers": self._brokers(image, "broker_id"),
@@ -340,6 +420,7 @@ class Apis:
                 name = self.name_of(topic["topic_id"])
                 if name is None:
                     raise UnknownTopicId(f"there is no topic with the id {topic['topic_id'].hex()}")
+                who.check(Acl.DELETE, Acl.TOPIC, name, topic["topic_id"])  # whose refusal may not show the name
             await self.call(
                 "Admin/DeleteTopic",
                 self._services.admin.DeleteTopic,

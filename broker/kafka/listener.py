@@ -41,13 +41,15 @@ from broker.config.config import BrokerConfig
 from broker.coordinator.transactions.verifier import ProducerChecks, TransactionVerifier
 from broker.kafka import errors
 from broker.kafka import messages as api
-from broker.kafka.apis import Apis, Handler, Services, api_versions
+from broker.kafka.acls_and_users import SecurityApis
+from broker.kafka.apis import PERMISSIONS, Apis, Handler, Services, api_versions
 from broker.kafka.codec import Fields, Reader
 from broker.kafka.fetch import Fetch
 from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
 from broker.kafka.sasl import AUTHENTICATE_S, MAX_BEFORE_BYTES, OPEN, Door, NotAdmitted, Session
 from broker.kafka.transactions import TransactionApis
+from broker.net.services.security import SecurityService
 from broker.observability.counters import Counters
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, caller
@@ -303,6 +305,7 @@ def listen_for_kafka(
     disk: Executor,
     producers: Callable[[Caller], ProducerChecks],
     verifier: TransactionVerifier,
+    security: SecurityService,
     door: Door,
 ) -> KafkaListener:
     """Return a broker's listener for Kafka clients, with its port bound.
@@ -313,7 +316,11 @@ def listen_for_kafka(
     assert config.kafka_listener is not None, "`listeners` names the address"
     apis = Apis(services, config, image)
     listener = KafkaListener(
-        {**apis.handlers, **TransactionApis(apis, services, verifier).handlers},
+        {
+            **apis.handlers,
+            **TransactionApis(apis, services, verifier).handlers,
+            **SecurityApis(apis, security).handlers,
+        },
         Produce(replica_manager, image, disk, config.request_timeout_ms, producers),
         Fetch(replica_manager, image, disk),
         replica_manager.lease,
@@ -518,6 +525,8 @@ class _Connection:
         elif key == api.SASL_AUTHENTICATE:
             response = await self._session.authenticate(body)
         else:
+            if who.authorizer is not None and key not in PERMISSIONS:
+                raise _Closed(f"{api_name(key)} has no permissions declared, so it is refused: a bug of the broker")
             try:
                 response = await self._listener.handlers[key](body, version, who)
             except InvalidRequestError as error:

@@ -695,6 +695,105 @@ IncrementalAlterConfigsResponse 0-1 flexible 1
         resource_type: int8
         resource_name: string
 
+DescribeAclsRequest 29 1-3 flexible 2
+    resource_type_filter: int8
+    resource_name_filter: string null
+    pattern_type_filter: int8 = 3
+    principal_filter: string null
+    host_filter: string null
+    operation: int8
+    permission_type: int8
+
+DescribeAclsResponse 1-3 flexible 2
+    throttle_time_ms: int32
+    error_code: int16
+    error_message: string null = null
+    resources: []
+        resource_type: int8
+        resource_name: string
+        pattern_type: int8 = 3
+        acls: []
+            principal: string
+            host: string
+            operation: int8
+            permission_type: int8
+
+CreateAclsRequest 30 1-3 flexible 2
+    creations: []
+        resource_type: int8
+        resource_name: string
+        resource_pattern_type: int8 = 3
+        principal: string
+        host: string
+        operation: int8
+        permission_type: int8
+
+CreateAclsResponse 1-3 flexible 2
+    throttle_time_ms: int32
+    results: []
+        error_code: int16
+        error_message: string null
+
+DeleteAclsRequest 31 1-3 flexible 2
+    filters: []
+        resource_type_filter: int8
+        resource_name_filter: string null
+        pattern_type_filter: int8 = 3
+        principal_filter: string null
+        host_filter: string null
+        operation: int8
+        permission_type: int8
+
+DeleteAclsResponse 1-3 flexible 2
+    throttle_time_ms: int32
+    filter_results: []
+        error_code: int16
+        error_message: string null = null
+        matching_acls: []
+            error_code: int16
+            error_message: string null
+            resource_type: int8
+            resource_name: string
+            pattern_type: int8 = 3
+            principal: string
+            host: string
+            operation: int8
+            permission_type: int8
+
+DescribeUserScramCredentialsRequest 50 0-0 flexible 0
+    users: [] null
+        name: string
+
+DescribeUserScramCredentialsResponse 0-0 flexible 0
+    throttle_time_ms: int32
+    error_code: int16
+    error_message: string null = null
+    results: []
+        user: string
+        error_code: int16
+        error_message: string null = null
+        credential_infos: []
+            mechanism: int8
+            iterations: int32
+
+AlterUserScramCredentialsRequest 51 0-0 flexible 0
+    deletions: []
+        name: string
+        mechanism: int8
+    upsertions: []
+        name: string
+        mechanism: int8
+        iterations: int32
+        salt: bytes
+        salted_password: bytes
+
+AlterUserScramCredentialsResponse 0-0 flexible 0
+    throttle_time_ms: int32
+    results: []
+        user: string
+        error_code: int16
+        error_message: string null
+
 DescribeClusterRequest 60 0-1 flexible 0
     include_cluster_authorized_operations: bool
     endpoint_type: int8 1+ = 1
@@ -748,12 +847,17 @@ ADD_OFFSETS_TO_TXN: Final = 25
 END_TXN: Final = 26
 WRITE_TXN_MARKERS: Final = 27
 TXN_OFFSET_COMMIT: Final = 28
+DESCRIBE_ACLS: Final = 29
+CREATE_ACLS: Final = 30
+DELETE_ACLS: Final = 31
 DESCRIBE_CONFIGS: Final = 32
 SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 OFFSET_DELETE: Final = 47
+DESCRIBE_USER_SCRAM_CREDENTIALS: Final = 50
+ALTER_USER_SCRAM_CREDENTIALS: Final = 51
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65

@@ -10,6 +10,7 @@ PLAIN (RFC 4616), in which a client sends the password itself, is checked agains
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from broker.observability.counters import Counters
 from broker.security.audit import Audit, network_of
 from broker.security.users import Users
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, RaftlogError
+from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512
 from raftmeta.acls import MAX_USER_CHARACTERS
-from raftmeta.credentials import MECHANISM_NAMES, Credential
+from raftmeta.credentials import MECHANISM_NAMES, Credential, Mechanism
 
 EXCHANGE_MS: Final = 10_000
 MAX_EXCHANGES: Final = 1_000
@@ -45,6 +47,7 @@ MAX_PLAIN_CHECKS: Final = 4
 PLAIN: Final = "PLAIN"
 _SHOWN: Final = 100
 _BY_NAME: Final = {name: mechanism for mechanism, name in MECHANISM_NAMES.items()}
+_HASHES: Final = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 _Guesser = tuple[str, str]
 """A user's name and a network."""
 
@@ -295,6 +298,13 @@ class ScramExchanges:
             if self._exchanges[oldest].expires_ms > now_ms:
                 return
             self._take(oldest)
+
+
+def keys_of(salted_password: bytes, mechanism: Mechanism) -> tuple[bytes, bytes]:
+    """Return the stored key and the server key of a salted password (RFC 5802, section 3)."""
+    hashed = _HASHES[mechanism]
+    client_key = hmac.digest(salted_password, b"Client Key", hashed)
+    return hashlib.new(hashed, client_key).digest(), hmac.digest(salted_password, b"Server Key", hashed)
 
 
 def _has_password(credential: Credential, password: str) -> bool:

@@ -376,7 +376,14 @@ class BrokerRole:
             ClientSecurity, self._config, lambda: self._metadata.image, self._clock, self._observed.counters
         )
         security = self._security = await asyncio.get_running_loop().run_in_executor(self._disk, secure)
-        server = self._make_server(security)
+        security_service = SecurityService(
+            self._metadata,
+            security,
+            self._registry.wait_applied,
+            has_authorizer=security.authorizer is not None,
+            quotas=self._quotas,
+        )
+        server = self._make_server(security, security_service)
         self._observed.health.joining()
         show_broker(
             self._observed,
@@ -409,6 +416,7 @@ class BrokerRole:
                 self._reads,
                 self._producer_checks,
                 self._verifier,
+                security_service,
                 door_of(self._config, security, self._tls, self._clock, self._observed.counters),
             )
             stack.push_async_callback(kafka.close)
@@ -506,7 +514,7 @@ class BrokerRole:
 
     # The client listener
 
-    def _make_server(self, security: ClientSecurity) -> aio.Server:
+    def _make_server(self, security: ClientSecurity, security_service: SecurityService) -> aio.Server:
         server = aio.server(
             interceptors=self._interceptors(security),
             options=server_options(self._config),
@@ -531,16 +539,7 @@ class BrokerRole:
         )
         transaction_pb2_grpc.add_TransactionServicer_to_server(self._services.transactions, server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._services.admin, server)
-        security_pb2_grpc.add_SecurityServicer_to_server(
-            SecurityService(
-                self._metadata,
-                security,
-                self._registry.wait_applied,
-                has_authorizer=security.authorizer is not None,
-                quotas=self._quotas,
-            ),
-            server,
-        )
+        security_pb2_grpc.add_SecurityServicer_to_server(security_service, server)
         return server
 
     def _interceptors(self, security: ClientSecurity) -> list[aio.ServerInterceptor]:

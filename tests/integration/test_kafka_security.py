@@ -317,6 +317,177 @@ def test_a_session_belongs_to_one_user(cluster: Cluster) -> None:
         assert raw.is_closed()
 
 
+# Every API, as a user without any permission
+
+REFUSALS = frozenset({29, 30, 31, 53})
+"""TOPIC_, GROUP_, CLUSTER_ and TRANSACTIONAL_ID_AUTHORIZATION_FAILED."""
+OPEN: dict[int, Fields] = {
+    messages.METADATA: {"topics": None},
+    messages.DESCRIBE_CLUSTER: {"endpoint_type": 1},
+}
+"""Requests that everybody may send; the lists in their answers are empty, but for `brokers`."""
+EXAMPLES: dict[int, Fields] = {
+    messages.PRODUCE: {
+        "acks": -1,
+        "topic_data": [{"name": "theirs", "partition_data": [{"index": 0, "records": b""}]}],
+    },
+    messages.CREATE_TOPICS: {
+        "topics": [{"name": "new", "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}]
+    },
+    messages.INIT_PRODUCER_ID: {"transactional_id": None},
+    messages.DESCRIBE_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": "theirs"}]},
+    messages.INCREMENTAL_ALTER_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": "theirs", "configs": []}]},
+    messages.CREATE_PARTITIONS: {"topics": [{"name": "theirs", "count": 2, "assignments": None}]},
+    messages.OFFSET_FETCH: {"groups": [{"group_id": "g", "topics": None}]},
+}
+"""Requests of the newest version, where one with a value for every field would be refused for another reason."""
+
+
+def some(fields: list[Any], version: int) -> Fields:
+    """Return a request with one element in each array, and the topic `theirs` for each text."""
+    return {each.name: some_of(each, version) for each in fields if each.first <= version <= each.last}
+
+
+def some_of(each: Any, version: int) -> Any:
+    one: Any
+    match each.kind:
+        case "struct":
+            one = some(each.fields, version)
+        case "string":
+            one = "theirs"
+        case _:
+            one = each.empty() if not each.is_array else 0
+    return [one] if each.is_array else one
+
+
+def check_refused(answer: Fields, name: str) -> int:
+    """Check that every part of an answer is refused; return how many are."""
+    parts = [part for value in answer.values() if isinstance(value, list) for part in value if isinstance(part, dict)]
+    refused = sum(check_refused(part, name) for part in parts)
+    code = answer.get("error_code", 0)
+    assert code == 0 or code in REFUSALS, f"{name}: {answer}"
+    if "error_code" in answer and code == 0:
+        assert refused, f"{name} was answered: {answer}"
+    return refused + int(code != 0)
+
+
+@pytest.mark.parametrize("key", sorted({*messages.REQUESTS} - messages.AUTHENTICATING), ids=messages.api_name)
+def test_every_api_refuses_a_user_without_permissions(cluster: Cluster, key: int) -> None:
+    request, name = messages.REQUESTS[key], messages.api_name(key)
+    with Raw(cluster) as raw:
+        assert log_in(raw, "nobody")["error_code"] == 0
+        if key in OPEN:
+            answer = raw.ask(key, request.last, OPEN[key])
+            lists = {field: value for field, value in answer.items() if isinstance(value, list) and field != "brokers"}
+            assert not any(lists.values())
+            assert answer.get("error_code", 0) == 0
+        else:
+            answer = raw.ask(key, request.last, EXAMPLES.get(key) or some(request.fields, request.last))
+            assert check_refused(answer, name) > 0
+
+
+def test_what_a_user_may_is_told(cluster: Cluster) -> None:
+    """KIP-430: the numbers of the operations as bits."""
+    with Raw(cluster) as raw:
+        log_in(raw, "ada")
+        wanted: Fields = {
+            "topics": [{"name": "a-topic"}, {"name": "theirs"}],
+            "include_topic_authorized_operations": True,
+            "include_cluster_authorized_operations": True,
+        }
+        answer = raw.ask(messages.METADATA, 8, wanted)
+        mine, theirs = answer["topics"]
+        assert mine["topic_authorized_operations"] == 1 << 3 | 1 << 4 | 1 << 8
+        assert (theirs["error_code"], theirs["topic_authorized_operations"]) == (29, -(1 << 31))
+        assert answer["cluster_authorized_operations"] == 0
+        wanted["include_topic_authorized_operations"] = False
+        assert raw.ask(messages.METADATA, 8, wanted)["topics"][0]["topic_authorized_operations"] == -(1 << 31)
+        answer = raw.ask(messages.DESCRIBE_CLUSTER, 1, {"include_cluster_authorized_operations": True})
+        assert answer["cluster_authorized_operations"] == 0
+
+
+def test_a_topic_that_may_not_be_described_keeps_its_name(cluster: Cluster) -> None:
+    with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
+        topic_id = admin.describe_topic("theirs").topic_id
+    with Raw(cluster) as raw:
+        log_in(raw, "nobody")
+        for key in (messages.METADATA, messages.DELETE_TOPICS):
+            answer = raw.ask(key, messages.REQUESTS[key].last, {"topics": [{"name": None, "topic_id": topic_id}]})
+            (part,) = answer["topics" if key == messages.METADATA else "responses"]
+            assert part["error_code"] == 29
+            assert "theirs" not in repr(answer)
+
+
+# ACLs and users by Kafka's APIs
+
+
+def test_acls_by_librdkafka(cluster: Cluster) -> None:
+    admin_api: Any = confluent_kafka.admin
+    client: Any = AdminClient(settings(cluster, "admin"))
+
+    def binding(kind: str, name: str, pattern: str, operation: str) -> Any:
+        return admin_api.AclBinding(
+            admin_api.ResourceType[kind],
+            name,
+            admin_api.ResourcePatternType[pattern],
+            "User:bert",
+            "*",
+            admin_api.AclOperation[operation],
+            admin_api.AclPermissionType.ALLOW,
+        )
+
+    made = [
+        binding("TOPIC", "b-", "PREFIXED", "READ"),
+        binding("GROUP", "g", "LITERAL", "READ"),
+        binding("BROKER", "kafka-cluster", "LITERAL", "ALTER"),
+    ]
+    for future in client.create_acls(made).values():
+        assert future.result(PATIENCE_S) is None
+    (wrong,) = client.create_acls([binding("TOPIC", "b-", "LITERAL", "IDEMPOTENT_WRITE")]).values()
+    with pytest.raises(confluent_kafka.KafkaException, match="INVALID_REQUEST"):
+        wrong.result(PATIENCE_S)
+    theirs = admin_api.AclBindingFilter(
+        admin_api.ResourceType.ANY,
+        None,
+        admin_api.ResourcePatternType.ANY,
+        "User:bert",
+        None,
+        admin_api.AclOperation.ANY,
+        admin_api.AclPermissionType.ANY,
+    )
+    with Admin(cluster.bootstrap, config=cluster.client_config) as ours:
+        mine = {str(each.resource_name) for each in ours.describe_acls() if each.principal == "User:bert"}
+        assert mine == {"b-", "g", "raftlog-cluster"}
+    assert set(client.describe_acls(theirs).result(PATIENCE_S)) == set(made)
+    (deleted,) = client.delete_acls([theirs]).values()
+    assert set(deleted.result(PATIENCE_S)) == set(made)
+    assert client.describe_acls(theirs).result(PATIENCE_S) == []
+
+
+def test_users_by_librdkafka(cluster: Cluster) -> None:
+    admin_api: Any = confluent_kafka.admin
+    client: Any = AdminClient(settings(cluster, "admin"))
+    info = admin_api.ScramCredentialInfo(admin_api.ScramMechanism.SCRAM_SHA_256, 5_000)
+    made = admin_api.UserScramCredentialUpsertion("dora", info, PASSWORD.encode())
+    (done,) = client.alter_user_scram_credentials([made]).values()
+    assert done.result(PATIENCE_S) is None
+    found = client.describe_user_scram_credentials(["dora"])["dora"].result(PATIENCE_S)
+    ((mechanism, iterations),) = [(each.mechanism, each.iterations) for each in found.scram_credential_infos]
+    assert (mechanism.name, iterations) == ("SCRAM_SHA_256", 5_000)
+    assert AdminClient(settings(cluster, "dora", "SCRAM-SHA-256")).list_topics(timeout=PATIENCE_S).topics == {}
+    deletion = admin_api.UserScramCredentialDeletion("dora", admin_api.ScramMechanism.SCRAM_SHA_256)
+    (done,) = client.alter_user_scram_credentials([deletion]).values()
+    assert done.result(PATIENCE_S) is None
+    with pytest.raises(confluent_kafka.KafkaException, match="RESOURCE_NOT_FOUND"):
+        client.describe_user_scram_credentials(["dora"])["dora"].result(PATIENCE_S)
+    weak = admin_api.ScramCredentialInfo(admin_api.ScramMechanism.SCRAM_SHA_256, 10)
+    (refused,) = client.alter_user_scram_credentials(
+        [admin_api.UserScramCredentialUpsertion("dora", weak, PASSWORD.encode())]
+    ).values()
+    with pytest.raises(confluent_kafka.KafkaException):
+        refused.result(PATIENCE_S)
+
+
 # Certificates
 
 

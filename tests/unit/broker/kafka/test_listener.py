@@ -10,15 +10,21 @@ from typing import Any, cast
 
 import pytest
 
+from broker.config.config import BrokerConfig
 from broker.kafka import listener as module
 from broker.kafka import messages
+from broker.kafka.apis import PERMISSIONS
 from broker.kafka.codec import Fields
 from broker.kafka.fetch import Fetch
 from broker.kafka.listener import KafkaListener
 from broker.kafka.produce import Produce
+from broker.kafka.sasl import OPEN, Door
 from broker.observability.counters import Counters
 from broker.security.caller import Caller
+from broker.security.client_listener import ClientSecurity
 from broker.server.lease import Wake
+from tests.support.fake_authorizer import FakeAuthorizer
+from tests.support.scram_parts import Book, Hands
 
 
 class HeldLease:
@@ -93,7 +99,7 @@ class Client:
 class Bed:
     """A listener, and clients of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, door: Door) -> None:
         self.lease = HeldLease()
         self.produce = SlowProduce()
         self.counters = Counters()
@@ -111,6 +117,7 @@ class Bed:
             self.counters,
             max_frame_bytes=1 << 20,
             max_connections=3,
+            door=door,
         )
 
     async def client(self) -> Client:
@@ -118,8 +125,8 @@ class Bed:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[Bed]:
-    bed = Bed()
+async def opened(door: Door) -> AsyncIterator[Bed]:
+    bed = Bed(door)
     bed.listener.bind("127.0.0.1", 0)
     await bed.listener.open()
     try:
@@ -128,9 +135,9 @@ async def opened() -> AsyncIterator[Bed]:
         await bed.listener.close()
 
 
-def run(scenario: Callable[[Bed], Awaitable[None]]) -> None:
+def run(scenario: Callable[[Bed], Awaitable[None]], door: Door = OPEN) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(60), opened() as bed:
+        async with asyncio.timeout(60), opened(door) as bed:
             await scenario(bed)
 
     asyncio.run(whole())
@@ -298,3 +305,115 @@ def test_a_throttled_client_has_its_answer_at_once_and_is_not_read_for_a_while(m
         assert loop.time() - begun_s >= 0.3
 
     run(scenario)
+
+
+# Before authentication
+
+
+class Guarded:
+    """A door that asks for passwords, and its users."""
+
+    def __init__(self) -> None:
+        self.book = Book()
+        self.book.set("ada", "secret")
+        keys = {"node.id": 1, "log.dirs": "/data", "listeners": "127.0.0.1:1,kafka+sasl://127.0.0.1:2"}
+        self.security = ClientSecurity(BrokerConfig.from_values(keys), lambda: self.book.image, Hands(), Counters())
+        self.door = Door("sasl_ssl", security=self.security, mechanisms=("PLAIN",), clock=Hands(), max_strangers=2)
+
+
+async def log_in(client: Client, user: str = "ada", password: str = "secret") -> None:
+    client.send(messages.SASL_HANDSHAKE, 1, 1, {"mechanism": "PLAIN"})
+    assert await client.received() == 1
+    client.send(messages.SASL_AUTHENTICATE, 1, 2, {"auth_bytes": f"\0{user}\0{password}".encode()})
+    assert await client.received() == 2
+
+
+def test_clients_that_have_not_authenticated_are_few() -> None:
+    guarded = Guarded()
+
+    async def scenario(bed: Bed) -> None:
+        first, _second = await bed.client(), await bed.client()
+        await until(lambda: len(guarded.door.strangers) == 2)
+        assert await (await bed.client()).is_closed()
+        await log_in(first)
+        assert len(guarded.door.strangers) == 1
+        third = await bed.client()
+        await log_in(third)
+        third.fetch(3)
+        assert await third.received() == 3
+        assert len(guarded.security.connections) == 2
+
+    run(scenario, guarded.door)
+    assert len(guarded.door.strangers) == 0
+    assert not guarded.security.connections
+
+
+def test_a_silent_client_is_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = Guarded()
+    monkeypatch.setattr(module, "AUTHENTICATE_S", 0.05)
+
+    async def scenario(bed: Bed) -> None:
+        assert await (await bed.client()).is_closed()
+        await until(lambda: len(guarded.door.strangers) == 0)
+
+    run(scenario, guarded.door)
+
+
+def test_a_client_that_has_authenticated_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = Guarded()
+    deadlines: list[asyncio.TimerHandle] = []
+    plain = module._Connection.__init__
+
+    def noted(self: Any, *args: Any) -> None:
+        plain(self, *args)
+        deadlines.append(self._deadline)
+
+    monkeypatch.setattr(module._Connection, "__init__", noted)
+
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        await log_in(client)
+        assert [each.cancelled() for each in deadlines] == [True]
+
+    run(scenario, guarded.door)
+
+
+def test_a_changed_password_closes_a_connection() -> None:
+    guarded = Guarded()
+
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        await log_in(client)
+        guarded.book.set("ada", "changed")
+        guarded.security.on_metadata(guarded.book.image)
+        assert await client.is_closed()
+        await until(lambda: not guarded.security.connections)
+
+    run(scenario, guarded.door)
+
+
+def test_what_comes_instead_of_authentication_closes_the_connection() -> None:
+    async def scenario(bed: Bed) -> None:
+        for key in (messages.FETCH, messages.METADATA, messages.PRODUCE):
+            client = await bed.client()
+            client.send(key, messages.REQUESTS[key].first, 1, {"topics": [], "topic_data": [], "acks": 0})
+            assert await client.is_closed()
+        client = await bed.client()
+        client.writer.write(struct.pack(">ihhih", 17 << 10, messages.SASL_AUTHENTICATE, 1, 1, 1) + b"c")
+        assert await client.is_closed()
+
+    run(scenario, Guarded().door)
+
+
+def test_an_api_without_declared_permissions_is_refused_with_an_authorizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = {key: methods for key, methods in PERMISSIONS.items() if key != messages.LIST_OFFSETS}
+    monkeypatch.setattr(module, "PERMISSIONS", left)
+
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        client.send(messages.OFFSET_FOR_LEADER_EPOCH, 2, 1, {"topics": []})
+        assert await client.received() == 1
+        client.send(messages.LIST_OFFSETS, 1, 2, {"replica_id": -1, "topics": []})
+        assert await client.is_closed()
+
+    run(scenario, Door("plaintext", authorizer=FakeAuthorizer()))

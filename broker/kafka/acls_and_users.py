@@ -1,0 +1,220 @@
+"""ACLs and users: what kafka-acls.sh and kafka-configs.sh ask, as requests of the `Security` service.
+
+The service holds every rule, writes the audit log and proposes the same commands as `raftlog acl` and `raftlog user`.
+Enums have Kafka's numbers already. Kafka calls the one resource of type CLUSTER `kafka-cluster`, raftlog
+`raftlog-cluster`; each is told its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+from broker.kafka import errors
+from broker.kafka import messages as api
+from broker.kafka.apis import Apis, Handler
+from broker.kafka.codec import Fields
+from broker.net.services.security import SecurityService
+from broker.security.caller import Caller
+from broker.security.scram import keys_of
+from raftlog.errors import InvalidRequestError, RaftlogError, ResourceNotFound, UnacceptableCredential
+from raftlog.v1 import security_pb2
+from raftlog.v1.security_pb2 import Acl
+from raftmeta.acls import CLUSTER_NAME
+from raftmeta.credentials import KEY_BYTES
+from raftmeta.decide.security import MAX_SECURITY_CHANGES
+
+KAFKA_CLUSTER_NAME: Final = "kafka-cluster"
+MAX_MESSAGE: Final = 500
+"""Characters of an error's text in a response."""
+
+
+class SecurityApis:
+    """The handlers of one broker, by API key."""
+
+    def __init__(self, apis: Apis, service: SecurityService) -> None:
+        self._apis = apis
+        self._service = service
+        self.handlers: dict[int, Handler] = {
+            api.DESCRIBE_ACLS: self._describe_acls,
+            api.CREATE_ACLS: self._create_acls,
+            api.DELETE_ACLS: self._delete_acls,
+            api.DESCRIBE_USER_SCRAM_CREDENTIALS: self._describe_users,
+            api.ALTER_USER_SCRAM_CREDENTIALS: self._alter_users,
+        }
+
+    # ACLs
+
+    async def _describe_acls(self, request: Fields, version: int, who: Caller) -> Fields:
+        call = security_pb2.DescribeAclsRequest(filter=_filter(request))
+        try:
+            answer = await self._apis.call("Security/DescribeAcls", self._service.DescribeAcls, call, who)
+        except RaftlogError as error:
+            return {**_failed(error), "resources": []}
+        by_resource: dict[tuple[int, str, int], list[Fields]] = {}
+        for acl in answer.acls:
+            by_resource.setdefault((acl.resource_type, _kafkas_name(acl), acl.pattern_type), []).append(_entry(acl))
+        return {
+            "resources": [
+                {"resource_type": kind, "resource_name": name, "pattern_type": pattern, "acls": acls}
+                for (kind, name, pattern), acls in by_resource.items()
+            ]
+        }
+
+    async def _create_acls(self, request: Fields, version: int, who: Caller) -> Fields:
+        """Create each ACL by itself, as Kafka does: one that is not valid leaves the others."""
+        _check_count(request["creations"], "ACLs")
+
+        async def create(wanted: Fields) -> Fields:
+            acl = Acl(
+                resource_type=wanted["resource_type"],
+                resource_name=_own_name(wanted["resource_type"], wanted["resource_name"]),
+                pattern_type=wanted["resource_pattern_type"],
+                principal=wanted["principal"],
+                host=wanted["host"],
+                operation=wanted["operation"],
+                permission=wanted["permission_type"],
+            )
+            call = security_pb2.CreateAclsRequest(acls=[acl])
+            await self._apis.call("Security/CreateAcls", self._service.CreateAcls, call, who)
+            return {"error_message": None}
+
+        return {"results": [await _result(create, each) for each in request["creations"]]}
+
+    async def _delete_acls(self, request: Fields, version: int, who: Caller) -> Fields:
+        _check_count(request["filters"], "filters")
+
+        async def delete(wanted: Fields) -> Fields:
+            call = security_pb2.DeleteAclsRequest(filters=[_filter(wanted)])
+            answer = await self._apis.call("Security/DeleteAcls", self._service.DeleteAcls, call, who)
+            return {"matching_acls": [_whole(acl) for acl in answer.deleted]}
+
+        return {"filter_results": [await _result(delete, each, matching_acls=[]) for each in request["filters"]]}
+
+    # Users
+
+    async def _describe_users(self, request: Fields, version: int, who: Caller) -> Fields:
+        names = [each["name"] for each in request["users"] or ()]
+        try:
+            call = security_pb2.DescribeUsersRequest(users=names)
+            answer = await self._apis.call("Security/DescribeUsers", self._service.DescribeUsers, call, who)
+        except RaftlogError as error:
+            return {**_failed(error), "results": []}
+        by_user: dict[str, list[Fields]] = {}
+        for each in answer.users:
+            by_user.setdefault(each.user, []).append({"mechanism": each.mechanism, "iterations": each.iterations})
+        results: list[Fields] = []
+        for name in dict.fromkeys(names or by_user):
+            result: Fields = {"user": name, "credential_infos": by_user.get(name, [])}
+            if name not in by_user:
+                result |= _failed(ResourceNotFound(f"there is no user {name[:255]!r}"))
+            results.append(result)
+        return {"results": results}
+
+    async def _alter_users(self, request: Fields, version: int, who: Caller) -> Fields:
+        """Change each user by itself, as Kafka does: all that the request says of it, or nothing."""
+        _check_count([*request["upsertions"], *request["deletions"]], "credentials")
+        by_user: dict[str, security_pb2.AlterUsersRequest] = {}
+        refused: dict[str, RaftlogError] = {}
+        """What is wrong with a user's credential, told only to a caller that may change users."""
+        for each in request["upsertions"]:
+            call = by_user.setdefault(each["name"], security_pb2.AlterUsersRequest())
+            try:
+                call.upsertions.append(_credential(each))
+            except RaftlogError as error:
+                refused[each["name"]] = error
+        for each in request["deletions"]:
+            call = by_user.setdefault(each["name"], security_pb2.AlterUsersRequest())
+            call.deletions.add(user=each["name"], mechanism=each["mechanism"])
+
+        async def alter(user: str) -> Fields:
+            if user in refused:
+                self._apis.permit("Security/AlterUsers", by_user[user], who)
+                raise refused[user]
+            await self._apis.call("Security/AlterUsers", self._service.AlterUsers, by_user[user], who)
+            return {"error_message": None}
+
+        return {"results": [await _result(alter, user, user=user) for user in by_user]}
+
+
+async def _result(work: Callable[[Any], Awaitable[Fields]], wanted: Any, **fields: Any) -> Fields:
+    """Return what `work` returns for one part of a request, or its error."""
+    try:
+        return {**fields, "error_code": errors.NONE, **await work(wanted)}
+    except RaftlogError as error:
+        return {**fields, **_failed(error)}
+
+
+def _failed(error: RaftlogError) -> Fields:
+    return {"error_code": errors.code_of(error), "error_message": str(error)[:MAX_MESSAGE]}
+
+
+def _check_count(parts: Iterable[Any], what: str) -> None:
+    """Check the length of a list. Raises InvalidRequestError, which closes the connection."""
+    count = len(list(parts))
+    if count > MAX_SECURITY_CHANGES:
+        raise InvalidRequestError(f"{count} {what} in one request, at most {MAX_SECURITY_CHANGES} are taken: split it")
+
+
+def _filter(wanted: Fields) -> Acl:
+    return Acl(
+        resource_type=wanted["resource_type_filter"],
+        resource_name=_own_name(wanted["resource_type_filter"], wanted["resource_name_filter"] or ""),
+        pattern_type=wanted["pattern_type_filter"],
+        principal=wanted["principal_filter"] or "",
+        host=wanted["host_filter"] or "",
+        operation=wanted["operation"],
+        permission=wanted["permission_type"],
+    )
+
+
+def _own_name(resource_type: int, name: str) -> str:
+    return CLUSTER_NAME if resource_type == Acl.CLUSTER and name == KAFKA_CLUSTER_NAME else name
+
+
+def _kafkas_name(acl: Acl) -> str:
+    return KAFKA_CLUSTER_NAME if acl.resource_type == Acl.CLUSTER else acl.resource_name
+
+
+def _entry(acl: Acl) -> Fields:
+    return {
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": acl.operation,
+        "permission_type": acl.permission,
+    }
+
+
+def _whole(acl: Acl) -> Fields:
+    return {
+        "error_code": errors.NONE,
+        "error_message": None,
+        "resource_type": acl.resource_type,
+        "resource_name": _kafkas_name(acl),
+        "pattern_type": acl.pattern_type,
+        **_entry(acl),
+    }
+
+
+def _credential(wanted: Fields) -> security_pb2.ScramCredential:
+    """Return the credential of a password that was salted by the client.
+
+    Raises:
+        UnacceptableCredential: it has another length than the mechanism's, or the mechanism is not known.
+    """
+    mechanism, salted = wanted["mechanism"], wanted["salted_password"]
+    size = KEY_BYTES.get(mechanism)
+    if size is None or len(salted) != size:
+        raise UnacceptableCredential(
+            f"mechanism {mechanism} with a salted password of {len(salted)} bytes: SCRAM-SHA-256 is mechanism 1, with "
+            "32 bytes, SCRAM-SHA-512 is 2, with 64"
+        )
+    stored_key, server_key = keys_of(salted, mechanism)
+    return security_pb2.ScramCredential(
+        user=wanted["name"],
+        mechanism=mechanism,
+        salt=wanted["salt"],
+        iterations=wanted["iterations"],
+        stored_key=stored_key,
+        server_key=server_key,
+    )
