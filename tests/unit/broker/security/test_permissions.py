@@ -277,7 +277,7 @@ def on_the_clients_listener(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     role = MagicMock()
     role._config.grpc_health_enable = role._config.grpc_reflection_enable = False
     role._log_service = LogService(MagicMock(), MagicMock(), MagicMock())
-    BrokerRole._make_server(role, MagicMock())
+    BrokerRole._make_server(role, MagicMock(), MagicMock())
     return server.services
 
 
