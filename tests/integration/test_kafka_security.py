@@ -324,6 +324,7 @@ REFUSALS = frozenset({29, 30, 31, 53})
 OPEN: dict[int, Fields] = {
     messages.METADATA: {"topics": None},
     messages.DESCRIBE_CLUSTER: {"endpoint_type": 1},
+    messages.LIST_GROUPS: {},
     messages.LIST_TRANSACTIONS: {},
 }
 """Requests that everybody may send; the lists in their answers are empty, but for `brokers`."""
