@@ -385,7 +385,8 @@ class Admin(Client[AdminEngine]):
         missing: list[RaftlogError] | None = None,
         timeout: float | None = None,
     ) -> list[GroupListing]:
-        """Return all groups by id, or those in these states: empty, assigning, reconciling, stable.
+        """Return all groups by id, or those in these states: empty, assigning, reconciling, stable,
+        preparing_rebalance, completing_rebalance.
 
         Every broker is asked for the groups that it coordinates. If one cannot answer, that is an error, unless
         `missing` is given: then `missing` receives the reasons why the list may be incomplete.

@@ -68,6 +68,7 @@ from raftlog._core.descriptions import (
     operations_of,
     state_name,
     transaction_state_name,
+    type_name,
 )
 from raftlog._core.metrics import CallMetrics, Metrics, rate_and_total
 from raftlog.errors import (
@@ -1104,7 +1105,7 @@ class AdminEngine:
                 for group in answer.groups:
                     self._coordinators.learn(group.group_id, Coordinator(broker.broker_id, broker.address, -1))
                     found[group.group_id] = GroupListing(
-                        group.group_id, state_name(group.state), group.members, broker.broker_id
+                        group.group_id, state_name(group.state), group.members, broker.broker_id, type_name(group.type)
                     )
             if reasons and (missing is None or (not found and len(reasons) >= asked)):
                 raise reasons[0]

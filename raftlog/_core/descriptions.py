@@ -279,16 +279,22 @@ STATES = tuple(
     for name, number in group_pb2.GroupState.items()
     if number not in (group_pb2.GROUP_STATE_UNKNOWN, group_pb2.DEAD)
 )
-"""The states of a group: empty, assigning, reconciling, stable."""
+"""The states of a group: empty, assigning, reconciling, stable; a classic group's are empty, preparing_rebalance,
+completing_rebalance and stable."""
 
 
 class GroupListing(NamedTuple):
-    """One group. `state`: one of `STATES`. `members`: how many. `coordinator_id`: the broker that coordinates it."""
+    """One group. `state`: one of `STATES`. `members`: how many. `coordinator_id`: the broker that coordinates it.
+
+    `type`: "consumer" if the coordinator assigns partitions (raftlog's clients, KIP-848), "classic" if a member does
+    (Kafka's clients), or if the group has only offsets.
+    """
 
     group_id: str
     state: str
     members: int
     coordinator_id: int
+    type: str = "consumer"
 
 
 class GroupMemberDescription(NamedTuple):
@@ -317,8 +323,9 @@ class GroupMemberDescription(NamedTuple):
 
 
 class GroupDescription(NamedTuple):
-    """One group. `state`: one of `STATES`.
+    """One group. `state`: one of `STATES`. `type`: as in `GroupListing`.
 
+    In a classic group `group_epoch` is the generation, `assignor` the protocol that its members have chosen.
     `offsets_partition`: the partition of __consumer_offsets with its state, whose leader `coordinator_id` coordinates
     it. `empty_since_ms`: Unix time at which the last member left; 0: it has members, or never had any.
     `authorized_operations`: what the caller may do with the group, if asked for.
@@ -334,6 +341,7 @@ class GroupDescription(NamedTuple):
     empty_since_ms: int
     members: list[GroupMemberDescription]
     authorized_operations: frozenset[AclOperation] | None = None
+    type: str = "consumer"
 
 
 class PartitionLag(NamedTuple):
@@ -363,6 +371,11 @@ def state_name(state: group_pb2.GroupState.ValueType) -> str:
     return names.get(state, "unknown").removeprefix("GROUP_STATE_").lower()
 
 
+def type_name(group_type: group_pb2.GroupType.ValueType) -> str:
+    """Return the name of a group's type; brokers that do not say it have no classic groups."""
+    return "classic" if group_type == group_pb2.GROUP_TYPE_CLASSIC else "consumer"
+
+
 def describe_group(group: group_pb2.GroupDescription) -> GroupDescription:
     """Return the description of a group."""
     return GroupDescription(
@@ -376,6 +389,7 @@ def describe_group(group: group_pb2.GroupDescription) -> GroupDescription:
         group.empty_since_ms,
         [_member(member) for member in group.members],
         operations_of(group),
+        type_name(group.type),
     )
 
 

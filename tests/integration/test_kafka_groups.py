@@ -323,3 +323,25 @@ def test_an_empty_group_may_change_its_type_and_keeps_its_offsets(cluster: Clust
     poll_until([last], lambda: len(last.read) >= 6)
     last.consumer.close()
     assert {*last.read} == {*range(66, 72)}
+
+
+def test_raftlogs_tools_show_and_reset_a_classic_group(cluster: Cluster, topic: str) -> None:
+    member = Member(cluster, topic)
+    commit_up_to(cluster, [member], topic, 10)
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        assert {each.group_id: each.type for each in admin.list_groups()}[topic] == "classic"
+        described = admin.describe_group(topic)
+        assert (described.type, described.state, described.assignor) == ("classic", "stable", "range")
+        (shown,) = described.members
+        assert [part.partition for part in shown.assigned] == [*range(PARTITIONS)]
+        assert shown.topics == [topic]
+        lags = admin.group_lag(topic)
+        assert {(each.offset, each.lag, each.member_id) for each in lags.values()} == {(10, 0, shown.member_id)}
+        beginning = {raftlog.TopicPartition(topic, number): 0 for number in range(PARTITIONS)}
+        with pytest.raises(raftlog.RaftlogError, match="members"):
+            admin.alter_group_offsets(topic, beginning)
+        member.consumer.close()
+        admin.alter_group_offsets(topic, beginning)
+    again = Member(cluster, topic)
+    poll_until([again], lambda: {*again.read} == {*range(60)})
+    again.consumer.close()

@@ -76,6 +76,8 @@ MEMBER_OPTIONAL: Final = (
 )
 """Columns that a narrow terminal leaves out, the last one first."""
 
+CLASSIC: Final = "classic"
+"""Type of a group in which a member assigns: of Kafka's clients."""
 Lags = Mapping[TopicPartition, PartitionLag]
 
 
@@ -86,6 +88,7 @@ def listed(group: GroupListing) -> dict[str, Any]:
         "state": group.state,
         "member_count": group.members,
         "coordinator_id": group.coordinator_id,
+        "type": group.type,
     }
 
 
@@ -95,6 +98,8 @@ def headline(group: GroupDescription) -> str:
     if group.assignor:
         parts.append(f"assignor {group.assignor}")
     parts.append(f"coordinator {group.coordinator_id} (__consumer_offsets-{group.offsets_partition})")
+    if group.type == CLASSIC:
+        return f"{group.group_id}: {', '.join([*parts, f'classic, generation {group.group_epoch}'])}"
     parts.append(f"group epoch {group.group_epoch}")
     if group.assignment_epoch < group.group_epoch:
         parts.append(f"assigned in epoch {group.assignment_epoch}")
@@ -208,7 +213,8 @@ StateOption = Annotated[
         "--state",
         "-s",
         callback=checked_states(STATES),
-        help="Only groups in this state (empty, assigning, reconciling, stable); may be repeated.",
+        help="Only groups in this state (empty, assigning, reconciling, stable, preparing_rebalance, "
+        "completing_rebalance); may be repeated.",
     ),
 ]
 
@@ -224,9 +230,9 @@ def list_groups(
     missing: list[RaftlogError] = []
     with connect_admin(bootstrap) as admin:
         found = admin.list_groups(state, missing=missing)
-    columns = ("group", "state", "members", "coordinator")
+    columns = ("group", "state", "members", "coordinator", "type")
     rows = [
-        dict(zip(columns, (group.group_id, group.state, group.members, group.coordinator_id), strict=True))
+        dict(zip(columns, (group.group_id, group.state, group.members, group.coordinator_id, group.type), strict=True))
         for group in found
     ]
     print_rows(rows, columns, output, documents=[listed(group) for group in found])

@@ -45,11 +45,11 @@ class TestList:
         busy(server)
         server.groups.add("quiet", 1)
         assert run("group", "list").table == [
-            {"group": "busy", "state": "stable", "members": "2", "coordinator": "2"},
-            {"group": "quiet", "state": "empty", "members": "0", "coordinator": "1"},
+            {"group": "busy", "state": "stable", "members": "2", "coordinator": "2", "type": "consumer"},
+            {"group": "quiet", "state": "empty", "members": "0", "coordinator": "1", "type": "consumer"},
         ]
         assert run("group", "list", "--state", "Empty", "-o", "json").json == [
-            {"group_id": "quiet", "state": "empty", "member_count": 0, "coordinator_id": 1}
+            {"group_id": "quiet", "state": "empty", "member_count": 0, "coordinator_id": 1, "type": "consumer"}
         ]
         described = run("group", "describe", "quiet", "-o", "json").json[0]
         assert {"group_id", "state", "member_count", "coordinator_id"} <= described.keys()
