@@ -234,7 +234,7 @@ class TestDescribe:
         one = member("m1", {"a": [1, 0]}, host="10.0.0.1", client_id="c", instance_id="i", last_heartbeat_ms=250)
         cluster.groups.add("g", 2, members=[one])
         found = admin.describe_group("g")
-        assert found._replace(members=[]) == ("g", "stable", 3, 3, "sticky", 2, 7, 0, [], None)
+        assert found._replace(members=[]) == ("g", "stable", 3, 3, "sticky", 2, 7, 0, [], None, "consumer")
         [shown] = found.members
         assert shown.assigned == shown.target == [A0, A1]
         assert (shown.host, shown.client_id, shown.instance_id, shown.member_epoch) == ("10.0.0.1", "c", "i", 3)
