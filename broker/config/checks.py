@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -33,6 +34,19 @@ ASSIGNORS: Final = ("sticky", "range", "roundrobin")
 """Those that need no entry point."""
 
 _ASSIGNOR_NAME = re.compile(r"[a-zA-Z0-9._-]{1,100}", re.ASCII)
+
+
+def connection_overrides(value: Value) -> str | None:
+    assert isinstance(value, tuple)
+    for each in value:
+        host, _, limit = each.rpartition(":")
+        try:
+            ip_address(host.strip("[]"))
+        except ValueError:
+            return f"{each[:60]!r} is no ADDRESS:NUMBER, such as 10.0.0.1:500"
+        if not limit.isascii() or not limit.isdecimal() or len(limit) > 9:
+            return f"{each[:60]!r} does not end in a number of connections"
+    return None
 
 
 def assignors(value: Value) -> str | None:

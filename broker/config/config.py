@@ -24,6 +24,7 @@ from broker.config.checks import (
     assignors,
     check_values,
     collector,
+    connection_overrides,
     inter_node_protocol,
     no_auto_create,
     principals,
@@ -287,6 +288,57 @@ class BrokerConfig(Settings):
         doc="Quotas: a client that was idle may use at once what its quota allows in this many windows.",
     )
     quota_window_size_seconds = integer(1, minimum=1, maximum=3_600, doc="Quotas: length of one window, in seconds.")
+    max_connections = integer(
+        2_147_483_647,
+        minimum=1,
+        maximum=2_147_483_647,
+        doc="Most connections to each listener for clients. In any case, half of the descriptors that the process may "
+        "have are kept back for files, and listeners share the others.",
+    )
+    max_connections_per_ip = integer(
+        1_000,
+        minimum=1,
+        maximum=2_147_483_647,
+        doc="Most connections of one address to each listener.",
+    )
+    max_connections_per_ip_overrides = names(
+        (),
+        check=connection_overrides,
+        doc="In place of max.connections.per.ip, for single addresses: 10.0.0.1:5000,[fd00::1]:10.",
+    )
+    max_connection_creation_rate = integer(
+        2_147_483_647,
+        minimum=1,
+        maximum=2_147_483_647,
+        doc="New connections a second that one address may open, unless its quota, connection_creation_rate, says "
+        "otherwise; after a pause, quota.window.num times as many at once.",
+    )
+    connections_max_idle_ms = duration_ms(
+        600_000,
+        minimum=1_000,
+        doc="A connection without a call, or without a request of a Kafka client, is closed after this time.",
+    )
+    max_streams_per_connection = integer(
+        1_000,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Most calls of one connection at a time; HTTP/2 makes further ones wait.",
+    )
+    max_streams_per_user = integer(
+        2_000,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Most streams of one user that this broker serves at a time; User:ANONYMOUS has no limit of its own.",
+    )
+    max_streams_per_ip = integer(
+        5_000,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Most streams of one address that this broker serves at a time.",
+    )
     max_streams = integer(
         10_000,
         minimum=1,

@@ -13,8 +13,8 @@ Bounds, so that no client harms another:
 - A frame is read as it arrives; a claimed size allocates nothing. Large frames of all connections together take at
   most MAX_LARGE_BYTES; beyond that, connections wait.
 - A connection has FRAME_S for the rest of a frame that it has begun, RESPONSE_S to take a response, FIRST_S for its
-  first request, and IDLE_S between two.
-- MAX_CONNECTIONS of one address, and max.streams of all.
+  first request, and connections.max.idle.ms between two.
+- The limits of `ConnectionLimits` (broker/net/connections.py).
 - Where clients have to authenticate, few connections at a time have not done so yet, of one network and of all; they
   have AUTHENTICATE_S, a handful of small requests, and no other API than those of the authentication (`sasl.py`).
 
@@ -32,11 +32,13 @@ import socket
 import ssl
 import struct
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Final
 
+from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
 from broker.coordinator.transactions.verifier import ProducerChecks, TransactionVerifier
 from broker.kafka import errors
@@ -49,8 +51,10 @@ from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
 from broker.kafka.sasl import AUTHENTICATE_S, MAX_BEFORE_BYTES, OPEN, Door, NotAdmitted, Session
 from broker.kafka.transactions import TransactionApis
+from broker.net.connections import ConnectionLimits, limits_of
 from broker.net.services.security import SecurityService
 from broker.observability.counters import Counters
+from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, QuotaManager, whole_ms
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, caller
 from broker.security.identify import Login
@@ -58,6 +62,7 @@ from broker.server.lease import Lease
 from raftlog.errors import BrokerUnavailable, InvalidRequestError
 from raftmeta.acls import canonical_host
 from raftmeta.image import MetadataImage
+from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +72,6 @@ LARGE_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 64 << 10
 MAX_UNANSWERED: Final = 64
 """Produces of one connection whose responses have not left."""
-MAX_CONNECTIONS: Final = 1_000
 FIRST_S: Final = 30.0
 IDLE_S: Final = 600.0
 FRAME_S: Final = 30.0
@@ -81,8 +85,6 @@ HANDSHAKE_S: Final = 10.0
 """For TLS's handshake."""
 SHUTDOWN_S: Final = 5.0
 """For TLS's closing message."""
-MAX_MUTED_S: Final = 30.0
-"""The longest time for which a client that is throttled is not read."""
 STOP_S: Final = 0.5
 """How long connections may take to send the answers that they owe when the broker stops."""
 
@@ -131,9 +133,12 @@ class KafkaListener:
         counters: Counters,
         *,
         max_frame_bytes: int,
-        max_connections: int,
+        limits: ConnectionLimits,
+        idle_s: float = IDLE_S,
+        quotas: QuotaManager | None = None,
         door: Door = OPEN,
     ) -> None:
+        """`quotas`: None limits no rate; a broker always has them."""
         self.handlers = handlers
         self.produce = produce
         self.fetch = fetch
@@ -142,7 +147,10 @@ class KafkaListener:
         self.max_frame_bytes = max_frame_bytes
         self.room = _Room(MAX_LARGE_BYTES)
         self.port = 0
-        self._max_connections = max_connections
+        self._limits = limits
+        self.idle_s = idle_s
+        self.quotas = quotas
+        self._clock = SystemClock()
         self.door = door
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -150,7 +158,6 @@ class KafkaListener:
         """One for each connection, from its first moment."""
         self._connections: set[_Connection] = set()
         """Those behind their TLS handshake."""
-        self._by_host: Counter[str] = Counter()
         self._logged: dict[tuple[str, str], float] = {}
         offered = {*handlers, api.PRODUCE, api.FETCH, api.SASL_HANDSHAKE, api.SASL_AUTHENTICATE}
         assert offered == REQUESTS.keys(), "every API in the table has a handler, and no other"
@@ -226,16 +233,15 @@ class KafkaListener:
 
     async def _serve(self, accepted: socket.socket, host: str) -> None:
         leave: Callable[[], None] | None = None
-        if len(self._tasks) > self._max_connections or self._by_host[host] >= MAX_CONNECTIONS:
-            self.tell(host, "too many connections")
+        if self._limits.open(host, self._clock.monotonic_ms()):
             accepted.close()
             return
         if self.door.is_guarded and (leave := self.door.strangers.enter(host)) is None:
             self.tell(host, "too many connections that have not authenticated")
             self.counters.unauthenticated_calls += 1
+            self._limits.close(host)
             accepted.close()
             return
-        self._by_host[host] += 1
         self.counters.streams["kafka"] += 1
         writer: asyncio.StreamWriter | None = None
         connection: _Connection | None = None
@@ -264,9 +270,7 @@ class KafkaListener:
             if leave is not None:
                 leave()
             self.counters.streams["kafka"] -= 1
-            self._by_host[host] -= 1
-            if not self._by_host[host]:
-                del self._by_host[host]
+            self._limits.close(host)
             if writer is None:
                 accepted.close()
             elif writer.transport.get_write_buffer_size():  # the client does not read
@@ -307,6 +311,7 @@ def listen_for_kafka(
     verifier: TransactionVerifier,
     security: SecurityService,
     door: Door,
+    quotas: QuotaManager,
 ) -> KafkaListener:
     """Return a broker's listener for Kafka clients, with its port bound.
 
@@ -326,7 +331,9 @@ def listen_for_kafka(
         replica_manager.lease,
         replica_manager.counters,
         max_frame_bytes=config.socket_request_max_bytes,
-        max_connections=config.max_streams,
+        limits=limits_of(config, image),
+        idle_s=config.connections_max_idle_ms / 1_000,
+        quotas=quotas,
         door=door,
     )
     listener.bind(*config.kafka_listener)
@@ -336,13 +343,22 @@ def listen_for_kafka(
 class _Owed:
     """A produce whose response has not left."""
 
-    __slots__ = ("begun_s", "correlation_id", "response", "version")
+    __slots__ = ("begun_s", "correlation_id", "held_until_ms", "response", "version")
 
-    def __init__(self, correlation_id: int, version: int, response: asyncio.Future[Fields], begun_s: float) -> None:
+    def __init__(
+        self,
+        correlation_id: int,
+        version: int,
+        response: asyncio.Future[Fields],
+        begun_s: float,
+        held_until_ms: float,
+    ) -> None:
+        """`held_until_ms`: until then nothing is read from the client, by its quota; 0: it is not held."""
         self.correlation_id = correlation_id
         self.version = version
         self.response = response
         self.begun_s = begun_s
+        self.held_until_ms = held_until_ms
 
 
 class _Connection:
@@ -361,8 +377,10 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._session = session
+        self._client = self._named = session.who
+        """The caller, with the client id of its last request."""
         self._leave = leave
-        self._muted_until_s = 0.0
+        self._muted_until_s, self._muted_by = 0.0, ""
         self._deadline: asyncio.TimerHandle | None = None
         if session.is_admitted:
             self._stays()
@@ -442,7 +460,7 @@ class _Connection:
             if not start:
                 await self._all_left(0)
                 return
-            wait_s = IDLE_S
+            wait_s = self._listener.idle_s
             taken = 0
             try:
                 async with asyncio.timeout(FRAME_S):
@@ -513,13 +531,14 @@ class _Connection:
         except InvalidRequestError as error:
             raise _Closed(f"a malformed request: {error}") from None
         body["client_id"] = client_id_of(frame)
+        who = self._note_client(body["client_id"])
         if key == api.PRODUCE:
-            await self._produce(body, version, correlation_id, begun_s)
+            await self._produce(body, len(frame), version, correlation_id, begun_s)
             return
         await self._all_left(0)
-        who = self._session.who
         if key == api.FETCH:
             response = await self._listener.fetch.serve(body, version, who)
+            self._charge_fetch(response)
         elif key == api.SASL_HANDSHAKE:
             response = self._session.handshake(body, version)
         elif key == api.SASL_AUTHENTICATE:
@@ -535,17 +554,42 @@ class _Connection:
         if self._session.closing:
             raise _Closed(self._session.closing)
 
-    async def _produce(self, body: Fields, version: int, correlation_id: int, begun_s: float) -> None:
+    async def _produce(self, body: Fields, size_bytes: int, version: int, correlation_id: int, begun_s: float) -> None:
         try:
-            response = await self._listener.produce.begin(body, version, self._session.who)
+            response = await self._listener.produce.begin(body, version, self._client)
         except Refused as refused:
             raise _Closed(f"a produce with acks=0 was refused: {refused}") from None
+        quotas, held_until_ms = self._listener.quotas, 0.0
+        if quotas is not None and (delay_ms := quotas.produced(self._client, size_bytes)) > 0:
+            held_until_ms = quotas.now_ms() + delay_ms
+            self._mute(delay_ms, PRODUCER_BYTE_RATE)
         if body["acks"] == NO_ACK:
             return
-        self._owed.append(_Owed(correlation_id, version, response, begun_s))
+        self._owed.append(_Owed(correlation_id, version, response, begun_s, held_until_ms))
         self._listener.counters.produces_unanswered += 1
         self._news.set()
         await self._all_left(MAX_UNANSWERED - 1)
+
+    def _charge_fetch(self, response: Fields) -> None:
+        """Charge the records of a response, and note the delay in it."""
+        quotas = self._listener.quotas
+        if quotas is None:
+            return
+        parts = (part for topic in response["responses"] for part in topic["partitions"])
+        size_bytes = sum(len(part.get("records") or b"") for part in parts)
+        delay_ms = quotas.fetched(self._client, size_bytes)
+        if delay_ms > 0:
+            response["throttle_time_ms"] = whole_ms(delay_ms)
+            self._mute(delay_ms, CONSUMER_BYTE_RATE)
+
+    def _note_client(self, client_id: str) -> Caller:
+        """Return the caller with the client id that the request names."""
+        who, client_id = self._session.who, client_id[:MAX_CLIENT_ID]
+        if self._client.client_id != client_id or self._named is not who:
+            self._named = who
+            self._client = replace(who, client_id=client_id)
+            caller.set(self._client)
+        return self._client
 
     async def _all_left(self, but: int) -> None:
         """Wait until at most `but` produces owe a response."""
@@ -561,6 +605,8 @@ class _Connection:
                 owed = self._owed[0]
                 response = await owed.response
                 await self._leased(response)
+                if owed.held_until_ms and self._listener.quotas is not None:
+                    response["throttle_time_ms"] = whole_ms(owed.held_until_ms - self._listener.quotas.now_ms())
                 await self._respond(api.PRODUCE, owed.version, owed.correlation_id, response, owed.begun_s)
                 self._owed.popleft()
                 self._listener.counters.produces_unanswered -= 1
@@ -592,15 +638,25 @@ class _Connection:
         self._mute(response.get("throttle_time_ms", 0))
         self._count(key, response, begun_s)
 
-    def _mute(self, throttle_time_ms: int) -> None:
-        """Read nothing from the client for so long: it is told, and may not obey (KIP-219)."""
-        if throttle_time_ms > 0:
-            until_s = time.monotonic() + min(throttle_time_ms / 1_000, MAX_MUTED_S)
-            self._muted_until_s = max(self._muted_until_s, until_s)
+    def _mute(self, delay_ms: float, quota: str = "") -> None:
+        """Read nothing from the client for so long: it is told, and may not obey (KIP-219).
+
+        `quota`: by which it is held; then a change of the quota shortens the time.
+        """
+        until_s = time.monotonic() + delay_ms / 1_000
+        if delay_ms > 0 and until_s > self._muted_until_s:
+            self._muted_until_s, self._muted_by = until_s, quota or self._muted_by
 
     async def _muted(self) -> None:
-        if (left_s := self._muted_until_s - time.monotonic()) > 0:
-            await asyncio.sleep(left_s)
+        """Return when the client may be read again, or has gone."""
+        quotas = self._listener.quotas
+        while (left_s := self._muted_until_s - time.monotonic()) > 0 and not self._reader.at_eof():
+            if self._muted_by and quotas is not None:
+                left_s = min(left_s, quotas.held_ms(self._client, self._muted_by) / 1_000)
+                if left_s <= 0:
+                    break
+            await asyncio.sleep(min(left_s, LOOK_AGAIN_MS / 1_000))
+        self._muted_until_s, self._muted_by = 0.0, ""
 
     def _count(self, key: int, response: Fields, begun_s: float) -> None:
         counted = self._listener.counters.request(f"Kafka.{api_name(key)}")

@@ -14,10 +14,13 @@ from typing import Final
 import grpc
 from grpc import aio
 
+from broker.clock import Clock, SystemClock
 from broker.config.checks import WITH_TLS
 from broker.config.config import BrokerConfig
+from broker.net.connections import ConnectionLimits, ConnectionWatch
 from broker.net.tls import NodeTls
 from raftlog.errors import BrokerUnavailable
+from raftmeta.acls import canonical_host
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +56,17 @@ class Listener:
     """
 
     def __init__(
-        self, server: aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None, *, both: bool
+        self,
+        server: aio.Server,
+        host: str,
+        port: int,
+        credentials: grpc.ServerCredentials | None,
+        *,
+        both: bool,
+        limits: ConnectionLimits | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """Bind the port; 0 stands for any free port.
+        """Bind the port; 0 stands for any free port. `limits`: on its connections; None: none, as between nodes.
 
         Raises:
             RuntimeError: the port cannot be bound; `why_not` returns the reason.
@@ -66,29 +77,40 @@ class Listener:
         elif not both:
             self.port = server.add_secure_port(_address(host, port), credentials)
         else:
-            front = self._front = EitherFront(host, port)
+            front = self._front = EitherFront(host, port, limits, clock)
             front.plaintext_port = server.add_insecure_port(f"{LOOPBACK}:0")
             front.tls_port = server.add_secure_port(f"{LOOPBACK}:0", credentials)
             self.port = front.port
+        self._watch: ConnectionWatch | None = None
+        if limits is not None and self._front is None:
+            self._watch = ConnectionWatch(self.port, limits, clock or SystemClock())
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Accept connections."""
         if self._front is not None:
             await self._front.open()
+        if self._watch is not None:
+            self._watching = asyncio.create_task(self._watch.run(), name="connections")
 
     async def close(self) -> None:
         """Stop accepting, and end the connections that gRPC's server does not own."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._front is not None:
             await self._front.close()
 
 
-def server_options(config: BrokerConfig) -> list[tuple[str, int]]:
+def server_options(config: BrokerConfig, most_connections: int) -> list[tuple[str, int]]:
     """Return the gRPC options of the server for clients."""
     limit = config.socket_request_max_bytes
     return [
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", limit),
-        ("grpc.max_concurrent_streams", config.max_streams),
+        ("grpc.max_concurrent_streams", min(config.max_streams, config.max_streams_per_connection)),
+        ("grpc.max_allowed_incoming_connections", most_connections),
+        ("grpc.max_connection_idle_ms", config.connections_max_idle_ms),
         ("grpc.so_reuseport", 0),  # a second server on the same port fails instead of stealing connections
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # without it a dead client would keep its streams for ever
@@ -98,7 +120,9 @@ def server_options(config: BrokerConfig) -> list[tuple[str, int]]:
     ]
 
 
-def listen_for_clients(server: aio.Server, config: BrokerConfig, tls: NodeTls | None) -> Listener:
+def listen_for_clients(
+    server: aio.Server, config: BrokerConfig, tls: NodeTls | None, limits: ConnectionLimits, clock: Clock
+) -> Listener:
     """Return the listener for clients, with its port bound.
 
     Raises:
@@ -110,7 +134,7 @@ def listen_for_clients(server: aio.Server, config: BrokerConfig, tls: NodeTls | 
     if tls is not None and (both or config.listener_security_protocol in WITH_TLS):
         credentials = tls.client_credentials()
     try:
-        return Listener(server, host, port, credentials, both=both)
+        return Listener(server, host, port, credentials, both=both, limits=limits, clock=clock)
     except RuntimeError:
         raise BrokerUnavailable(
             f"cannot listen on {host}:{port}: {why_not(host, port)}; is another server using the port? "
@@ -125,8 +149,12 @@ class EitherFront:
     at the loopback address.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        """Bind the port. Raises RuntimeError if it cannot be bound."""
+    def __init__(
+        self, host: str, port: int, limits: ConnectionLimits | None = None, clock: Clock | None = None
+    ) -> None:
+        """Bind the port; `limits`: on its connections. Raises RuntimeError if it cannot be bound."""
+        self._limits = limits
+        self._clock = clock or SystemClock()
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self._socket = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
@@ -155,7 +183,12 @@ class EitherFront:
         task = asyncio.current_task()
         assert task is not None, "asyncio serves each connection in a task"
         self._connections.add(task)
+        peer = writer.get_extra_info("peername")
+        host = canonical_host(str(peer[0])) if peer else ""
+        counts = self._limits is not None and not self._limits.open(host, self._clock.monotonic_ms())
         try:
+            if self._limits is not None and not counts:
+                return
             async with asyncio.timeout(FIRST_BYTE_S):
                 first = await reader.read(PIECE_BYTES)
             if first:
@@ -165,6 +198,8 @@ class EitherFront:
         except asyncio.CancelledError:
             pass  # only `close` cancels this task and waits for it; asyncio would log the cancellation with a traceback
         finally:
+            if counts and self._limits is not None:
+                self._limits.close(host)
             self._connections.discard(task)
             writer.close()
 

@@ -34,6 +34,7 @@ from raftlog.errors import BrokerOverloaded, CorruptRecordError, InvalidRequestE
 from raftlog.format.wire import Frame
 from raftlog.v1 import common_pb2, log_pb2
 from raftlog.v1.security_pb2 import Acl
+from raftmeta.quotas import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 
 logger = logging.getLogger(__name__)
 
@@ -331,7 +332,8 @@ class FetchSession:
     def _unhold(self) -> None:
         """Let records leave again, if the delay is over, or a change of the quotas has ended it."""
         assert self._quotas is not None, "without quotas nothing is held"
-        left_ms = min(self._held_until_ms - self._quotas.now_ms(), self._quotas.held_ms(self._who))
+        owed_ms = self._quotas.held_ms(self._who, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
+        left_ms = min(self._held_until_ms - self._quotas.now_ms(), owed_ms)
         if left_ms > 0:
             self._look_again(left_ms)
             return

@@ -108,9 +108,9 @@ class QuotaManager:
         if delay_ms > 0:
             raise _exceeded(who, CONTROLLER_MUTATION_RATE, delay_ms)
 
-    def held_ms(self, who: Caller) -> float:
-        """Return for how many ms a consumer has to be held from now on, by all of its quotas."""
-        return max(self._charge(who, CONSUMER_BYTE_RATE, 0), self._charge(who, REQUEST_PERCENTAGE, 0))
+    def held_ms(self, who: Caller, *keys: str) -> float:
+        """Return for how many ms a client has to be held from now on, by these quotas."""
+        return max(self._charge(who, key, 0) for key in keys)
 
     async def hold(self, who: Caller, key: str, delay_ms: float) -> None:
         """Return after the delay, or soon after a change of the quotas has made it shorter."""

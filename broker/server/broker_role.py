@@ -42,6 +42,7 @@ from broker.log.flush import GroupCommit
 from broker.log.log_dir import LOCK_FILE
 from broker.log.manager import LogManager
 from broker.log.storage import OsStorage
+from broker.net.connections import StreamLimits, limits_of
 from broker.net.interceptors import CallTimer, RequestBounds
 from broker.net.listeners import listen_for_clients, server_options
 from broker.net.services.admin import AdminService
@@ -313,6 +314,7 @@ class BrokerRole:
             config.node_id, self._transactions, self._inter_node_address, clock, to_nodes
         )
         window_ms = config.quota_window_num * config.quota_window_size_seconds * 1_000
+        self._connections = limits_of(config, lambda: metadata.image)
         self._quotas = QuotaManager(lambda: metadata.image, clock, window_ms)
         self._log_service = LogService(self._registry, config, reads, self._producer_checks, self._quotas)
         self._registry.on_term += (self._groups.on_term, self._transactions.on_term)
@@ -399,7 +401,7 @@ class BrokerRole:
         self._observed.registry.register(QuotaMetrics(self._quotas.usage))
         if security.interceptor is not None or self._config.kafka_security_protocol != PLAINTEXT:
             self._observed.registry.register(SecurityMetrics(self._observed.counters, security.count_authenticated))
-        listener = listen_for_clients(server, self._config, self._tls)
+        listener = listen_for_clients(server, self._config, self._tls, self._connections, self._clock)
         stack.push_async_callback(listener.close)
         host, port = self._config.advertised_listener or self._config.listener
         port = port or listener.port
@@ -418,6 +420,7 @@ class BrokerRole:
                 self._verifier,
                 security_service,
                 door_of(self._config, security, self._tls, self._clock, self._observed.counters),
+                self._quotas,
             )
             stack.push_async_callback(kafka.close)
             kafka_host, kafka_port = self._config.advertised_kafka_listener or self._config.kafka_listener
@@ -517,7 +520,7 @@ class BrokerRole:
     def _make_server(self, security: ClientSecurity, security_service: SecurityService) -> aio.Server:
         server = aio.server(
             interceptors=self._interceptors(security),
-            options=server_options(self._config),
+            options=server_options(self._config, self._connections.most),
             maximum_concurrent_rpcs=self._config.max_streams * 2,
         )
         nodes = NodeService(self._facts, pass_on_to(self._node_address, partial(open_channel, tls=self._to_nodes)))
@@ -549,7 +552,8 @@ class BrokerRole:
         traced = [] if tracing is None else [tracing.calls()]
         permitted = [] if security.authorizer is None else [Permissions(lambda: self._metadata.image)]
         timer = CallTimer(self._observed.counters)
-        return [*identify, Charging(self._quotas), RequestBounds(), timer, *traced, *permitted]
+        streams = StreamLimits(self._config.max_streams_per_user, self._config.max_streams_per_ip, self._clock)
+        return [*identify, streams, Charging(self._quotas), RequestBounds(), timer, *traced, *permitted]
 
     # Registration and metadata
 

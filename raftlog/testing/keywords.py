@@ -82,6 +82,24 @@ class ServerKeywords(TypedDict, total=False):
     """Quotas: a client that was idle may use at once what its quota allows in this many windows."""
     quota_window_size_seconds: int
     """Quotas: length of one window, in seconds."""
+    max_connections: int
+    """Most connections to each listener for clients. In any case, half of the descriptors that the process may have are
+    kept back for files, and listeners share the others."""
+    max_connections_per_ip: int
+    """Most connections of one address to each listener."""
+    max_connections_per_ip_overrides: str
+    """In place of max.connections.per.ip, for single addresses: 10.0.0.1:5000,[fd00::1]:10."""
+    max_connection_creation_rate: int
+    """New connections a second that one address may open, unless its quota, connection_creation_rate, says otherwise;
+    after a pause, quota.window.num times as many at once."""
+    connections_max_idle_ms: int | str
+    """A connection without a call, or without a request of a Kafka client, is closed after this time."""
+    max_streams_per_connection: int
+    """Most calls of one connection at a time; HTTP/2 makes further ones wait."""
+    max_streams_per_user: int
+    """Most streams of one user that this broker serves at a time; User:ANONYMOUS has no limit of its own."""
+    max_streams_per_ip: int
+    """Most streams of one address that this broker serves at a time."""
     max_streams: int
     """Most produce, fetch and watch streams that this broker serves at a time."""
     max_subscriptions: int

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from urllib.request import urlopen
 
 import pytest
+from kafka import KafkaConsumer, KafkaProducer
+from kafka import TopicPartition as KafkaPartition
 
 from raftlog import Admin, Consumer, Producer, QuotaEntity, TopicPartition
 from raftlog.errors import ThrottlingQuotaExceeded
@@ -21,7 +23,7 @@ VALUE = b"x" * 10_000
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """One server, on which a burst lasts a tenth of a second at most."""
-    with Cluster(config={**STEADY, "quota.window.num": 1, "metrics.listener": "127.0.0.1:0"}) as cluster:
+    with Cluster(config={**STEADY, "quota.window.num": 1, "metrics.listener": "127.0.0.1:0"}, kafka=True) as cluster:
         yield cluster
 
 
@@ -104,3 +106,35 @@ def test_metrics_tell_who_was_held(cluster: Cluster, admin: Admin) -> None:
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("raftlog_quota_"))
     assert float(values[f"raftlog_quota_used_total{place}"]) >= 4 * len(VALUE)
     assert float(values[f"raftlog_quota_throttle_seconds_total{place}"]) > 0
+
+
+def test_kafka_clients_are_held_and_told(cluster: Cluster, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+    admin.create_topic("kafka")
+    rates = {"producer_byte_rate": 100_000.0, "consumer_byte_rate": 100_000.0}
+    admin.alter_client_quotas({QuotaEntity(client_id="kafka-greedy"): dict(rates)})
+    producer = KafkaProducer(bootstrap_servers=cluster.kafka_bootstrap, client_id="kafka-greedy", linger_ms=0)
+    try:
+        began_s = time.monotonic()
+        for _ in range(25):
+            producer.send("kafka", VALUE).get(timeout=WAIT_S)
+        assert time.monotonic() - began_s >= (25 - 1) * len(VALUE) / 100_000 - 1.0
+        assert "ProduceResponse throttled by broker" in caplog.text, "the client obeys what it is told"
+    finally:
+        producer.close(timeout=WAIT_S)
+    consumer = KafkaConsumer(
+        bootstrap_servers=cluster.kafka_bootstrap,
+        client_id="kafka-greedy",
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=10_000,
+        fetch_max_bytes=10_000,
+    )
+    try:
+        consumer.assign([KafkaPartition("kafka", 0)])
+        began_s, seen = time.monotonic(), 0
+        while seen < 25:
+            assert time.monotonic() < began_s + WAIT_S
+            seen += sum(map(len, consumer.poll(timeout_ms=1_000).values()))
+        assert time.monotonic() - began_s >= (25 - 2) * len(VALUE) / 100_000 - 1.0
+        assert "FetchResponse throttled by broker" in caplog.text
+    finally:
+        consumer.close(autocommit=False)

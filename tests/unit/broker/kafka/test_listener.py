@@ -19,6 +19,7 @@ from broker.kafka.fetch import Fetch
 from broker.kafka.listener import KafkaListener
 from broker.kafka.produce import Produce
 from broker.kafka.sasl import OPEN, Door
+from broker.net.connections import ConnectionLimits
 from broker.observability.counters import Counters
 from broker.security.caller import Caller
 from broker.security.client_listener import ClientSecurity
@@ -116,8 +117,8 @@ class Bed:
             self.lease,
             self.counters,
             max_frame_bytes=1 << 20,
-            max_connections=3,
             door=door,
+            limits=ConnectionLimits(most=3, per_ip=1_000),
         )
 
     async def client(self) -> Client:

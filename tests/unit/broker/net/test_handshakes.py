@@ -16,7 +16,7 @@ CONFIG = {"node.id": 1, "log.dirs": "/data"}
 @pytest.mark.parametrize("said", [b"", b"PRI * HTTP", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
 async def test_a_silent_connection_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "HANDSHAKE_MS", 200)
-    server = aio.server(options=listeners.server_options(BrokerConfig.from_values(CONFIG)))
+    server = aio.server(options=listeners.server_options(BrokerConfig.from_values(CONFIG), 100))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

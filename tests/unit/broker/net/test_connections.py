@@ -1,0 +1,308 @@
+"""Limits on connections and streams: the core, the watch over gRPC's connections, and streams beyond a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from broker.clock import SystemClock
+from broker.config.config import BrokerConfig
+from broker.net.connections import ConnectionLimits, ConnectionWatch, StreamLimits, limits_of
+from broker.net.interceptors import RewrittenHandlers, preceded
+from broker.net.listeners import EitherFront, server_options
+from broker.security.caller import Caller, caller
+from raftlog._client.connections import from_grpc
+from raftlog.errors import BrokerOverloaded, InvalidConfig
+from raftmeta.image import MetadataImage
+from raftmeta.quotas import CONNECTION_CREATION_RATE, DEFAULT, QuotaEntity
+
+CONFIG = {"node.id": 1, "log.dirs": "/nowhere", "listeners": "127.0.0.1:0"}
+WAIT_S = 60.0
+
+
+def config(**values: Any) -> BrokerConfig:
+    return BrokerConfig.from_values({**CONFIG, **{key.replace("_", "."): value for key, value in values.items()}})
+
+
+# The core
+
+
+def test_connections_are_counted_in_all_and_by_address() -> None:
+    limits = ConnectionLimits(most=5, per_ip=2, overrides={"::ffff:10.0.0.9": 4})
+    assert [limits.open("10.0.0.1", 0) for _ in range(3)] == ["", "", "max.connections.per.ip"]
+    assert [limits.open("10.0.0.9", 0) for _ in range(4)] == ["", "", "", "max.connections"]
+    limits.close("10.0.0.1")
+    assert limits.open("10.0.0.9", 0) == ""
+    assert limits.total == 5
+    assert limits.refused == {"max.connections.per.ip": 1, "max.connections": 1}
+
+
+def test_an_address_opens_connections_at_its_rate() -> None:
+    limits = ConnectionLimits(most=1_000, per_ip=1_000, rate=lambda host: 2.0 if host == "10.0.0.1" else None)
+    assert [limits.open("10.0.0.1", 0) for _ in range(3)] == ["", "", "connection_creation_rate"]
+    assert all(limits.open("10.0.0.2", 0) == "" for _ in range(100))
+    opened = sum(limits.open("10.0.0.1", now_ms) == "" for now_ms in range(0, 100_000, 10))
+    assert opened == pytest.approx(200, rel=0.01), "refused attempts cost nothing"
+
+
+def test_the_rate_is_that_of_the_quota_or_else_of_the_config() -> None:
+    quotas = {
+        QuotaEntity(ip=DEFAULT): {CONNECTION_CREATION_RATE: 3.0},
+        QuotaEntity(ip="10.0.0.1"): {CONNECTION_CREATION_RATE: 1.0},
+    }
+
+    def at_once(host: str, image: MetadataImage, **values: Any) -> int:
+        limits = limits_of(config(quota_window_num=1, **values), lambda: image)
+        return sum(limits.open(host, 0) == "" for _ in range(50))
+
+    assert at_once("10.0.0.1", MetadataImage(quotas=quotas)) == 1
+    assert at_once("10.0.0.2", MetadataImage(quotas=quotas)) == 3
+    assert at_once("10.0.0.2", MetadataImage()) == 50
+    assert at_once("10.0.0.2", MetadataImage(), max_connection_creation_rate=7) == 7
+
+
+def test_a_refusal_is_logged_once_a_minute_for_each_address(caplog: pytest.LogCaptureFixture) -> None:
+    limits = ConnectionLimits(most=1_000, per_ip=1)
+    with caplog.at_level(logging.WARNING):
+        for now_ms in (0, 1, 60_000, 60_002, 119_000):
+            limits.open("10.0.0.1", now_ms)
+            limits.open("10.0.0.2", now_ms)
+    assert [vars(record)["host"] for record in caplog.records] == ["10.0.0.1", "10.0.0.2"] * 2
+
+
+@pytest.mark.parametrize("override", ["10.0.0.1", "host:5", "10.0.0.1:many", "10.0.0.1:-1"])
+def test_an_override_that_is_none_is_refused(override: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"max\.connections\.per\.ip\.overrides"):
+        config(max_connections_per_ip_overrides=override)
+
+
+def test_overrides_of_both_families() -> None:
+    limits = limits_of(config(max_connections_per_ip_overrides="10.0.0.1:1,[fd00::1]:2"), MetadataImage)
+    assert [limits.open("10.0.0.1", 0) == "" for _ in range(2)] == [True, False]
+    assert [limits.open("fd00::1", 0) == "" for _ in range(3)] == [True, True, False]
+
+
+# gRPC's connections
+
+
+async def until(is_so: Any) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():  # noqa: ASYNC110 # what it waits for is no event of this process
+            await asyncio.sleep(0.02)
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Read what has arrived; False at the end."""
+    try:
+        while connection.recv(65_536):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def connect(port: int, source: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S, source_address=(source, 0))
+    connection.setblocking(False)
+    return connection
+
+
+@asynccontextmanager
+async def server(**values: Any) -> AsyncIterator[tuple[int, ConnectionLimits, aio.Channel]]:
+    """A gRPC server under the limits, and an honest client that has called it already."""
+    limits = limits_of(made := config(**values), MetadataImage)
+    running = aio.server(options=server_options(made, limits.most))
+    running.add_generic_rpc_handlers((handlers(),))
+    port = running.add_insecure_port("127.0.0.1:0")
+    await running.start()
+    watch = asyncio.create_task(ConnectionWatch(port, limits, SystemClock()).run())
+    channel = aio.insecure_channel(f"127.0.0.1:{port}")
+    try:
+        await ping(channel)
+        yield port, limits, channel
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await channel.close()
+        await running.stop(0)
+
+
+def handlers() -> grpc.GenericRpcHandler:
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    async def stream(requests: Any, context: Any) -> None:
+        async for request in requests:
+            await context.write(request)
+
+    return grpc.method_handlers_generic_handler(
+        "test.Echo",
+        {"Call": grpc.unary_unary_rpc_method_handler(echo), "Stream": grpc.stream_stream_rpc_method_handler(stream)},
+    )
+
+
+async def ping(channel: aio.Channel) -> None:
+    call: Any = channel.unary_unary("/test.Echo/Call")
+    assert await call(b"ping", timeout=WAIT_S) == b"ping"
+
+
+def test_silent_connections_of_one_address_are_bounded_and_honest_clients_go_on() -> None:
+    """Without the watch all 200 stay open."""
+
+    async def work() -> None:
+        async with server(max_connections_per_ip_overrides="127.0.0.2:20") as (port, limits, channel):
+            hostile = [connect(port, "127.0.0.2") for _ in range(200)]
+            try:
+                await until(lambda: limits.refused["max.connections.per.ip"] == 180)
+                await until(lambda: sum(map(is_open, hostile)) == 20)
+                await ping(channel)
+                with contextlib.closing(connect(port, "127.0.0.3")) as other:
+                    await until(lambda: limits.total == 22)
+                    assert is_open(other)
+            finally:
+                for each in hostile:
+                    each.close()
+            await until(lambda: limits.total == 1)  # the honest one's
+            await ping(channel)
+
+    asyncio.run(work())
+
+
+def test_connections_in_all_are_bounded_and_those_that_are_open_go_on() -> None:
+    async def work() -> None:
+        async with server(max_connections=50) as (port, _, channel):
+            hostile = [connect(port, f"127.0.0.{2 + number % 20}") for number in range(150)]
+            try:
+                await until(lambda: sum(map(is_open, hostile)) <= 49)
+                await ping(channel)
+            finally:
+                for each in hostile:
+                    each.close()
+            async with aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as late:
+                await asyncio.wait_for(late.channel_ready(), WAIT_S)  # descriptors come back
+                await ping(late)
+
+    asyncio.run(work())
+
+
+def test_an_address_that_opens_connections_too_fast_is_cut_off() -> None:
+    async def work() -> None:
+        async with server(max_connection_creation_rate=5, quota_window_num=1) as (port, limits, channel):
+            hostile = [connect(port, "127.0.0.2") for _ in range(100)]
+            try:
+                await until(lambda: limits.refused["connection_creation_rate"] >= 50)
+                await until(lambda: sum(map(is_open, hostile)) <= 50)
+                await ping(channel)
+            finally:
+                for each in hostile:
+                    each.close()
+
+    asyncio.run(work())
+
+
+def test_an_idle_connection_is_closed() -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+    async def work() -> None:
+        async with server(connections_max_idle_ms=1_000) as (port, _, channel):
+            with contextlib.closing(connect(port, "127.0.0.2")) as idle:
+                idle.setblocking(True)
+                idle.sendall(preface)
+                idle.setblocking(False)
+                await until(lambda: not is_open(idle))
+            await ping(channel)  # which connects again
+
+    asyncio.run(work())
+
+
+def test_the_front_of_a_migration_has_the_same_limits() -> None:
+    async def work() -> None:
+        async with server() as (port, _, _):
+            limits = ConnectionLimits(most=1_000, per_ip=1_000, overrides={"127.0.0.2": 10})
+            front = EitherFront("127.0.0.1", 0, limits)
+            front.plaintext_port = port
+            await front.open()
+            hostile = [connect(front.port, "127.0.0.2") for _ in range(100)]
+            try:
+                await until(lambda: sum(map(is_open, hostile)) == 10)
+                async with aio.insecure_channel(f"127.0.0.1:{front.port}") as honest:
+                    await ping(honest)
+            finally:
+                for each in hostile:
+                    each.close()
+                await front.close()
+            assert limits.total == 0
+
+    asyncio.run(work())
+
+
+# Streams
+
+
+class _As(RewrittenHandlers):
+    """Identifies every caller as the user that the metadata names."""
+
+    def rewrite(self, method: str, handler: Any) -> Any:
+        async def identify(context: Any) -> None:
+            named = dict(context.invocation_metadata())
+            caller.set(Caller(named["user"], named["host"]))
+
+        return preceded(handler, identify)
+
+
+@pytest.mark.parametrize(
+    ("user", "host", "limit"),
+    [("User:mallory", "10.0.0.2", "max.streams.per.user"), ("User:ANONYMOUS", "10.0.0.2", "max.streams.per.ip")],
+)
+def test_streams_of_a_user_or_an_address_are_bounded(
+    user: str, host: str, limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        limits = StreamLimits(10, 10, SystemClock())
+        running = aio.server(interceptors=[_As(), limits])
+        running.add_generic_rpc_handlers((handlers(),))
+        port = running.add_insecure_port("127.0.0.1:0")
+        await running.start()
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method: Any = channel.stream_stream("/test.Echo/Stream")
+
+            async def opened(who: str, where: str) -> Any:
+                call = method(metadata=(("user", who), ("host", where)))
+                with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):  # `read` tells
+                    await call.write(b"x")
+                return call
+
+            hostile = [await opened(user, host) for _ in range(100)]
+            answers = await asyncio.gather(*(each.read() for each in hostile), return_exceptions=True)
+            refusals = [answer for answer in answers if isinstance(answer, aio.AioRpcError)]
+            assert answers.count(b"x") == 10
+            assert len(refusals) == 90
+            for refusal in refusals:
+                assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                told = from_grpc(refusal, "broker")
+                assert isinstance(told, BrokerOverloaded), "which clients retry"
+                assert limit in str(told)
+            honest = await opened("User:alice", "10.0.0.3")
+            assert await asyncio.wait_for(honest.read(), WAIT_S) == b"x"
+            for each in (*hostile, honest):
+                each.cancel()
+            await until(lambda: limits.open == 0)
+            again = await opened(user, host)
+            assert await asyncio.wait_for(again.read(), WAIT_S) == b"x"
+            again.cancel()
+        await running.stop(0)
+
+    with caplog.at_level(logging.WARNING, "broker.net.connections"):
+        asyncio.run(work())
+    assert [vars(record)["limit"] for record in caplog.records] == [limit]
