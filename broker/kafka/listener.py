@@ -575,8 +575,8 @@ class _Connection:
         quotas = self._listener.quotas
         if quotas is None:
             return
-        parts = (part for topic in response["responses"] for part in topic["partitions"])
-        size_bytes = sum(len(part.get("records") or b"") for part in parts)
+        parts = (part for topic in response["responses"] for part in topic["partitions"] if part.get("records"))
+        size_bytes = sum(len(batch) for part in parts for batch in part["records"])
         delay_ms = quotas.fetched(self._client, size_bytes)
         if delay_ms > 0:
             response["throttle_time_ms"] = whole_ms(delay_ms)
