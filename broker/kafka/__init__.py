@@ -4,7 +4,7 @@
     sasl.py            how connections get in: TLS, certificates, passwords
     apis.py            one method for each API, and its permissions; calls the gRPC services' methods
     groups.py          groups and their members
-    acls_and_users.py  ACLs and SCRAM credentials
+    acls_and_users.py  ACLs, SCRAM credentials and quotas
     produce.py         Produce; fetch.py: Fetch; they call `Partition`
     transactions.py    producer ids and transactions
     record_batches.py  record batches: Kafka's format at the edge, format 1 within

@@ -1,8 +1,8 @@
-"""ACLs and users: what kafka-acls.sh and kafka-configs.sh ask, as requests of the `Security` service.
+"""ACLs, users and quotas: what kafka-acls.sh and kafka-configs.sh ask, as requests of the gRPC services.
 
-The service holds every rule, writes the audit log and proposes the same commands as `raftlog acl` and `raftlog user`.
-Enums have Kafka's numbers already. Kafka calls the one resource of type CLUSTER `kafka-cluster`, raftlog
-`raftlog-cluster`; each is told its own name.
+The services hold every rule, write the audit log and propose the same commands as `raftlog acl`, `raftlog user` and
+`raftlog quota`. Enums have Kafka's numbers already. Kafka calls the one resource of type CLUSTER `kafka-cluster`,
+raftlog `raftlog-cluster`; each is told its own name.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler
 from broker.kafka.codec import Fields
+from broker.net.services.admin import AdminService
 from broker.net.services.security import SecurityService
 from broker.security.caller import Caller
 from broker.security.scram import keys_of
 from raftlog.errors import InvalidRequestError, RaftlogError, ResourceNotFound, UnacceptableCredential
-from raftlog.v1 import security_pb2
+from raftlog.v1 import admin_pb2, security_pb2
+from raftlog.v1.records_pb2 import QuotaEntity
 from raftlog.v1.security_pb2 import Acl
+from raftmeta import quotas as meta_quotas
 from raftmeta.acls import CLUSTER_NAME
 from raftmeta.credentials import KEY_BYTES
 from raftmeta.decide.security import MAX_SECURITY_CHANGES
@@ -32,13 +35,16 @@ MAX_MESSAGE: Final = 500
 class SecurityApis:
     """The handlers of one broker, by API key."""
 
-    def __init__(self, apis: Apis, service: SecurityService) -> None:
+    def __init__(self, apis: Apis, service: SecurityService, admin: AdminService) -> None:
         self._apis = apis
         self._service = service
+        self._admin = admin
         self.handlers: dict[int, Handler] = {
             api.DESCRIBE_ACLS: self._describe_acls,
             api.CREATE_ACLS: self._create_acls,
             api.DELETE_ACLS: self._delete_acls,
+            api.DESCRIBE_CLIENT_QUOTAS: self._describe_quotas,
+            api.ALTER_CLIENT_QUOTAS: self._alter_quotas,
             api.DESCRIBE_USER_SCRAM_CREDENTIALS: self._describe_users,
             api.ALTER_USER_SCRAM_CREDENTIALS: self._alter_users,
         }
@@ -135,6 +141,80 @@ class SecurityApis:
             return {"error_message": None}
 
         return {"results": [await _result(alter, user, user=user) for user in by_user]}
+
+    # Quotas
+
+    async def _describe_quotas(self, request: Fields, version: int, who: Caller) -> Fields:
+        """Return the quotas that the filter selects (KIP-546)."""
+        try:
+            self._apis.permit("Admin/DescribeClientQuotas", request, who)
+            wanted = {field_of(each["entity_type"]): each for each in request["components"]}
+            call = admin_pb2.DescribeClientQuotasRequest()
+            for field, each in wanted.items():
+                if each["match_type"] != MATCH_ANY:
+                    setattr(
+                        call.filter, field, _quota_name(each["match"], is_default=each["match_type"] == MATCH_DEFAULT)
+                    )
+            method = self._admin.DescribeClientQuotas
+            answer = await self._apis.call("Admin/DescribeClientQuotas", method, call, who)
+        except RaftlogError as error:
+            return {**_failed(error), "entries": None}
+        entries: dict[bytes, Fields] = {}
+        for quota in answer.quotas:
+            names = meta_quotas.QuotaEntity.from_wire(quota.entity)._asdict()
+            entity = {field: name for field, name in names.items() if name is not None}
+            if not wanted.keys() <= entity.keys() or (request["strict"] and wanted.keys() != entity.keys()):
+                continue
+            key = quota.entity.SerializeToString(deterministic=True)
+            named = [{"entity_type": _ENTITIES[field], "entity_name": name or None} for field, name in entity.items()]
+            entry = entries.setdefault(key, {"entity": named, "values": []})
+            entry["values"].append({"key": quota.key, "value": quota.value})
+        return {"entries": list(entries.values())}
+
+    async def _alter_quotas(self, request: Fields, version: int, who: Caller) -> Fields:
+        """Change each entity by itself, as Kafka does."""
+        _check_count([op for each in request["entries"] for op in each["ops"]], "quotas")
+
+        async def alter(entry: Fields) -> Fields:
+            self._apis.permit("Admin/AlterClientQuotas", entry, who)
+            entity = QuotaEntity()
+            for each in entry["entity"]:
+                setattr(entity, field_of(each["entity_type"]), _quota_name(each["entity_name"], is_default=None))
+            call = admin_pb2.AlterClientQuotasRequest(validate_only=request["validate_only"])
+            for op in entry["ops"]:
+                call.alterations.add(entity=entity, key=op["key"], value=None if op["remove"] else op["value"])
+            await self._apis.call("Admin/AlterClientQuotas", self._admin.AlterClientQuotas, call, who)
+            return {"error_message": None}
+
+        return {"entries": [await _result(alter, each, entity=each["entity"]) for each in request["entries"]]}
+
+
+MATCH_DEFAULT, MATCH_ANY = 1, 2
+"""How a filter matches an entity, besides by its name."""
+_ENTITIES: Final = {"user": "user", "client_id": "client-id", "ip": "ip"}
+"""Kafka's names of what a quota may be of, by the fields of `QuotaEntity`."""
+
+
+def field_of(entity_type: str) -> str:
+    """Return the field of `QuotaEntity` for Kafka's name. Raises InvalidRequestError: there is none."""
+    for field, name in _ENTITIES.items():
+        if name == entity_type:
+            return field
+    known = ", ".join(_ENTITIES.values())
+    raise InvalidRequestError(f"quotas are of {known}, not of {entity_type[:100]!r}")
+
+
+def _quota_name(name: str | None, *, is_default: bool | None) -> str:
+    """Return a name as `QuotaEntity` has it: empty for the default, which Kafka writes as null.
+
+    Raises:
+        InvalidRequestError: a name that would stand for the default, or none where one is needed.
+    """
+    if is_default or (is_default is None and name is None):
+        return ""
+    if not name:
+        raise InvalidRequestError("the entity of a quota has an empty name; the default is null")
+    return name
 
 
 async def _result(work: Callable[[Any], Awaitable[Fields]], wanted: Any, **fields: Any) -> Fields:

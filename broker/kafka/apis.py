@@ -102,6 +102,8 @@ PERMISSIONS: Final[Mapping[int, tuple[str, ...]]] = {
     api.SASL_AUTHENTICATE: ANYBODY,
     api.CREATE_PARTITIONS: ("Admin/CreatePartitions",),
     api.INCREMENTAL_ALTER_CONFIGS: ("Admin/AlterConfigs",),
+    api.DESCRIBE_CLIENT_QUOTAS: ("Admin/DescribeClientQuotas",),
+    api.ALTER_CLIENT_QUOTAS: ("Admin/AlterClientQuotas",),
     api.DESCRIBE_USER_SCRAM_CREDENTIALS: ("Security/DescribeUsers",),
     api.ALTER_USER_SCRAM_CREDENTIALS: ("Security/AlterUsers",),
     api.DESCRIBE_CLUSTER: ("Admin/DescribeCluster",),

@@ -112,7 +112,15 @@ def _number(code: str) -> tuple[Read, Write]:
 
 _NUMBERS: Final = {
     name: _number(code)
-    for name, code in (("bool", "?"), ("int8", "b"), ("int16", "h"), ("int32", "i"), ("int64", "q"), ("uint16", "H"))
+    for name, code in (
+        ("bool", "?"),
+        ("int8", "b"),
+        ("int16", "h"),
+        ("int32", "i"),
+        ("int64", "q"),
+        ("uint16", "H"),
+        ("float64", "d"),
+    )
 }
 _read_i16, _write_i16 = _NUMBERS["int16"]
 _read_i32, _write_i32 = _NUMBERS["int32"]

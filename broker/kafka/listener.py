@@ -324,7 +324,7 @@ def listen_for_kafka(
         {
             **apis.handlers,
             **TransactionApis(apis, services, verifier).handlers,
-            **SecurityApis(apis, security).handlers,
+            **SecurityApis(apis, security, services.admin).handlers,
         },
         Produce(replica_manager, image, disk, config.request_timeout_ms, producers),
         Fetch(replica_manager, image, disk),

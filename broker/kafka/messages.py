@@ -760,6 +760,45 @@ DeleteAclsResponse 1-3 flexible 2
             operation: int8
             permission_type: int8
 
+DescribeClientQuotasRequest 48 0-1 flexible 1
+    components: []
+        entity_type: string
+        match_type: int8
+        match: string null
+    strict: bool
+
+DescribeClientQuotasResponse 0-1 flexible 1
+    throttle_time_ms: int32
+    error_code: int16
+    error_message: string null = null
+    entries: [] null
+        entity: []
+            entity_type: string
+            entity_name: string null
+        values: []
+            key: string
+            value: float64
+
+AlterClientQuotasRequest 49 0-1 flexible 1
+    entries: []
+        entity: []
+            entity_type: string
+            entity_name: string null
+        ops: []
+            key: string
+            value: float64
+            remove: bool
+    validate_only: bool
+
+AlterClientQuotasResponse 0-1 flexible 1
+    throttle_time_ms: int32
+    entries: []
+        error_code: int16
+        error_message: string null
+        entity: []
+            entity_type: string
+            entity_name: string null
+
 DescribeUserScramCredentialsRequest 50 0-0 flexible 0
     users: [] null
         name: string
@@ -856,6 +895,8 @@ CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 OFFSET_DELETE: Final = 47
+DESCRIBE_CLIENT_QUOTAS: Final = 48
+ALTER_CLIENT_QUOTAS: Final = 49
 DESCRIBE_USER_SCRAM_CREDENTIALS: Final = 50
 ALTER_USER_SCRAM_CREDENTIALS: Final = 51
 DESCRIBE_CLUSTER: Final = 60

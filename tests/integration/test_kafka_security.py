@@ -508,6 +508,52 @@ def test_users_by_librdkafka(cluster: Cluster) -> None:
         refused.result(PATIENCE_S)
 
 
+def test_quotas_by_kafkas_requests(cluster: Cluster) -> None:
+    """librdkafka has no call for them."""
+
+    def entity(**names: str | None) -> list[Fields]:
+        return [{"entity_type": kind.replace("_", "-"), "entity_name": name} for kind, name in names.items()]
+
+    def described(raw: Raw, strict: bool, *components: tuple[str, int, str | None]) -> list[Fields]:
+        named = [{"entity_type": kind, "match_type": how, "match": name} for kind, how, name in components]
+        answer = raw.ask(messages.DESCRIBE_CLIENT_QUOTAS, 1, {"components": named, "strict": strict})
+        assert answer["error_code"] == 0
+        return list(answer["entries"])
+
+    def op(value: float | None) -> Fields:
+        return {"key": "producer_byte_rate", "value": value or 0.0, "remove": value is None}
+
+    ada, default, both = entity(user="ada"), entity(user=None), entity(user="ada", client_id="c")
+    with Raw(cluster) as raw:
+        log_in(raw, "admin")
+
+        def alter(*entries: tuple[list[Fields], float | None]) -> list[int]:
+            made = [{"entity": named, "ops": [op(value)]} for named, value in entries]
+            answer = raw.ask(messages.ALTER_CLIENT_QUOTAS, 1, {"entries": made, "validate_only": False})
+            assert [each["entity"] for each in answer["entries"]] == [named for named, _ in entries]
+            return [each["error_code"] for each in answer["entries"]]
+
+        assert alter((ada, 1e9), (default, 2e9), (both, 3e9), (entity(planet="x"), 1.0), (ada, -1.0)) == [
+            0,
+            0,
+            0,
+            42,
+            42,
+        ]
+
+        def values(entries: list[Fields]) -> dict[str, float]:
+            names = ["/".join(str(part["entity_name"]) for part in each["entity"]) for each in entries]
+            return {name: each["values"][0]["value"] for name, each in zip(names, entries, strict=True)}
+
+        assert values(described(raw, False, ("user", 0, "ada"))) == {"ada": 1e9, "ada/c": 3e9}
+        assert values(described(raw, True, ("user", 0, "ada"))) == {"ada": 1e9}
+        assert values(described(raw, True, ("user", 1, None))) == {"None": 2e9}
+        assert values(described(raw, True, ("user", 2, None))) == {"None": 2e9, "ada": 1e9}
+        assert values(described(raw, True, ("user", 2, None), ("client-id", 2, None))) == {"ada/c": 3e9}
+        assert alter((ada, None), (default, None), (both, None)) == [0, 0, 0]
+        assert described(raw, False) == []
+
+
 # Certificates
 
 
