@@ -97,9 +97,10 @@ class ScramMechanism(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AclBinding:
-    """One permission: what a principal may do with a resource, or may not, from a host (an address, `*` is every one).
+    """One permission: what a principal may do with a resource, or may not, from a host.
 
-    `principal`: `User:NAME`, or `User:*` for all users; the resource of the cluster is called `raftlog-cluster`.
+    `host`: an address, a network such as 10.0.0.0/8, or `*` for every one. `principal`: `User:NAME`, or `User:*` for
+    all users; the resource of the cluster is called `raftlog-cluster`.
     """
 
     principal: str

@@ -13,7 +13,8 @@ this Python's Unicode, so that all controllers decide alike.
                                            └ prefixed  start ─┴ host ─ (operations allowed, operations denied)
 
 A decision looks up the principal and `User:*`; under each the name, `*`, and the name's prefixes of the lengths that
-occur there; under each of those the host and `*`. Its time does not depend on the number of other ACLs.
+occur there; under each of those the host, `*`, and the networks
+that the host can be in, 32 of IPv4. Its time does not depend on the number of other ACLs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from __future__ import annotations
 import stringprep
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
-from ipaddress import IPv6Address, ip_address
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
 from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from unicodedata import ucd_3_2_0
@@ -144,7 +146,7 @@ MAX_RESOURCE_CHARACTERS: Final = 255
 
 @dataclass(frozen=True, slots=True, order=True)
 class Acl:
-    """One permission. `host`: an address or `*`; `principal`: `User:name`, or `User:*` for all users."""
+    """One permission. `host`: an address, a network or `*`; `principal`: `User:name`, or `User:*` for all users."""
 
     resource_type: ResourceType
     resource_name: str
@@ -204,8 +206,14 @@ class Acl:
 def canonical_host(host: str) -> str:
     """Return an address in canonical form: IPv6 shortened and without its zone, IPv4 within IPv6 as IPv4.
 
-    A text that is not an address is returned unchanged.
+    A network of one address is that address. A text that is neither an address nor a network is returned unchanged.
     """
+    if "/" in host:
+        try:
+            network = ip_network(host)
+        except ValueError:
+            return host
+        return str(network.network_address) if network.num_addresses == 1 else str(network)
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -242,7 +250,10 @@ def check_acl(acl: Acl) -> None:
     _check_name(acl)
     _check_principal(acl.principal)
     if acl.host != WILDCARD and not _is_address(acl.host):
-        raise InvalidRequestError(f"the host of an ACL is an IP address or {WILDCARD}, not {acl.host[:100]!r}")
+        raise InvalidRequestError(
+            f"the host of an ACL is an IP address, a network (10.0.0.0/8, no bits beyond its length) or {WILDCARD}, "
+            f"not {acl.host[:100]!r}"
+        )
 
 
 def _check_name(acl: Acl) -> None:
@@ -272,11 +283,29 @@ def _check_principal(principal: str) -> None:
 
 
 def _is_address(host: str) -> bool:
+    """Whether this is an address or a network; one of IPv4 within IPv6 is written as IPv4."""
     try:
-        ip_address(host)
+        network = ip_network(host) if "/" in host else ip_address(host)
     except ValueError:
         return False
-    return True
+    first = getattr(network, "network_address", network)
+    return not (isinstance(first, IPv6Address) and first.ipv4_mapped is not None)
+
+
+def is_network(host: str) -> bool:
+    """Whether the host of an ACL is meant as a network."""
+    return "/" in host
+
+
+@lru_cache(4_096)
+def _places_of(host: str) -> tuple[str, ...]:
+    """Return all hosts of ACLs that cover an address: itself, every one, and the networks that it is in."""
+    try:
+        address = ip_address(host)
+    except ValueError:  # a caller whose address is hidden
+        return host, WILDCARD
+    networks = (ip_network((address, length), strict=False) for length in range(address.max_prefixlen))
+    return (host, WILDCARD, *map(str, networks))
 
 
 def _name(enum: Any, number: int) -> str:
@@ -461,7 +490,7 @@ class AclIndex:
             if patterns is None:
                 continue
             for pattern_type, pattern, hosts in patterns.matching(name):
-                for where in (host, WILDCARD):
+                for where in _places_of(host):
                     said = hosts.get(where)
                     if said is None:
                         continue
@@ -618,7 +647,9 @@ def _at(hosts: _Hosts | None, host: str) -> _Operations:
     """Return the operations for an address."""
     if hosts is None:
         return _NONE
-    here, everywhere = hosts.get(host), hosts.get(WILDCARD, _NONE)
-    if here is None:
-        return everywhere
-    return _Operations(here.allowed | everywhere.allowed, here.denied | everywhere.denied)
+    found = _NONE
+    for where in _places_of(host):
+        said = hosts.get(where)
+        if said is not None:
+            found = _Operations(found.allowed | said.allowed, found.denied | said.denied)
+    return found

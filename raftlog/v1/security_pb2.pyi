@@ -370,7 +370,7 @@ class Acl(_message.Message):
     principal: _builtins.str
     """User:NAME, or User:* for every user"""
     host: _builtins.str
-    """an address, or *"""
+    """an address, a network as 10.0.0.0/8 (metadata.version 7), or *"""
     operation: Global___Acl.Operation.ValueType
     permission: Global___Acl.Permission.ValueType
     def __init__(

@@ -8,10 +8,18 @@ from raftlog.errors import InvalidRequestError, ResourceNotFound, UnacceptableCr
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM, ScramCredential, UserMechanism
-from raftmeta.acls import Acl, check_acl, why_no_user
+from raftmeta.acls import Acl, check_acl, is_network, why_no_user
 from raftmeta.credentials import KEY_BYTES, MECHANISM_NAMES, Credential, CredentialKey, remove_credential_record
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
-from raftmeta.features import QUOTAS, QUOTAS_LEVEL, SECURITY, SECURITY_LEVEL, check_metadata_version
+from raftmeta.features import (
+    ACLS_OF_NETWORKS,
+    ACLS_OF_NETWORKS_LEVEL,
+    QUOTAS,
+    QUOTAS_LEVEL,
+    SECURITY,
+    SECURITY_LEVEL,
+    check_metadata_version,
+)
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import QuotaEntity, check_quota, quota_record
 
@@ -73,11 +81,18 @@ def alter_acls(image: MetadataImage, command: records_pb2.AlterAclsCommand, offs
     """Add and remove ACLs, all or none. To add what is there, or remove what is not, changes nothing.
 
     Raises:
+        UnsupportedVersion: the cluster's metadata.version has no ACLs, or none for networks.
         InvalidRequestError: one says what no ACL can say, is both added and removed, or they are too many, in the
             command or in the cluster.
     """
     check_metadata_version(image, SECURITY_LEVEL, SECURITY)
     _check_changes(len(command.additions) + len(command.removals), "ACLs")
+    for wire in (
+        *command.additions,
+        *command.removals,
+    ):  # before `canonical`, which older controllers do not apply to it
+        if is_network(wire.host):
+            check_metadata_version(image, ACLS_OF_NETWORKS_LEVEL, ACLS_OF_NETWORKS)
     removals = dict.fromkeys(Acl.from_wire(wire).canonical() for wire in command.removals)
     additions = dict.fromkeys(Acl.from_wire(wire).canonical() for wire in command.additions)
     for acl in removals:

@@ -152,17 +152,25 @@ def resource_name(text: str, pattern: PatternType) -> str:
 
 
 def as_host(text: str) -> str:
-    """Return `*`, or an address as brokers compare it: IPv4 within IPv6 as IPv4, without a zone.
+    """Return `*`, or an address or a network as brokers compare it: IPv4 within IPv6 as IPv4, without a zone.
 
     Raises:
-        ValueError: it is no address.
+        ValueError: it is neither.
     """
     if text == WILDCARD:
         return text
+    if "/" in text:
+        try:
+            network = ipaddress.ip_network(text)
+        except ValueError as error:
+            raise ValueError(f"{text!r}: write a network such as 10.0.0.0/8 ({error})") from None
+        return str(network.network_address) if network.num_addresses == 1 else str(network)
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        raise ValueError(f"{text!r}: write an IP address, or * for all; host names are not supported") from None
+        raise ValueError(
+            f"{text!r}: write an IP address, a network such as 10.0.0.0/8, or * for all; host names are not supported"
+        ) from None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)
 

@@ -20,6 +20,7 @@ from raftmeta.acls import (
     Operation,
     ResourceType,
     canonical_host,
+    check_acl,
     field_order,
     matching,
 )
@@ -391,3 +392,50 @@ def test_a_change_leaves_what_it_does_not_touch_as_it_is() -> None:
 def test_every_operation_goes_with_some_resource() -> None:
     named = {number for operations in OPERATIONS.values() for number in operations}
     assert named == {number for number in WireAcl.Operation.values() if number >= WireAcl.ALL}
+
+
+# Networks
+
+
+@pytest.mark.parametrize(
+    ("network", "inside", "outside"),
+    [
+        ("10.0.0.0/8", "10.255.0.1", "11.0.0.1"),
+        ("10.1.2.0/31", "10.1.2.1", "10.1.2.2"),
+        ("0.0.0.0/0", "203.0.113.9", "2001:db8::1"),
+        ("fd00::/8", "fdff::1", "fe00::1"),
+        ("::/0", "2001:db8::1", "10.0.0.1"),
+    ],
+)
+def test_an_acl_for_a_network_covers_its_addresses(network: str, inside: str, outside: str) -> None:
+    allow = acl("orders", host=network)
+    check_acl(allow)
+    index = AclIndex([allow])
+    assert index.decide(ALICE, inside, WireAcl.READ, WireAcl.TOPIC, "orders") == Decision(True, allow)
+    assert index.decide(ALICE, outside, WireAcl.READ, WireAcl.TOPIC, "orders") == NOBODY
+    assert index.may_any(ALICE, inside, WireAcl.READ, WireAcl.TOPIC)
+    assert not index.may_any(ALICE, outside, WireAcl.READ, WireAcl.TOPIC)
+    assert index.decide(ALICE, "unknown", WireAcl.READ, WireAcl.TOPIC, "orders") == NOBODY
+    assert (
+        AclIndex([allow]).changed_to(frozenset()).decide(ALICE, inside, WireAcl.READ, WireAcl.TOPIC, "orders") == NOBODY
+    )
+
+
+def test_a_denial_of_a_network_wins_whether_it_is_wider_or_narrower() -> None:
+    for allowed, denied in (("10.0.0.0/8", "10.0.0.0/24"), ("10.0.0.0/24", "10.0.0.0/8"), (HERE, "10.0.0.0/8")):
+        deny = acl("orders", host=denied, permission=DENY)
+        index = AclIndex([acl("orders", host=allowed), deny])
+        assert index.decide(ALICE, HERE, WireAcl.READ, WireAcl.TOPIC, "orders") == Decision(False, deny)
+        assert not AclIndex([acl("*", host=allowed), acl("*", host=denied, permission=DENY)]).may_any(
+            ALICE, HERE, WireAcl.READ, WireAcl.TOPIC
+        )
+
+
+def test_networks_have_one_spelling() -> None:
+    assert canonical_host("10.0.0.0/8") == canonical_host("10.0.0.0/255.0.0.0") == "10.0.0.0/8"
+    assert canonical_host("FD00:0::/8") == "fd00::/8"
+    assert canonical_host("10.0.0.1/32") == "10.0.0.1"
+    assert canonical_host("::1/128") == "::1"
+    for wrong in ("10.0.0.1/8", "10.0.0.0/33", "10.0.0.0/", "/8", "a/8", "::ffff:10.0.0.0/104", "::ffff:10.0.0.1/128"):
+        with pytest.raises(InvalidRequestError, match="the host of an ACL"):
+            check_acl(acl("orders", host=wrong).canonical())

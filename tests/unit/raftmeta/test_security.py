@@ -24,7 +24,7 @@ from raftmeta.acls import CLUSTER_NAME, MAX_USER_CHARACTERS, OPERATIONS, Acl, wh
 from raftmeta.decide import CommandResult, decide, security
 from raftmeta.image import MetadataImage
 from raftmeta.replay import image_from_records
-from tests.support.metadata import accept, claim, image_after, refusal
+from tests.support.metadata import accept, claim, image_after, refusal, register, update_feature
 from tests.support.metadata_security import acl, alter_acls, alter_users, credential, deletion
 
 EMPTY = image_after(claim(newest=True))
@@ -284,7 +284,7 @@ def test_hosts_are_kept_in_one_spelling() -> None:
         acl(principal=""),
         acl(host=""),
         acl(host="here.example"),
-        acl(host="10.0.0.0/8"),
+        acl(host="10.0.0.1/8"),
     ],
     ids=str,
 )
@@ -331,6 +331,20 @@ def test_older_clusters_refuse_and_say_what_to_do() -> None:
         error = refused(image, command)
         assert isinstance(error, UnsupportedVersion)
         assert "users and permissions needs metadata.version=2, the cluster is at 1" in str(error)
+
+
+def test_networks_need_a_cluster_that_knows_them() -> None:
+    """Where an older controller may decide as well, a network is refused in every spelling, that of one address too."""
+    older = image_after(claim(), register(), update_feature("metadata.version", 6))
+    newer = image_after(claim(), register(), update_feature("metadata.version", 7))
+    for host in ("10.0.0.0/8", "10.0.0.1/32"):
+        for command in (alter_acls([acl(host=host)]), alter_acls(removals=[acl(host=host)])):
+            error = refused(older, command)
+            assert isinstance(error, UnsupportedVersion)
+            assert "an ACL for a network needs metadata.version=7, the cluster is at 6" in str(error)
+    image, _ = accept(newer, alter_acls([acl(host="10.0.0.0/8"), acl(host="10.0.0.1/32")]))
+    assert {each.host for each in image.acls} == {"10.0.0.0/8", "10.0.0.1"}
+    assert not accept(image, alter_acls(removals=[acl(host="10.0.0.0/255.0.0.0"), acl(host="10.0.0.1")]))[0].acls
 
 
 def test_nothing_asked_is_nothing_done() -> None:
