@@ -30,16 +30,16 @@ settings.register_profile("long", deadline=None, print_blob=True, max_examples=1
 settings.load_profile("ci" if "CI" in os.environ else "default")
 
 SLOW_FIRST = (
-    "test_demo.py",
-    "test_spark_examples.py",
     "test_spark_chaos.py",
     "test_chaos.py",
+    "test_spark_examples.py",
     "test_cli_groups.py",
-    "test_spark_source.py",
-    "test_spark_sink.py",
     "test_replication_chaos.py",
+    "test_demo.py",
     "test_quorum_cluster.py",
+    "test_spark_source.py",
     "test_delay_queue.py",
+    "test_spark_sink.py",
     "test_cli.py",
     "test_schedules.py",
     "test_mutations.py",
@@ -49,7 +49,8 @@ SLOW_FIRST = (
     "test_lives.py",
     "test_cleaner_crashes.py",
 )
-"""Files that take minutes begin first, so that no worker is left alone with one at the end."""
+"""Files that take minutes begin first, so that no worker is left alone with one at the end. Those that run Spark, which
+takes all cores, are between those that mostly wait."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

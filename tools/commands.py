@@ -133,10 +133,10 @@ def _test(arguments: list[str]) -> int:
         return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
     cores = os.cpu_count() or 1
     # Tests that only compute come first and use all cores; tests in real time never run beside them. The tests of a
-    # file stay together, as they share servers; these mostly wait, so there is one more worker.
+    # file stay together, as they share servers; these wait for more than half of the time, so there are two more workers.
     phases = (
         (cores, ("tests/unit", "tests/conformance", "tests/simulation", "tests/fuzz")),
-        (cores + 1, ("tests/integration", "tests/chaos")),
+        (cores + 2, ("tests/integration", "tests/chaos")),
     )
     seed = os.environ.setdefault("SIMULATION_SEED", str(random.SystemRandom().randrange(10**6, 10**9)))
     print(f"fresh schedules: SIMULATION_SEED={seed}", flush=True)
