@@ -132,8 +132,8 @@ def _test(arguments: list[str]) -> int:
     if rest:
         return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
     cores = os.cpu_count() or 1
-    # Tests that only compute come first and use all cores; tests in real time never run beside them. The tests of a
-    # file stay together, as they share servers; these wait for more than half of the time, so there are two more workers.
+    # Tests that only compute come first and use all cores; tests in real time never run beside them. These wait for
+    # more than half of the time, so there are two more workers. A file's tests stay together, as they share servers.
     phases = (
         (cores, ("tests/unit", "tests/conformance", "tests/simulation", "tests/fuzz")),
         (cores + 2, ("tests/integration", "tests/chaos")),

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import serialization
 
 from raftlog.testing import CertificateAuthority
 from tools import docker, helm
+from tools.go_programs import HELM
 from tools.k8s.cluster import NODES, Cluster, NotHere
 from tools.progress import StepFailed
 
@@ -75,7 +76,7 @@ class Release:
         """Records of the last workload."""
         self._values = merged({"insecure": True}, BASE, values)
         self._file = directory / f"{namespace}.json"
-        self._helm = str(helm.find_or_build())
+        self._helm = str(HELM.find_or_build())
 
     # The chart
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tools import helm as tool
+from tools.go_programs import HELM
 from tools.progress import StepFailed
 
 Manifest = dict[str, Any]
@@ -44,7 +45,7 @@ def renderer(directory: Path) -> Render:
     Skips the test, with the reason, only where helm cannot be had.
     """
     try:
-        helm = tool.find_or_build()
+        helm = HELM.find_or_build()
     except StepFailed as error:
         pytest.skip(f"THE CHART IS NOT TESTED: {error}")
     file = directory / "values.yaml"

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tools import helm as tool
+from tools.go_programs import HELM
 from tools.helm import CHART, EXAMPLES, KUBERNETES, MANIFESTS
 from tools.progress import StepFailed
 
@@ -19,7 +20,7 @@ from tools.progress import StepFailed
 @pytest.fixture(scope="module")
 def helm() -> Path:
     try:
-        return tool.find_or_build()
+        return HELM.find_or_build()
     except StepFailed as error:
         pytest.skip(f"THE CHART IS NOT TESTED: {error}")
 
