@@ -3,7 +3,8 @@
     listener.py        connections: framing, bounds, the order of requests and responses
     sasl.py            how connections get in: TLS, certificates, passwords
     apis.py            one method for each API, and its permissions; calls the gRPC services' methods
-    groups.py          groups and their members
+    groups.py          groups, and members of classic ones
+    consumer_groups.py members that let the coordinator assign (KIP-848)
     acls_and_users.py  ACLs, SCRAM credentials and quotas
     produce.py         Produce; fetch.py: Fetch; they call `Partition`
     transactions.py    producer ids and transactions

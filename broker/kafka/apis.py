@@ -28,6 +28,7 @@ from broker.config.config import BrokerConfig
 from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.codec import Fields
+from broker.kafka.consumer_groups import ConsumerGroupApis
 from broker.kafka.groups import GroupApis
 from broker.net.services.admin import AdminService
 from broker.net.services.calls import Context
@@ -169,6 +170,7 @@ class Apis:
             api.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
             api.DESCRIBE_CLUSTER: self._describe_cluster,
             **GroupApis(services.groups, config, self.call).handlers,
+            **ConsumerGroupApis(services.groups, config, self.call).handlers,
         }
 
     # Calls of the services

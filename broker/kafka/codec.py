@@ -295,6 +295,8 @@ def _codec_of(each: _Field, version: int, flexible: bool) -> tuple[Read, Write]:
     nullable = version >= each.null_from
     if each.kind == "struct":
         of_one = _structure(each.fields, version, flexible)
+        if nullable and not each.is_array:
+            of_one = _or_null(of_one)
     elif each.kind in _NUMBERS:
         of_one = _NUMBERS[each.kind]
     elif each.kind == "uuid":
@@ -302,6 +304,22 @@ def _codec_of(each: _Field, version: int, flexible: bool) -> tuple[Read, Write]:
     else:
         of_one = _text_or_bytes(each.kind, flexible, nullable and not each.is_array)
     return _array(of_one, flexible, nullable) if each.is_array else of_one
+
+
+def _or_null(of_one: tuple[Read, Write]) -> tuple[Read, Write]:
+    """Return how a structure is read and written that a byte comes before: 1, or -1 for null."""
+    read_number, write_number = _NUMBERS["int8"]
+    read_one, write_one = of_one
+
+    def read(reader: Reader) -> Any:
+        return None if read_number(reader) < 0 else read_one(reader)
+
+    def write(out: list[bytes], value: Any) -> None:
+        write_number(out, -1 if value is None else 1)
+        if value is not None:
+            write_one(out, value)
+
+    return read, write
 
 
 def _array(of_one: tuple[Read, Write], flexible: bool, nullable: bool) -> tuple[Read, Write]:

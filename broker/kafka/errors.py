@@ -38,6 +38,7 @@ INVALID_FETCH_SESSION_EPOCH: Final = 71
 LISTENER_NOT_FOUND: Final = 72
 INVALID_RECORD: Final = 87
 UNKNOWN_TOPIC_ID: Final = 100
+STALE_MEMBER_EPOCH: Final = 113
 FETCH_SESSION_TOPIC_ID_ERROR: Final = 106
 
 _OWN_FROM: Final = common_pb2.INTERNAL
@@ -49,6 +50,7 @@ _FOR_OWN: Final[dict[int, int]] = {
     common_pb2.BROKER_OVERLOADED: REQUEST_TIMED_OUT,
     common_pb2.SHUTTING_DOWN: NOT_LEADER_OR_FOLLOWER,
     common_pb2.UNKNOWN_OUTCOME: REQUEST_TIMED_OUT,
+    common_pb2.PARTITION_NOT_OWNED: STALE_MEMBER_EPOCH,
 }
 """Codes with their meaning for a client; the others of raftlog's own stand for conditions that Kafka clients never
 meet."""

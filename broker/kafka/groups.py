@@ -121,10 +121,10 @@ class GroupApis:
         try:
             joined = await self._ask(group_id, who, command, max(rebalance_ms, 0) / 1_000 + JOIN_MARGIN_S)
         except RaftlogError as error:
-            return {"error_code": _code(error), "member_id": request["member_id"], "leader": "", "protocol_name": ""}
+            return {"error_code": code_of(error), "member_id": request["member_id"], "leader": "", "protocol_name": ""}
         assert isinstance(joined, Joined), "each command has one type of reply"
         return {
-            "error_code": errors.NONE if joined.error is None else _code(joined.error),
+            "error_code": errors.NONE if joined.error is None else code_of(joined.error),
             "generation_id": joined.generation,
             "protocol_type": joined.protocol_type or None,
             "protocol_name": joined.protocol,
@@ -155,7 +155,7 @@ class GroupApis:
         try:
             synced = await self._ask(request["group_id"], who, command, JOIN_MARGIN_S)
         except RaftlogError as error:
-            return {"error_code": _code(error), "assignment": b""}
+            return {"error_code": code_of(error), "assignment": b""}
         assert isinstance(synced, Synced), "each command has one type of reply"
         return {
             "error_code": errors.NONE,
@@ -175,7 +175,7 @@ class GroupApis:
                 self._wait_s,
             )
         except RaftlogError as error:
-            return {"error_code": _code(error)}
+            return {"error_code": code_of(error)}
         return {"error_code": errors.NONE}
 
     async def _leave(self, request: Fields, version: int, who: Caller) -> Fields:
@@ -186,9 +186,9 @@ class GroupApis:
         try:
             left = await self._ask(group_id, who, lambda call: LeaveClassic(call, group_id, tuple(named)), self._wait_s)
         except RaftlogError as error:
-            return {"error_code": _code(error), "members": []}
+            return {"error_code": code_of(error), "members": []}
         assert isinstance(left, Left), "each command has one type of reply"
-        codes = [errors.NONE if error is None else _code(error) for error in left.errors]
+        codes = [errors.NONE if error is None else code_of(error) for error in left.errors]
         return {
             "error_code": codes[0] if version < MEMBERS_FROM else errors.NONE,
             "members": [
@@ -217,7 +217,7 @@ class GroupApis:
             if group.type == group_pb2.GROUP_TYPE_CONSUMER:
                 raise GroupIdNotFound(f"the group {group_id!r} is not a classic one")
         except RaftlogError as error:
-            code = _code(error)
+            code = code_of(error)
             if isinstance(error, GroupIdNotFound):
                 code = code if version >= NOT_FOUND_FROM else errors.NONE
                 described["group_state"] = "Dead"
@@ -249,8 +249,8 @@ class GroupApis:
             answer = await self._call("Group/ListGroups", self._service.ListGroups, asked, who)
             loading = [errors.error_of(each) for each in answer.loading]
         except RaftlogError as error:
-            return {"error_code": _code(error), "groups": []}
-        codes = [code for each in loading if (code := _code(each)) == errors.COORDINATOR_LOAD_IN_PROGRESS]
+            return {"error_code": code_of(error), "groups": []}
+        codes = [code for each in loading if (code := code_of(each)) == errors.COORDINATOR_LOAD_IN_PROGRESS]
         return {
             "error_code": codes[0] if codes else errors.NONE,
             "groups": [
@@ -277,7 +277,7 @@ class GroupApis:
                 if result.HasField("error"):
                     raise errors.error_of(result.error)
             except RaftlogError as error:
-                code = _code(error)
+                code = code_of(error)
             results.append({"group_id": group_id, "error_code": code})
         return {"results": results}
 
@@ -285,13 +285,13 @@ class GroupApis:
         asked = group_pb2.DeleteOffsetsRequest(group_id=request["group_id"])
         rows = [(topic["name"], part["partition_index"]) for topic in request["topics"] for part in topic["partitions"]]
         if len(set(rows)) < len(rows):
-            return {"error_code": _code(InvalidRequestError("a partition is named twice")), "topics": []}
+            return {"error_code": code_of(InvalidRequestError("a partition is named twice")), "topics": []}
         for name, number in rows:
             asked.partitions.add(topic=name, partitions=[number])
         try:
             answer = await self._call("Group/DeleteOffsets", self._service.DeleteOffsets, asked, who)
         except RaftlogError as error:
-            return {"error_code": _code(error), "topics": []}
+            return {"error_code": code_of(error), "topics": []}
         answered = iter(answer.results)
         return {
             "error_code": errors.NONE,
@@ -308,11 +308,11 @@ class GroupApis:
         }
 
 
-def _code(error: RaftlogError) -> int:
+def code_of(error: RaftlogError) -> int:
     """Return Kafka's code. Members give up at REQUEST_TIMED_OUT, and look for the coordinator at another one."""
     code = errors.code_of(error, of_coordinator=True)
     return errors.COORDINATOR_NOT_AVAILABLE if code == errors.REQUEST_TIMED_OUT else code
 
 
 def _code_in(result: group_pb2.CommitOffsetResult) -> int:
-    return _code(errors.error_of(result.error)) if result.HasField("error") else errors.NONE
+    return code_of(errors.error_of(result.error)) if result.HasField("error") else errors.NONE

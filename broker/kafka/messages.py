@@ -350,6 +350,68 @@ ListGroupsResponse 0-5 flexible 3
         group_state: string 4+
         group_type: string 5+
 
+ConsumerGroupHeartbeatRequest 68 0-1 flexible 0
+    group_id: string
+    member_id: string
+    member_epoch: int32
+    instance_id: string null = null
+    rack_id: string null = null
+    rebalance_timeout_ms: int32 = -1
+    subscribed_topic_names: []string null = null
+    subscribed_topic_regex: string 1+ null = null
+    server_assignor: string null = null
+    topic_partitions: [] null = null
+        topic_id: uuid
+        partitions: []int32
+
+ConsumerGroupHeartbeatResponse 0-1 flexible 0
+    throttle_time_ms: int32
+    error_code: int16
+    error_message: string null = null
+    member_id: string null = null
+    member_epoch: int32
+    heartbeat_interval_ms: int32
+    assignment: struct null = null
+        topic_partitions: []
+            topic_id: uuid
+            partitions: []int32
+
+ConsumerGroupDescribeRequest 69 0-1 flexible 0
+    group_ids: []string
+    include_authorized_operations: bool
+
+ConsumerGroupDescribeResponse 0-1 flexible 0
+    throttle_time_ms: int32
+    groups: []
+        error_code: int16
+        error_message: string null = null
+        group_id: string
+        group_state: string
+        group_epoch: int32
+        assignment_epoch: int32
+        assignor_name: string
+        members: []
+            member_id: string
+            instance_id: string null = null
+            rack_id: string null = null
+            member_epoch: int32
+            client_id: string
+            client_host: string
+            subscribed_topic_names: []string
+            subscribed_topic_regex: string null = null
+            assignment: struct
+                topic_partitions: []
+                    topic_id: uuid
+                    topic_name: string
+                    partitions: []int32
+            target_assignment: struct
+                topic_partitions: []
+                    topic_id: uuid
+                    topic_name: string
+                    partitions: []int32
+            member_type: int8 1+ = -1
+        authorized_operations: int32 = -2147483648
+
 DeleteGroupsRequest 42 0-2 flexible 2
     groups_names: []string
 
@@ -900,6 +962,8 @@ ALTER_CLIENT_QUOTAS: Final = 49
 DESCRIBE_USER_SCRAM_CREDENTIALS: Final = 50
 ALTER_USER_SCRAM_CREDENTIALS: Final = 51
 DESCRIBE_CLUSTER: Final = 60
+CONSUMER_GROUP_HEARTBEAT: Final = 68
+CONSUMER_GROUP_DESCRIBE: Final = 69
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import aiokafka
@@ -32,7 +32,12 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    config = {"group.initial.rebalance.delay.ms": 100, "group.min.session.timeout.ms": 1_000}
+    config = {
+        "group.initial.rebalance.delay.ms": 100,
+        "group.min.session.timeout.ms": 1_000,
+        "group.consumer.heartbeat.interval.ms": 500,
+        "group.consumer.session.timeout.ms": 60_000,
+    }
     with Cluster(3, kafka=True, config=config) as started:
         yield started
 
@@ -61,7 +66,9 @@ def produce(cluster: Cluster, topic: str, numbers: Sequence[int]) -> None:
 
 
 class Member:
-    """A consumer of librdkafka, with what it has read."""
+    """A consumer of librdkafka, with what it has read. `timeouts`: those of a member of a classic group."""
+
+    timeouts: Mapping[str, int] = {"session.timeout.ms": 60_000, "heartbeat.interval.ms": 500}
 
     def __init__(self, cluster: Cluster, topic: str, **settings: Any) -> None:
         self.read: list[int] = []
@@ -70,10 +77,9 @@ class Member:
                 "bootstrap.servers": cluster.kafka_bootstrap,
                 "group.id": topic,
                 "auto.offset.reset": "earliest",
-                "session.timeout.ms": 60_000,
-                "heartbeat.interval.ms": 500,
                 "enable.auto.commit": False,
                 **QUIET,
+                **self.timeouts,
                 **settings,
             }
         )
@@ -323,6 +329,73 @@ def test_an_empty_group_may_change_its_type_and_keeps_its_offsets(cluster: Clust
     poll_until([last], lambda: len(last.read) >= 6)
     last.consumer.close()
     assert {*last.read} == {*range(66, 72)}
+
+
+# Groups in which the coordinator assigns (KIP-848)
+
+COORDINATED: dict[str, Any] = {"group.protocol": "consumer"}
+
+
+class CoordinatedMember(Member):
+    """A consumer of librdkafka that lets the coordinator assign."""
+
+    timeouts: Mapping[str, int] = {}
+
+
+@pytest.mark.parametrize("assignor", ["uniform", "range"])
+def test_the_coordinator_assigns_to_librdkafka(
+    cluster: Cluster, topic: str, members: list[Member], assignor: str
+) -> None:
+    settings = {**COORDINATED, "group.remote.assignor": assignor}
+    members.append(CoordinatedMember(cluster, topic, **settings))
+    commit_up_to(cluster, members, topic, 10)
+    members.append(CoordinatedMember(cluster, topic, **settings))
+    poll_until(members, lambda: shared(members))
+    produce(cluster, topic, range(60, 120))
+    poll_until(members, lambda: read_by(members) == {*range(120)})
+    assert not [number for number in members[1].read if number < 60], "what was committed is not read again"
+    admin = AdminClient({"bootstrap.servers": cluster.kafka_bootstrap, **QUIET})
+    described = admin.describe_consumer_groups([topic])[topic].result(TIMEOUT_S)
+    assert described.partition_assignor == assignor
+    assert described.type.name == "CONSUMER"
+    shown = [[part.partition for part in each.assignment.topic_partitions] for each in described.members]
+    assert sorted(map(sorted, shown)) == sorted(each.partitions for each in members)
+    members.pop().consumer.close()
+    poll_until(members, lambda: members[0].partitions == [*range(PARTITIONS)])
+
+
+def test_members_of_both_kinds_of_clients_share_a_group(cluster: Cluster, topic: str, members: list[Member]) -> None:
+    members.append(CoordinatedMember(cluster, topic, **COORDINATED))
+    with raftlog.Consumer(cluster.bootstrap, group_id=topic, auto_offset_reset="earliest") as ours:
+        ours.subscribe([topic])
+
+        def is_shared() -> bool:
+            ours.poll(timeout=0.05)
+            theirs = members[0].partitions
+            mine = [each.partition for each in ours.assignment()]
+            return len(mine) == len(theirs) == PARTITIONS // 2 and {*mine, *theirs} == {*range(PARTITIONS)}
+
+        poll_until(members, is_shared)
+    poll_until(members, lambda: members[0].partitions == [*range(PARTITIONS)])
+
+
+def test_coordinated_members_go_on_when_the_coordinator_is_killed(
+    cluster: Cluster, topic: str, members: list[Member]
+) -> None:
+    members += [CoordinatedMember(cluster, topic, **COORDINATED) for _ in range(2)]
+    poll_until(members, lambda: shared(members))
+    commit_up_to(cluster, members, topic, 10)
+    for member in members:
+        member.read.clear()
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        coordinator = admin.describe_group(topic).coordinator_id
+    cluster.kill(coordinator)
+    try:
+        produce(cluster, topic, range(60, 120))
+        commit_up_to(cluster, members, topic, 20)
+    finally:
+        cluster.start(coordinator)
+    assert read_by(members) == {*range(60, 120)}, "none is missing, and none is read again that was committed"
 
 
 def test_raftlogs_tools_show_and_reset_a_classic_group(cluster: Cluster, topic: str) -> None:

@@ -682,6 +682,14 @@ class GroupService(group_pb2_grpc.GroupServicer):
 
     # Commands to a shard
 
+    def shard_of(self, group_id: str) -> GroupShard:
+        """Return the shard of a group for another listener's stream. Raises as `Coordinators.shard_of`."""
+        return self._shard_of(group_id)
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        """Return the name of a topic; None if it is unknown here."""
+        return self._coordinators.topic_name(topic_id)
+
     async def ask(self, group_id: str, command: Callable[[Call], Command], wait_s: float) -> Any:
         """Return the coordinator's answer to a command of another listener, which has checked the permissions.
 

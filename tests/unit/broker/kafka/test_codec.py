@@ -31,6 +31,8 @@ THEIRS: dict[str, Any] = {
     )
     for name, each in vars(module).items()
 }
+LACKING = ("ConsumerGroup",)
+"""Messages that the other implementation does not have; librdkafka and Java's clients judge them."""
 ALL = [*REQUESTS.values(), *RESPONSES.values()]
 EACH = [
     pytest.param(message, version, id=f"{message.name}-{version}")
@@ -78,7 +80,7 @@ def test_another_implementation_reads_and_writes_the_same_bytes(message: Message
         encoded = b"".join(message.encode(some(message.fields, version, draw), version))
         decoded = message.decode(memoryview(encoded), version)
         assert b"".join(message.encode(decoded, version)) == encoded
-        if message.name == "ApiVersionsResponse":  # they guess its version from its bytes
+        if message.name == "ApiVersionsResponse" or message.name.startswith(LACKING):  # they guess the former's version
             continue
         theirs = THEIRS[message.name].decode(encoded, version=version)
         theirs._header = None  # its encoder asks for the attribute

@@ -1,0 +1,321 @@
+"""Members of groups that let the coordinator assign (KIP-848), as Kafka's clients speak: a heartbeat is a request.
+
+raftlog's own members have a stream for as long as they live. A `PolledMember` stands for such a stream: the first
+heartbeat opens it with a join, each later one is a heartbeat on it, and what the coordinator sends meanwhile waits for
+the next response. So both kinds of clients may be members of one group.
+
+    heartbeat with epoch 0                   join
+    with epoch -1, -2                        leave; -2: of a static member that will be back
+    else, over the connection of the last    heartbeat
+    else, and it names its partitions        the member is back, on a new stream: its last response may be lost
+    else, of a member that is unknown here   COORDINATOR_NOT_AVAILABLE: the client sends everything again
+
+A heartbeat proves to the coordinator that the member has got every earlier assignment (`Session.heard`). This holds
+over one connection. A client that misses a response closes the connection and says everything anew, its partitions
+included.
+
+Topics are named by name; a regular expression is refused, because it would run on the event loop of all groups
+(ADR 0014).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from broker.config.config import BrokerConfig
+from broker.coordinator.core import Reply
+from broker.coordinator.groups.commands import Heartbeat, Join, Leave
+from broker.coordinator.groups.coordinators import GroupShard
+from broker.kafka import errors
+from broker.kafka import messages as api
+from broker.kafka.codec import Fields
+from broker.kafka.groups import MAX_CLIENT_ID, STATES, CallService, Handler, code_of
+from broker.net.services.groups import GroupService, MemberPermissions
+from broker.security.caller import Caller
+from raftlog.errors import (
+    BrokerOverloaded,
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
+    InvalidRequestError,
+    RaftlogError,
+    RequestTimedOut,
+    UnknownMemberId,
+)
+from raftlog.v1 import group_pb2
+
+UNIFORM: Final = "uniform"
+"""Kafka's name for the assignor that is `sticky` here."""
+STICKY: Final = "sticky"
+LEAVES: Final = -1
+LEAVES_FOR_A_WHILE: Final = -2
+CONSUMER_MEMBER: Final = 1
+"""Type of a member in a description: it speaks KIP-848."""
+
+
+class PolledMember:
+    """The stream of one member: what the coordinator sends, until the member asks."""
+
+    is_stream = True
+
+    def __init__(self, shard: GroupShard, connection: object, forget: Callable[[PolledMember], None]) -> None:
+        self.shard = shard
+        self.connection = connection
+        self.subscription = group_pb2.Subscription()
+        self.assignment: group_pb2.GroupAssignment | None = None
+        """The last one that the coordinator has sent."""
+        self.told: group_pb2.GroupAssignment | None = None
+        """The last one in a response."""
+        self.failure: RaftlogError | None = None
+        self.is_over = False
+        self._forget = forget
+        self._answered: asyncio.Future[None] | None = None
+        self._waits_for_assignment = False
+
+    def deliver(self, message: Message | Reply | RaftlogError | None) -> None:
+        """Take what the coordinator sends."""
+        if self.is_over:
+            return
+        if message is None or isinstance(message, RaftlogError):
+            self.failure = message
+            self.close()
+            self._answer()
+            return
+        assert isinstance(message, group_pb2.GroupResponse), "members get GroupResponses only"
+        if message.HasField("assignment"):
+            self.assignment = message.assignment
+            if self._waits_for_assignment:
+                self._answer()
+        elif message.HasField("heartbeat"):
+            self._answer()
+
+    def _answer(self) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
+    async def ask(self, command: Any, wait_s: float, *, for_assignment: bool = False) -> None:
+        """Submit a command, and wait for its answer.
+
+        Raises:
+            RaftlogError: the membership is over.
+            RequestTimedOut: there was no answer in time.
+        """
+        if self._answered is not None and not self._answered.done():
+            raise BrokerOverloaded("another heartbeat of this member is under way")
+        self._answered = asyncio.get_running_loop().create_future()
+        self._waits_for_assignment = for_assignment
+        self.shard.submit(command, self)
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._answered
+        except TimeoutError:
+            raise RequestTimedOut("the coordinator has not answered; it may be waiting for its replicas") from None
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """The stream is over, whichever end has ended it."""
+        self.is_over = True
+        self.shard.detach(self)
+        self._forget(self)
+
+
+class ConsumerGroupApis:
+    """The handlers of one broker, by API key."""
+
+    def __init__(self, service: GroupService, config: BrokerConfig, call: CallService) -> None:
+        self._service = service
+        self._config = config
+        self._call = call
+        self._members: dict[tuple[str, str], PolledMember] = {}
+        self.handlers: dict[int, Handler] = {
+            api.CONSUMER_GROUP_HEARTBEAT: self._heartbeat,
+            api.CONSUMER_GROUP_DESCRIBE: self._describe,
+        }
+
+    @property
+    def _wait_s(self) -> float:
+        return self._config.request_timeout_ms / 1_000
+
+    # Members
+
+    async def _heartbeat(self, request: Fields, version: int, who: Caller) -> Fields:
+        member_id, epoch = request["member_id"], request["member_epoch"]
+        if not member_id and version == 0 and epoch == 0:
+            member_id = str(uuid.uuid4())
+        key = request["group_id"], member_id
+        try:
+            permissions = MemberPermissions.of(who, self._service.topic_name)
+            if epoch in (LEAVES, LEAVES_FOR_A_WHILE):
+                await self._leave(key, request)
+                return {"error_code": errors.NONE, "member_id": member_id, "member_epoch": epoch}
+            if permissions is not None:
+                permissions.check_group(key[0])
+            subscription = self._subscription(request)
+            if permissions is not None and subscription is not None:
+                await permissions.check_subscription(subscription)
+            member = await self._polled(key, request, subscription, who)
+        except RaftlogError as error:
+            return {
+                "error_code": code_of(error),
+                "error_message": str(error),
+                "member_id": member_id,
+                "member_epoch": epoch,
+            }
+        return self._answer(member_id, member, is_full=subscription is not None)
+
+    def _answer(self, member_id: str, member: PolledMember, *, is_full: bool) -> Fields:
+        assignment = member.assignment
+        response: Fields = {
+            "error_code": errors.NONE,
+            "member_id": member_id,
+            "member_epoch": 0 if assignment is None else assignment.member_epoch,
+            "heartbeat_interval_ms": self._config.group_consumer_heartbeat_interval_ms,
+        }
+        if assignment is not None and (is_full or assignment is not member.told):
+            response["assignment"] = {
+                "topic_partitions": [
+                    {"topic_id": each.topic_id, "partitions": list(each.partitions)} for each in assignment.topics
+                ]
+            }
+        member.told = assignment
+        return response
+
+    async def _polled(
+        self, key: tuple[str, str], request: Fields, subscription: group_pb2.Subscription | None, who: Caller
+    ) -> PolledMember:
+        """Bring a heartbeat to the coordinator; return the member with what it has been sent."""
+        connection = asyncio.current_task()
+        member = self._members.get(key)
+        owned = request["topic_partitions"]
+        is_new_stream = member is None or request["member_epoch"] == 0
+        if member is not None and owned is not None and member.connection is not connection:
+            is_new_stream = True
+        if not is_new_stream:
+            assert member is not None, "else it needs a new stream"
+            member.connection = connection
+            heartbeat = group_pb2.GroupHeartbeat(member_epoch=request["member_epoch"])
+            if subscription is not None and subscription != member.subscription:
+                heartbeat.subscription.CopyFrom(subscription)
+                member.subscription = subscription
+            if owned is not None:
+                heartbeat.owned.SetInParent()
+                heartbeat.owned.partitions.extend(_partitions(owned))
+            await member.ask(Heartbeat(member, *key, heartbeat), self._wait_s)
+            return member
+        if subscription is None or (owned is None and request["member_epoch"] > 0):
+            raise CoordinatorNotAvailable("the member is not known here: it sends all of its fields again")
+        if member is not None:
+            member.close()
+        shard = self._service.shard_of(key[0])
+        member = self._members[key] = PolledMember(shard, connection, lambda gone: self._forget(key, gone))
+        member.subscription = subscription
+        join = group_pb2.JoinGroup(
+            group_id=key[0],
+            member_id=key[1],
+            member_epoch=request["member_epoch"],
+            instance_id=request["instance_id"] or "",
+            client_id=request["client_id"][:MAX_CLIENT_ID],
+            rack=request["rack_id"] or "",
+            subscription=subscription,
+            rebalance_timeout_ms=max(request["rebalance_timeout_ms"], 0),
+            owned=_partitions(owned or ()) if request["member_epoch"] > 0 else (),
+        )
+        await member.ask(Join(member, join, who.host), self._wait_s, for_assignment=True)
+        return member
+
+    async def _leave(self, key: tuple[str, str], request: Fields) -> None:
+        member = self._members.get(key)
+        if member is None:
+            raise UnknownMemberId(f"the group {key[0]!r} has no member {key[1]} on this broker")
+        leave = group_pb2.LeaveGroup(keep_assignment=request["member_epoch"] == LEAVES_FOR_A_WHILE)
+        try:
+            await member.ask(Leave(member, *key, leave), self._wait_s)
+        finally:
+            member.close()
+
+    def _forget(self, key: tuple[str, str], member: PolledMember) -> None:
+        if self._members.get(key) is member:
+            del self._members[key]
+
+    @staticmethod
+    def _subscription(request: Fields) -> group_pb2.Subscription | None:
+        """Return the subscription of a request; None: it does not say."""
+        if request["subscribed_topic_regex"]:
+            raise InvalidRequestError(
+                "the coordinator does not match regular expressions: subscribe to topics by name, or use the classic "
+                "protocol, whose clients match by themselves"
+            )
+        if request["subscribed_topic_names"] is None:
+            return None
+        assignor = request["server_assignor"] or ""
+        return group_pb2.Subscription(
+            topics=sorted(set(request["subscribed_topic_names"])), assignor=STICKY if assignor == UNIFORM else assignor
+        )
+
+    # Tools
+
+    async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
+        return {"groups": [await self._described(group_id, who) for group_id in request["group_ids"]]}
+
+    async def _described(self, group_id: str, who: Caller) -> Fields:
+        asked = group_pb2.DescribeGroupsRequest(group_ids=[group_id])
+        try:
+            answer = await self._call("Group/DescribeGroups", self._service.DescribeGroups, asked, who)
+            group: group_pb2.GroupDescription = answer.groups[0]
+            if group.HasField("error"):
+                raise errors.error_of(group.error)
+            if group.type == group_pb2.GROUP_TYPE_CLASSIC:
+                raise GroupIdNotFound(f"the group {group_id!r} is a classic one")
+        except RaftlogError as error:
+            state = STATES[group_pb2.DEAD] if isinstance(error, GroupIdNotFound) else ""
+            return {
+                "error_code": code_of(error),
+                "error_message": str(error),
+                "group_id": group_id,
+                "group_state": state,
+                "assignor_name": "",
+                "members": [],
+            }
+        return {
+            "error_code": errors.NONE,
+            "group_id": group_id,
+            "group_state": STATES.get(group.state, ""),
+            "group_epoch": group.group_epoch,
+            "assignment_epoch": group.assignment_epoch,
+            "assignor_name": UNIFORM if group.assignor == STICKY else group.assignor,
+            "members": [
+                {
+                    "member_id": each.member_id,
+                    "instance_id": each.instance_id or None,
+                    "rack_id": each.rack or None,
+                    "member_epoch": each.member_epoch,
+                    "client_id": each.client_id,
+                    "client_host": f"/{each.host}",
+                    "subscribed_topic_names": list(each.subscription.topics),
+                    "subscribed_topic_regex": each.subscription.pattern or None,
+                    "assignment": {"topic_partitions": _named(each.assigned)},
+                    "target_assignment": {"topic_partitions": _named(each.target)},
+                    "member_type": CONSUMER_MEMBER,
+                }
+                for each in group.members
+            ],
+        }
+
+
+def _partitions(topics: Any) -> list[group_pb2.TopicPartitions]:
+    return [
+        group_pb2.TopicPartitions(topic_id=each["topic_id"], partitions=sorted(set(each["partitions"])))
+        for each in topics
+    ]
+
+
+def _named(topics: Any) -> list[Fields]:
+    return [
+        {"topic_id": each.topic_id or bytes(16), "topic_name": each.topic, "partitions": list(each.partitions)}
+        for each in topics
+    ]

@@ -1,0 +1,209 @@
+"""Heartbeats as requests (KIP-848) against the coordinator's core: what each response says, and what a lost one may not
+lead to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from broker.config.config import BrokerConfig
+from broker.coordinator.core import Decision
+from broker.coordinator.groups.assignors import BUILT_IN
+from broker.coordinator.groups.commands import GroupConfig
+from broker.coordinator.groups.coordinator import GroupCoordinator
+from broker.kafka.codec import Fields
+from broker.kafka.consumer_groups import ConsumerGroupApis
+from broker.security.caller import Caller
+from raftlog.v1 import common_pb2
+from tests.support.group_driver import GroupDriver, Topics, topic_id
+
+T = topic_id("t")
+ALL = {*range(4)}
+
+
+class Shard:
+    """A coordinator whose decisions are committed at once; stands for the service, too."""
+
+    def __init__(self) -> None:
+        self.driver = GroupDriver({"t": 4})
+        self.core = self.driver.core
+        self.log: list[tuple[bytes, bytes | None]] = []
+
+    def shard_of(self, group_id: str) -> Shard:
+        return self
+
+    def topic_name(self, topic: bytes) -> str:
+        return "t"
+
+    def submit(self, command: Any, recipient: Any) -> None:
+        self._apply(self.core.decide(command, self.driver.now))
+        while (due_ms := self.core.next_deadline_ms()) is not None and due_ms <= self.driver.now_ms:
+            self._apply(self.core.on_time(self.driver.now))
+
+    def detach(self, recipient: Any) -> None:
+        """Nothing is kept of it."""
+
+    def _apply(self, decision: Decision) -> None:
+        for key, value in decision.records:
+            self.log.append((key, value))
+            self.core.replay(key, value)
+        for effect in decision.effects:
+            cast(Any, effect.to).deliver(effect.message)
+
+    def restart(self) -> None:
+        """Another broker coordinates: it has the log."""
+        self.core = GroupCoordinator(GroupConfig(), Topics({"t": 4}), BUILT_IN)
+        for key, value in self.log:
+            self.core.replay(key, value)
+        self.core.loaded(self.driver.now)
+
+
+class Broker:
+    """The handlers of one broker."""
+
+    def __init__(self, shard: Shard) -> None:
+        config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "unused"})
+        self.apis = ConsumerGroupApis(cast(Any, shard), config, cast(Any, None))
+
+    async def heartbeat(self, member_id: str, epoch: int, owned: set[int] | None = None, **fields: Any) -> Fields:
+        """Send a heartbeat over a connection of its own if it has all fields, else over the one that is there."""
+        request: Fields = {
+            "client_id": "client",
+            "group_id": "g",
+            "member_id": member_id,
+            "member_epoch": epoch,
+            "instance_id": None,
+            "rack_id": None,
+            "rebalance_timeout_ms": -1,
+            "subscribed_topic_names": None,
+            "subscribed_topic_regex": None,
+            "server_assignor": None,
+            "topic_partitions": None if owned is None else [{"topic_id": T, "partitions": sorted(owned)}],
+            **fields,
+        }
+        handler = next(iter(self.apis.handlers.values()))
+        return await handler(request, 1, Caller(host="10.0.0.1"))
+
+    async def join(self, member_id: str, **fields: Any) -> Fields:
+        return await self.heartbeat(member_id, 0, set(), subscribed_topic_names=["t"], **fields)
+
+
+def given(response: Fields) -> set[int] | None:
+    """Return the partitions of a response; None: they are as before."""
+    assert response["error_code"] == 0, response
+    assignment = response.get("assignment")
+    if assignment is None:
+        return None
+    return {number for topic in assignment["topic_partitions"] for number in topic["partitions"]}
+
+
+async def test_a_partition_moves_once_its_reader_has_said_that_it_stopped() -> None:
+    broker = Broker(Shard())
+    joined = await broker.join("a")
+    assert given(joined) == ALL
+    assert given(await broker.heartbeat("a", 1, ALL)) is None
+    assert given(await broker.join("b")) == set()
+    kept = given(await broker.heartbeat("a", 1))
+    assert kept is not None
+    assert len(kept) == 2
+    assert not given(await broker.heartbeat("b", 2))
+    told = await broker.heartbeat("a", 1, kept)
+    assert told["member_epoch"] == 2
+    assert given(await broker.heartbeat("b", 2)) == ALL - kept
+
+
+async def test_a_lost_response_frees_no_partition_that_may_be_read() -> None:
+    """The member has been given a partition and does not read it yet; the response that takes it away is lost."""
+    broker = Broker(Shard())
+    await broker.join("a")
+    await broker.join("b")
+    await broker.heartbeat("a", 1)  # lost: the client closes the connection, and says all that it has
+
+    async def over_another_connection() -> set[int]:
+        kept = given(await broker.heartbeat("a", 1, ALL, subscribed_topic_names=["t"]))
+        assert kept is not None
+        assert len(kept) == 2
+        assert not given(await broker.heartbeat("b", 2)), "they are still read"
+        await broker.heartbeat("a", 1, kept)
+        return kept
+
+    kept = await asyncio.create_task(over_another_connection())
+    assert given(await broker.heartbeat("b", 2)) == ALL - kept
+
+
+async def test_a_member_that_says_everything_anew_frees_nothing_before_it_has_the_answer() -> None:
+    broker = Broker(Shard())
+    await broker.join("a")
+    await broker.join("b")
+    await broker.heartbeat("a", 1)  # lost, before the member has taken what it had been given
+
+    async def over_another_connection() -> None:
+        kept = given(await broker.heartbeat("a", 1, set(), subscribed_topic_names=["t"]))
+        assert kept is not None
+        assert not given(await broker.heartbeat("b", 2)), "the response may be lost, too"
+        await broker.heartbeat("a", 1)
+        assert given(await broker.heartbeat("b", 2)) == ALL - kept
+
+    await asyncio.create_task(over_another_connection())
+
+
+async def test_another_coordinator_takes_a_member_back() -> None:
+    shard = Shard()
+    first = Broker(shard)
+    await first.join("a")
+    await first.heartbeat("a", 1, ALL)
+    shard.restart()
+    second = Broker(shard)
+    unknown = await second.heartbeat("a", 1)
+    assert unknown["error_code"] == common_pb2.COORDINATOR_NOT_AVAILABLE
+    back = await second.heartbeat("a", 1, ALL, subscribed_topic_names=["t"])
+    assert (given(back), back["member_epoch"]) == (ALL, 1)
+    late = await second.heartbeat("c", 1, ALL, subscribed_topic_names=["t"])
+    assert late["error_code"] == common_pb2.UNKNOWN_MEMBER_ID
+
+
+async def test_a_static_member_comes_back_to_its_partitions() -> None:
+    broker = Broker(Shard())
+    await broker.join("a", instance_id="i")
+    await broker.join("b")
+    kept = given(await broker.heartbeat("a", 1, ALL))
+    assert kept is not None
+    await broker.heartbeat("a", 1, kept)
+    early = await broker.join("a2", instance_id="i")
+    assert early["error_code"] == common_pb2.UNRELEASED_INSTANCE_ID
+    left = await broker.heartbeat("a", -2, instance_id="i")
+    assert (left["error_code"], left["member_epoch"]) == (0, -2)
+    back = await broker.join("a2", instance_id="i")
+    assert given(back) == kept
+
+
+async def test_who_leaves_is_gone_and_the_others_get_its_partitions() -> None:
+    broker = Broker(Shard())
+    await broker.join("a")
+    await broker.heartbeat("a", 1, ALL)
+    await broker.join("b")
+    assert (await broker.heartbeat("a", -1))["error_code"] == 0
+    assert given(await broker.heartbeat("b", 2)) == ALL
+    assert (await broker.heartbeat("a", -1))["error_code"] == common_pb2.UNKNOWN_MEMBER_ID
+
+
+async def test_refusals() -> None:
+    broker = Broker(Shard())
+    await broker.join("a")
+    assert (await broker.heartbeat("a", 9))["error_code"] == common_pb2.FENCED_MEMBER_EPOCH
+    pattern = await broker.join("b", subscribed_topic_regex="t.*")
+    assert pattern["error_code"] == common_pb2.INVALID_REQUEST
+    other = await broker.join("b", server_assignor="none")
+    assert other["error_code"] == common_pb2.UNSUPPORTED_ASSIGNOR
+    assert given(await broker.join("b", server_assignor="uniform")) is not None
+
+
+async def test_a_silent_member_joins_anew() -> None:
+    shard = Shard()
+    broker = Broker(shard)
+    await broker.join("a")
+    shard.driver.now_ms += 20_000
+    await broker.join("b")
+    silent = await broker.heartbeat("a", 1, ALL, subscribed_topic_names=["t"])
+    assert silent["error_code"] == common_pb2.UNKNOWN_MEMBER_ID
+    assert given(await broker.join("a")) is not None
