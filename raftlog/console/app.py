@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import jinja2
 import uvicorn
@@ -259,6 +259,7 @@ def _page(console: Console, page: Callable[[Look], Page], request: Request) -> R
         return _with_cookie(console, response, session) if new else response
     look = _look(console, session, request.url.path, request.url.query, request.path_params)
     try:
+        look.view.cluster()  # first, so that a page of a cluster that is down waits once
         response = HTMLResponse(console.render(look, page(look)))
     except RaftlogError as error:
         response = _problem(console, look, error)
@@ -266,6 +267,11 @@ def _page(console: Console, page: Callable[[Look], Page], request: Request) -> R
 
 
 def _problem(console: Console, look: Look, error: RaftlogError) -> Response:
+    page, code = _problem_page(error)
+    return HTMLResponse(console.render(look, page), code)
+
+
+def _problem_page(error: RaftlogError) -> tuple[Page, int]:
     if isinstance(error, _NOT_FOUND):
         title, code = "Not found", 404
     elif isinstance(error, AuthorizationError):
@@ -274,8 +280,7 @@ def _problem(console: Console, look: Look, error: RaftlogError) -> Response:
         title, code = "Not possible", 400
     else:
         title, code = "The cluster does not answer", 503
-    page = Page("problem.html", title, {"problem": str(error)})
-    return HTMLResponse(console.render(look, page), code)
+    return Page("problem.html", title, {"problem": str(error)}), code
 
 
 def _lost(console: Console, request: Request, error: Exception) -> Response:
@@ -397,10 +402,11 @@ async def _live(console: Console, request: Request) -> Response:
 
     def draw() -> str:
         look = _look(console, session, target.path, target.query, names)
+        look.view.cluster()
         try:
             return console.render(look, page(look), only_live=True)
         except RaftlogError as error:
-            return console.render(look, Page("problem.html", "No answer", {"problem": str(error)}), only_live=True)
+            return console.render(look, _problem_page(error)[0], only_live=True)
 
     async def events() -> AsyncIterator[str]:
         console.streams += 1
@@ -428,7 +434,8 @@ _ROUTES: Final = [(Route(path, lambda request: Response(), methods=["GET"]), pag
 
 
 def _find_page(path: str) -> tuple[Callable[[Look], Page], dict[str, str]] | None:
-    scope = {"type": "http", "method": "GET", "path": path, "root_path": "", "path_params": {}}
+    """Return the page of a path as a browser writes it, and the parts of the path, decoded."""
+    scope = {"type": "http", "method": "GET", "path": unquote(path), "root_path": "", "path_params": {}}
     for route, page in _ROUTES:
         match, child = route.matches(scope)
         if match is Match.FULL:

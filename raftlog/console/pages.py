@@ -398,7 +398,12 @@ def topic_config(look: Look) -> Page:
     found, answer = _topic(look)
     configs = look.view.ask(f"config {name}", lambda: look.view.admin.describe_configs(topic=name))
     rows = matching(sorted((configs.value or {}).values()), look.fields, lambda each: each.key)
-    return Page("topic_config.html", name, {"name": name, "topic": found, "configs": rows}, [answer, configs])
+    return Page(
+        "topic_config.html",
+        name,
+        {"name": name, "topic": found, "configs": rows, "known": configs.value is not None},
+        [answer, configs],
+    )
 
 
 def messages(look: Look) -> Page:

@@ -6,6 +6,7 @@ Pictures of all pages in both themes go to artifacts/console.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -28,6 +29,9 @@ needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="NO BROWSER TESTS: there is no Chromium; on Debian: apt-get install chromium"
 )
 PICTURES = Path(__file__).resolve().parents[2] / "artifacts" / "console"
+FOR_DOCS = os.environ.get("CONSOLE_PICTURES", "")
+"""Where the pictures of docs/console.md go; empty: they stay as they are."""
+DOCUMENTED = ("overview", "topic", "messages-table", "group", "audit")
 WAIT_MS = 60_000
 WAIT_S = 60.0
 LONG = "a-topic-whose-name-is-longer-than-most-people-would-like-to-read-" + "x" * 100
@@ -131,10 +135,18 @@ def test_every_page_is_accessible_in_both_themes(browser: Any, url: str, theme: 
         problems += [(name, each["id"], each["nodes"][0]["html"][:200]) for each in violations]
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{name} is wider than the window"
+    for name in DOCUMENTED if FOR_DOCS else ():  # at the end: plots have points
+        page.goto(url + PAGES[name])
+        page.wait_for_timeout(5_000)
+        page.screenshot(
+            path=Path(FOR_DOCS) / f"{name}-{theme}.png", clip={"x": 0, "y": 0, "width": 1280, "height": 720}
+        )
     if theme == "light":
         page.set_viewport_size({"width": 400, "height": 800})
         for name, path in PAGES.items():
             page.goto(url + path)
+            if FOR_DOCS:
+                page.screenshot(path=PICTURES / f"{name}-narrow.png")
             wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert wide <= 0, f"{name} is wider than a narrow window"
     context.close()
@@ -229,6 +241,7 @@ def test_a_broker_is_drained_and_a_plan_carried_out(page: Any, url: str, cluster
         page.goto(f"{url}/brokers/3")
         page.get_by_role("button", name="Drain").click()
         page.get_by_text("Broker 3 is drained").wait_for()
+        page.locator("h1 .badge", has_text="drained").wait_for()
         page.get_by_role("button", name="Let it lead again").click()
         page.get_by_text("Broker 3 may lead again.").wait_for()
         assert not any(broker.drained for broker in admin.describe_cluster().brokers)
@@ -289,7 +302,9 @@ def test_up_serves_the_console_and_ends_it() -> None:
     assert overview() == ""
 
 
-def test_logins_and_acls() -> None:
+@pytest.fixture(scope="module")
+def secured() -> Iterator[str]:
+    """The console of a cluster with users: boss may do everything, ada may read one topic."""
     users = {"boss": "open, sesame", "ada": "difference-engine"}
     config: dict[str, Any] = {**STEADY, "authorizer": "acl", "super.users": "User:boss", "audit.topic.enable": True}
     with Cluster(1, users=users, config=config) as cluster:
@@ -304,39 +319,76 @@ def test_logins_and_acls() -> None:
             )
         client = {key: value for key, value in cluster.client_config.items() if not key.startswith("sasl")}
         with serve(Settings(cluster.bootstrap, client=client, with_login=True)) as address:
-            ada = Client(address)
-            ada.get("/login")
-            planted = ada.cookie
-            wrong = ada.post("/login", user="ada", password="open, sesame", after="/")
-            assert (wrong.code, "name or password is wrong" in wrong.text) == (401, True)
-            right = ada.post("/login", user="ada", password="difference-engine", after="/topics")
-            assert (right.code, right.headers["location"]) == (303, "/topics")
-            assert ada.cookie != planted
-            until(lambda: "adas" in ada.get("/topics").text, within_s=WAIT_S)
-            listed = ada.get("/topics").text
-            assert "theirs" not in listed
-            offered = ada.get("/topics/adas").text
-            assert "You may not: this needs Delete on topic adas." in offered
-            assert "You may not: this needs Alter on the cluster." in offered
-            assert offered.count("<fieldset disabled>") == 5
-            assert "this needs Write on topic adas" in ada.get("/topics/adas/messages").text
-            assert 'href="/security"' not in listed, "who may not describe the cluster is not led there"
-            assert "difference-engine" not in listed
-            assert ada.get("/topics/theirs").code in (403, 404)
-            ada.post("/do/delete-topic", topic="adas", typed="adas", back="/topics")
-            assert "note-line error" in ada.get("/topics").text
-            assert ada.get("/audit").code == 403
-            ada.post("/logout")
-            assert ada.get("/topics").code == 303
+            yield address
 
-            boss = Client(address)
-            boss.get("/login")
-            boss.post("/login", user="boss", password="open, sesame", after="/")
-            assert "theirs" in boss.get("/topics").text
-            assert "You may not" not in boss.get("/topics/theirs").text
-            assert "User:ada" in boss.get("/security").text
-            until(lambda: "User:ada" in boss.get("/audit?outcome=refused&what=delete&on=adas").text, within_s=WAIT_S)
-            assert "No audit record matches." in boss.get("/audit?outcome=refused&what=delete&on=others").text
-            until(lambda: 'href="/audit"' in boss.get("/").text, within_s=WAIT_S)
-            boss.post("/do/delete-topic", topic="theirs", typed="theirs", back="/topics")
-            assert "Topic theirs was deleted." in boss.get("/topics").text
+
+@needs_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_a_user_may_not_do_is_shown_accessibly(browser: Any, secured: str, theme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    context = browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    problems: list[object] = []
+
+    def look(name: str) -> None:
+        page.screenshot(path=PICTURES / f"{name}-{theme}.png", full_page=True)
+        problems.extend((name, each["id"]) for each in Axe().run(page).response["violations"])
+
+    page.goto(f"{secured}/topics/adas")
+    look("login")
+    page.get_by_label("Name").fill("ada")
+    page.get_by_label("Password").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_text("name or password is wrong").wait_for()
+    page.get_by_label("Password").fill("difference-engine")
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_text("Delete the topic").first.click()
+    page.get_by_text("You may not: this needs Delete on topic adas.").last.wait_for()
+    assert page.get_by_role("button", name="Delete the topic").is_disabled()
+    look("refused")
+    for name, path in (("refused-config", "/topics/adas/config"), ("refused-security", "/security")):
+        page.goto(secured + path)
+        look(name)
+    context.close()
+    assert problems == []
+
+
+def test_logins_and_acls(secured: str) -> None:
+    ada = Client(secured)
+    ada.get("/login")
+    planted = ada.cookie
+    wrong = ada.post("/login", user="ada", password="open, sesame", after="/")
+    assert (wrong.code, "name or password is wrong" in wrong.text) == (401, True)
+    right = ada.post("/login", user="ada", password="difference-engine", after="/topics")
+    assert (right.code, right.headers["location"]) == (303, "/topics")
+    assert ada.cookie != planted
+    until(lambda: "adas" in ada.get("/topics").text, within_s=WAIT_S)
+    listed = ada.get("/topics").text
+    assert "theirs" not in listed
+    offered = ada.get("/topics/adas").text
+    assert "You may not: this needs Delete on topic adas." in offered
+    assert "You may not: this needs Alter on the cluster." in offered
+    assert offered.count("<fieldset disabled>") == 5
+    assert "this needs Write on topic adas" in ada.get("/topics/adas/messages").text
+    assert 'href="/security"' not in listed, "who may not describe the cluster is not led there"
+    assert "difference-engine" not in listed
+    assert ada.get("/topics/theirs").code in (403, 404)
+    ada.post("/do/delete-topic", topic="adas", typed="adas", back="/topics")
+    assert "note-line error" in ada.get("/topics").text
+    assert ada.get("/audit").code == 403
+    ada.post("/logout")
+    assert ada.get("/topics").code == 303
+
+    boss = Client(secured)
+    boss.get("/login")
+    boss.post("/login", user="boss", password="open, sesame", after="/")
+    assert "theirs" in boss.get("/topics").text
+    assert "You may not" not in boss.get("/topics/theirs").text
+    assert "User:ada" in boss.get("/security").text
+    until(lambda: "User:ada" in boss.get("/audit?outcome=refused&what=delete&on=adas").text, within_s=WAIT_S)
+    assert "No audit record matches." in boss.get("/audit?outcome=refused&what=delete&on=others").text
+    until(lambda: 'href="/audit"' in boss.get("/").text, within_s=WAIT_S)
+    boss.post("/do/delete-topic", topic="theirs", typed="theirs", back="/topics")
+    assert "Topic theirs was deleted." in boss.get("/topics").text

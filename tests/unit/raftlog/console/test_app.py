@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from raftlog.console.app import MOST_FORM_BYTES, Settings, _inside
+from raftlog.console.app import MOST_FORM_BYTES, Settings, _find_page, _inside
 from tests.support.console import Client, serve
 
 
@@ -126,3 +126,10 @@ def test_a_cluster_that_does_not_answer_is_said_so(nowhere: str) -> None:
         reply = Client(address).get("/topics")
     assert reply.code == 200
     assert "Brokers do not answer yet." in reply.text
+
+
+def test_live_updates_find_pages_as_browsers_write_their_paths() -> None:
+    found = _find_page("/groups/billing%2Feurope")
+    assert found is not None
+    assert found[1] == {"group": "billing/europe"}
+    assert _find_page("/no-such-page") is None

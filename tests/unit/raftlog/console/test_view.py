@@ -165,3 +165,26 @@ def test_a_change_that_needs_a_permission_is_told_before_it_is_tried(view: View)
 def test_every_change_has_its_permission() -> None:
     assert ACTIONS.keys() - NEEDS.keys() == {"create-topic"}, "for which an ACL for a prefix is enough"
     assert NEEDS.keys() <= ACTIONS.keys()
+
+
+def test_while_no_broker_answers_a_page_waits_once(view: View, clock: Clock) -> None:
+    def silent() -> int:
+        raise BrokerUnavailable("nobody is there")
+
+    asked: list[float] = []
+    assert isinstance(view.ask("cluster", silent).error, BrokerUnavailable)
+    assert isinstance(view.ask("topics", lambda: asked.append(clock.now_s)).error, BrokerUnavailable)
+    assert asked == []
+    view.ask("cluster", lambda: 1)
+    clock.now_s += EVERY_S
+    view.ask("cluster", lambda: 1)
+    assert view.ask("topics", lambda: asked.append(clock.now_s)).error is None
+    assert asked == [clock.now_s]
+
+
+def test_a_refusal_of_one_question_leaves_the_others(view: View) -> None:
+    def refused() -> int:
+        raise ClusterAuthorizationFailed("no")
+
+    view.ask("cluster", refused)
+    assert view.ask("topics", lambda: 3).value == 3
