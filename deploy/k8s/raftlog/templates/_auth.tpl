@@ -3,6 +3,11 @@
 {{- if and .Values.auth.enabled (eq .Values.auth.migration "none") }}true{{ end -}}
 {{- end -}}
 
+{{/* The protocol of the listener for Kafka clients. */}}
+{{- define "raftlog.kafka.protocol" -}}
+{{- if include "raftlog.auth.spoken" . }}kafka+sasl+ssl{{ else if include "raftlog.tls.spoken" . }}kafka+ssl{{ else }}kafka{{ end -}}
+{{- end -}}
+
 {{- define "raftlog.auth.acl" -}}
 {{- if eq .Values.auth.authorizer "acl" }}true{{ end -}}
 {{- end -}}
@@ -32,7 +37,7 @@
 {{- define "raftlog.auth.keys" -}}
 {{- $keys := dict -}}
 {{- if .Values.auth.enabled -}}
-{{- $keys = merge $keys (dict "sasl.enabled.mechanisms" .Values.auth.mechanisms "sasl.users.location" "/etc/raftlog-admin") -}}
+{{- $keys = merge $keys (dict "sasl.enabled.mechanisms" (ternary (append .Values.auth.mechanisms "PLAIN") .Values.auth.mechanisms .Values.kafka.plain) "sasl.users.location" "/etc/raftlog-admin") -}}
 {{- end -}}
 {{- if include "raftlog.auth.spoken" . -}}
 {{- $_ := set $keys "listener.security.protocol" "sasl_ssl" -}}
@@ -113,6 +118,9 @@
 {{/* Refusals: users that cannot log in, and permissions without effect. */}}
 {{- define "raftlog.auth.check" -}}
 {{- $auth := .Values.auth -}}
+{{- if and .Values.kafka.plain (not (and .Values.kafka.enabled $auth.enabled)) -}}
+{{- fail "kafka.plain is true, and Kafka clients need no password: it needs kafka.enabled and auth.enabled" -}}
+{{- end -}}
 {{- if $auth.enabled -}}
 {{- if not .Values.tls.enabled -}}
 {{- fail "auth.enabled needs tls.enabled: clients log in over TLS only (listener.security.protocol=sasl_ssl)" -}}

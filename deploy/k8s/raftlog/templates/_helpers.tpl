@@ -178,11 +178,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if ne (len .Values.externalAccess.nodePorts) $brokers -}}
 {{- fail (printf "externalAccess.nodePorts has %d ports for %d brokers; name one for each" (len .Values.externalAccess.nodePorts) $brokers) -}}
 {{- end -}}
+{{- if and .Values.kafka.enabled (ne (len .Values.kafka.externalNodePorts) $brokers) -}}
+{{- fail (printf "kafka.externalNodePorts has %d ports for %d brokers; name one for each" (len .Values.kafka.externalNodePorts) $brokers) -}}
+{{- end -}}
 {{- if and (ne $hosts 1) (ne $hosts $brokers) -}}
 {{- fail (printf "externalAccess.hosts has %d names; give one for all brokers, or %d" $hosts $brokers) -}}
 {{- end -}}
 {{- else if ne $hosts $brokers -}}
 {{- fail (printf "externalAccess.hosts has %d names for %d brokers: clients are told an address for each, so reserve one for each load balancer" $hosts $brokers) -}}
+{{- end -}}
+{{- if and .Values.kafka.enabled (eq (int .Values.externalAccess.port) (int .Values.kafka.externalPort)) -}}
+{{- fail (printf "kafka.externalPort and externalAccess.port are both %d: a load balancer has one port for each listener" (int .Values.kafka.externalPort)) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.preStop.enabled (ge (int .Values.preStop.timeoutSeconds) (int .Values.terminationGracePeriodSeconds)) -}}
@@ -224,11 +230,17 @@ case "$ordinal" in
 {{- $host := index $hosts (ternary 0 $ordinal (eq (len $hosts) 1)) }}
 {{- $port := $root.Values.externalAccess.port }}
 {{- if eq $root.Values.externalAccess.type "NodePort" }}{{ $port = index $root.Values.externalAccess.nodePorts $ordinal }}{{ end }}
-{{ $ordinal }}) export RAFTLOG_ADVERTISED_LISTENERS="{{ $host }}:{{ $port }}" ;;
+{{- $kafka := "" }}
+{{- if $root.Values.kafka.enabled }}
+{{- $kafkaPort := $root.Values.kafka.externalPort }}
+{{- if eq $root.Values.externalAccess.type "NodePort" }}{{ $kafkaPort = index $root.Values.kafka.externalNodePorts $ordinal }}{{ end }}
+{{- $kafka = printf ",%s://%s:%d" (include "raftlog.kafka.protocol" $root) $host (int $kafkaPort) }}
+{{- end }}
+{{ $ordinal }}) export RAFTLOG_ADVERTISED_LISTENERS="{{ $host }}:{{ $port }}{{ $kafka }}" ;;
 {{- end }}
 esac
 {{- else }}
-export RAFTLOG_ADVERTISED_LISTENERS="$self:{{ $root.Values.ports.clients }}"
+export RAFTLOG_ADVERTISED_LISTENERS="$self:{{ $root.Values.ports.clients }}{{ if $root.Values.kafka.enabled }},{{ include "raftlog.kafka.protocol" $root }}://$self:{{ $root.Values.ports.kafka }}{{ end }}"
 {{- end }}
 {{- if $root.Values.rack.enabled }}
 export RAFTLOG_RACK="$(cat /run/raftlog/rack)"

@@ -94,6 +94,9 @@ spec:
           ports:
             {{- if .broker }}
             - {name: clients, containerPort: {{ $root.Values.ports.clients }}}
+            {{- if $root.Values.kafka.enabled }}
+            - {name: kafka, containerPort: {{ $root.Values.ports.kafka }}}
+            {{- end }}
             {{- end }}
             - {name: nodes, containerPort: {{ $root.Values.ports.nodes }}}
             - {name: metrics, containerPort: {{ $root.Values.ports.metrics }}}
