@@ -8,6 +8,7 @@
     acls_and_users.py  ACLs, SCRAM credentials and quotas
     produce.py         Produce; fetch.py: Fetch; they call `Partition`
     transactions.py    producer ids and transactions
+    admin.py           configs, elections, reassignments, log directories, the quorum
     record_batches.py  record batches: Kafka's format at the edge, format 1 within
     errors.py          Kafka's error codes
     messages.py        the table of messages and offered versions; codec.py: decodes and encodes by it

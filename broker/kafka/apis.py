@@ -39,7 +39,7 @@ from broker.security.caller import Caller, Decisions, authorized_operations
 from broker.security.permissions import RULES, check
 from raftlog.errors import InvalidRequestError, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
 from raftlog.v1 import admin_pb2, common_pb2, group_pb2, log_pb2, transaction_pb2
-from raftlog.v1.records_pb2 import ConfigResource, ReplicaAssignment
+from raftlog.v1.records_pb2 import ReplicaAssignment
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.acls import CLUSTER_NAME
 from raftmeta.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
@@ -100,9 +100,15 @@ PERMISSIONS: Final[Mapping[int, tuple[str, ...]]] = {
     api.CREATE_ACLS: ("Security/CreateAcls",),
     api.DELETE_ACLS: ("Security/DeleteAcls",),
     api.DESCRIBE_CONFIGS: ("Admin/DescribeConfigs",),
+    api.ALTER_CONFIGS: ("Admin/AlterConfigs",),
+    api.DESCRIBE_LOG_DIRS: ("Admin/DescribeLogDirs",),
     api.SASL_AUTHENTICATE: ANYBODY,
     api.CREATE_PARTITIONS: ("Admin/CreatePartitions",),
+    api.ELECT_LEADERS: ("Admin/ElectLeaders",),
     api.INCREMENTAL_ALTER_CONFIGS: ("Admin/AlterConfigs",),
+    api.ALTER_PARTITION_REASSIGNMENTS: ("Admin/AlterReassignments",),
+    api.LIST_PARTITION_REASSIGNMENTS: ("Admin/DescribeReplicas",),
+    api.DESCRIBE_QUORUM: ("Admin/DescribeQuorum",),
     api.DESCRIBE_CLIENT_QUOTAS: ("Admin/DescribeClientQuotas",),
     api.ALTER_CLIENT_QUOTAS: ("Admin/AlterClientQuotas",),
     api.DESCRIBE_USER_SCRAM_CREDENTIALS: ("Security/DescribeUsers",),
@@ -111,6 +117,7 @@ PERMISSIONS: Final[Mapping[int, tuple[str, ...]]] = {
     api.DESCRIBE_PRODUCERS: ("Transaction/DescribeProducers",),
     api.DESCRIBE_TRANSACTIONS: ("Transaction/DescribeTransactions",),
     api.LIST_TRANSACTIONS: ("Transaction/ListTransactions",),
+    api.DESCRIBE_TOPIC_PARTITIONS: ("Metadata/Get",),
 }
 """By API key."""
 
@@ -166,8 +173,6 @@ class Apis:
             api.OFFSET_FOR_LEADER_EPOCH: self._offset_for_leader_epoch,
             api.CREATE_PARTITIONS: self._create_partitions,
             api.DELETE_RECORDS: self._delete_records,
-            api.DESCRIBE_CONFIGS: self._describe_configs,
-            api.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
             api.DESCRIBE_CLUSTER: self._describe_cluster,
             **GroupApis(services.groups, config, self.call).handlers,
             **ConsumerGroupApis(services.groups, config, self.call).handlers,
@@ -196,6 +201,14 @@ class Apis:
         """
         self.permit(method, request, who)
         answer = await call(request, cast(Context, _Deadline(timeout_ms)))
+        error = getattr(answer, "error", None)
+        if error is not None and error.code:
+            raise errors.error_of(error)
+        return answer
+
+    async def unchecked(self, call: Callable[[Any, Any], Awaitable[T]], request: Any) -> T:
+        """Return a method's answer, as `call` does, without its permission: for what is part of another request."""
+        answer = await call(request, cast(Context, _Deadline(None)))
         error = getattr(answer, "error", None)
         if error is not None and error.code:
             raise errors.error_of(error)
@@ -283,14 +296,12 @@ class Apis:
             "name": topic.name,
             "topic_id": topic.topic_id,
             "is_internal": topic.internal,
-            "partitions": [_partition(image, each) for each in topic.partitions],
+            "partitions": [partition_fields(image, each) for each in topic.partitions],
         }
 
     async def _describe_cluster(self, request: Fields, version: int, who: Caller) -> Fields:
         if request["endpoint_type"] != 1:
-            return _failed(
-                InvalidRequestError("only brokers can be listed, endpoint type 1"), cluster_id="", brokers=[]
-            )
+            return failed(InvalidRequestError("only brokers can be listed, endpoint type 1"), cluster_id="", brokers=[])
         image = self._image()
         allowed: Fields = {}
         if request["include_cluster_authorized_operations"]:
@@ -392,7 +403,7 @@ class Apis:
             _once(names, topic["name"])
             call = admin_pb2.CreateTopicRequest(
                 name=topic["name"],
-                configs={each["name"]: _config_value(each) for each in topic["configs"]},
+                configs={each["name"]: config_value(each) for each in topic["configs"]},
                 validate_only=request["validate_only"],
             )
             if topic["assignments"]:
@@ -413,7 +424,9 @@ class Apis:
                 created["replication_factor"] = len(made.partitions[0].replicas)
             return created
 
-        return {"topics": await _each(request["topics"], create, lambda topic: {"name": topic["name"], "configs": []})}
+        return {
+            "topics": await each_of(request["topics"], create, lambda topic: {"name": topic["name"], "configs": []})
+        }
 
     async def _delete_topics(self, request: Fields, version: int, who: Caller) -> Fields:
         topics = request["topics"] or [{"name": name, "topic_id": bytes(16)} for name in request["topic_names"]]
@@ -437,7 +450,7 @@ class Apis:
         def begin(topic: Fields) -> Fields:
             return {"name": topic["name"], "topic_id": topic["topic_id"]}
 
-        return {"responses": await _each(topics, delete, begin, by_name=False)}
+        return {"responses": await each_of(topics, delete, begin, by_name=False)}
 
     async def _create_partitions(self, request: Fields, version: int, who: Caller) -> Fields:
         async def create(topic: Fields) -> Fields:
@@ -458,47 +471,7 @@ class Apis:
             )
             return {}
 
-        return {"results": await _each(request["topics"], create, lambda topic: {"name": topic["name"]})}
-
-    # Configs
-
-    async def _describe_configs(self, request: Fields, version: int, who: Caller) -> Fields:
-        async def describe(resource: Fields) -> Fields:
-            call = admin_pb2.DescribeConfigsRequest(resource=_resource(resource))
-            answer = await self.call("Admin/DescribeConfigs", self._services.admin.DescribeConfigs, call, who)
-            wanted = resource["configuration_keys"]
-            return {
-                "configs": [
-                    {
-                        "name": each.key,
-                        "value": each.value,
-                        "read_only": each.read_only,
-                        "config_source": _SOURCES[each.source],
-                        "synonyms": [],
-                        "documentation": each.documentation if request["include_documentation"] else None,
-                    }
-                    for each in answer.entries
-                    if wanted is None or each.key in wanted
-                ]
-            }
-
-        return {"results": await _each(request["resources"], describe, _named_resource)}
-
-    async def _alter_configs(self, request: Fields, version: int, who: Caller) -> Fields:
-        async def alter(resource: Fields) -> Fields:
-            call = admin_pb2.AlterConfigsRequest(resource=_resource(resource), validate_only=request["validate_only"])
-            for each in resource["configs"]:
-                match each["config_operation"]:
-                    case 0:
-                        call.set[each["name"]] = _config_value(each)
-                    case 1:
-                        call.unset.append(each["name"])
-                    case _:
-                        raise InvalidRequestError(f"config {each['name'][:249]!r}: values can be set and deleted only")
-            await self.call("Admin/AlterConfigs", self._services.admin.AlterConfigs, call, who)
-            return {}
-
-        return {"responses": await _each(request["resources"], alter, _named_resource)}
+        return {"results": await each_of(request["topics"], create, lambda topic: {"name": topic["name"]})}
 
     # Coordinators and committed offsets
 
@@ -634,7 +607,8 @@ def _reachable(broker: BrokerImage) -> bool:
     return bool(broker.kafka_host) and not broker.fenced
 
 
-def _partition(image: MetadataImage, partition: PartitionImage) -> Fields:
+def partition_fields(image: MetadataImage, partition: PartitionImage) -> Fields:
+    """Return a partition as responses about topics have it."""
     leader = image.brokers.get(partition.leader)
     code = errors.NONE
     if leader is None or leader.fenced:
@@ -670,7 +644,7 @@ def grouped(topics: Iterable[Fields], name: str, rows: list[Row]) -> list[Fields
     return [{name: topic[name], "partitions": [next(results)[1] for _ in topic["partitions"]]} for topic in topics]
 
 
-async def _each(
+async def each_of(
     topics: Iterable[Fields],
     work: Callable[[Fields], Awaitable[Fields]],
     begin: Callable[[Fields], Fields],
@@ -684,12 +658,13 @@ async def _each(
         try:
             result.update(error_code=errors.NONE, **await work(topic))
         except RaftlogError as error:
-            result.update(_failed(error, by_name=by_name))
+            result.update(failed(error, by_name=by_name))
         results.append(result)
     return results
 
 
-def _failed(error: RaftlogError, *, by_name: bool = True, **fields: Any) -> Fields:
+def failed(error: RaftlogError, *, by_name: bool = True, **fields: Any) -> Fields:
+    """Return an error's code and message, and further fields."""
     code = errors.code_of(error, by_name=by_name)
     return {"error_code": code, "error_message": str(error)[:MAX_MESSAGE], **fields}
 
@@ -712,35 +687,13 @@ def _none_committed(topics: Iterable[Fields], code: int) -> list[Fields]:
     ]
 
 
-_RESOURCES: Final = {2: ConfigResource.TOPIC, 4: ConfigResource.BROKER, 8: ConfigResource.BROKER_LOGGER}
-"""Kafka's types of resources that have configs."""
-_SOURCES: Final[dict[int, int]] = {
-    admin_pb2.ConfigEntry.DYNAMIC_TOPIC: 1,
-    admin_pb2.ConfigEntry.DYNAMIC_BROKER: 2,
-    admin_pb2.ConfigEntry.STATIC_BROKER: 4,
-    admin_pb2.ConfigEntry.DEFAULT: 5,
-    admin_pb2.ConfigEntry.DYNAMIC_BROKER_LOGGER: 6,
-}
-"""Kafka's numbers for where a value comes from."""
-
-
-def _resource(resource: Fields) -> ConfigResource:
-    kind = _RESOURCES.get(resource["resource_type"])
-    if kind is None:
-        raise InvalidRequestError(f"resources of type {resource['resource_type']} have no configs here")
-    return ConfigResource(type=kind, name=resource["resource_name"])
-
-
-def _named_resource(resource: Fields) -> Fields:
-    return {"resource_type": resource["resource_type"], "resource_name": resource["resource_name"], "configs": []}
-
-
 def _once(names: list[str], name: str) -> None:
     if names.count(name) > 1:
         raise InvalidRequestError(f"topic {name[:249]!r} is named twice")
 
 
-def _config_value(config: Fields) -> str:
+def config_value(config: Fields) -> str:
+    """Return the value that a request gives a config. Raises InvalidRequestError: none."""
     if config["value"] is None:
         raise InvalidRequestError(f"config {config['name'][:249]!r} has no value: leave it out for the default")
     return str(config["value"])

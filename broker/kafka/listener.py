@@ -44,6 +44,7 @@ from broker.coordinator.transactions.verifier import ProducerChecks, Transaction
 from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.acls_and_users import SecurityApis
+from broker.kafka.admin import AdminApis
 from broker.kafka.apis import PERMISSIONS, Apis, Handler, Services, api_versions
 from broker.kafka.codec import Fields, Reader
 from broker.kafka.fetch import Fetch
@@ -325,6 +326,7 @@ def listen_for_kafka(
             **apis.handlers,
             **TransactionApis(apis, services, verifier).handlers,
             **SecurityApis(apis, security, services.admin).handlers,
+            **AdminApis(apis, services, config, image).handlers,
         },
         Produce(replica_manager, image, disk, config.request_timeout_ms, producers),
         Fetch(replica_manager, image, disk),

@@ -895,6 +895,167 @@ AlterUserScramCredentialsResponse 0-0 flexible 0
         error_code: int16
         error_message: string null
 
+AlterConfigsRequest 33 0-2 flexible 2
+    resources: []
+        resource_type: int8
+        resource_name: string
+        configs: []
+            name: string
+            value: string null
+    validate_only: bool
+
+AlterConfigsResponse 0-2 flexible 2
+    throttle_time_ms: int32
+    responses: []
+        error_code: int16
+        error_message: string null
+        resource_type: int8
+        resource_name: string
+
+DescribeLogDirsRequest 35 1-4 flexible 2
+    topics: [] null
+        topic: string
+        partitions: []int32
+
+DescribeLogDirsResponse 1-4 flexible 2
+    throttle_time_ms: int32
+    error_code: int16 3+
+    results: []
+        error_code: int16
+        log_dir: string
+        topics: []
+            name: string
+            partitions: []
+                partition_index: int32
+                partition_size: int64
+                offset_lag: int64
+                is_future_key: bool
+        total_bytes: int64 4+ = -1
+        usable_bytes: int64 4+ = -1
+
+ElectLeadersRequest 43 0-2 flexible 2
+    election_type: int8 1+
+    topic_partitions: [] null
+        topic: string
+        partitions: []int32
+    timeout_ms: int32 = 60000
+
+ElectLeadersResponse 0-2 flexible 2
+    throttle_time_ms: int32
+    error_code: int16 1+
+    replica_election_results: []
+        topic: string
+        partition_result: []
+            partition_id: int32
+            error_code: int16
+            error_message: string null
+
+AlterPartitionReassignmentsRequest 45 0-1 flexible 0
+    timeout_ms: int32 = 60000
+    allow_replication_factor_change: bool 1+ = 1
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            replicas: []int32 null = null
+
+AlterPartitionReassignmentsResponse 0-1 flexible 0
+    throttle_time_ms: int32
+    allow_replication_factor_change: bool 1+ = 1
+    error_code: int16
+    error_message: string null
+    responses: []
+        name: string
+        partitions: []
+            partition_index: int32
+            error_code: int16
+            error_message: string null
+
+ListPartitionReassignmentsRequest 46 0-0 flexible 0
+    timeout_ms: int32 = 60000
+    topics: [] null = null
+        name: string
+        partition_indexes: []int32
+
+ListPartitionReassignmentsResponse 0-0 flexible 0
+    throttle_time_ms: int32
+    error_code: int16
+    error_message: string null
+    topics: []
+        name: string
+        partitions: []
+            partition_index: int32
+            replicas: []int32
+            adding_replicas: []int32
+            removing_replicas: []int32
+
+DescribeQuorumRequest 55 0-2 flexible 0
+    topics: []
+        topic_name: string
+        partitions: []
+            partition_index: int32
+
+DescribeQuorumResponse 0-2 flexible 0
+    error_code: int16
+    error_message: string 2+ null
+    topics: []
+        topic_name: string
+        partitions: []
+            partition_index: int32
+            error_code: int16
+            error_message: string 2+ null
+            leader_id: int32
+            leader_epoch: int32
+            high_watermark: int64
+            current_voters: []
+                replica_id: int32
+                replica_directory_id: uuid 2+
+                log_end_offset: int64
+                last_fetch_timestamp: int64 1+ = -1
+                last_caught_up_timestamp: int64 1+ = -1
+            observers: []
+                replica_id: int32
+                replica_directory_id: uuid 2+
+                log_end_offset: int64
+                last_fetch_timestamp: int64 1+ = -1
+                last_caught_up_timestamp: int64 1+ = -1
+    nodes: [] 2+
+        node_id: int32
+        listeners: []
+            name: string
+            host: string
+            port: uint16
+
+DescribeTopicPartitionsRequest 75 0-0 flexible 0
+    topics: []
+        name: string
+    response_partition_limit: int32 = 2000
+    cursor: struct null = null
+        topic_name: string
+        partition_index: int32
+
+DescribeTopicPartitionsResponse 0-0 flexible 0
+    throttle_time_ms: int32
+    topics: []
+        error_code: int16
+        name: string null
+        topic_id: uuid
+        is_internal: bool
+        partitions: []
+            error_code: int16
+            partition_index: int32
+            leader_id: int32
+            leader_epoch: int32 = -1
+            replica_nodes: []int32
+            isr_nodes: []int32
+            eligible_leader_replicas: []int32 null = null
+            last_known_elr: []int32 null = null
+            offline_replicas: []int32
+        topic_authorized_operations: int32 = -2147483648
+    next_cursor: struct null = null
+        topic_name: string
+        partition_index: int32
+
 DescribeClusterRequest 60 0-1 flexible 0
     include_cluster_authorized_operations: bool
     endpoint_type: int8 1+ = 1
@@ -952,10 +1113,16 @@ DESCRIBE_ACLS: Final = 29
 CREATE_ACLS: Final = 30
 DELETE_ACLS: Final = 31
 DESCRIBE_CONFIGS: Final = 32
+ALTER_CONFIGS: Final = 33
+DESCRIBE_LOG_DIRS: Final = 35
 SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
+ELECT_LEADERS: Final = 43
 DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
+ALTER_PARTITION_REASSIGNMENTS: Final = 45
+LIST_PARTITION_REASSIGNMENTS: Final = 46
+DESCRIBE_QUORUM: Final = 55
 OFFSET_DELETE: Final = 47
 DESCRIBE_CLIENT_QUOTAS: Final = 48
 ALTER_CLIENT_QUOTAS: Final = 49
@@ -967,6 +1134,7 @@ CONSUMER_GROUP_DESCRIBE: Final = 69
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
+DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
 AUTHENTICATING: Final = frozenset({SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE})
 """What a client may send before it has authenticated."""

@@ -286,6 +286,71 @@ def test_kafka_python_manages_topics(cluster: Cluster) -> None:
         admin.close()
 
 
+def test_kafka_python_moves_replicas_and_elects_leaders(cluster: Cluster) -> None:
+    """Reassignments, elections, log directories, pages of topics."""
+    admin = KafkaAdminClient(bootstrap_servers=cluster.kafka_bootstrap.split(","))
+    name = f"kafka-{next(_numbers)}"
+    place = kafka.TopicPartition(name, 0)
+    try:
+        admin.create_topics([kafka.admin.NewTopic(name, -1, -1, replica_assignments={0: [1, 2], 1: [2, 3]})])
+        assert admin.alter_partition_reassignments({place: [3, 1]}) == {place: None}
+        absent = kafka.TopicPartition(name, 7)
+        (refused,) = admin.alter_partition_reassignments({absent: [1]}).values()
+        assert refused is kafka.errors.UnknownTopicOrPartitionError
+
+        def moved(ours: raftlog.Admin) -> bool:
+            found = ours.describe_topic(name).partitions[0]
+            return list(found.replicas) == [3, 1] and len(found.isr) == 2
+
+        assert cluster.wait_for(moved, what="the move")
+        assert name not in {each.topic for each in admin.list_partition_reassignments()}
+        (refused,) = admin.alter_partition_reassignments({place: None}).values()
+        assert refused is kafka.errors.NoReassignmentInProgressError
+        admin.elect_leaders(0, None, raise_errors=False)
+        cluster.wait_for(lambda ours: ours.describe_topic(name).partitions[0].leader == 3, what="the preferred leader")
+        (elected,) = admin.elect_leaders(0, {name: [0]}, raise_errors=False).replica_election_results
+        assert [each.error_code for each in elected.partition_result] == [kafka.errors.ElectionNotNeededError.errno]
+        first = admin.describe_topic_partitions([name], response_partition_limit=1)
+        assert [each["partition_index"] for topic in first["topics"] for each in topic["partitions"]] == [0]
+        assert first["next_cursor"] == {"topic_name": name, "partition_index": 1}
+        rest = admin.describe_topic_partitions([name], cursor=first["next_cursor"])
+        assert [each["replica_nodes"] for topic in rest["topics"] for each in topic["partitions"]] == [[2, 3]]
+        assert rest["next_cursor"] is None
+        logs = {
+            (broker["broker"], part["partition_index"])
+            for broker in admin.describe_log_dirs({name: [0, 1]})
+            for log_dir in broker["log_dirs"]
+            for found in log_dir["topics"]
+            for part in found["partitions"]
+        }
+        assert {(3, 0), (1, 0), (2, 1), (3, 1)} <= logs  # a log that has moved away may still be there
+    finally:
+        admin.close()
+
+
+def test_kafka_python_changes_lists_in_configs(cluster: Cluster, topic: str) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=cluster.kafka_bootstrap.split(","))
+    kind = kafka.admin.ConfigResourceType.TOPIC
+
+    def alter(key: str, operation: str, value: str | None) -> None:
+        change = {key: (kafka.admin.AlterConfigOp[operation], value)}
+        admin.alter_configs([kafka.admin.ConfigResource(kind, topic, change)], incremental=True)
+
+    def policy() -> str:
+        with raftlog.Admin(cluster.bootstrap) as ours:
+            return ours.describe_configs(topic=topic)["cleanup.policy"].value
+
+    try:
+        alter("cleanup.policy", "APPEND", "compact")
+        assert policy() == "delete,compact"
+        alter("cleanup.policy", "SUBTRACT", "delete")
+        assert policy() == "compact"
+        alter("cleanup.policy", "DELETE", None)
+        assert policy() == "delete"
+    finally:
+        admin.close()
+
+
 # aiokafka
 
 

@@ -344,6 +344,7 @@ def examples(topic_id: bytes) -> dict[int, Fields]:
         },
         messages.INIT_PRODUCER_ID: {"transactional_id": None},
         messages.DESCRIBE_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": "theirs"}]},
+        messages.ALTER_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": "theirs", "configs": []}]},
         messages.INCREMENTAL_ALTER_CONFIGS: {
             "resources": [{"resource_type": 2, "resource_name": "theirs", "configs": []}]
         },

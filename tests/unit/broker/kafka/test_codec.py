@@ -68,6 +68,8 @@ def one(each: Any, version: int, draw: random.Random) -> Any:
             return draw.random() < 0.5
         case "float64":
             return draw.choice([0.0, -1.5, 1e300])
+        case "uint16":
+            return draw.choice([0, 1, 65_535])
         case number:
             largest = (1 << {"int8": 7, "int16": 15, "int32": 31, "int64": 63}[number]) - 1
             return draw.choice([0, 1, -1, largest, -largest - 1])
