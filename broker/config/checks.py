@@ -24,6 +24,7 @@ from broker.config.endpoints import (
     parse_endpoint,
     parse_voters,
 )
+from broker.security import mapping
 from raftlog._core.cluster import is_loopback
 from raftlog.config import Value
 from raftlog.errors import InvalidConfig
@@ -74,6 +75,14 @@ OAUTH_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512",
 SAME: Final = "same"
 
 """Of security.inter.broker.protocol: what listener.security.protocol says."""
+
+
+def mapping_rules(value: Value) -> str | None:
+    try:
+        mapping.parse(str(value))
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def super_users(text: str) -> frozenset[str]:

@@ -26,6 +26,7 @@ from broker.config.checks import (
     collector,
     connection_overrides,
     inter_node_protocol,
+    mapping_rules,
     no_auto_create,
     principals,
     some_role,
@@ -539,6 +540,13 @@ class BrokerConfig(Settings):
         doc="Whether a client must present a certificate of a CA in ssl.truststore.location. auto: required with ssl, "
         "none with sasl_ssl. With ssl and none every client is User:ANONYMOUS, and without an authorizer anyone "
         "who reaches the port can read, write and delete everything. Nodes must always present one.",
+    )
+    ssl_principal_mapping_rules = text(
+        "DEFAULT",
+        check=mapping_rules,
+        doc="How the distinguished name of a client's certificate becomes its user (KIP-371): rules "
+        "`RULE:PATTERN/REPLACEMENT/` with L or U for lower or upper case at the end, separated by commas, of which the "
+        "first that applies counts. DEFAULT: the common name.",
     )
     sasl_enabled_mechanisms = names(
         SCRAM_MECHANISMS,

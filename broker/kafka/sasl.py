@@ -18,7 +18,7 @@ connection whose user's password has changed is closed, as a stream there ends.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from broker.clock import Clock
@@ -29,9 +29,11 @@ from broker.kafka import errors
 from broker.kafka.codec import Fields
 from broker.net.tls import KafkaContexts, NodeTls
 from broker.observability.counters import Counters
+from broker.security import mapping
 from broker.security.caller import Authorizer, Caller
 from broker.security.client_listener import ClientSecurity
 from broker.security.identify import MAX_STRANGERS, OF_BEARER, Login, Strangers, principal_of_certificate
+from broker.security.mapping import DEFAULT, Rule
 from broker.security.scram import FailureDelay
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded
 from raftmeta.acls import ANONYMOUS, USER_PREFIX
@@ -64,8 +66,10 @@ class Door:
         clock: Clock | None = None,
         counters: Counters | None = None,
         max_strangers: int = MAX_STRANGERS,
+        rules: Sequence[Rule] = DEFAULT,
     ) -> None:
-        """`protocol`: Kafka's name. `session_ms`: a login's lifetime, 0 for no end."""
+        """`protocol`: Kafka's name. `session_ms`: a login's lifetime, 0 for no end. `rules`: of certificates' users."""
+        self._rules = rules
         self.authorizer = authorizer
         self.security = security
         self.mechanisms = mechanisms
@@ -87,7 +91,7 @@ class Door:
         """Return the session of a connection whose TLS handshake, if any, is over."""
         principal = ANONYMOUS
         if tls is not None and not self.asks_for_password:
-            principal = principal_of_certificate(tls.getpeercert() or {})
+            principal = principal_of_certificate(tls.getpeercert() or {}, self._rules)
         return Session(self, Caller(principal, host, self.authorizer), is_admitted=not self.asks_for_password)
 
 
@@ -116,6 +120,7 @@ def door_of(
         clock=clock,
         counters=counters,
         max_strangers=min(MAX_STRANGERS, config.max_streams),
+        rules=mapping.parse(config.ssl_principal_mapping_rules),
     )
 
 

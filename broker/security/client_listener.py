@@ -15,6 +15,7 @@ from broker.config.checks import ACL, OAUTHBEARER, WITH_SASL, super_users
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import PLAINTEXT, SASL_SSL
 from broker.observability.counters import Counters
+from broker.security import mapping
 from broker.security.audit import Audit
 from broker.security.authorizer import AclAuthorizer
 from broker.security.identify import LIFETIME_MS, MAX_STRANGERS, OF_BEARER, Identify, Login, Tokens
@@ -106,6 +107,7 @@ class ClientSecurity:
                 required=self._protocol == SASL_SSL and not config.listener_security_migration,
                 certificates=self._takes_tls and config.asks_for_certificates,
                 max_strangers=min(MAX_STRANGERS, config.max_streams),
+                rules=mapping.parse(config.ssl_principal_mapping_rules),
             )
         self._credentials: Mapping[CredentialKey, Credential] = image().credentials
         has_users = bool(self._credentials) or bool(self._users.file)

@@ -2,7 +2,7 @@
 
     token, `authorization: Bearer TOKEN`    User:NAME
     certificate that names nodes            Node:ID, a super user
-    certificate                             User:COMMON NAME
+    certificate                             User:COMMON NAME, or as `ssl.principal.mapping.rules` have it
     neither                                 User:ANONYMOUS, or refused if the listener requires a token
 
 Handlers read the caller from the context variable `caller`. A stream that was opened with a token ends with
@@ -44,6 +44,7 @@ from broker.observability.counters import Counters
 from broker.security.audit import network_of
 from broker.security.authorizer import NODE_PREFIX
 from broker.security.caller import Authorizer, Caller, caller
+from broker.security.mapping import DEFAULT, Rule, name_of, name_of_subject
 from broker.security.users import Users
 from raftlog._client.connections import refuse
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidRequestError, RequestTimedOut, TokenExpired
@@ -210,8 +211,10 @@ class Identify(RewrittenHandlers):
         required: bool,
         certificates: bool,
         max_strangers: int = MAX_STRANGERS,
+        rules: Sequence[Rule] = DEFAULT,
     ) -> None:
         super().__init__()
+        self._rules = rules
         self._tokens = tokens
         self._users = users
         self._clock = clock
@@ -311,7 +314,7 @@ class Identify(RewrittenHandlers):
             self._check_current(login)  # again: the request may have arrived much later than its call
             principal = USER_PREFIX + login.user
         else:
-            principal = principal_of(context.auth_context()) if self._certificates else ANONYMOUS
+            principal = principal_of(context.auth_context(), self._rules) if self._certificates else ANONYMOUS
             if self._required and not open_to_all and not principal.startswith(NODE_PREFIX):
                 raise AuthenticationFailed(NO_TOKEN)
         return Caller(principal, self.host_of(context.peer()), self._authorizer)
@@ -420,24 +423,26 @@ _REFUSING: Final[Any] = grpc.stream_stream_rpc_method_handler(_refuse)
 """Serves calls of every kind: it reads no request and writes no response."""
 
 
-def principal_of(auth_context: Mapping[str, Sequence[bytes]]) -> str:
+def principal_of(auth_context: Mapping[str, Sequence[bytes]], rules: Sequence[Rule] = DEFAULT) -> str:
     """Return the principal of a connection's certificate; `User:ANONYMOUS` without a certificate or a valid name."""
     names = [name.decode("utf-8", "replace") for name in auth_context.get("x509_common_name", ())]
-    return principal_named(node_ids_of(auth_context) or (), names)
+    (subject,) = auth_context.get("x509_subject", ()) or (b"",)
+    return principal_named(node_ids_of(auth_context) or (), name_of(rules, subject.decode("utf-8", "replace"), names))
 
 
-def principal_of_certificate(certificate: Mapping[str, Any]) -> str:
+def principal_of_certificate(certificate: Mapping[str, Any], rules: Sequence[Rule] = DEFAULT) -> str:
     """Return the principal of a certificate, given as `ssl.SSLObject.getpeercert` does; as `principal_of`."""
     names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
     uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
-    return principal_named(node_ids_named(uris, names), names)
+    user = name_of(rules, name_of_subject(certificate.get("subject", ())), names)
+    return principal_named(node_ids_named(uris, names), user)
 
 
-def principal_named(node_ids: Iterable[int], common_names: Sequence[str]) -> str:
-    """Return the principal of a certificate with these nodes and common names."""
+def principal_named(node_ids: Iterable[int], user: str | None) -> str:
+    """Return the principal of a certificate with these nodes and that user."""
     nodes = sorted(node_ids)
     if nodes:
         return NODE_PREFIX + ",".join(map(str, nodes[:_MAX_SHOWN_NODES]))
-    if len(common_names) != 1 or common_names[0] in RESERVED or why_no_name(common_names[0]) is not None:
+    if user is None or user in RESERVED or why_no_name(user) is not None:
         return ANONYMOUS
-    return USER_PREFIX + common_names[0]
+    return USER_PREFIX + user

@@ -177,6 +177,10 @@ class ServerKeywords(TypedDict, total=False):
     """Whether a client must present a certificate of a CA in ssl.truststore.location. auto: required with ssl, none
     with sasl_ssl. With ssl and none every client is User:ANONYMOUS, and without an authorizer anyone who reaches the
     port can read, write and delete everything. Nodes must always present one."""
+    ssl_principal_mapping_rules: str
+    """How the distinguished name of a client's certificate becomes its user (KIP-371): rules
+    `RULE:PATTERN/REPLACEMENT/` with L or U for lower or upper case at the end, separated by commas, of which the first
+    that applies counts. DEFAULT: the common name."""
     sasl_enabled_mechanisms: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN", "OAUTHBEARER"]
     """Mechanisms by which clients may log in: with a password (SCRAM), or with a token of an issuer (OAUTHBEARER, which
     needs three keys of sasl.oauthbearer). PLAIN, in which a client sends the password itself, is for Kafka clients at

@@ -14,7 +14,7 @@ from grpc import aio
 
 from broker.config.config import BrokerConfig
 from broker.observability.counters import Counters
-from broker.security import client_listener
+from broker.security import client_listener, identify
 from broker.security.caller import caller
 from broker.security.client_listener import UNKNOWN_HOST, ClientSecurity
 from broker.security.identify import AUTHENTICATE, Login
@@ -54,6 +54,23 @@ def log_in(security: ClientSecurity, user: str, password: str, context: Any) -> 
     answer = security.finish(answer.exchange_id, end.get_client_final().encode(), context)
     end.set_server_final(answer.message.decode())
     return security._tokens.read(answer.token)
+
+
+def test_rules_name_the_users_of_certificates() -> None:
+    class WithCertificate(Context):
+        def auth_context(self) -> dict[str, list[bytes]]:
+            return {**super().auth_context(), "x509_subject": [b"CN=Orders,O=Example"], "x509_common_name": [b"Orders"]}
+
+    ssl = {
+        "listener_security_protocol": "ssl",
+        "ssl_keystore_location": "node.pem",
+        "ssl_truststore_location": "ca.pem",
+    }
+    for rules, principal in (("DEFAULT", "User:Orders"), ("RULE:CN=(.*),O=Example/$1/L", "User:orders")):
+        interceptor = made(Book(), **ssl, ssl_principal_mapping_rules=rules).interceptor
+        assert interceptor is not None
+        found = interceptor._caller(identify._NO_LOGIN, WithCertificate(), open_to_all=False)
+        assert found.principal == principal
 
 
 def test_where_nothing_is_secured_nothing_is_looked_at() -> None:
