@@ -276,6 +276,7 @@ def on_the_clients_listener(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(aio, "server", lambda *args, **kwargs: server)
     role = MagicMock()
     role._config.grpc_health_enable = role._config.grpc_reflection_enable = False
+    role._config.max_streams = role._config.max_streams_per_connection = 1
     role._log_service = LogService(MagicMock(), MagicMock(), MagicMock())
     BrokerRole._make_server(role, MagicMock(), MagicMock())
     return server.services
