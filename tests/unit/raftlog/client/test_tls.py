@@ -84,7 +84,7 @@ def test_a_key_without_its_certificate_is_refused(authority: CertificateAuthorit
         ("ssl_key_password", "not encrypted"),
         ("ssl.endpoint.identification.algorithm", "is always checked"),
         ("sasl.jaas.config", "sasl.username and sasl.password.location"),
-        ("sasl.oauthbearer.token.endpoint.url", "sasl_ssl with sasl.username"),
+        ("sasl.kerberos.service.name", "sasl_ssl with sasl.username"),
         ("security.providers", "security.protocol=ssl"),
     ],
 )
