@@ -114,6 +114,8 @@ PERMISSIONS: Final[Mapping[int, tuple[str, ...]]] = {
     api.DESCRIBE_USER_SCRAM_CREDENTIALS: ("Security/DescribeUsers",),
     api.ALTER_USER_SCRAM_CREDENTIALS: ("Security/AlterUsers",),
     api.DESCRIBE_CLUSTER: ("Admin/DescribeCluster",),
+    api.CONSUMER_GROUP_HEARTBEAT: ("Group/Session",),
+    api.CONSUMER_GROUP_DESCRIBE: ("Group/DescribeGroups",),
     api.DESCRIBE_PRODUCERS: ("Transaction/DescribeProducers",),
     api.DESCRIBE_TRANSACTIONS: ("Transaction/DescribeTransactions",),
     api.LIST_TRANSACTIONS: ("Transaction/ListTransactions",),
