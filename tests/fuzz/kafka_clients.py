@@ -1,21 +1,37 @@
-"""What Kafka clients send: requests in every version, and record batches."""
+"""What Kafka clients send: requests in every version, record batches, and whatever comes before a login."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import secrets
+import socket
 import struct
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final, cast
 
 import google_crc32c
 import pyarrow as pa
 
+from broker.config.config import BrokerConfig
 from broker.kafka import messages
-from broker.kafka.listener import HEAD_BYTES, body_at
+from broker.kafka.codec import Fields
+from broker.kafka.fetch import Fetch
+from broker.kafka.listener import HEAD_BYTES, KafkaListener, body_at
+from broker.kafka.produce import Produce
 from broker.kafka.record_batches import from_kafka, to_kafka
-from raftlog.errors import CorruptRecordError, InvalidRequestError
+from broker.kafka.sasl import MAX_BEFORE_BYTES, Door
+from broker.net.connections import ConnectionLimits
+from broker.observability.counters import Counters
+from broker.security.client_listener import ClientSecurity
+from broker.security.scram import FailureDelay
+from broker.server.lease import ServingLease
+from raftlog.errors import CorruptRecordError, InvalidRequestError, RaftlogError
 from raftlog.format import Codec, Columns, InflateLimits, encode_batch, validate_produced
 from raftlog.format.columns import HEADERS_TYPE
 from tests.fuzz.choices import Choices, mutate
 from tests.fuzz.oracle import require
+from tests.support.scram_parts import Book, Hands, client
 
 _LIMITS: Final = InflateLimits(max_bytes=4 << 20)
 
@@ -63,3 +79,140 @@ def batch_target(data: bytes) -> None:
         return
     (returned,) = to_kafka(batch)
     require(from_kafka(returned) == batch, "another batch than was taken")
+
+
+_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
+_CONFIG: Final = BrokerConfig.from_values(
+    {"node.id": 1, "log.dirs": "/data", "listeners": "127.0.0.1:1,kafka+sasl://127.0.0.1:2"}
+)
+_BOOK: Final = Book()
+_BOOK.set("ada", secrets.token_hex())
+
+
+class _AtOnce(FailureDelay):
+    """Failures are answered at once."""
+
+    async def of(self, error: RaftlogError) -> RaftlogError:
+        return error
+
+
+class _Guarded:
+    """A listener that asks for passwords, which nobody here knows."""
+
+    def __init__(self) -> None:
+        self.reached: list[int] = []
+        """APIs whose handlers were called."""
+        self.security = ClientSecurity(_CONFIG, lambda: _BOOK.image, Hands(), Counters())
+        door = Door("sasl_ssl", security=self.security, mechanisms=_MECHANISMS, clock=Hands())
+        door.delay = _AtOnce()
+        self.door = door
+        own = (messages.PRODUCE, messages.FETCH, messages.SASL_HANDSHAKE, messages.SASL_AUTHENTICATE)
+        self.listener = KafkaListener(
+            {key: self._handler(key) for key in messages.REQUESTS if key not in own},
+            cast(Produce, self),
+            cast(Fetch, self),
+            ServingLease(Hands()),
+            Counters(),
+            max_frame_bytes=1 << 20,
+            door=door,
+            limits=ConnectionLimits(most=10, per_ip=10),
+        )
+
+    def _handler(self, key: int) -> Any:
+        async def serve(request: Fields, version: int, who: object) -> Fields:
+            self.reached.append(key)
+            return {}
+
+        return serve
+
+    async def begin(self, request: Fields, who: object) -> Any:
+        """In place of Produce."""
+        self.reached.append(messages.PRODUCE)
+        raise AssertionError
+
+    async def serve(self, request: Fields, version: int, who: object) -> Fields:
+        """In place of Fetch."""
+        self.reached.append(messages.FETCH)
+        return {}
+
+    async def take(self, sent: bytes) -> bytes:
+        """Serve one connection that sends this, and return the answers."""
+        here, there = socket.socketpair()
+        with there:
+            here.setblocking(False)
+            there.settimeout(20.0)
+            served = asyncio.ensure_future(self.listener._serve(here, "10.0.0.7"))
+            await asyncio.to_thread(there.sendall, sent)
+            there.shutdown(socket.SHUT_WR)
+            await served
+            received = b""
+            while True:
+                try:
+                    piece = await asyncio.to_thread(there.recv, 1 << 16)
+                except ConnectionResetError:
+                    return received
+                if not piece:
+                    return received
+                received += piece
+
+
+def _frames(choices: Choices) -> Iterator[bytes]:
+    """Yield what a client may send: logins that are almost right, other requests, and anything else."""
+    mechanism = "PLAIN"
+    for _ in range(1 + choices.below(24)):
+        match choices.below(7):
+            case 0:
+                yield _request(messages.API_VERSIONS, choices.below(4), {}, choices)
+            case 1:
+                mechanism = choices.pick((*_MECHANISMS, "GSSAPI", ""))
+                yield _request(messages.SASL_HANDSHAKE, choices.below(2), {"mechanism": mechanism}, choices)
+            case 2:
+                yield _request(messages.SASL_AUTHENTICATE, choices.below(3), {"auth_bytes": _token(choices)}, choices)
+            case 3:
+                token = _token(choices)
+                yield struct.pack(">i", len(token)) + token
+            case 4:
+                key = choices.pick(sorted(messages.REQUESTS))
+                yield _request(key, messages.REQUESTS[key].last, {}, choices)
+            case 5:
+                yield struct.pack(">i", choices.integer(-(1 << 31), (1 << 31) - 1)) + choices.blob()
+            case _:
+                yield choices.blob()
+
+
+def _token(choices: Choices) -> bytes:
+    user = choices.pick(("ada", "stranger", "", "ad\0a", "a" * 300))
+    first = client("ada", "wrong").get_client_first().encode()
+    tokens = (f"\0{user}\0wrong".encode(), first, b"c=biws,r=x,p=eA==", b"\0" * choices.below(MAX_BEFORE_BYTES), b"")
+    return mutate(choices.pick(tokens), choices)
+
+
+def _request(key: int, version: int, body: Fields, choices: Choices) -> bytes:
+    message = messages.REQUESTS[key]
+    tags = b"\0" if message.is_flexible(version) else b""
+    whole = struct.pack(">hhih", key, version, 1, 1) + b"c" + tags + b"".join(message.encode(body, version))
+    return struct.pack(">i", len(whole)) + (mutate(whole, choices) if choices.one_in(4) else whole)
+
+
+def authentication_target(data: bytes) -> None:
+    """Nobody gets in without a password: no other API is reached, and the connection leaves nothing behind."""
+    guarded = _Guarded()
+    failures: list[logging.LogRecord] = []
+
+    class Failures(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            failures.append(record)
+
+    log, noted = logging.getLogger("broker.kafka.listener"), Failures(logging.ERROR)
+    log.addHandler(noted)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        asyncio.run(guarded.take(b"".join(_frames(Choices(data)))))
+    finally:
+        log.removeHandler(noted)
+        log.setLevel(level)
+    require(set(guarded.reached) <= {messages.API_VERSIONS}, f"reached without a login: {guarded.reached}")
+    require(not guarded.security.connections, "a connection is kept as logged in")
+    require(len(guarded.door.strangers) == 0, "a connection is counted after its end")
+    require(not failures, "a bug: " + "; ".join(each.getMessage() for each in failures))

@@ -249,6 +249,9 @@ PLANTS: Final[dict[str, Plant]] = {
         "except (CorruptRecordException, ValueError, OverflowError, MemoryError, TypeError)",
         "except ZeroDivisionError",
     ),
+    "a Kafka client that has not logged in may send anything": _one(
+        "kafka-authentication", "broker.kafka.sasl:Session.check_request", "if not authenticates:", "if False:"
+    ),
     "a group's record with impossible contents": _one(
         "group-records",
         "broker.coordinator.groups.records:replay",

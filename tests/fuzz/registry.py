@@ -65,6 +65,9 @@ TARGETS: Final[dict[str, Target]] = {
     "aborted": Target(batches.aborted_target, "ranges of aborted transactions"),
     "kafka-requests": Target(kafka_clients.request_target, "requests of Kafka clients", examples=200),
     "kafka-batches": Target(kafka_clients.batch_target, "record batches of Kafka producers", examples=200),
+    "kafka-authentication": Target(
+        kafka_clients.authentication_target, "what Kafka clients send before a login", SLOW, examples=100
+    ),
     "wire": Target(wires.target, "produce, fetch and replicate messages", examples=200),
     "log-recovery": Target(
         log_recovery.target, "opening a damaged log directory", SLOW, prepare=log_directories.prepare, examples=40

@@ -9,7 +9,7 @@ from tests.fuzz.ci import fuzz
 NAMES = (
     *("batch", "small-batch", "aborted", "wire", "log-lines", "log-indexes", "producer-snapshots", "leader-epochs"),
     *("metadata-formats", "metadata-state", "server-config", "cli-inputs", "cli-segments"),
-    *("kafka-requests", "kafka-batches"),
+    *("kafka-requests", "kafka-batches", "kafka-authentication"),
 )
 
 
