@@ -291,21 +291,27 @@ class FollowerCredit:
             stalled.append(followed)
         return stalled
 
-    def put_into(self, request: replication_pb2.ReplicateRequest, now_ms: float) -> None:
-        """Add the credit to return, if the request has other content or the credit is worth a request of its own."""
+    def put_into(self, request: replication_pb2.ReplicateRequest, now_ms: float, *, goes_anyway: bool) -> bool:
+        """Add the credit to return, if the request goes anyway or the credit is worth a request of its own.
+
+        Return whether the request goes.
+        """
         waits_for_throttle = self._throttled and self._throttled_left <= 0
         if waits_for_throttle and self._throttle.ready_at_ms(now_ms) <= now_ms:
             piece = self._throttle.piece_bytes or UNTHROTTLED_PIECE_BYTES
             self._throttle.take(piece, now_ms)
             request.throttled_credit_bytes = piece - self._throttled_left
             self._throttled_left = piece
-        goes_anyway = request.ByteSize() > 0
+            goes_anyway = True
         if self._live and (goes_anyway or self._live >= self._windows[0] // RETURN_FRACTION):
             request.live_credit_bytes += self._live
             self._live = 0
+            goes_anyway = True
         if self._catch_up and (goes_anyway or self._catch_up >= self._windows[1] // RETURN_FRACTION):
             request.catch_up_credit_bytes += self._catch_up
             self._catch_up = 0
+            goes_anyway = True
+        return goes_anyway
 
     def take_is_due(self) -> bool:
         """Return whether credit is worth a request now, or there is a new deadline since the last call."""
@@ -469,7 +475,7 @@ class FollowerSession:
         self._complaints.say(math.inf)
 
     def take_request(self, now_ms: float) -> replication_pb2.ReplicateRequest | None:
-        """Return the next request, or None. Call again once that request is sent."""
+        """Return the next request, or None. Call again once that request is sent, after `wake`."""
         self._now_ms = now_ms
         self._retry_due(now_ms)
         self._complaints.say(now_ms)
@@ -477,17 +483,21 @@ class FollowerSession:
             return None
         for followed in self._credit.stalled(now_ms, beside_others=bool(self._flushing)):
             self._wait_for_flush(followed)
+        goes = self._says_hello or bool(self._to_close or self._acks)
         request = replication_pb2.ReplicateRequest()
         if self._says_hello:
             self._say_hello(request)
         if self._to_close:
             request.close.extend(self._to_close[:MAX_CLOSES])
             del self._to_close[:MAX_CLOSES]
-        self._add_opens(request)
+        if self._to_open:
+            self._add_opens(request)
+            goes = goes or bool(request.open)
         for subscription_id in list(itertools.islice(self._acks, MAX_ACKS)):
             request.acks.add(subscription_id=subscription_id, durable_end_offset=self._acks.pop(subscription_id))
-        self._credit.put_into(request, now_ms)
-        return request if request.ByteSize() else None
+        if self._to_close or self._to_open or self._acks:  # the rest goes with the next request
+            self._wake()
+        return request if self._credit.put_into(request, now_ms, goes_anyway=goes) else None
 
     def _say_hello(self, request: replication_pb2.ReplicateRequest) -> None:
         self._says_hello = False

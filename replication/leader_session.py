@@ -48,6 +48,8 @@ class Kind(Enum):
     CATCH_UP = "catch up"
     THROTTLED = "throttled"
 
+    __hash__ = object.__hash__  # enum's own is Python code, and each message looks its credit up many times
+
 
 class Subscription:
     """One partition that the follower has open.
@@ -130,18 +132,27 @@ class ReadLater(Protocol):
 class PushQueue:
     """The subscriptions of one stream, and what they have to send.
 
-    `wake` is called when `take_frames` may have frames, any number of times. All streams of a broker share `throttle`
-    (`leader.replication.throttled.rate`).
+    `wake` is called when `take_frames` may have frames, any number of times; that includes frames that did not fit the
+    last message. `wake_soon` is called when marks have moved and no records have: `take_frames` is due within
+    MARKS_DELAY_MS. All streams of a broker share `throttle` (`leader.replication.throttled.rate`).
 
     Bounded: records are read only while their kind's credit is above zero, one message at a time. A read on another
     thread uses credit from its start.
     """
 
     def __init__(
-        self, replica: Replica, *, wake: Wake, read_later: ReadLater, max_frame_bytes: int, throttle: TokenBucket
+        self,
+        replica: Replica,
+        *,
+        wake: Wake,
+        wake_soon: Wake,
+        read_later: ReadLater,
+        max_frame_bytes: int,
+        throttle: TokenBucket,
     ) -> None:
         self._replica = replica
         self._wake = wake
+        self._wake_soon = wake_soon
         self._read_later = read_later
         self._max_frame_bytes = max_frame_bytes
         self._throttle = throttle
@@ -165,6 +176,8 @@ class PushQueue:
         self._live_sent_ms = float("-inf")
         self._stale_marks: dict[Subscription, None] = {}
         self._marks_due_ms: float | None = None
+        self._now_ms = 0.0
+        """The time of the last call that told it."""
 
     def add(self, subscription: Subscription) -> None:
         """Add an accepted subscription; its first frame, with the marks, is sent at once."""
@@ -175,10 +188,41 @@ class PushQueue:
     # Changes
 
     def note_change(self, subscription: Subscription) -> None:
-        """Note that a partition changed; partitions call this amid their own changes."""
-        if not subscription.changed and not subscription.ended:
+        """Note that a partition changed; partitions call this amid their own changes.
+
+        Most changes are a high watermark that has moved. It rides with the next records, so it wakes nothing yet.
+        """
+        if subscription.ended:
+            return
+        if not subscription.changed:
             subscription.changed = True
             self._changed.append(subscription)
+        if not self._has_only_marks(subscription):
+            self._wake()
+        elif self._marks_due_ms is None:
+            self._marks_due_ms = self._now_ms + MARKS_DELAY_MS
+            self._wake_soon()
+
+    def _has_only_marks(self, subscription: Subscription) -> bool:
+        """Whether the subscription has no records to send, and has not lost its partition."""
+        partition = subscription.partition
+        if subscription.position < partition.log_end_offset:
+            return False
+        try:
+            partition.check_open(subscription.on_change)
+        except RaftlogError:
+            return False
+        return True
+
+    def note_time(self, now_ms: float) -> None:
+        """Note the time, from which the delay of marks counts."""
+        self._now_ms = now_ms
+
+    def grant(self, kind: Kind, size_bytes: int) -> None:
+        """Add to the credit of a kind."""
+        before = self.credit[kind]
+        self.credit[kind] = before + size_bytes
+        if before <= 0 < before + size_bytes:
             self._wake()
 
     def _sort_changed(self, now_ms: float) -> None:
@@ -223,9 +267,10 @@ class PushQueue:
     # Frames
 
     def take_frames(self, now_ms: float) -> Sequence[ReplicaFrame]:
-        """Return the frames of the next message, or none. Call again once that message is sent."""
+        """Return the frames of the next message, or none. Call again once that message is sent, after `wake`."""
         if self._closed:
             return []
+        self._now_ms = now_ms
         self._sort_changed(now_ms)
         frames: list[ReplicaFrame] = []
         self._add_control(frames)
@@ -244,11 +289,24 @@ class PushQueue:
         elif frames or (self._marks_due_ms is not None and now_ms >= self._marks_due_ms):
             self._add_marks(frames)
             self._add_control(frames)  # subscriptions that `_add_marks` has ended
+        if frames and self._has_more():
+            self._wake()
         return frames
+
+    def _has_more(self) -> bool:
+        """Whether the next message may have frames at once."""
+        credit = self.credit
+        return bool(
+            self._control
+            or self._ready
+            or self._piece
+            or (self._live and credit[Kind.LIVE] > 0)
+            or (not self._reads_catch_up and any(self._catch_up[kind] and credit[kind] > 0 for kind in self._catch_up))
+        )
 
     def next_deadline_ms(self, now_ms: float) -> float | None:
         """Return when to call `take_frames` at the latest, even without `wake`; None: only after `wake`."""
-        due_ms = self._marks_due_ms if self._stale_marks else None
+        due_ms = self._marks_due_ms if self._stale_marks or self._changed else None
         if self._throttled and not self._reads_catch_up:
             ready_ms = self._throttle.look_again_at_ms(now_ms)
             due_ms = ready_ms if due_ms is None else min(due_ms, ready_ms)
@@ -471,6 +529,7 @@ class LeaderSession:
     me              the id of this broker
     check_replica   refuses a follower that is not the broker it claims to be
     wake            called when `take_frames` may have frames, any number of times
+    wake_soon       called when `take_frames` is due within MARKS_DELAY_MS (the default wakes at once)
     throttle        shared by the sessions of a broker (`leader.replication.throttled.rate`)
     """
 
@@ -485,12 +544,14 @@ class LeaderSession:
         read_later: ReadLater,
         max_frame_bytes: int,
         throttle: TokenBucket,
+        wake_soon: Wake | None = None,
     ) -> None:
         self._find = find
         self._me = me
         self._cluster_id = cluster_id
         self._check_replica = check_replica
         self._wake = wake
+        self._wake_soon = wake_soon or wake
         self._read_later = read_later
         self._max_frame_bytes = max(SMALLEST_FRAME_BYTES, max_frame_bytes)
         self._throttle = throttle
@@ -525,6 +586,7 @@ class LeaderSession:
         ):
             if count > most:
                 raise InvalidRequestError(f"one request {what} {count} subscriptions, at most {most}")
+        queue.note_time(now_ms)
         for subscription_id in request.close:
             self._check_known(subscription_id)
             subscription = queue.subscriptions.get(subscription_id)
@@ -540,8 +602,9 @@ class LeaderSession:
             (Kind.THROTTLED, request.throttled_credit_bytes),
         ):
             _check_credit(queue.credit[kind], size_bytes)
-            queue.credit[kind] += size_bytes
-        self._wake()
+            queue.grant(kind, size_bytes)
+        if request.open:
+            self._wake()
 
     def _take_hello(self, hello: replication_pb2.ReplicaHello) -> None:
         if self.replica is not None:
@@ -564,6 +627,7 @@ class LeaderSession:
         self._queue = PushQueue(
             replica,
             wake=self._wake,
+            wake_soon=self._wake_soon,
             read_later=self._read_later,
             max_frame_bytes=max(SMALLEST_FRAME_BYTES, min(wanted, self._max_frame_bytes)),
             throttle=self._throttle,
@@ -632,7 +696,7 @@ class LeaderSession:
     # Frames
 
     def take_frames(self, now_ms: float) -> Sequence[ReplicaFrame]:
-        """Return the frames of the next message, or none. Call again once that message is sent."""
+        """Return the frames of the next message, or none. Call again once that message is sent, after `wake`."""
         return self._queue.take_frames(now_ms) if self._queue is not None and not self._closed else ()
 
     def next_deadline_ms(self, now_ms: float) -> float | None:

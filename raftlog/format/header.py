@@ -170,9 +170,12 @@ Buffer = bytes | bytearray | memoryview
 """Parsing never copies it."""
 
 
+_TRANSACTIONAL: Final = int(Attributes.TRANSACTIONAL)  # operators of a flag are Python code
+
+
 def says_transactional(data: Buffer) -> bool:
     """Whether the first batch has the transactional attribute, without any other check."""
-    return len(data) > CHECKSUM_START and bool(memoryview(data)[CHECKSUM_START] & Attributes.TRANSACTIONAL)
+    return len(data) > CHECKSUM_START and bool(data[CHECKSUM_START] & _TRANSACTIONAL)
 
 
 def producer_of(data: Buffer) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 The protobuf runtime copies a `bytes` field twice on each side, and every copy of a large batch touches fresh memory.
 Here protobuf reads and writes everything except the payload: `ProducePartition.records`, `FetchFrame.records` and
 `ReplicaFrame.records` are cut out of the message as views, or put into it with one join. The bytes on the wire are
-plain protobuf, so a client with only generated code works as well (tests compare both with the runtime).
+plain protobuf, so a client with only generated code works as well (tests compare both with the runtime). Cutting is
+Python code, so small messages are left to the runtime: there the copies cost less than the cut.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from raftlog.v1 import log_pb2, replication_pb2
 
 MAX_PARTS: Final = 10_000
 """Partitions in one message; limits the memory that a small message can make a reader use."""
+
+SMALL_BYTES: Final = 16 << 10
+"""A produce request or a frame of replicas below this size is read by the protobuf runtime, payload and all."""
+
+assert SMALL_BYTES <= 2 * MAX_PARTS, "a part takes two bytes at least, so a small message has no more than MAX_PARTS"
 
 _VARINT: Final = 0
 _FIXED64: Final = 1
@@ -152,13 +158,20 @@ def encode_produce(request: Produce) -> bytes:
 
 
 def decode_produce(data: bytes) -> Produce:
-    """Return a `ProduceRequest` whose payloads are views of `data`.
+    """Return a `ProduceRequest`; the payloads of a large one are views of `data`.
 
     Raises:
         InvalidRequestError: the data is not such a message.
     """
-    head, parts = _parts(data, _PARTITIONS, _PRODUCE_RECORDS)
     try:
+        if len(data) < SMALL_BYTES:
+            request = log_pb2.ProduceRequest.FromString(data)
+            small = [ProducePart(part, part.records) for part in request.partitions]
+            for part, _ in small:
+                part.ClearField("records")
+            request.ClearField("partitions")
+            return Produce(request, small)
+        head, parts = _parts(data, _PARTITIONS, _PRODUCE_RECORDS)
         return Produce(
             log_pb2.ProduceRequest.FromString(head),
             [ProducePart(log_pb2.ProducePartition.FromString(part), records) for part, records in parts],
@@ -194,13 +207,21 @@ def encode_replicate(frames: Sequence[ReplicaFrame]) -> bytes:
 
 
 def decode_replicate(data: bytes) -> list[ReplicaFrame]:
-    """Return the frames of a `ReplicateResponse`; their payloads are views of `data`.
+    """Return the frames of a `ReplicateResponse`; the payloads of a large one are views of `data`.
 
     Raises:
         InvalidRequestError: the data is not such a message.
     """
-    head, parts = _parts(data, _REPLICA_FRAMES, _REPLICA_RECORDS)
     try:
+        if len(data) < SMALL_BYTES:
+            small = [
+                ReplicaFrame(frame, frame.records)
+                for frame in replication_pb2.ReplicateResponse.FromString(data).frames
+            ]
+            for frame, _ in small:
+                frame.ClearField("records")
+            return small
+        head, parts = _parts(data, _REPLICA_FRAMES, _REPLICA_RECORDS)
         if head:
             replication_pb2.ReplicateResponse.FromString(head)
         return [ReplicaFrame(replication_pb2.ReplicaFrame.FromString(part), records) for part, records in parts]

@@ -286,8 +286,7 @@ class LeaderLink:
             request = session.take_request(now_ms())
             if request is not None:
                 await call.write(request)
-            else:
-                await timer.wait(session.next_deadline_ms(now_ms()))
+            await timer.wait(session.next_deadline_ms(now_ms()))
 
     async def _watch_address(self) -> None:
         await self._look_up.wait()

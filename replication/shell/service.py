@@ -33,7 +33,7 @@ from raftlog.errors import (
 )
 from raftlog.format import wire
 from raftlog.v1 import replication_pb2
-from replication.leader_session import LeaderSession, ReadDone
+from replication.leader_session import MARKS_DELAY_MS, LeaderSession, ReadDone
 from replication.ports import LedPartition, Read, Replica, Wake
 from replication.token_bucket import TokenBucket
 
@@ -58,18 +58,27 @@ class WakeTimer:
         """Wake the waiting call of `wait`, or the next one."""
         self._event.set()
 
+    def ring_within(self, delay_ms: float) -> None:
+        """Ring after this long at the latest."""
+        self._set_timer(now_ms() + delay_ms)
+
     def clear(self) -> None:
         """Forget earlier rings; called before looking for work, so that no ring is missed."""
         self._event.clear()
 
     async def wait(self, deadline_ms: float | None) -> None:
         """Return after `ring`, or at `deadline_ms`, or at an earlier call's deadline."""
-        if deadline_ms is not None and (self._timer is None or deadline_ms < self._timer_ms):
+        if not self._event.is_set():
+            if deadline_ms is not None:
+                self._set_timer(deadline_ms)
+            await self._event.wait()
+
+    def _set_timer(self, deadline_ms: float) -> None:
+        if self._timer is None or deadline_ms < self._timer_ms:
             self.close()
             self._timer_ms = deadline_ms
             delay_s = max(0.0, (deadline_ms - now_ms()) / 1000)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
-        await self._event.wait()
 
     def _fire(self) -> None:
         self._timer = None
@@ -176,6 +185,7 @@ class _Stream:
             cluster_id=led.cluster_id,
             check_replica=led.check_replica,
             wake=self._wake_timer.ring,
+            wake_soon=partial(self._wake_timer.ring_within, MARKS_DELAY_MS),
             read_later=self._read_later,
             max_frame_bytes=led.max_frame_bytes,
             throttle=led.throttle,
@@ -253,10 +263,9 @@ class _Stream:
             if frames or looked_ms - sent_ms >= SIGN_OF_LIFE_MS:
                 sent_ms = looked_ms
                 await context.write(frames)
-            else:
-                due_ms = session.next_deadline_ms(looked_ms)
-                sign_ms = sent_ms + SIGN_OF_LIFE_MS
-                await timer.wait(sign_ms if due_ms is None else min(due_ms, sign_ms))
+            due_ms = session.next_deadline_ms(looked_ms)
+            sign_ms = sent_ms + SIGN_OF_LIFE_MS
+            await timer.wait(sign_ms if due_ms is None else min(due_ms, sign_ms))
         if self._ended_by is not None:
             raise self._ended_by
 

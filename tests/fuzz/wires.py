@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from unittest import mock
 
 from google.protobuf.message import DecodeError, Message
 
@@ -47,7 +48,8 @@ def target(data: bytes) -> None:
     else:
         message = mutate(message_of(kind, choices, _KNOWN).SerializeToString(), choices)
     try:
-        parts = read(message)
+        with mock.patch.object(wire, "SMALL_BYTES", 0):  # else the runtime reads it, and there is nothing to compare
+            parts = read(message)
     except InvalidRequestError as error:
         require(len(str(error)) > 20, "a refusal without a reason")
         return

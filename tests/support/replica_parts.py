@@ -21,7 +21,7 @@ from raftlog.errors import (
 from raftlog.format import wire
 from raftlog.v1 import replication_pb2
 from replication.follower_session import FollowerOptions, FollowerSession
-from replication.leader_session import LeaderSession, ReadDone
+from replication.leader_session import MARKS_DELAY_MS, LeaderSession, ReadDone
 from replication.ports import (
     Accepted,
     Diverging,
@@ -316,6 +316,14 @@ class Followed:
             now()
 
 
+def _is_due(due_ms: float | None, now_ms: float) -> bool:
+    return due_ms is not None and due_ms <= now_ms
+
+
+def _sooner(one_ms: float | None, other_ms: float | None) -> float | None:
+    return min((ms for ms in (one_ms, other_ms) if ms is not None), default=None)
+
+
 class Stream:
     """A leader's and a follower's session with a wire between them; `run` carries messages until there are none."""
 
@@ -337,12 +345,13 @@ class Stream:
         self.refuse_replica: RaftlogError | None = None
         self._max_frame_bytes = max_frame_bytes
         self._leader_throttle = leader_throttle or TokenBucket()
-        self.wakes = 0
+        self._leader_due_ms: float | None = 0.0
+        self._follower_due_ms: float | None = 0.0
         self.follower = FollowerSession(
             me=me,
             leader_id=LEADER,
             cluster_id=CLUSTER,
-            wake=lambda: None,
+            wake=self._wake_follower,
             throttle=follower_throttle or TokenBucket(),
             options=options or FollowerOptions(),
         )
@@ -360,16 +369,26 @@ class Stream:
             me=LEADER,
             cluster_id=CLUSTER,
             check_replica=check,
-            wake=self._wake,
+            wake=self._wake_leader,
+            wake_soon=self._wake_leader_soon,
             read_later=lambda *read: self.later.append(read),
             max_frame_bytes=self._max_frame_bytes,
             throttle=self._leader_throttle,
         )
+        self._leader_due_ms = None
         self.follower.connected(self.now_ms)
         return self.leader
 
-    def _wake(self) -> None:
-        self.wakes += 1
+    # As in a shell, each end is asked only when it has woken, or at its deadline.
+
+    def _wake_leader(self) -> None:
+        self._leader_due_ms = 0.0
+
+    def _wake_leader_soon(self) -> None:
+        self._leader_due_ms = _sooner(self._leader_due_ms, self.now_ms + MARKS_DELAY_MS)
+
+    def _wake_follower(self) -> None:
+        self._follower_due_ms = 0.0
 
     def _find(self, topic_id: bytes, partition: int) -> Led:
         found = self.led.get(partition) if topic_id == TOPIC else None
@@ -385,15 +404,27 @@ class Stream:
     def send_requests(self) -> bool:
         """Carry what the follower has to say; return whether that was anything."""
         any_sent = False
-        while (request := self.follower.take_request(self.now_ms)) is not None:
+        while (request := self._take_request()) is not None:
             self.requests.append(replication_pb2.ReplicateRequest.FromString(request.SerializeToString()))
             self.leader.handle(self.requests[-1], self.now_ms)
             any_sent = True
         return any_sent
 
+    def _take_request(self) -> replication_pb2.ReplicateRequest | None:
+        if not _is_due(self._follower_due_ms, self.now_ms):
+            return None
+        self._follower_due_ms = None
+        request = self.follower.take_request(self.now_ms)
+        self._follower_due_ms = _sooner(self._follower_due_ms, self.follower.next_deadline_ms(self.now_ms))
+        return request
+
     def send_frames(self) -> list[wire.ReplicaFrame]:
         """Carry one message of the leader; return its frames."""
+        if not _is_due(self._leader_due_ms, self.now_ms):
+            return []
+        self._leader_due_ms = None
         frames = self.leader.take_frames(self.now_ms)
+        self._leader_due_ms = _sooner(self._leader_due_ms, self.leader.next_deadline_ms(self.now_ms))
         if not frames:
             return []
         message = wire.decode_replicate(wire.encode_replicate(frames))
@@ -429,9 +460,8 @@ class Stream:
         end_ms = self.now_ms + ms
         while True:
             self.run()
-            due = [self.leader.next_deadline_ms(self.now_ms), self.follower.next_deadline_ms(self.now_ms)]
-            next_ms = min((at for at in due if at is not None), default=end_ms)
-            if next_ms >= end_ms:
+            next_ms = _sooner(self._leader_due_ms, self._follower_due_ms)
+            if next_ms is None or next_ms >= end_ms:
                 break
             assert next_ms > self.now_ms, "a deadline that has passed is served"
             self.now_ms = next_ms

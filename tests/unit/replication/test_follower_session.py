@@ -18,6 +18,7 @@ from raftlog.errors import (
 from raftlog.format.wire import ReplicaFrame
 from raftlog.v1 import replication_pb2
 from raftlog.v1.replication_pb2 import DivergingEpoch, ReplicateRequest
+from replication import follower_session
 from replication.follower_session import FollowerOptions, FollowerSession, State
 from replication.token_bucket import TokenBucket
 from tests.support.replica_parts import CLUSTER, FOLLOWER, LEADER, ME, TOPIC, Batch, Followed, Led, MemoryLog, Stream
@@ -664,3 +665,19 @@ def test_what_every_partition_needs_does_not_depend_on_how_many_there_are() -> N
     assert sum(len(message) for message in stream.messages) == 2
     assert sum(one.reads for one in led.values()) <= 2
     assert FOLLOWER in led[7].held
+
+
+def test_what_did_not_fit_a_request_leaves_with_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_session, "MAX_OPENS", 2)
+    monkeypatch.setattr(follower_session, "MAX_ACKS", 2)
+    led = {partition: Led(MemoryLog()) for partition in range(5)}
+    stream = Stream(led)
+    for partition in led:
+        stream.follower.follow(Followed(MemoryLog(), partition=partition))
+    stream.run()
+    assert set(stream.follower.states().values()) == {State.FOLLOWING}
+    for one in led.values():
+        one.append(b"a")
+    stream.run()
+    assert max(len(request.open) for request in stream.requests) == 2
+    assert sum(len(request.acks) for request in stream.requests) == 5
