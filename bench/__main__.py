@@ -18,6 +18,7 @@ from bench import (
     quorum,
     scrape,
     sdk,
+    small,
     spark,
     transactions,
 )
@@ -37,6 +38,7 @@ SUITES = {
     "compaction": compaction.run,
     "groups": groups.run,
     "scrape": scrape.run,
+    "small": small.run,
     "transactions": transactions.run,
     "tls": client_options.run_tls,
     "spark": spark.run,
