@@ -20,6 +20,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 import raftlog
+from broker.coordinator.shards import partition_for
 from raftlog.errors import InconsistentGroupProtocol
 from raftlog.testing import Cluster
 
@@ -95,6 +96,15 @@ class Member:
             self.read.append(int(message.value() or b"-1"))
 
 
+COORDINATED: dict[str, Any] = {"group.protocol": "consumer"}
+
+
+class CoordinatedMember(Member):
+    """A consumer of librdkafka that lets the coordinator assign."""
+
+    timeouts: Mapping[str, int] = {}
+
+
 def poll_until(members: Sequence[Member], is_so: Callable[[], bool]) -> None:
     """Let members poll, as applications do, until something is so."""
     deadline_s = time.monotonic() + TIMEOUT_S
@@ -156,7 +166,9 @@ def shared(members: Sequence[Member]) -> bool:
     } == {PARTITIONS // len(members)}
 
 
-@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+@pytest.mark.parametrize(
+    "strategy", ["range", pytest.param("roundrobin", marks=pytest.mark.long), "cooperative-sticky"]
+)
 def test_members_of_librdkafka_share_the_partitions(
     cluster: Cluster, topic: str, members: list[Member], strategy: str
 ) -> None:
@@ -174,7 +186,7 @@ def test_members_of_librdkafka_share_the_partitions(
 
 def test_a_member_that_dies_is_replaced_after_its_session(cluster: Cluster, topic: str, members: list[Member]) -> None:
     """One that does not poll is removed; the other reads its records again from the last commit."""
-    short = {"session.timeout.ms": 2_000, "max.poll.interval.ms": 2_000}
+    short = {"session.timeout.ms": 3_000, "max.poll.interval.ms": 3_000}
     members += [Member(cluster, topic, **short), Member(cluster, topic, **short)]
     poll_until(members, lambda: shared(members) and read_by(members) == {*range(60)})
     alive = members[:1]
@@ -226,22 +238,42 @@ def test_a_group_goes_on_where_it_has_committed(cluster: Cluster, topic: str) ->
 
 
 def test_records_are_read_while_the_coordinator_is_killed(cluster: Cluster, topic: str, members: list[Member]) -> None:
-    """Each record is read, none twice beyond what was not committed; the group keeps its members and assignments."""
-    members += [Member(cluster, topic), Member(cluster, topic)]
-    poll_until(members, lambda: shared(members))
-    commit_up_to(cluster, members, topic, 10)
-    assert read_by(members) == {*range(60)}
+    """Of a classic group, and of one in which the coordinator assigns, which has the name that has the same one."""
+    groups = {topic: [Member(cluster, topic) for _ in range(2)]}
+    coordinated = _name_with_the_coordinator_of(cluster, topic)
+    groups[coordinated] = [
+        CoordinatedMember(cluster, topic, **COORDINATED, **{"group.id": coordinated}) for _ in range(2)
+    ]
+    members += itertools.chain.from_iterable(groups.values())
+    for group, of_group in groups.items():
+        poll_until(members, lambda of_group=of_group: shared(of_group))  # type: ignore[misc] # of this round
+        commit_up_to(cluster, of_group, group, 10)
+        assert read_by(of_group) == {*range(60)}
     for member in members:
         member.read.clear()
     with raftlog.Admin(cluster.bootstrap) as admin:
-        coordinator = admin.describe_group(topic).coordinator_id
+        coordinators = {admin.describe_group(group).coordinator_id for group in groups}
+    for coordinator in coordinators:
         cluster.kill(coordinator)
-        try:
-            produce(cluster, topic, range(60, 120))
-            commit_up_to(cluster, members, topic, 20)
-        finally:
+    try:
+        produce(cluster, topic, range(60, 120))
+        for group, of_group in groups.items():
+            commit_up_to(cluster, of_group, group, 20)
+    finally:
+        for coordinator in coordinators:
             cluster.start(coordinator)
-    assert read_by(members) == {*range(60, 120)}, "none is missing, and none is read again that was committed"
+    for of_group in groups.values():
+        assert read_by(of_group) == {*range(60, 120)}, "none is missing, and none is read again that was committed"
+
+
+def _name_with_the_coordinator_of(cluster: Cluster, group: str) -> str:
+    """Return the name of another group whose offsets are in the same partition, so that one broker coordinates both."""
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        partitions = len(admin.describe_topic("__consumer_offsets").partitions)
+    wanted = partition_for(group, partitions)
+    return next(
+        name for number in itertools.count() if partition_for(name := f"{group}-{number}", partitions) == wanted
+    )
 
 
 def test_kafka_python_subscribes(cluster: Cluster, topic: str) -> None:
@@ -333,16 +365,8 @@ def test_an_empty_group_may_change_its_type_and_keeps_its_offsets(cluster: Clust
 
 # Groups in which the coordinator assigns (KIP-848)
 
-COORDINATED: dict[str, Any] = {"group.protocol": "consumer"}
 
-
-class CoordinatedMember(Member):
-    """A consumer of librdkafka that lets the coordinator assign."""
-
-    timeouts: Mapping[str, int] = {}
-
-
-@pytest.mark.parametrize("assignor", ["uniform", "range"])
+@pytest.mark.parametrize("assignor", ["uniform", pytest.param("range", marks=pytest.mark.long)])
 def test_the_coordinator_assigns_to_librdkafka(
     cluster: Cluster, topic: str, members: list[Member], assignor: str
 ) -> None:
@@ -377,25 +401,6 @@ def test_members_of_both_kinds_of_clients_share_a_group(cluster: Cluster, topic:
 
         poll_until(members, is_shared)
     poll_until(members, lambda: members[0].partitions == [*range(PARTITIONS)])
-
-
-def test_coordinated_members_go_on_when_the_coordinator_is_killed(
-    cluster: Cluster, topic: str, members: list[Member]
-) -> None:
-    members += [CoordinatedMember(cluster, topic, **COORDINATED) for _ in range(2)]
-    poll_until(members, lambda: shared(members))
-    commit_up_to(cluster, members, topic, 10)
-    for member in members:
-        member.read.clear()
-    with raftlog.Admin(cluster.bootstrap) as admin:
-        coordinator = admin.describe_group(topic).coordinator_id
-    cluster.kill(coordinator)
-    try:
-        produce(cluster, topic, range(60, 120))
-        commit_up_to(cluster, members, topic, 20)
-    finally:
-        cluster.start(coordinator)
-    assert read_by(members) == {*range(60, 120)}, "none is missing, and none is read again that was committed"
 
 
 def test_raftlogs_tools_show_and_reset_a_classic_group(cluster: Cluster, topic: str) -> None:
