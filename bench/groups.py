@@ -23,7 +23,8 @@ from raftlog.errors import CoordinatorLoadInProgress, from_wire
 from raftlog.testing import Cluster
 from raftlog.v1 import group_pb2, group_pb2_grpc
 
-CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_concurrent_streams", 10_000))
+MAX_STREAMS: Final = 10_000
+CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_concurrent_streams", MAX_STREAMS))
 Partition = tuple[str, int]
 
 
@@ -228,6 +229,8 @@ def run(report: Report) -> None:
     config = {
         "group.consumer.session.timeout.ms": SESSION_TIMEOUT_MS,
         "group.consumer.heartbeat.interval.ms": HEARTBEAT_MS,
+        "max.streams.per.connection": MAX_STREAMS,  # all members share a process and an address
+        "max.streams.per.ip": MAX_STREAMS,
     }
     with Cluster(nodes=3, config=config) as cluster:
         with Admin(cluster.bootstrap) as admin:
