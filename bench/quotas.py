@@ -1,7 +1,7 @@
 """Quotas: what they cost the produce path, and what a tenant over its quota takes from another one.
 
-The cost is CPU time of the server for batches of 64 KiB, without a quota and with quotas that are never reached, in pairs
-of rounds whose order alternates. CPU time depends less than the clock does on what else the machine runs.
+The cost is CPU time of the server for batches of 64 KiB, without a quota and with quotas that are never reached, in
+pairs of rounds whose order alternates. CPU time depends less than the clock does on what else the machine runs.
 
 Fairness: an honest tenant produces alone, then beside one that sends ten times its quota, in pairs. What is left of the
 honest one's rate, and how its latency grows, are ratios of the same run.

@@ -148,7 +148,7 @@ class KafkaListener:
         self.max_frame_bytes = max_frame_bytes
         self.room = _Room(MAX_LARGE_BYTES)
         self.port = 0
-        self._limits = limits
+        self.limits = limits
         self.idle_s = idle_s
         self.quotas = quotas
         self._clock = SystemClock()
@@ -234,13 +234,13 @@ class KafkaListener:
 
     async def _serve(self, accepted: socket.socket, host: str) -> None:
         leave: Callable[[], None] | None = None
-        if self._limits.open(host, self._clock.monotonic_ms()):
+        if self.limits.open(host, self._clock.monotonic_ms()):
             accepted.close()
             return
         if self.door.is_guarded and (leave := self.door.strangers.enter(host)) is None:
             self.tell(host, "too many connections that have not authenticated")
             self.counters.unauthenticated_calls += 1
-            self._limits.close(host)
+            self.limits.close(host)
             accepted.close()
             return
         self.counters.streams["kafka"] += 1
@@ -271,7 +271,7 @@ class KafkaListener:
             if leave is not None:
                 leave()
             self.counters.streams["kafka"] -= 1
-            self._limits.close(host)
+            self.limits.close(host)
             if writer is None:
                 accepted.close()
             elif writer.transport.get_write_buffer_size():  # the client does not read

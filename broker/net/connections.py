@@ -86,6 +86,10 @@ class ConnectionLimits:
         """How many connections are open."""
         return self._total
 
+    def count(self, host: str) -> int:
+        """Return how many connections of one address are open."""
+        return self._open[host]
+
     def open(self, host: str, now_ms: float) -> str:
         """Count a new connection and return "", or the limit that refuses it. Then it does not count."""
         limit = self._overrides.get(host, self._per_ip)

@@ -514,10 +514,16 @@ class SecurityMetrics:
 
 
 class QuotaMetrics:
-    """A collector: what clients with quotas use. `usage`: as `QuotaManager.usage`."""
+    """A collector: what clients with quotas use, and which connections were refused.
 
-    def __init__(self, usage: Callable[[], list[Usage]]) -> None:
+    `usage`: as `QuotaManager.usage`; `refused`: connections by listener and limit.
+    """
+
+    def __init__(
+        self, usage: Callable[[], list[Usage]], refused: Callable[[], Mapping[str, Mapping[str, int]]]
+    ) -> None:
         self._usage = usage
+        self._refused = refused
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
@@ -535,6 +541,15 @@ class QuotaMetrics:
             used.add_metric(place, each.used)
             seconds.add_metric(place, each.throttled_ms / 1_000)
         yield from (used, seconds)
+        refused = CounterMetricFamily(
+            f"{PREFIX}connections_refused",
+            "Connections that were closed because a limit was reached, except max.connections of raftlog's clients.",
+            labels=("listener", "limit"),
+        )
+        for listener, counts in self._refused().items():
+            for limit, count in sorted(dict(counts).items()):
+                refused.add_metric([listener, limit], count)
+        yield refused
 
 
 class CertificateMetrics:
@@ -622,7 +637,7 @@ def catalogue() -> dict[str, list[Described]]:
             LoadMetrics(counters, lambda: (), {}, dict, nothing, lambda: 0)
         ),
         "Brokers with TLS or an authorizer: users and permissions": _described(SecurityMetrics(counters, int)),
-        "Brokers, for clients with quotas (quotas.md)": _described(QuotaMetrics(list)),
+        "Brokers, for clients with quotas, and limits of connections (quotas.md)": _described(QuotaMetrics(list, dict)),
         "Brokers, for the groups that they coordinate": _described(GroupMetrics(GroupSample)),
     }
 

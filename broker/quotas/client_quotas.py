@@ -58,6 +58,8 @@ class ClientQuotas:
         """`window_ms`: how long a client that was idle may send at any rate, measured in time at its quota."""
         self._window_ms = window_ms
         self._quotas: Quotas = {}
+        self._keys: frozenset[str] = frozenset()
+        """Those that some entity has a quota of: the others need no look-up."""
         self._buckets: OrderedDict[_Scope, _Bucket] = OrderedDict()
         self._known: dict[tuple[str, str, str], _Bucket | None] = {}
         self.version = 0
@@ -68,6 +70,7 @@ class ClientQuotas:
         if quotas is self._quotas:
             return
         self._quotas = quotas
+        self._keys = frozenset(key for values in quotas.values() for key in values)
         self._known.clear()
         self.version += 1
         for place, bucket in list(self._buckets.items()):
@@ -81,11 +84,11 @@ class ClientQuotas:
 
     def limits(self, principal: str, client_id: str, key: str) -> bool:
         """Whether this client has a quota of that key."""
-        return bool(self._quotas) and self._find(principal, client_id, key) is not None
+        return key in self._keys and self._find(principal, client_id, key) is not None
 
     def charge(self, principal: str, client_id: str, key: str, amount: float, now_ms: float) -> float:
         """Count what the client has used, and return for how many ms it is to be held; 0 without a quota."""
-        if not self._quotas:
+        if key not in self._keys:
             return 0.0
         bucket = self._find(principal, client_id, key)
         if bucket is None:

@@ -398,7 +398,8 @@ class BrokerRole:
             self._transactions,
             lambda: {} if self._replication is None else self._replication.throttles(),
         )
-        self._observed.registry.register(QuotaMetrics(self._quotas.usage))
+        refused = {"raftlog": self._connections.refused}
+        self._observed.registry.register(QuotaMetrics(self._quotas.usage, lambda: refused))
         if security.interceptor is not None or self._config.kafka_security_protocol != PLAINTEXT:
             self._observed.registry.register(SecurityMetrics(self._observed.counters, security.count_authenticated))
         listener = listen_for_clients(server, self._config, self._tls, self._connections, self._clock)
@@ -422,6 +423,7 @@ class BrokerRole:
                 door_of(self._config, security, self._tls, self._clock, self._observed.counters),
                 self._quotas,
             )
+            refused["kafka"] = kafka.limits.refused
             stack.push_async_callback(kafka.close)
             kafka_host, kafka_port = self._config.advertised_kafka_listener or self._config.kafka_listener
             kafka_endpoint = kafka_host, kafka_port or kafka.port

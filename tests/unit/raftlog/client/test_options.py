@@ -9,7 +9,7 @@ import pytest
 from raftlog import Admin, Consumer, Producer, aio
 from raftlog._client.options import ACKS, ConsumerOptions, ProducerOptions
 from raftlog._core.cluster import parse_bootstrap
-from raftlog.errors import BrokerUnavailable, InvalidConfig, NotLeader
+from raftlog.errors import BrokerUnavailable, InvalidConfig, NotLeader, ThrottlingQuotaExceeded
 
 CLIENTS: list[Any] = [Producer, Consumer, Admin, aio.Producer, aio.Consumer, aio.Admin]
 
@@ -114,6 +114,12 @@ def test_a_broken_connection_is_tried_again_sooner_than_a_refusal() -> None:
         assert 800 <= pauses.after_ms(refused, 30) <= 1000
     longer = ProducerOptions.make({"reconnect.backoff.ms": "1s"}, {}).pauses
     assert longer.after_ms(lost, 1) >= 800, "the first pause wins where the longest one is shorter"
+
+
+def test_a_client_over_its_quota_pauses_as_long_as_the_broker_says() -> None:
+    pauses = ProducerOptions.make({}, {}).pauses
+    assert pauses.after_ms(ThrottlingQuotaExceeded("over", 12_345), 1) == 12_345
+    assert pauses.after_ms(ThrottlingQuotaExceeded("over", 0), 1) > 0
 
 
 @pytest.mark.parametrize("client", [Consumer, aio.Consumer])
