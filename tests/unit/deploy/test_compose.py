@@ -29,6 +29,18 @@ def test_three_nodes_form_one_cluster() -> None:
     assert len({config.cluster_id for config in configs}) == 1
 
 
+def test_every_node_listens_for_both_kinds_of_clients_where_it_is_published() -> None:
+    for name, service in NODES.items():
+        config = load(service)
+        assert config.kafka_listener is not None
+        assert config.advertised_listener is not None
+        assert config.advertised_kafka_listener is not None
+        told = {config.advertised_listener[1], config.advertised_kafka_listener[1]}
+        assert told == {config.listener[1], config.kafka_listener[1]}
+        published = {int(each.rpartition(":")[2]) for each in service["ports"]} - {9464}
+        assert published == told, name
+
+
 def test_nothing_is_published_beyond_this_machine_unless_somebody_says_so() -> None:
     for name, service in COMPOSE["services"].items():
         for port in service["ports"]:
