@@ -1,8 +1,9 @@
-"""What Kafka clients send: requests in every version, record batches, and whatever comes before a login."""
+"""What Kafka clients send: requests in every version, record batches, what comes before a login, any frames at all."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
@@ -30,7 +31,8 @@ from raftlog.errors import CorruptRecordError, InvalidRequestError, RaftlogError
 from raftlog.format import Codec, Columns, InflateLimits, encode_batch, validate_produced
 from raftlog.format.columns import HEADERS_TYPE
 from tests.fuzz.choices import Choices, mutate
-from tests.fuzz.oracle import require
+from tests.fuzz.oracle import Violation, require
+from tests.fuzz.server import node
 from tests.support.scram_parts import Book, Hands, client
 
 _LIMITS: Final = InflateLimits(max_bytes=4 << 20)
@@ -216,3 +218,71 @@ def authentication_target(data: bytes) -> None:
     require(not guarded.security.connections, "a connection is kept as logged in")
     require(len(guarded.door.strangers) == 0, "a connection is counted after its end")
     require(not failures, "a bug: " + "; ".join(each.getMessage() for each in failures))
+
+
+_ANSWER_S: Final = 60.0
+_WAITING: Final = (messages.FETCH, messages.JOIN_GROUP, messages.SYNC_GROUP)
+"""Their answers may take as long as a request says."""
+_FLOOD: Final = 1 << 16
+
+
+def connection_target(data: bytes) -> None:
+    """Frames on a real connection, of most APIs and versions and of none: answered or closed; nobody else notices."""
+    choices = Choices(data)
+    server = node()
+    with (
+        socket.create_connection(server.kafka_address, timeout=_ANSWER_S) as connection,
+        contextlib.suppress(ConnectionError),  # closed before all was sent
+    ):
+        for _ in range(1 + choices.below(4)):
+            connection.sendall(_frame(choices))
+        with contextlib.suppress(OSError):  # not connected any more
+            connection.shutdown(socket.SHUT_WR)
+        received = 0
+        while piece := connection.recv(_FLOOD):
+            received += len(piece)
+            require(received <= 64 << 20, "an answer without end")
+    if server.failure is not None:
+        failure = server.failure
+        server.restart()
+        raise Violation(f"the node has stopped: {failure!r}")
+    complaints = server.complaints.take()
+    require(not complaints, "a traceback in the log: " + "\n".join(complaints[:1]))
+    _good_client(server.kafka_address)
+
+
+def _frame(choices: Choices) -> bytes:
+    kind = choices.below(6)
+    if kind == 0:  # no frame at all
+        return choices.rest()[:200]
+    key = choices.pick([*(each for each in messages.REQUESTS if each not in _WAITING), 4, 7, 90, -1])
+    request = messages.REQUESTS.get(key)
+    version = (
+        choices.below(20) - 1
+        if request is None or choices.one_in(8)
+        else request.first + choices.below(request.last - request.first + 1)
+    )
+    flexible = request is not None and request.is_flexible(version)
+    body = struct.pack(">hhih", key, version, 7, 1) + b"c" + (b"\0" if flexible else b"") + _body(choices)
+    size = len(body)
+    if kind == 1:  # a size that is not that of the frame: 2 GB, or less than a head
+        size = choices.pick([(1 << 31) - 1, -1, 0, 5, size + 1, max(size - 1, 0)])
+    return struct.pack(">i", size) + body
+
+
+def _body(choices: Choices) -> bytes:
+    """Return what a body may be: lengths, counts, ids and garbage, in small pieces."""
+    pieces = (
+        b"\0", b"\1", b"\2", b"\xff\xff\xff\xff", b"\0\0\0\1", b"\0\1t", b"\2t", b"\x7f\xff\xff\xff", bytes(16),
+        b"\xff\xff", b"\0\0\0\0\0\0\0\1", b"\x80\x80\x80\x80\x08",
+    )  # fmt: skip
+    return b"".join(choices.pick(pieces) for _ in range(choices.below(40)))
+
+
+def _good_client(address: tuple[str, int]) -> None:
+    """Ask for the versions on a connection of one's own."""
+    request = struct.pack(">hhih", messages.API_VERSIONS, 0, 9, 1) + b"g"
+    with socket.create_connection(address, timeout=_ANSWER_S) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        answer = connection.recv(8, socket.MSG_WAITALL)
+    require(len(answer) == 8 and struct.unpack(">ii", answer)[1] == 9, "a good client has no answer")

@@ -252,6 +252,12 @@ PLANTS: Final[dict[str, Plant]] = {
     "a Kafka client that has not logged in may send anything": _one(
         "kafka-authentication", "broker.kafka.sasl:Session.check_request", "if not authenticates:", "if False:"
     ),
+    "a Kafka client's malformed request is a bug of the connection": _one(
+        "kafka-connections",
+        "broker.kafka.listener:_Connection._handle",
+        'raise _Closed(f"a malformed request: {error}") from None',
+        "raise",
+    ),
     "a group's record with impossible contents": _one(
         "group-records",
         "broker.coordinator.groups.records:replay",

@@ -87,6 +87,9 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "raft-hello": Target(raft_messages.hello_target, "hellos between controllers"),
     "calls": Target(handlers.unary_target, "calls of every method", SERVED, prepare=_node, examples=150),
+    "kafka-connections": Target(
+        kafka_clients.connection_target, "connections of Kafka clients", SERVED, prepare=_node, examples=60
+    ),
     "streams": Target(handlers.stream_target, "streams of every method", SERVED, prepare=_node, examples=50),
     "replica-follower": Target(
         replication.follower_target, "frames of a leader", SLOW, prepare=batches.prepare, examples=100

@@ -76,7 +76,7 @@ class Node:
             {
                 "node.id": 1,
                 "cluster.id": "fuzz",
-                "listeners": "127.0.0.1:0",
+                "listeners": "127.0.0.1:0,kafka://127.0.0.1:0",
                 "controller.quorum.voters": f"1@127.0.0.1:{port}",
                 "log.dirs": str(Path(self._directory) / "data"),
                 "metadata.log.dir": str(Path(self._directory) / "metadata"),
@@ -125,6 +125,13 @@ class Node:
         """Begin anew with an empty node."""
         self.stop()
         self._start()
+
+    @property
+    def kafka_address(self) -> tuple[str, int]:
+        """Where it listens for Kafka clients."""
+        assert self._server is not None, "the node runs"
+        host, port = self._server.kafka.rsplit(":", 1)
+        return host, int(port)
 
     # What every input finds
 

@@ -13,7 +13,16 @@ from tests.fuzz.registry import TARGETS
 
 __all__ = ["node_of_the_module"]
 
-NAMES = ("calls", "streams", "raft-messages", "raft-hello", "replica-follower", "replica-leader", "metadata-commands")
+NAMES = (
+    "calls",
+    "streams",
+    "kafka-connections",
+    "raft-messages",
+    "raft-hello",
+    "replica-follower",
+    "replica-leader",
+    "metadata-commands",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
