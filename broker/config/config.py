@@ -526,7 +526,18 @@ class BrokerConfig(Settings):
     ssl_keystore_key_location = text(
         "",
         own=True,
-        doc="PEM file with this node's private key, not encrypted. Read again when it changes.",
+        doc="PEM file with this node's private key. Read again when it changes.",
+    )
+    ssl_key_password_location = text(
+        "",
+        own=True,
+        doc="File with the password of this node's private key, if that is encrypted. Read again when it changes.",
+    )
+    ssl_key_password_command = text(
+        "",
+        own=True,
+        doc="A command that prints the password of this node's private key, run without a shell; in place of "
+        "ssl.key.password.location.",
     )
     ssl_truststore_location = text(
         "",
@@ -942,6 +953,8 @@ class BrokerConfig(Settings):
         if self.listener_security_protocol == SSL or self.asks_for_certificates:
             settings["ssl.certificate.location"] = self.ssl_keystore_location
             settings["ssl.key.location"] = self.ssl_keystore_key_location
+            settings["ssl.key.password.location"] = self.ssl_key_password_location
+            settings["ssl.key.password.command"] = self.ssl_key_password_command
         if self.listener_security_protocol == SASL_SSL and self.sasl_users_location:
             settings |= administrator(Path(self.sasl_users_location), super_users(self.super_users))
             settings["sasl.mechanism"] = max(self.scram_mechanisms or SCRAM_MECHANISMS)  # the longest hash

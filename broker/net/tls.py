@@ -76,7 +76,7 @@ def check_trusted(files: PemFiles, pem: Pem) -> None:
     server.verify_mode = ssl.CERT_REQUIRED
     for context in (server, client):
         context.load_verify_locations(cadata=pem.ca.decode("ascii", "ignore"))
-    client.load_cert_chain(files.certificate, files.key_file, password="")
+    client.load_cert_chain(files.certificate, files.key_file, password=files.password())
     try:
         _shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
@@ -107,7 +107,7 @@ def _in_words(error: ssl.SSLCertVerificationError) -> str:
 
 def _server(files: PemFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.certificate, files.key_file, password="")
+    context.load_cert_chain(files.certificate, files.key_file, password=files.password())
     return context
 
 
@@ -149,7 +149,12 @@ class NodeTls:
             config.security_inter_broker_protocol == SSL or config.listener_security_migration
         )
         self._files = PemFiles(
-            _NAMES, config.ssl_truststore_location, config.ssl_keystore_location, config.ssl_keystore_key_location
+            _NAMES,
+            config.ssl_truststore_location,
+            config.ssl_keystore_location,
+            config.ssl_keystore_key_location,
+            config.ssl_key_password_location,
+            config.ssl_key_password_command,
         )
         self._pem = FreshPem(self._files, self._check)
         to_nodes = self._among_nodes and config.security_inter_broker_protocol == SSL

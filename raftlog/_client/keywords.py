@@ -44,7 +44,12 @@ class ProducerKeywords(TypedDict, total=False):
     unless ssl.key.location names another file; for brokers with ssl.client.auth=required. Read again when it
     changes."""
     ssl_key_location: str | None
-    """PEM file with this client's unencrypted private key. Read again when it changes."""
+    """PEM file with this client's private key. Read again when it changes."""
+    ssl_key_password_location: str | None
+    """File with the password of this client's private key, if that is encrypted (needs cryptography)."""
+    ssl_key_password_command: str | None
+    """A command that prints the password of this client's private key, run without a shell; in place of
+    ssl.key.password.location."""
     sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
     """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
     for a JSON Web Token of an issuer that the brokers trust."""
@@ -132,7 +137,12 @@ class ConsumerKeywords(TypedDict, total=False):
     unless ssl.key.location names another file; for brokers with ssl.client.auth=required. Read again when it
     changes."""
     ssl_key_location: str | None
-    """PEM file with this client's unencrypted private key. Read again when it changes."""
+    """PEM file with this client's private key. Read again when it changes."""
+    ssl_key_password_location: str | None
+    """File with the password of this client's private key, if that is encrypted (needs cryptography)."""
+    ssl_key_password_command: str | None
+    """A command that prints the password of this client's private key, run without a shell; in place of
+    ssl.key.password.location."""
     sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
     """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
     for a JSON Web Token of an issuer that the brokers trust."""
@@ -217,7 +227,12 @@ class AdminKeywords(TypedDict, total=False):
     unless ssl.key.location names another file; for brokers with ssl.client.auth=required. Read again when it
     changes."""
     ssl_key_location: str | None
-    """PEM file with this client's unencrypted private key. Read again when it changes."""
+    """PEM file with this client's private key. Read again when it changes."""
+    ssl_key_password_location: str | None
+    """File with the password of this client's private key, if that is encrypted (needs cryptography)."""
+    ssl_key_password_command: str | None
+    """A command that prints the password of this client's private key, run without a shell; in place of
+    ssl.key.password.location."""
     sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
     """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
     for a JSON Web Token of an issuer that the brokers trust."""
@@ -271,7 +286,12 @@ class StageKeywords(TypedDict, total=False):
     unless ssl.key.location names another file; for brokers with ssl.client.auth=required. Read again when it
     changes."""
     ssl_key_location: str | None
-    """PEM file with this client's unencrypted private key. Read again when it changes."""
+    """PEM file with this client's private key. Read again when it changes."""
+    ssl_key_password_location: str | None
+    """File with the password of this client's private key, if that is encrypted (needs cryptography)."""
+    ssl_key_password_command: str | None
+    """A command that prints the password of this client's private key, run without a shell; in place of
+    ssl.key.password.location."""
     sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
     """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
     for a JSON Web Token of an issuer that the brokers trust."""

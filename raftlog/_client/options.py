@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from raftlog._client.security import PROTOCOL, PemFiles, Sasl, sasl_of
+from raftlog._client.security import KEY_PASSWORD, KEY_PASSWORD_COMMAND, PROTOCOL, PemFiles, Sasl, sasl_of
 from raftlog._client.security import Names as PemNames
 from raftlog._core.accumulator import BATCHES_REMEMBERED
 from raftlog._core.backoff import Backoff, Pauses
@@ -97,8 +97,8 @@ _INSTEAD: Final = {
     "ssl.keystore.location": "ssl.certificate.location and ssl.key.location name PEM files",
     "ssl.keystore.certificate.chain": "ssl.certificate.location names a PEM file",
     "ssl.keystore.key": "ssl.key.location names a PEM file",
-    "ssl.key.password": "the key in ssl.key.location is not encrypted; let no other user read the file",
-    "ssl.keystore.password": "the key in ssl.key.location is not encrypted; let no other user read the file",
+    "ssl.key.password": "ssl.key.password.location names a file with the password of an encrypted key",
+    "ssl.keystore.password": "ssl.key.password.location names a file with the password of an encrypted key",
     "sasl.jaas.config": "sasl.username and sasl.password.location are the login",
     "sasl.mechanisms": "sasl.mechanism takes one mechanism",
     "ssl.endpoint.identification.algorithm": "the name of a broker is always checked against its certificate",
@@ -235,7 +235,18 @@ class ClientOptions:
     ssl_key_location = text(
         "",
         own=True,
-        doc="PEM file with this client's unencrypted private key. Read again when it changes.",
+        doc="PEM file with this client's private key. Read again when it changes.",
+    )
+    ssl_key_password_location = text(
+        "",
+        own=True,
+        doc="File with the password of this client's private key, if that is encrypted (needs cryptography).",
+    )
+    ssl_key_password_command = text(
+        "",
+        own=True,
+        doc="A command that prints the password of this client's private key, run without a shell; in place of "
+        "ssl.key.password.location.",
     )
     sasl_mechanism = text(
         "SCRAM-SHA-512",
@@ -559,8 +570,10 @@ def _with_connections(options: C, values: Mapping[str, Any]) -> C:
 def _pem_files(values: Mapping[str, Any], protocol: str) -> PemFiles | None:
     ca, certificate, key = (values[name] for name in _PEM)
     if protocol in ("ssl", PROTOCOL):
-        return PemFiles(_PEM, ca, certificate, key)
-    for name, file in zip(_PEM, (ca, certificate, key), strict=True):
+        return PemFiles(_PEM, ca, certificate, key, values[KEY_PASSWORD], values[KEY_PASSWORD_COMMAND])
+    passwords = (KEY_PASSWORD, KEY_PASSWORD_COMMAND)
+    of_passwords = tuple(values[name] for name in passwords)
+    for name, file in zip((*_PEM, *passwords), (ca, certificate, key, *of_passwords), strict=True):
         if file:
             raise InvalidConfig(f"{name}={file!r} has no effect without security.protocol=ssl; set both")
     return None

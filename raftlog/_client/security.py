@@ -12,6 +12,7 @@ import http.client
 import json
 import logging
 import os
+import re
 import shlex
 import ssl
 import subprocess
@@ -43,8 +44,27 @@ TRY_AGAIN_S: Final = 30.0
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"
 _ENCRYPTED: Final = (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"Proc-Type: 4,ENCRYPTED")
+_ENCRYPTED_KEY: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?-----END \1-----", re.DOTALL)
+KEY_PASSWORD: Final = "ssl.key.password.location"
+KEY_PASSWORD_COMMAND: Final = "ssl.key.password.command"
+_COMMAND_S: Final = 10.0
 _ATTEMPTS: Final = 3
 """How often files that change during a read are read again."""
+
+
+def _output_of(named: str, command: str) -> str:
+    """Return what a command prints.
+
+    Raises:
+        InvalidConfig: it fails; the message names the setting.
+    """
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise InvalidConfig(f"{named} cannot be run: {error}") from None
+    if done.returncode != 0:
+        raise InvalidConfig(f"{named} ended with {done.returncode}: {done.stderr.strip()[:500]}")
+    return done.stdout
 
 
 class Names(NamedTuple):
@@ -63,6 +83,37 @@ class PemFiles:
     ca: str = ""
     certificate: str = ""
     key: str = ""
+    password_location: str = ""
+    """The file with the password of an encrypted key."""
+    password_command: str = ""
+    """A command that prints it, run without a shell."""
+
+    def password(self) -> str:
+        """Return the password of the key; "" if none is configured.
+
+        Raises:
+            InvalidConfig: the file cannot be read, the command fails, or there is no password in it.
+        """
+        if not self.password_location and not self.password_command:
+            return ""
+        if self.password_location and self.password_command:
+            raise InvalidConfig(f"{KEY_PASSWORD} and {KEY_PASSWORD_COMMAND} are both set; leave one of them out")
+        if self.password_command:
+            name = f"{KEY_PASSWORD_COMMAND}={self.password_command!r}"
+            found = _output_of(name, self.password_command)
+        else:
+            name = f"{KEY_PASSWORD}={self.password_location!r}"
+            try:
+                with open(self.password_location, encoding="utf-8") as file:
+                    found = file.read()
+            except OSError as error:
+                raise InvalidConfig(f"{name} cannot be read: {error.strerror}") from None
+            except UnicodeDecodeError:
+                raise InvalidConfig(f"{name} is not UTF-8 text") from None
+        found = found.removesuffix("\n").removesuffix("\r")
+        if not found:
+            raise InvalidConfig(f"{name} gives no password")
+        return found
 
     @property
     def key_file(self) -> str:
@@ -114,12 +165,15 @@ def _read_once(files: PemFiles) -> Pem:
         certificate = _content(files.names.certificate, files.certificate, _CERTIFICATE, "certificate")
         key_name = files.names.key if files.key else files.names.certificate
         key = _content(key_name, files.key_file, _KEY, "private key")
+        password = files.password()
         if any(mark in key for mark in _ENCRYPTED):
-            raise InvalidConfig(
-                f"{key_name}={files.key_file!r}: the private key is encrypted, which is not supported; decrypt it with "
-                "`openssl pkey -in FILE -out NEW`, and let no other user read NEW"
-            )
-        _check_pair(files)
+            if not password:
+                raise InvalidConfig(
+                    f"{key_name}={files.key_file!r}: the private key is encrypted; name a file with its password in "
+                    f"{KEY_PASSWORD}, or a command that prints it in {KEY_PASSWORD_COMMAND}"
+                )
+            key = _decrypted(f"{key_name}={files.key_file!r}", key, password)
+        _check_pair(files, password)
     elif files.key:
         raise InvalidConfig(
             f"{files.names.key}={files.key!r} without {files.names.certificate}: a key needs its certificate"
@@ -146,10 +200,30 @@ def _check_ca(files: PemFiles, ca: bytes) -> None:
         raise InvalidConfig(f"{files.names.ca}={files.ca!r}: a certificate in it is damaged ({error.reason})") from None
 
 
-def _check_pair(files: PemFiles) -> None:
+def _decrypted(named: str, content: bytes, password: str) -> bytes:
+    """Return the encrypted key of a file as gRPC takes it, decrypted; it stays in memory."""
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import serialization
+    except ModuleNotFoundError:
+        raise InvalidConfig(
+            f"{named}: an encrypted private key needs the package cryptography, which is not installed; install it "
+            "with pip install cryptography"
+        ) from None
+    found = _ENCRYPTED_KEY.search(content)
+    try:
+        key = serialization.load_pem_private_key(found[0] if found else content, password.encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InvalidConfig(f"{named}: the password does not open the private key, or the key is damaged") from None
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _check_pair(files: PemFiles, password: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(files.certificate, files.key_file, password="")
+        context.load_cert_chain(files.certificate, files.key_file, password=password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise InvalidConfig(
@@ -167,7 +241,7 @@ def _check_pair(files: PemFiles) -> None:
 
 def _stamp(files: PemFiles) -> Stamp:
     stamps = []
-    for path in filter(None, (files.ca, files.certificate, files.key)):
+    for path in filter(None, (files.ca, files.certificate, files.key, files.password_location)):
         try:
             found = os.stat(path)
         except OSError:
@@ -300,15 +374,7 @@ class TokenSource:
         return f"{_COMMAND}={self.command!r}" if self.command else f"{_ENDPOINT}={self.endpoint_url!r}"
 
     def _of_command(self) -> str:
-        try:
-            done = subprocess.run(
-                shlex.split(self.command), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-            )
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            raise InvalidConfig(f"{self.named} cannot be run: {error}") from None
-        if done.returncode != 0:
-            raise InvalidConfig(f"{self.named} ended with {done.returncode}: {done.stderr.strip()[:500]}")
-        return done.stdout.strip()
+        return _output_of(self.named, self.command).strip()
 
     def _of_file(self, path: str) -> str:
         try:

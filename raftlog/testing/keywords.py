@@ -169,7 +169,12 @@ class ServerKeywords(TypedDict, total=False):
     """PEM file with this node's certificate, followed by the intermediate certificates, and by the private key unless
     ssl.keystore.key.location names another file. Required for ssl. Read again when it changes."""
     ssl_keystore_key_location: str
-    """PEM file with this node's private key, not encrypted. Read again when it changes."""
+    """PEM file with this node's private key. Read again when it changes."""
+    ssl_key_password_location: str
+    """File with the password of this node's private key, if that is encrypted. Read again when it changes."""
+    ssl_key_password_command: str
+    """A command that prints the password of this node's private key, run without a shell; in place of
+    ssl.key.password.location."""
     ssl_truststore_location: str
     """PEM file with the certificates of the CAs that clients' and nodes' certificates are checked against. Needed for
     ssl between nodes and for ssl.client.auth=required. Read again when it changes."""

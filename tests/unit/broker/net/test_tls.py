@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
 from grpc import aio
 
 from broker.config.config import BrokerConfig
@@ -121,7 +122,7 @@ def test_a_certificate_for_servers_only_is_refused(authority: CertificateAuthori
         ),
         (
             b"-----BEGIN CERTIFICATE-----\n-----BEGIN ENCRYPTED PRIVATE KEY-----\n",
-            "private key is encrypted, which is not supported; decrypt it with `openssl pkey",
+            "private key is encrypted; name a file with its password in ssl.key.password.location",
         ),
     ],
 )
@@ -288,3 +289,62 @@ def test_clients_of_another_ca_are_let_in_once_it_is_trusted_and_not_any_longer(
             await server.stop(0)
 
     assert asyncio.run(scenario()) == [(True, False), (True, True), (False, True)]
+
+
+def _encrypt(file: Path, password: str, form: serialization.PrivateFormat) -> None:
+    """Encrypt the key in a file with a certificate and a key."""
+    content = file.read_bytes()
+    key = serialization.load_pem_private_key(content[content.index(b"-----BEGIN PRIVATE") :], None)
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM, form, serialization.BestAvailableEncryption(password.encode())
+    )
+    file.write_bytes(content[: content.index(b"-----BEGIN PRIVATE")] + encrypted)
+
+
+@pytest.mark.parametrize("form", [serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL])
+def test_an_encrypted_key_is_opened_with_a_password(
+    authority: CertificateAuthority, tmp_path: Path, form: serialization.PrivateFormat
+) -> None:
+    file, password = authority.issue("encrypted", node_ids=[1]), tmp_path / "password"
+    plain = read_pem(PemFiles(Names("ca", "certificate", "key"), "", str(file)))[0].key
+    _encrypt(file, "open, sesame", form)
+    password.write_text("open, sesame\n")
+    for settings in (
+        {"ssl_key_password_location": str(password)},
+        {"ssl_key_password_command": f"cat {password}"},
+    ):
+        tls = NodeTls(node(authority, file, **settings))
+        tls.client_credentials()
+        assert tls.kafka_contexts().current() is not None
+        found = tls._pem.current()[0].key
+        same = serialization.load_pem_private_key(found, None)
+        original = serialization.load_pem_private_key(plain[plain.index(b"-----BEGIN PRIVATE") :], None)
+        assert same.private_numbers() == original.private_numbers()  # type: ignore[union-attr] # of elliptic curves
+    for content, words in (("another", "the password does not open the private key"), ("", "gives no password")):
+        password.write_text(content)
+        with pytest.raises(InvalidConfig, match=words):
+            NodeTls(node(authority, file, ssl_key_password_location=str(password)))
+    for settings, words in (
+        ({"ssl_key_password_location": "/no/such/file"}, "ssl.key.password.location=.* cannot be read"),
+        ({"ssl_key_password_command": "false"}, "ssl.key.password.command=.* ended with 1"),
+        ({"ssl_key_password_command": "echo a", "ssl_key_password_location": "b"}, "are both set"),
+    ):
+        with pytest.raises(InvalidConfig, match=words):
+            NodeTls(node(authority, file, **settings))
+
+
+def test_a_changed_password_and_key_are_read_again(authority: CertificateAuthority, tmp_path: Path) -> None:
+    clock = [0.0]
+    file, password = authority.issue("renewed", node_ids=[1]), tmp_path / "password"
+    _encrypt(file, "first", serialization.PrivateFormat.PKCS8)
+    password.write_text("first")
+    files = PemFiles(Names("ca", "certificate", "key"), "", str(file), "", str(password))
+    fresh = FreshPem(files, clock_s=lambda: clock[0])
+    before, version = fresh.current()
+    authority.issue("renewed", node_ids=[1])
+    _encrypt(file, "second", serialization.PrivateFormat.PKCS8)
+    clock[0] += security.LOOK_EVERY_S
+    assert fresh.current() == (before, version), "the key does not open with the old password"
+    password.write_text("second")
+    clock[0] += security.LOOK_EVERY_S
+    assert fresh.current()[1] == version + 1

@@ -81,7 +81,7 @@ def test_a_key_without_its_certificate_is_refused(authority: CertificateAuthorit
     [
         ("ssl.truststore.location", "ssl.ca.location names a PEM file"),
         ("ssl.keystore.location", "ssl.certificate.location and ssl.key.location"),
-        ("ssl_key_password", "not encrypted"),
+        ("ssl_key_password", "ssl.key.password.location names a file"),
         ("ssl.endpoint.identification.algorithm", "is always checked"),
         ("sasl.jaas.config", "sasl.username and sasl.password.location"),
         ("sasl.kerberos.service.name", "sasl_ssl with sasl.username"),
