@@ -26,6 +26,7 @@ from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+import anyio.to_thread
 import jinja2
 import uvicorn
 from starlette.applications import Starlette
@@ -60,6 +61,7 @@ logger = logging.getLogger(__name__)
 COOKIE: Final = "raftlog_console"
 MOST_FORM_BYTES: Final = 2 << 20
 MOST_STREAMS: Final = 200
+THREADS: Final = 12
 MOST_VIEWS: Final = 100
 """Users with a view of their own at a time; the one that was used least recently gives way."""
 STREAM_S: Final = 600.0
@@ -117,6 +119,12 @@ class Console:
             while len(self._views) > MOST_VIEWS:
                 self._views.pop(next(iter(self._views))).close()
             return found
+
+    def prepare(self) -> None:
+        """Ask for what takes longest before the first person looks."""
+        view = self.view_of(Session("", "", 0.0))
+        for question in (view.cluster, view.topics, view.log_dirs, view.replicas, view.groups):
+            question()
 
     def client_settings(self, user: str | None, password: str | None) -> dict[str, object]:
         """Return the config of the clients that act for a user."""
@@ -176,6 +184,10 @@ def create_app(settings: Settings) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # Requests mostly wait for brokers or for one another; each further thread costs memory for good.
+        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+        if not settings.with_login:
+            threading.Thread(target=console.prepare, name="console-prepare", daemon=True).start()
         yield
         await run_in_threadpool(console.close)
 

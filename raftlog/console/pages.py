@@ -201,7 +201,7 @@ def broker(look: Look) -> Page:
     known = {each.broker_id: each for each in cluster.value.brokers} if cluster.value is not None else {}
     if cluster.value is not None and broker_id not in known:
         raise ResourceNotFound(f"there is no broker {broker_id}")
-    node = look.view.ask(f"node {broker_id}", lambda: look.view.admin.describe_node(broker_id))
+    node = look.view.ask(f"node {broker_id}", lambda: look.view.admin.describe_node(broker_id), ahead=True)
     configs = sorted(node.value.configs.items()) if node.value is not None else []
     values = {
         "broker": known.get(broker_id),
@@ -226,7 +226,6 @@ def plan(look: Look) -> Page:
         problem = f"{refused}; add a broker, or lower the replication factor, first"
     ids = [each.broker_id for each in picture.brokers]
     after = {**picture.placed, **{move.part: move.replicas for move in moves}}
-    under_way = look.view.ask("reassignments", look.view.admin.list_reassignments)
     values = {
         "by": by.value,
         "leaving": leaving,
@@ -239,10 +238,20 @@ def plan(look: Look) -> Page:
         "before": rebalance.loads(picture.placed, ids, picture.sizes),
         "after": rebalance.loads(after, ids, picture.sizes),
         "ids": ids,
-        "under_way": under_way.value or {},
+        "under_way": moving(picture.topics.values()),
         "wanted": as_text(moves),
     }
     return Page("plan.html", "Rebalance" if leaving is None else f"Decommission broker {leaving}", values, answers)
+
+
+def moving(topics: Iterable[TopicDescription]) -> list[TopicPartition]:
+    """Return the partitions that move to other brokers."""
+    return [
+        TopicPartition(topic.name, part.partition)
+        for topic in topics
+        for part in topic.partitions
+        if part.adding_replicas or part.removing_replicas
+    ]
 
 
 def as_text(moves: Sequence[Move]) -> str:
@@ -378,7 +387,6 @@ def topic(look: Look) -> Page:
         )
     ends = [row.end for row in rows if row.end is not None]
     rate = look.view.note_total(f"topic {name}", sum(ends)) if len(ends) == len(rows) and rows else None
-    under_way = look.view.ask("reassignments", look.view.admin.list_reassignments)
     values = {
         "topic": found,
         "name": name,
@@ -386,7 +394,7 @@ def topic(look: Look) -> Page:
         "rate": rate,
         "records": sum(row.end - row.start for row in rows if row.end is not None and row.start is not None),
         "size_bytes": sum(sizes.values()) if dirs.value is not None else None,
-        "under_way": [part for part in under_way.value or {} if part.topic == name],
+        "under_way": [] if found is None else moving([found]),
         "plots": [(f"topic {name}", "Records per second", look.view.plot(f"topic {name}"))],
     }
     return Page("topic.html", name, values, [answer, replicas])
@@ -572,7 +580,7 @@ def transactions(look: Look) -> Page:
     only_open = look.fields.get("all") != "1"
     rows = [each for each in found.value or () if not only_open or each.started_ms]
     rows = matching(rows, look.fields, lambda each: f"{each.transactional_id} {each.sink_id} {each.producer_id}")
-    hanging = look.view.ask("hanging", lambda: look.view.admin.find_hanging_transactions(missing=[]), 15.0)
+    hanging = look.view.ask("hanging", lambda: look.view.admin.find_hanging_transactions(missing=[]), 15.0, ahead=True)
     values = {
         "list": cut(rows, look.fields),
         "hanging": hanging.value or [],

@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 EVERY_S: Final = 2.0
 """The shortest time between two requests for the same thing."""
+AHEAD_S: Final = 10.0
+"""How long after that a page still shows the last answer at once, while the next one is asked for."""
 SELDOM_S: Final = 15.0
 """The same for what costs brokers more: sizes of logs, the doctor."""
 SHARE: Final = 10.0
@@ -80,6 +82,7 @@ class _Slot:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.answer: Answer[Any] = Answer()
+        self.refreshing = False
 
 
 class View:
@@ -98,13 +101,17 @@ class View:
         self.bootstrap = bootstrap
         self.settings = dict(settings)
         self._now_s = now_s
-        self.admin = make_admin(bootstrap, config={"default.api.timeout.ms": PATIENCE_MS, **settings})
+        config = {"default.api.timeout.ms": PATIENCE_MS, **settings}
+        self.admin = make_admin(bootstrap, config=config)
+        self._of_all = make_admin(bootstrap, config=config)
+        """For questions about all topics: while one is open, a client asks for all of them whatever it needs."""
         self._slots: dict[str, _Slot] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="console")
         self._plots: dict[str, deque[Point]] = {}
         self._totals: dict[str, tuple[float, int]] = {}
         self._epochs: deque[tuple[int, int, int]] = deque(maxlen=HISTORY)
+        self._closed = False
         self.rebalance: Rebalance | None = None
         """The last plan that this user had carried out."""
 
@@ -112,31 +119,59 @@ class View:
         """Close the connections. A rebalance begins no more moves."""
         if self.rebalance is not None:
             self.rebalance.stop()
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.admin.close()
+        self._of_all.close()
 
     # Questions
 
-    def ask(self, name: str, question: Callable[[], T], every_s: float = EVERY_S) -> Answer[T]:
-        """Return the answer to a question: the last one if it is fresh, else a new one."""
+    def ask(self, name: str, question: Callable[[], T], every_s: float = EVERY_S, *, ahead: bool = False) -> Answer[T]:
+        """Return the answer to a question: the last one if it is fresh, else a new one.
+
+        `ahead`: an answer that was fresh less than `AHEAD_S` ago is returned at once, and the next one is asked for
+        beside the page. For what takes long and is on pages that update themselves.
+        """
         slot = self._slot(name)
         with slot.lock:
             last = slot.answer
             began_s = self._now_s()
-            if began_s - last.asked_s < max(every_s, SHARE * last.took_s):
+            fresh_s = max(every_s, SHARE * last.took_s)
+            if began_s - last.asked_s < fresh_s:
+                return last
+            if ahead and last.error is None and began_s - last.asked_s < fresh_s + AHEAD_S:
+                self._refresh(slot, question)
                 return last
             if name != CLUSTER and (outage := self._outage()) is not None:
                 slot.answer = Answer(last.value, last.at_s, outage, last.asked_s)
                 return slot.answer
-            try:
-                value, at_s, error = question(), self._now_s(), None
-            except RaftlogError as failed:
-                keeps = isinstance(failed, RetriableError)  # a refusal or "no such topic" makes the old answer wrong
-                value, at_s, error = (last.value, last.at_s, failed) if keeps else (None, float("-inf"), failed)  # type: ignore[assignment] # T or None
-            # A failure is slow, and is tried again all the same: the broker may be back.
-            took_s = self._now_s() - began_s if error is None else 0.0
-            slot.answer = Answer(value, at_s, error, self._now_s(), took_s)
+            slot.answer = self._asked(last, question)
             return slot.answer
+
+    def _asked(self, last: Answer[T], question: Callable[[], T]) -> Answer[T]:
+        """Ask brokers. `last`: what they answered before."""
+        began_s = self._now_s()
+        try:
+            value, at_s, error = question(), self._now_s(), None
+        except RaftlogError as failed:
+            keeps = isinstance(failed, RetriableError)  # a refusal or "no such topic" makes the old answer wrong
+            value, at_s, error = (last.value, last.at_s, failed) if keeps else (None, float("-inf"), failed)  # type: ignore[assignment] # T or None
+        # A failure is slow, and is tried again all the same: the broker may be back.
+        took_s = self._now_s() - began_s if error is None else 0.0
+        return Answer(value, at_s, error, self._now_s(), took_s)
+
+    def _refresh(self, slot: _Slot, question: Callable[[], Any]) -> None:
+        """Ask again beside the page, which shows the last answer meanwhile. The caller holds the slot's lock."""
+        if slot.refreshing or self._closed:
+            return
+        slot.refreshing = True
+
+        def refresh() -> None:
+            found = self._asked(slot.answer, question)
+            with slot.lock:
+                slot.answer, slot.refreshing = found, False
+
+        self._pool.submit(refresh)
 
     def _outage(self) -> RaftlogError | None:
         """Return why no broker answered a moment ago: then a page does not wait for each of its questions in turn."""
@@ -163,7 +198,7 @@ class View:
 
     def cluster(self) -> Answer[ClusterDescription]:
         """Ask for brokers and controller."""
-        return self.ask(CLUSTER, lambda: self.admin.describe_cluster(include_authorized_operations=True))
+        return self.ask(CLUSTER, lambda: self.admin.describe_cluster(include_authorized_operations=True), ahead=True)
 
     def operations(self, resource: ResourceType, name: str = "") -> frozenset[AclOperation] | None:
         """Return what this user may do with a resource (KIP-430); None: unknown, and the broker will say."""
@@ -193,11 +228,15 @@ class View:
 
     def quorum(self) -> Answer[QuorumDescription]:
         """Ask for the metadata quorum."""
-        return self.ask("quorum", self.admin.describe_quorum)
+        return self.ask("quorum", self.admin.describe_quorum, ahead=True)
 
     def topics(self) -> Answer[dict[str, TopicDescription]]:
         """Ask for all topics, internal ones included, by name."""
-        return self.ask("topics", lambda: {each.name: each for each in self.admin.describe_topics(internal=True)})
+
+        def question() -> dict[str, TopicDescription]:
+            return {each.name: each for each in self._of_all.describe_topics(internal=True)}
+
+        return self.ask("topics", question, ahead=True)
 
     def may_audit(self, topic: str) -> bool:
         """Whether the topic of audit records is there, and this user may read it."""
@@ -212,9 +251,11 @@ class View:
         """Ask leaders for the offsets of a topic's partitions, or of all; leaders that do not answer are left out."""
 
         def question() -> dict[TopicPartition, PartitionReplicas]:
-            return self.admin.describe_replicas(None if topic is None else [topic], silent={})
+            if topic is None:
+                return self._of_all.describe_replicas(None, silent={})
+            return self.admin.describe_replicas([topic], silent={})
 
-        return self.ask("replicas" if topic is None else f"replicas {topic}", question)
+        return self.ask("replicas" if topic is None else f"replicas {topic}", question, ahead=True)
 
     def log_dirs(self) -> Answer[list[LogDirDescription]]:
         """Ask for log directories and the sizes of partitions; brokers that do not answer are left out."""
@@ -226,15 +267,15 @@ class View:
                 raise next(each for each in found.values() if isinstance(each, RaftlogError))
             return [each for dirs in found.values() if isinstance(dirs, list) for each in dirs]
 
-        return self.ask("log dirs", question, SELDOM_S)
+        return self.ask("log dirs", question, SELDOM_S, ahead=True)
 
     def groups(self) -> Answer[list[GroupListing]]:
         """Ask for all groups."""
-        return self.ask("groups", lambda: self.admin.list_groups(missing=[]))
+        return self.ask("groups", lambda: self.admin.list_groups(missing=[]), ahead=True)
 
     def lag(self, group_id: str) -> Answer[dict[TopicPartition, PartitionLag]]:
         """Ask for the lag of a group."""
-        return self.ask(f"lag {group_id}", lambda: self.admin.group_lag(group_id))
+        return self.ask(f"lag {group_id}", lambda: self.admin.group_lag(group_id), ahead=True)
 
     def lags(self, group_ids: Iterable[str]) -> dict[str, Answer[dict[TopicPartition, PartitionLag]]]:
         """Ask for the lags of several groups at a time."""
@@ -243,14 +284,16 @@ class View:
 
     def transactions(self) -> Answer[list[TransactionListing]]:
         """Ask for all transactional ids and open stages."""
-        return self.ask("transactions", lambda: self.admin.list_transactions(missing=[]))
+        return self.ask("transactions", lambda: self.admin.list_transactions(missing=[]), ahead=True)
 
     def doctor(self) -> Answer[Report]:
         """Return the last examination of the cluster; a new one, if it is due, goes on beside the page."""
         slot = self._slot("doctor")
         due = self._now_s() - slot.answer.asked_s >= max(SELDOM_S, SHARE * slot.answer.took_s)
         if due and not slot.lock.locked():
-            self._pool.submit(self.ask, "doctor", lambda: examine(collect(self.admin, interval_s=0), CHECKS), SELDOM_S)
+            self._pool.submit(
+                self.ask, "doctor", lambda: examine(collect(self._of_all, interval_s=0), CHECKS), SELDOM_S
+            )
         return slot.answer
 
     def each(self, keys: Iterable[Any], question: Callable[[Any], T]) -> dict[Any, T | RaftlogError]:

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from raftlog.console.actions import ACTIONS, NEEDS, why_not
-from raftlog.console.view import EVERY_S, MOST_ANSWERS, MOST_PLOTS, SHARE, View
+from raftlog.console.view import AHEAD_S, EVERY_S, MOST_ANSWERS, MOST_PLOTS, SHARE, View
 from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed
 from raftlog.security import AclOperation
+from tests.support.patience import until
+
+WAIT_S = 60.0
 
 
 class Clock:
@@ -188,3 +191,24 @@ def test_a_refusal_of_one_question_leaves_the_others(view: View) -> None:
 
     view.ask("cluster", refused)
     assert view.ask("topics", lambda: 3).value == 3
+
+
+def test_a_page_does_not_wait_for_the_next_answer(view: View, clock: Clock) -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def slow() -> str:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        done.set()
+        return "new"
+
+    view.ask("topics", lambda: "old", ahead=True)
+    clock.now_s += EVERY_S
+    for _ in range(3):
+        assert view.ask("topics", slow, ahead=True).value == "old"
+    assert begun.wait(WAIT_S)
+    go_on.set()
+    assert done.wait(WAIT_S)
+    until(lambda: view.ask("topics", lambda: "newer", ahead=True).value == "new", within_s=WAIT_S)
+    clock.now_s += EVERY_S + AHEAD_S
+    assert view.ask("topics", lambda: "newest", ahead=True).value == "newest", "an older answer is waited for"
