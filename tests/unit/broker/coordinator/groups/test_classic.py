@@ -477,6 +477,23 @@ def test_only_members_of_the_generation_commit() -> None:
     assert anybody.commit(6) == common_pb2.NONE
 
 
+def test_an_older_generation_is_refused_whatever_it_asks() -> None:
+    driver = driver_of()
+    leader, follower = stable(driver, "", "")
+    leader.join()
+    follower.join()
+    assert leader.answer().generation == follower.generation == 2
+    for client in (leader, follower):
+        client.generation = 1
+        assert isinstance(client.sync({follower.member_id: b"old"}), IllegalGeneration)
+        assert isinstance(client.heartbeat(), IllegalGeneration)
+        assert client.commit(1) == common_pb2.ILLEGAL_GENERATION
+        client.generation = 2
+    assert follower.sync() is None
+    leader.sync({follower.member_id: b"new"})
+    assert follower.answer().assignment == b"new"
+
+
 def test_offsets_of_topics_that_members_read_are_not_deleted() -> None:
     driver = driver_of()
     (only,) = stable(driver, "")
