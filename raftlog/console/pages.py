@@ -266,7 +266,8 @@ def copied(picture: Picture, move: Move) -> int:
 
 def picture_of(view: View) -> tuple[Picture, list[Answer[Any]]]:
     """Return the cluster as a plan needs it, and the answers that it is made of."""
-    cluster, topics, dirs = view.cluster(), view.topics(), view.log_dirs()
+    # A plan is made of what is there now: an older answer could lack a topic, and the plan its moves.
+    cluster, topics, dirs = view.cluster(), view.topics(ahead=False), view.log_dirs()
     sizes: dict[TopicPartition, int] = {}
     free: dict[int, int] = {}
     for each in dirs.value or ():

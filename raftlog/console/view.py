@@ -230,13 +230,13 @@ class View:
         """Ask for the metadata quorum."""
         return self.ask("quorum", self.admin.describe_quorum, ahead=True)
 
-    def topics(self) -> Answer[dict[str, TopicDescription]]:
-        """Ask for all topics, internal ones included, by name."""
+    def topics(self, *, ahead: bool = True) -> Answer[dict[str, TopicDescription]]:
+        """Ask for all topics, internal ones included, by name. `ahead`: as `ask`."""
 
         def question() -> dict[str, TopicDescription]:
             return {each.name: each for each in self._of_all.describe_topics(internal=True)}
 
-        return self.ask("topics", question, ahead=True)
+        return self.ask("topics", question, ahead=ahead)
 
     def may_audit(self, topic: str) -> bool:
         """Whether the topic of audit records is there, and this user may read it."""
