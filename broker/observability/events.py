@@ -28,6 +28,9 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "oauth_keys_read": "The public keys of the tokens' issuer were read, for OAUTHBEARER; how many.",
         "streams_ended": "Streams ended: their users' passwords have changed, the users were deleted, or their tokens "
         "have expired.",
+        # Limits
+        "connections_refused": "Connections of an address were refused, once a minute; `limit` names the key.",
+        "streams_refused": "Streams of a user or an address were refused, once a minute; `limit` names the key.",
         # Kafka clients
         "kafka_disconnected": "A Kafka client was disconnected for what it sent; `reason` says why.",
         # The right to serve

@@ -36,7 +36,8 @@ def test_the_table_and_the_lines_name_the_same_events() -> None:
     logged: Counter[str] = Counter()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            logged += events_in(path.read_text())
+            if path.name != "audit_topic.py":  # whose records go to a topic, not to the log
+                logged += events_in(path.read_text())
     assert logged.keys() == EVENTS.keys()
     assert events_in('log(extra={"event": "made_up", "n": 1})') == {"made_up": 1}
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", name) for name in EVENTS)
