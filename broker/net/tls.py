@@ -266,7 +266,7 @@ class KafkaContexts:
         with self._lock:
             found, version = self._pem.current()
             if version != self._version:
-                with suppress(OSError, ssl.SSLError):  # the files change again: the next connection finds them settled
+                with suppress(InvalidConfig, OSError):  # the files change again: the next connection finds them settled
                     self._context = self._made(found)
                     self._version = version
             return self._context

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import logging
 import os
+import ssl
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from grpc import aio
 
 from broker.config.config import BrokerConfig
-from broker.net.tls import NodeTls, look_at, node_tls
+from broker.net.tls import KafkaContexts, NodeTls, _shake_hands, look_at, node_tls
 from raftlog._client import security
 from raftlog._client.security import FreshPem, Names, PemFiles, read_pem
 from raftlog.errors import InvalidConfig
@@ -348,3 +349,31 @@ def test_a_changed_password_and_key_are_read_again(authority: CertificateAuthori
     password.write_text("second")
     clock[0] += security.LOOK_EVERY_S
     assert fresh.current()[1] == version + 1
+
+
+def test_kafka_clients_see_a_new_certificate_and_the_one_before_while_its_key_cannot_be_opened(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    clock = [0.0]
+    file, password = authority.issue("kafka", node_ids=[1]), tmp_path / "password"
+    _encrypt(file, "open, sesame", serialization.PrivateFormat.PKCS8)
+    password.write_text("open, sesame")
+    files = PemFiles(Names("ca", "certificate", "key"), str(authority.ca_file), str(file), "", str(password))
+    fresh = FreshPem(files, clock_s=lambda: clock[0])
+    contexts = KafkaContexts(fresh, files, ask=False)
+    client = ssl.create_default_context(cafile=authority.ca_file)
+    client.check_hostname = False
+
+    def serial() -> object:
+        return _shake_hands(contexts.current(), client)["serialNumber"]
+
+    before = serial()
+    assert serial() == before
+    authority.issue("kafka", node_ids=[1])
+    _encrypt(file, "open, sesame", serialization.PrivateFormat.PKCS8)
+    clock[0] += security.LOOK_EVERY_S
+    fresh.current()  # reads the new files
+    password.unlink()
+    assert serial() == before
+    password.write_text("open, sesame")
+    assert serial() != before
