@@ -26,12 +26,13 @@ HIDDEN: Final = "[hidden]"
 
 _SECRET_NAME: Final = re.compile(
     r"passw(?:or)?d|passphrase|secret|token|credential|jaas|api[._-]?key|private[._-]?key|\bheaders\b"
-    r"|\bsalt\b|stored_?key|server_?key|\bauthorization\b|\bsasl\.(?!mechanism|enabled\.mechanisms|username)"
+    r"|\bsalt\b|stored_?key|server_?key|\bauthorization\b"
+    r"|\bsasl\.(?!mechanism|enabled\.mechanisms|username|oauthbearer\.)"
     r"|(?:^|\.)keystore\.key$",
     re.IGNORECASE,
 )
-_PATHS: Final = re.compile(r"\.(?:location|file|path|dir)$", re.IGNORECASE)
-"""The path of a secret is not secret."""
+_PATHS: Final = re.compile(r"\.(?:location|file|path|dir|client\.id)$", re.IGNORECASE)
+"""The path of a secret is not secret, nor is the client id beside it."""
 _PRIVATE_KEY: Final = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
