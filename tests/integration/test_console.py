@@ -229,7 +229,15 @@ def test_a_broker_is_drained_and_a_plan_carried_out(page: Any, url: str, cluster
         until(lambda: len(admin.describe_topics(["uneven"])) == 1, within_s=WAIT_S)
         page.goto(f"{url}/brokers")
         page.get_by_role("link", name="Plan a rebalance").click()
-        page.get_by_role("button", name="Carry out").click()
+        carry_out = page.get_by_role("button", name="Carry out")
+
+        def planned() -> bool:
+            """The console asks for topics once in some seconds, so its plan may be older than the topic."""
+            page.reload()
+            return bool(carry_out.count())
+
+        until(planned, within_s=WAIT_S)
+        carry_out.click()
         page.get_by_text("The rebalance has begun").wait_for()
         page.get_by_text("The last rebalance is done").wait_for()
 
