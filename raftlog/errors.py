@@ -7,7 +7,7 @@
      │   ├─ DuplicateBrokerRegistration, EligibleLeadersNotAvailable, PreferredLeaderNotAvailable
      │   ├─ StorageError, StorageFull, BrokerOverloaded, ShuttingDown, ChainBroken
      │   ├─ CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator, UnstableOffsetCommit
-     │   ├─ UnreleasedInstanceId, RebalanceInProgress, MemberIdRequired, ConcurrentTransactions
+     │   ├─ UnreleasedInstanceId, ConcurrentTransactions
      │   ├─ ThrottlingQuotaExceeded
      │   └─ BrokerUnavailable       no connection; local to the client
      ├─ FencedError                 a newer owner has taken over; never retried with the same epoch
@@ -15,6 +15,7 @@
      │   ├─ UnknownMemberId, FencedMemberEpoch, StaleMemberEpoch, FencedInstanceId, PartitionNotOwned
      │   ├─ IllegalGeneration
      │   ├─ InvalidProducerEpoch, ProducerFenced, InvalidProducerIdMapping
+     │   ├─ RebalanceInProgress, MemberIdRequired    of classic groups: join again
      │   └─ StageExpired, BatchAlreadyCommitted
      ├─ SequenceError               a gap in a producer's sequence numbers; nothing was appended
      │   └─ OutOfOrderSequence, DuplicateSequence, UnknownProducerId
@@ -281,13 +282,13 @@ class UnstableOffsetCommit(RetriableError):
     code = common_pb2.UNSTABLE_OFFSET_COMMIT
 
 
-class RebalanceInProgress(RetriableError):
+class RebalanceInProgress(FencedError):
     """The classic group is between two assignments: join again."""
 
     code = common_pb2.REBALANCE_IN_PROGRESS
 
 
-class MemberIdRequired(RetriableError):
+class MemberIdRequired(FencedError):
     """The member joins again with the member id that it has just been given (KIP-394)."""
 
     code = common_pb2.MEMBER_ID_REQUIRED
