@@ -32,8 +32,6 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "connections_refused": "Connections of an address were refused, once a minute; `limit` names the key.",
         "streams_refused": "Streams of a user or an address were refused, once a minute; `limit` names the key.",
         # Kafka clients
-        "connections_refused": "Connections of an address were refused, once a minute; `limit` names the key.",
-        "streams_refused": "Streams of a user or an address were refused, once a minute; `limit` names the key.",
         "kafka_disconnected": "A Kafka client was disconnected for what it sent; `reason` says why.",
         # The audit topic
         "dropped": "A record of `__audit`: others were left out, because they came faster than they could be written.",
