@@ -33,8 +33,6 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "streams_refused": "Streams of a user or an address were refused, once a minute; `limit` names the key.",
         # Kafka clients
         "kafka_disconnected": "A Kafka client was disconnected for what it sent; `reason` says why.",
-        # The audit topic
-        "dropped": "A record of `__audit`: others were left out, because they came faster than they could be written.",
         # The right to serve
         "lease_granted": "This broker has a lease and serves.",
         "lease_ended": "This broker serves nothing until it has a lease again; `reason` says why.",
