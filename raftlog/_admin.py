@@ -308,9 +308,9 @@ class Admin(Client[AdminEngine]):
         """Raise the level of a feature. Every node must run a version that knows the level. There is no way back.
 
         >>> with Admin(cluster.bootstrap) as admin:
-        ...     admin.update_feature("metadata.version", 5)
+        ...     admin.update_feature("metadata.version", 7)
         ...     admin.describe_cluster().features
-        {'metadata.version': 5}
+        {'metadata.version': 7}
 
         Raises:
             FeatureUpdateFailed: a node does not know the level, or it is below the present one.
