@@ -180,6 +180,7 @@ class AdminApis:
             self._apis.permit("Admin/AlterConfigs", call, who)
             for each in named["configs"]:
                 call.set[each["name"]] = config_value(each)
+            await self._heard()
             own = self._image().resource_configs(resource.type, resource.name)
             call.unset.extend(sorted(key for key in own if key not in call.set))
             await self._apis.call("Admin/AlterConfigs", self._admin.AlterConfigs, call, who)
@@ -189,10 +190,15 @@ class AdminApis:
 
     async def _present(self, resource: ConfigResource, who: Caller) -> dict[str, str]:
         """Return the values in force; a change of them needs no permission to see them."""
+        await self._heard()
         answer = await self._apis.unchecked(
             self._admin.DescribeConfigs, admin_pb2.DescribeConfigsRequest(resource=resource)
         )
         return {each.key: each.value for each in answer.entries}
+
+    async def _heard(self) -> None:
+        """Return once this broker knows every change that was acknowledged before: another broker may have taken it."""
+        await self._apis.unchecked(self._admin.DescribeCluster, admin_pb2.DescribeClusterRequest(linearizable=True))
 
     # Replicas
 

@@ -32,6 +32,7 @@ from broker.kafka.codec import Fields
 from broker.kafka.record_batches import to_kafka
 from raftlog.testing import Cluster
 from tests.support.batches import batch_of
+from tests.support.up_to_date import heard_everywhere, up_to_date
 
 PARTITIONS = 3
 TIMEOUT_S = 60.0
@@ -53,6 +54,7 @@ def topic(cluster: Cluster) -> str:
     name = f"kafka-{next(_numbers)}"
     with raftlog.Admin(cluster.bootstrap) as admin:
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=3)
+    heard_everywhere(cluster)
     return name
 
 
@@ -208,6 +210,7 @@ def test_topics_are_made_extended_and_deleted(cluster: Cluster) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.kafka_bootstrap, **QUIET})
     name = f"kafka-{next(_numbers)}"
     admin.create_topics([NewTopic(name, 2, 3, config={"retention.ms": "60000"})])[name].result(TIMEOUT_S)
+    heard_everywhere(cluster)
     found = admin.list_topics(name, TIMEOUT_S).topics[name]
     assert [sorted(each.replicas) for _, each in sorted(found.partitions.items())] == [[1, 2, 3]] * 2
     with pytest.raises(KafkaException, match="TOPIC_ALREADY_EXISTS"):
@@ -217,6 +220,7 @@ def test_topics_are_made_extended_and_deleted(cluster: Cluster) -> None:
     with pytest.raises(KafkaException, match="INVALID_REPLICATION_FACTOR"):
         admin.create_topics([NewTopic(f"{name}x", 2, 4)])[f"{name}x"].result(TIMEOUT_S)
     admin.create_partitions([NewPartitions(name, 4)])[name].result(TIMEOUT_S)
+    heard_everywhere(cluster)
     assert len(admin.list_topics(name, TIMEOUT_S).topics[name].partitions) == 4
     admin.delete_topics([name])[name].result(TIMEOUT_S)
     with pytest.raises(KafkaException, match="UNKNOWN_TOPIC_OR_PART"):
@@ -237,6 +241,7 @@ def test_configs_and_deleted_records(cluster: Cluster, topic: str) -> None:
     change = ADMIN.ConfigEntry("retention.ms", "60000", incremental_operation=ADMIN.AlterConfigOpType.SET)
     resource.add_incremental_config(change)
     admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
+    heard_everywhere(cluster)
     assert retention() == ("60000", ADMIN.ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
     unknown = ADMIN.ConfigResource(ADMIN.ConfigResource.Type.TOPIC, f"{topic}-absent")
     with pytest.raises(KafkaException, match="UNKNOWN_TOPIC_OR_PART"):
@@ -279,8 +284,10 @@ def test_kafka_python_manages_topics(cluster: Cluster) -> None:
     name = f"kafka-{next(_numbers)}"
     try:
         admin.create_topics([kafka.admin.NewTopic(name, 2, 3)])
+        heard_everywhere(cluster)
         assert name in admin.list_topics()
         admin.delete_topics([name])
+        heard_everywhere(cluster)
         assert name not in admin.list_topics()
     finally:
         admin.close()
@@ -293,6 +300,7 @@ def test_kafka_python_moves_replicas_and_elects_leaders(cluster: Cluster) -> Non
     place = kafka.TopicPartition(name, 0)
     try:
         admin.create_topics([kafka.admin.NewTopic(name, -1, -1, replica_assignments={0: [1, 2], 1: [2, 3]})])
+        heard_everywhere(cluster)
         assert admin.alter_partition_reassignments({place: [3, 1]}) == {place: None}
         absent = kafka.TopicPartition(name, 7)
         (refused,) = admin.alter_partition_reassignments({absent: [1]}).values()
@@ -303,11 +311,13 @@ def test_kafka_python_moves_replicas_and_elects_leaders(cluster: Cluster) -> Non
             return list(found.replicas) == [3, 1] and len(found.isr) == 2
 
         assert cluster.wait_for(moved, what="the move")
+        heard_everywhere(cluster)
         assert name not in {each.topic for each in admin.list_partition_reassignments()}
         (refused,) = admin.alter_partition_reassignments({place: None}).values()
         assert refused is kafka.errors.NoReassignmentInProgressError
         admin.elect_leaders(0, None, raise_errors=False)
         cluster.wait_for(lambda ours: ours.describe_topic(name).partitions[0].leader == 3, what="the preferred leader")
+        heard_everywhere(cluster)
         (elected,) = admin.elect_leaders(0, {name: [0]}, raise_errors=False).replica_election_results
         assert [each.error_code for each in elected.partition_result] == [kafka.errors.ElectionNotNeededError.errno]
         first = admin.describe_topic_partitions([name], response_partition_limit=1)
@@ -338,7 +348,7 @@ def test_kafka_python_changes_lists_in_configs(cluster: Cluster, topic: str) -> 
 
     def policy() -> str:
         with raftlog.Admin(cluster.bootstrap) as ours:
-            return ours.describe_configs(topic=topic)["cleanup.policy"].value
+            return up_to_date(ours).describe_configs(topic=topic)["cleanup.policy"].value
 
     try:
         alter("cleanup.policy", "APPEND", "compact")

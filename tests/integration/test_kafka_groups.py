@@ -23,6 +23,7 @@ import raftlog
 from broker.coordinator.shards import partition_for
 from raftlog.errors import InconsistentGroupProtocol
 from raftlog.testing import Cluster
+from tests.support.up_to_date import heard_everywhere
 
 PARTITIONS = 6
 TIMEOUT_S = 120.0
@@ -49,6 +50,7 @@ def topic(cluster: Cluster) -> str:
     name = f"groups-{next(_numbers)}"
     with raftlog.Admin(cluster.bootstrap) as admin:
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=3)
+    heard_everywhere(cluster)
     produce(cluster, name, range(60))
     return name
 

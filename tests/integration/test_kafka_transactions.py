@@ -20,6 +20,7 @@ from kafka.admin._transactions import AbortTransactionSpec
 
 import raftlog
 from raftlog.testing import Cluster
+from tests.support.up_to_date import heard_everywhere
 
 PARTITIONS = 3
 TIMEOUT_S = 60.0
@@ -38,6 +39,7 @@ def topic(cluster: Cluster) -> str:
     name = f"kafka-{next(_numbers)}"
     with raftlog.Admin(cluster.bootstrap) as admin:
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=3)
+    heard_everywhere(cluster)
     return name
 
 
