@@ -52,7 +52,7 @@ PAGES = (
 
 def run(report: Report) -> None:
     """Measure a console in a process of its own on a real broker."""
-    # A machine that does other things as well stands still for seconds: that shall not fence the only broker.
+    # On a busy machine the broker may pause for seconds; long time-outs keep it from being fenced.
     config: dict[str, str | int] = {
         "offsets.topic.num.partitions": 8,
         "broker.session.timeout.ms": 60_000,

@@ -942,7 +942,7 @@ class BrokerConfig(Settings):
         It is this node itself by its certificate, or an administrator of `sasl.users.location`. Holds a password then.
 
         Raises:
-            InvalidConfig: that file is no good.
+            InvalidConfig: `sasl.users.location` cannot be read, or has an error.
         """
         if self.listener_security_protocol == PLAINTEXT:
             return {}

@@ -36,14 +36,6 @@ UNKNOWN_HOST: Final = "unknown"
 """The host of a client whose address is hidden. No ACL can name this host, so only ACLs for the host `*` match."""
 
 
-class _BehindProxy(Identify):
-    """Identifies callers behind `EitherFront`, which hides the clients' addresses."""
-
-    def host_of(self, peer: str) -> str:
-        """Return UNKNOWN_HOST; the visible address, 127.0.0.1, could match ACLs."""
-        return UNKNOWN_HOST
-
-
 class Connection(Protocol):
     """An open connection of a client that has logged in."""
 
@@ -97,8 +89,7 @@ class ClientSecurity:
             )
         self.interceptor: Identify | None = None
         if self._takes_tls or self.authorizer is not None:
-            identify = _BehindProxy if config.listener_security_migration else Identify
-            self.interceptor = identify(
+            self.interceptor = Identify(
                 self._tokens,
                 self._users,
                 clock,
@@ -108,6 +99,8 @@ class ClientSecurity:
                 certificates=self._takes_tls and config.asks_for_certificates,
                 max_strangers=min(MAX_STRANGERS, config.max_streams),
                 rules=mapping.parse(config.ssl_principal_mapping_rules),
+                # `EitherFront` hides the clients' addresses; the one that is seen, 127.0.0.1, could match ACLs.
+                host=UNKNOWN_HOST if config.listener_security_migration else None,
             )
         self._credentials: Mapping[CredentialKey, Credential] = image().credentials
         has_users = bool(self._credentials) or bool(self._users.file)

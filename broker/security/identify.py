@@ -197,7 +197,8 @@ class Identify(RewrittenHandlers):
     """The interceptor; it has to be the outermost one. Call `check` when credentials may have changed.
 
     `required`: refuse callers without a token or a node's certificate. `certificates`: the listener asks for
-    certificates. `max_strangers`: concurrent calls of `Authenticate`; fewer than the server's concurrent calls.
+    certificates. `max_strangers`: concurrent calls of `Authenticate`; fewer than the server's concurrent calls. `host`: the
+    address of all callers, where a proxy hides theirs.
     """
 
     def __init__(
@@ -212,9 +213,11 @@ class Identify(RewrittenHandlers):
         certificates: bool,
         max_strangers: int = MAX_STRANGERS,
         rules: Sequence[Rule] = DEFAULT,
+        host: str | None = None,
     ) -> None:
         super().__init__()
         self._rules = rules
+        self._host = host
         self._tokens = tokens
         self._users = users
         self._clock = clock
@@ -321,6 +324,8 @@ class Identify(RewrittenHandlers):
 
     def host_of(self, peer: str) -> str:
         """Return the address of a gRPC peer, `ipv4:127.0.0.1:4321`, as ACLs spell it."""
+        if self._host is not None:
+            return self._host
         host = self._hosts.get(peer)
         if host is None:
             if len(self._hosts) >= MAX_KNOWN:

@@ -312,7 +312,7 @@ def _has_password(credential: Credential, password: str) -> bool:
     scram = ScramMechanism(MECHANISM_NAMES[credential.mechanism])
     try:
         _, stored_key, _, _ = scram.make_auth_info(password, credential.iterations, credential.salt)
-    except ScramException:  # SASLprep does not allow it, so nobody has it
+    except ScramException:  # SASLprep forbids it, so it is no user's password
         return False
     return hmac.compare_digest(stored_key, credential.stored_key)
 
