@@ -128,7 +128,7 @@ def _kafka_client(where: str, topic: str, count: int) -> tuple[Send, Callable[[i
                 except BufferError:
                     producer.poll(0.01)
             producer.poll(0)
-        producer.flush(120)
+        assert producer.flush(120) == 0, "every record is acknowledged"
         assert not lost, lost[0]
 
     return send, stream

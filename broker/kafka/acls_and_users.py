@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from broker.kafka import errors
 from broker.kafka import messages as api
-from broker.kafka.apis import Apis, Handler
+from broker.kafka.apis import Apis, Handler, failed
 from broker.kafka.codec import Fields
 from broker.net.services.admin import AdminService
 from broker.net.services.security import SecurityService
@@ -28,8 +28,6 @@ from raftmeta.credentials import KEY_BYTES
 from raftmeta.decide.security import MAX_SECURITY_CHANGES
 
 KAFKA_CLUSTER_NAME: Final = "kafka-cluster"
-MAX_MESSAGE: Final = 500
-"""Characters of an error's text in a response."""
 
 
 class SecurityApis:
@@ -56,7 +54,7 @@ class SecurityApis:
         try:
             answer = await self._apis.call("Security/DescribeAcls", self._service.DescribeAcls, call, who)
         except RaftlogError as error:
-            return {**_failed(error), "resources": []}
+            return {**failed(error), "resources": []}
         by_resource: dict[tuple[int, str, int], list[Fields]] = {}
         for acl in answer.acls:
             by_resource.setdefault((acl.resource_type, _kafkas_name(acl), acl.pattern_type), []).append(_entry(acl))
@@ -105,7 +103,7 @@ class SecurityApis:
             call = security_pb2.DescribeUsersRequest(users=names)
             answer = await self._apis.call("Security/DescribeUsers", self._service.DescribeUsers, call, who)
         except RaftlogError as error:
-            return {**_failed(error), "results": []}
+            return {**failed(error), "results": []}
         by_user: dict[str, list[Fields]] = {}
         for each in answer.users:
             by_user.setdefault(each.user, []).append({"mechanism": each.mechanism, "iterations": each.iterations})
@@ -113,7 +111,7 @@ class SecurityApis:
         for name in dict.fromkeys(names or by_user):
             result: Fields = {"user": name, "credential_infos": by_user.get(name, [])}
             if name not in by_user:
-                result |= _failed(ResourceNotFound(f"there is no user {name[:255]!r}"))
+                result |= failed(ResourceNotFound(f"there is no user {name[:255]!r}"))
             results.append(result)
         return {"results": results}
 
@@ -158,7 +156,7 @@ class SecurityApis:
             method = self._admin.DescribeClientQuotas
             answer = await self._apis.call("Admin/DescribeClientQuotas", method, call, who)
         except RaftlogError as error:
-            return {**_failed(error), "entries": None}
+            return {**failed(error), "entries": None}
         entries: dict[bytes, Fields] = {}
         for quota in answer.quotas:
             names = meta_quotas.QuotaEntity.from_wire(quota.entity)._asdict()
@@ -222,11 +220,7 @@ async def _result(work: Callable[[Any], Awaitable[Fields]], wanted: Any, **field
     try:
         return {**fields, "error_code": errors.NONE, **await work(wanted)}
     except RaftlogError as error:
-        return {**fields, **_failed(error)}
-
-
-def _failed(error: RaftlogError) -> Fields:
-    return {"error_code": errors.code_of(error), "error_message": str(error)[:MAX_MESSAGE]}
+        return {**fields, **failed(error)}
 
 
 def _check_count(parts: Iterable[Any], what: str) -> None:

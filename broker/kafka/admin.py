@@ -36,7 +36,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 """What IncrementalAlterConfigs may do with a config."""
 PREFERRED, UNCLEAN = 0, 1
 """Types of elections."""
-AT_A_TIME: Final = 16
+MAX_ELECTIONS: Final = 16
 """Elections of one request that are under way at once."""
 MAX_PARTITIONS: Final = 2_000
 """In a response of DescribeTopicPartitions."""
@@ -254,24 +254,22 @@ class AdminApis:
             ]
         else:
             rows = [(topic["topic"], number) for topic in named for number in topic["partitions"]]
-        limit = asyncio.Semaphore(AT_A_TIME)
 
         async def elect(topic: str, partition: int) -> Fields:
             call = admin_pb2.ElectLeadersRequest(topic=topic, partitions=[partition], unclean=unclean)
-            async with limit:
-                try:
-                    if partition < 0:
-                        raise UnknownTopicOrPartition(f"topic {topic[:249]!r} has no partition {partition}")
-                    await self._apis.call(
-                        "Admin/ElectLeaders", self._admin.ElectLeaders, call, who, request["timeout_ms"]
-                    )
-                except RaftlogError as error:
-                    return {"partition_id": partition, **failed(error)}
+            try:
+                if partition < 0:
+                    raise UnknownTopicOrPartition(f"topic {topic[:249]!r} has no partition {partition}")
+                await self._apis.call("Admin/ElectLeaders", self._admin.ElectLeaders, call, who, request["timeout_ms"])
+            except RaftlogError as error:
+                return {"partition_id": partition, **failed(error)}
             return {"partition_id": partition, "error_code": errors.NONE, "error_message": None}
 
         by_topic: dict[str, list[Fields]] = {}
-        for (topic, _), result in zip(rows, await asyncio.gather(*(elect(*row) for row in rows)), strict=True):
-            by_topic.setdefault(topic, []).append(result)
+        for first in range(0, len(rows), MAX_ELECTIONS):  # a request may name very many
+            some = rows[first : first + MAX_ELECTIONS]
+            for (topic, _), result in zip(some, await asyncio.gather(*(elect(*row) for row in some)), strict=True):
+                by_topic.setdefault(topic, []).append(result)
         return {
             "replica_election_results": [
                 {"topic": topic, "partition_result": results} for topic, results in by_topic.items()

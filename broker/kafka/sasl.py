@@ -232,7 +232,7 @@ class Session:
             return b""
         if self._mechanism == OAUTHBEARER:
             user, left_ms = self._door.security.verify_bearer(message, host)
-            self._admit_as(user, OF_BEARER, 0, min(self._door.session_ms or left_ms, left_ms))
+            self._admit_as(user, OF_BEARER, 0, max(1, min(self._door.session_ms or left_ms, left_ms)))
             return b""
         if not self._exchange_id:
             self._exchange_id, answer = exchanges.begin(self._mechanism, message, host)

@@ -139,8 +139,9 @@ class ClientQuotas:
         bucket = self._buckets.get(place)
         if bucket is None:
             if len(self._buckets) >= MAX_BUCKETS:
-                gone = self._buckets.popitem(last=False)[1]
-                self._known = {question: known for question, known in self._known.items() if known is not gone}
+                for _ in range(MAX_BUCKETS // 10):
+                    self._buckets.popitem(last=False)
+                self._known.clear()
             bucket = self._buckets[place] = _Bucket(key, limit.rate, self._window_ms)
         return bucket
 

@@ -92,15 +92,18 @@ class QuotaManager:
         if delay_ms > 0:
             raise _exceeded(who, REQUEST_PERCENTAGE, delay_ms)
 
-    def admit_command(self, who: Caller, command: MetadataCommand) -> None:
-        """Check that the client may change the metadata, and charge the change.
+    def admit_commands(self, who: Caller, *commands: MetadataCommand) -> None:
+        """Check that the client may change the metadata, and charge the changes: all commands of a call at once.
+
+        So one call may exceed the quota, whatever it is made of.
 
         Raises:
             ThrottlingQuotaExceeded: it is over its controller_mutation_rate.
         """
         if not self._follow():
             return
-        changes = mutations(self._image(), command)
+        image = self._image()
+        changes = sum(mutations(image, command) for command in commands)
         if not changes:
             return
         now_ms = self._clock.monotonic_ms()

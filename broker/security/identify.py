@@ -197,8 +197,8 @@ class Identify(RewrittenHandlers):
     """The interceptor; it has to be the outermost one. Call `check` when credentials may have changed.
 
     `required`: refuse callers without a token or a node's certificate. `certificates`: the listener asks for
-    certificates. `max_strangers`: concurrent calls of `Authenticate`; fewer than the server's concurrent calls. `host`: the
-    address of all callers, where a proxy hides theirs.
+    certificates. `max_strangers`: concurrent calls of `Authenticate`; fewer than the server's concurrent calls.
+    `host`: the address of all callers, where a proxy hides theirs.
     """
 
     def __init__(

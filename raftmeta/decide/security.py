@@ -140,7 +140,7 @@ def alter_quotas(image: MetadataImage, command: records_pb2.AlterQuotasCommand, 
     if added > 0 and quotas + added > MAX_QUOTAS:
         raise InvalidRequestError(
             f"the cluster would have {quotas + added} quotas, at most {MAX_QUOTAS} are allowed; use defaults "
-            "(raftlog quota set --entity-default), or remove those that are not needed"
+            "(raftlog quota set --user-defaults, --client-defaults or --ip-defaults), or remove some"
         )
     if command.validate_only:
         return (), CommandResult(image.offset)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,7 +124,9 @@ def stored() -> list[int]:
         consumer.seek_to_beginning()
         ends = consumer.end_offsets(places)
         found: list[int] = []
+        deadline_s = time.monotonic() + PATIENCE_S
         while any(consumer.position(place) < ends[place] for place in places):
+            assert time.monotonic() < deadline_s, f"{len(found)} records read"
             found += [int(record.value or b"") for record in consumer.poll(1.0)]
     return sorted(found)
 

@@ -88,6 +88,18 @@ def test_changes_of_the_metadata_beyond_the_rate_are_refused(cluster: Cluster, a
     assert "second" not in admin.list_topics()
 
 
+def test_one_call_may_exceed_the_rate_whatever_it_is_made_of(cluster: Cluster, admin: Admin) -> None:
+    """20 moves at one a second, of which eleven may come at once: all of them begin, and the next call is refused."""
+    admin.create_topic("moved", partitions=20)
+    (here,) = (broker.broker_id for broker in admin.describe_cluster().brokers)
+    moves = {TopicPartition("moved", number): [here] for number in range(20)}
+    admin.alter_client_quotas({QuotaEntity(client_id="mover"): {"controller_mutation_rate": 1}})
+    with Admin(cluster.bootstrap, client_id="mover") as mover:
+        mover.alter_reassignments(moves, timeout=WAIT_S)
+        with pytest.raises(ThrottlingQuotaExceeded, match="controller_mutation_rate"):
+            mover.alter_reassignments(moves, timeout=5.0)
+
+
 def test_calls_beyond_the_share_of_time_are_refused(cluster: Cluster, admin: Admin) -> None:
     """A tenth of a millisecond a second: after some calls the debt lasts ten seconds, longer than a call may take."""
     admin.alter_client_quotas({QuotaEntity(client_id="caller"): {"request_percentage": 0.01}})

@@ -420,8 +420,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ElectLeadersRequest, context: Context, response: admin_pb2.ElectLeadersResponse
     ) -> None:
         """Elect the first replica of each partition, or, if `unclean`, one that may lack committed records."""
-        for command in election_commands(self._metadata.image, request):
-            await self._commit_into(response, command)
+        commands = list(election_commands(self._metadata.image, request))
+        self._admit(*commands)
+        for command in commands:
+            await self._propose_into(response, command)
 
     @answered(admin_pb2.DescribeReplicasResponse)
     async def DescribeReplicas(
@@ -440,8 +442,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         response: admin_pb2.AdminAlterReassignmentsResponse,
     ) -> None:
         """Begin, change or cancel reassignments, each independently; answered once they have begun."""
-        for each in request.reassignments:
-            self._admit(MetadataCommand(alter_reassignments=AlterReassignmentsCommand(topic=each.topic)))
+        moves = (AlterReassignmentsCommand(topic=each.topic) for each in request.reassignments)
+        self._admit(*(MetadataCommand(alter_reassignments=each) for each in moves))
         outcomes = await propose_reassignments(self._metadata, request.reassignments)
         for outcome in outcomes:
             result = response.results.add()
@@ -520,6 +522,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ThrottlingQuotaExceeded: the caller is over its controller_mutation_rate; nothing was proposed.
         """
         self._admit(command)
+        return await self._propose_into(response, command)
+
+    async def _propose_into(self, response: _Committed, command: MetadataCommand) -> CommandResult:
+        """As `_commit_into`, of a command that was admitted before."""
         result = await self._metadata.propose(command)
         await self._wait_applied(result.offset)
         logger.info(
@@ -529,9 +535,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         response.metadata_offset = max(response.metadata_offset, result.offset)
         return result
 
-    def _admit(self, command: MetadataCommand) -> None:
+    def _admit(self, *commands: MetadataCommand) -> None:
+        """Check that the caller may make these changes. Raises ThrottlingQuotaExceeded."""
         if self._quotas is not None:
-            self._quotas.admit_command(caller.get(), command)
+            self._quotas.admit_commands(caller.get(), *commands)
 
     def _check_partitions(self, topic: str, partitions: int, added_replicas: int) -> None:
         """Enforce the limits of this broker's configuration.

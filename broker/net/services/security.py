@@ -155,7 +155,7 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
 
     async def _commit(self, context: Context, response: Any, command: MetadataCommand) -> None:
         if self._quotas is not None:
-            self._quotas.admit_command(caller.get(), command)
+            self._quotas.admit_commands(caller.get(), command)
         try:
             result = await self._metadata.propose(command)
         except BaseException as error:

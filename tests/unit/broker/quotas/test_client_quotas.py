@@ -141,6 +141,6 @@ def test_the_rates_that_are_followed_are_bounded() -> None:
     made = quotas({QuotaEntity(client_id=DEFAULT): 1.0})
     for number in range(MAX_BUCKETS + 10):
         made.charge(ALICE, f"client {number}", PRODUCER_BYTE_RATE, 1_000, 0.0)
-    assert len(made.usage()) == MAX_BUCKETS
+    assert MAX_BUCKETS * 0.9 < len(made.usage()) <= MAX_BUCKETS
     assert made.delay_ms(ALICE, f"client {MAX_BUCKETS + 9}", PRODUCER_BYTE_RATE, 0.0) > 0
     assert made.delay_ms(ALICE, "client 0", PRODUCER_BYTE_RATE, 0.0) == 0, "the oldest one begins anew"
