@@ -114,6 +114,9 @@ class PolledMember:
                 await self._answered
         except TimeoutError:
             raise RequestTimedOut("the coordinator has not answered; it may be waiting for its replicas") from None
+        finally:
+            if self._answered.cancelled():  # its answer may still come, and would pass for that of a later heartbeat
+                self.close()
         if self.failure is not None:
             raise self.failure
 
@@ -150,11 +153,11 @@ class ConsumerGroupApis:
         key = request["group_id"], member_id
         try:
             permissions = MemberPermissions.of(who, self._service.topic_name)
+            if permissions is not None:
+                permissions.check_group(key[0])  # for a leave, too: nothing says that this client is the member
             if epoch in (LEAVES, LEAVES_FOR_A_WHILE):
                 await self._leave(key, request)
                 return {"error_code": errors.NONE, "member_id": member_id, "member_epoch": epoch}
-            if permissions is not None:
-                permissions.check_group(key[0])
             subscription = self._subscription(request)
             if permissions is not None and subscription is not None:
                 await permissions.check_subscription(subscription)

@@ -313,9 +313,7 @@ class TransactionApis:
                 raise UnknownTopicOrPartition(f"there is no topic {topic[:249]!r}")
             wanted = transaction_pb2.DescribeProducersRequest()
             wanted.partitions.add(topic_id=call.topic_id, partitions=[partition])
-            described = await self._apis.call(
-                "Transaction/DescribeProducers", self._transactions.DescribeProducers, wanted, who
-            )
+            described = await self._apis.unchecked(self._transactions.DescribeProducers, wanted)
             (found,) = described.partitions
             if found.HasField("error"):
                 raise errors.error_of(found.error)
@@ -327,7 +325,7 @@ class TransactionApis:
                 ),
                 -1,
             )
-            await self._apis.call("Transaction/AbortHanging", self._transactions.AbortHanging, call, who)
+            await self._apis.unchecked(self._transactions.AbortHanging, call)
         except RaftlogError as error:
             return errors.code_of(error)
         return errors.NONE

@@ -54,7 +54,8 @@ class Plain(threading.Thread):
             self._send(number)
             number += 1
             self._producer.poll(0.01)
-        self._producer.flush(TIMEOUT_S)
+        if left := self._producer.flush(TIMEOUT_S):
+            self.failed.append(f"{left} records without an answer")
 
     def _send(self, number: int) -> None:
         partition, value, asked_s = number % PARTITIONS, b"%d" % number, time.monotonic()
@@ -205,6 +206,8 @@ def test_leaders_and_coordinators_die_under_librdkafka(faults: int) -> None:
             transacted.stopping.set()
             plain.join(TIMEOUT_S)
             transacted.join(TIMEOUT_S)
+        assert not plain.is_alive(), "a producer has not ended"
+        assert not transacted.is_alive(), "a transaction has not ended"
         assert transacted.broken is None
         assert not plain.failed
         log = read_all(cluster, PLAIN, "read_uncommitted")

@@ -419,6 +419,14 @@ def test_every_api_refuses_a_user_without_permissions(cluster: Cluster, key: int
             assert check_refused(raw.ask(key, request.last, wanted), name) > 0
 
 
+def test_nobody_makes_the_member_of_another_user_leave(cluster: Cluster) -> None:
+    """A leave says only the names of the group and the member, which others may know."""
+    with Raw(cluster) as raw:
+        assert log_in(raw, "nobody")["error_code"] == 0
+        leave = {**request_of(messages.CONSUMER_GROUP_HEARTBEAT, bytes(16)), "member_epoch": -1}
+        assert raw.ask(messages.CONSUMER_GROUP_HEARTBEAT, 1, leave)["error_code"] == 30
+
+
 def test_what_a_user_may_is_told(cluster: Cluster) -> None:
     """KIP-430: the numbers of the operations as bits."""
     with Raw(cluster) as raw:

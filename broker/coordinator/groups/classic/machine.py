@@ -365,7 +365,9 @@ class ClassicGroup:
                     f"{', '.join(name for name, _ in command.protocols)}"
                 )
         self._check_room(command)
-        self._check_size(sum(len(name) + len(said) for name, said in command.protocols))
+        known = self.members.get(command.member_id or self.instances.get(command.instance_id, ""))
+        before = 0 if known is None else known.size - len(known.assignment)
+        self._check_size(sum(len(name) + len(said) for name, said in command.protocols) - before)
 
     def _check_room(self, command: JoinClassic) -> None:
         most = self.config.max_size

@@ -28,6 +28,8 @@ class Shard:
         self.driver = GroupDriver({"t": 4})
         self.core = self.driver.core
         self.log: list[tuple[bytes, bytes | None]] = []
+        self.held: list[tuple[Any, Any]] | None = None
+        """Commands that wait for replicas, while there is a list."""
 
     def shard_of(self, group_id: str) -> Shard:
         return self
@@ -36,6 +38,9 @@ class Shard:
         return "t"
 
     def submit(self, command: Any, recipient: Any) -> None:
+        if self.held is not None:
+            self.held.append((command, recipient))
+            return
         self._apply(self.core.decide(command, self.driver.now))
         while (due_ms := self.core.next_deadline_ms()) is not None and due_ms <= self.driver.now_ms:
             self._apply(self.core.on_time(self.driver.now))
@@ -61,8 +66,8 @@ class Shard:
 class Broker:
     """The handlers of one broker."""
 
-    def __init__(self, shard: Shard) -> None:
-        config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "unused"})
+    def __init__(self, shard: Shard, **values: object) -> None:
+        config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "unused", **values})
         self.apis = ConsumerGroupApis(cast(Any, shard), config, cast(Any, None))
 
     async def heartbeat(self, member_id: str, epoch: int, owned: set[int] | None = None, **fields: Any) -> Fields:
@@ -207,3 +212,19 @@ async def test_a_silent_member_joins_anew() -> None:
     silent = await broker.heartbeat("a", 1, ALL, subscribed_topic_names=["t"])
     assert silent["error_code"] == common_pb2.UNKNOWN_MEMBER_ID
     assert given(await broker.join("a")) is not None
+
+
+async def test_a_late_answer_is_not_taken_for_that_of_the_next_heartbeat() -> None:
+    shard = Shard()
+    broker = Broker(shard, **{"request.timeout.ms": 50})
+    await broker.join("a")
+    held: list[tuple[Any, Any]] = []
+    shard.held = held
+    assert (await broker.heartbeat("a", 1))["error_code"] == 15, "it waits for replicas"
+    again = asyncio.ensure_future(broker.heartbeat("a", 1))
+    await asyncio.sleep(0)
+    shard.held = None
+    shard.submit(*held[0])
+    assert (await again)["error_code"] == 15, "the client says everything again"
+    told = await broker.heartbeat("a", 1, ALL, subscribed_topic_names=["t"])
+    assert (told["error_code"], told["member_epoch"]) == (0, 1)

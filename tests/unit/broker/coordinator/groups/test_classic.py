@@ -750,3 +750,14 @@ class Schedule(RuleBasedStateMachine):
 
 Schedule.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 test_any_schedule = Schedule.TestCase
+
+
+def test_a_member_that_joins_again_counts_once_against_the_bytes_of_a_group() -> None:
+    driver = driver_of()
+    large = (("range", bytes(MAX_BYTES * 2 // 3)),)
+    (first,) = stable(driver, "")
+    assert not isinstance(first.join(protocols=large), InvalidRequestError)
+    driver.wait(20)
+    assert not isinstance(first.join(protocols=large), InvalidRequestError)
+    driver.wait(20)
+    assert isinstance(Client(driver).join(protocols=large), InvalidRequestError)
