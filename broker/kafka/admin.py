@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -36,6 +37,8 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 """What IncrementalAlterConfigs may do with a config."""
 PREFERRED, UNCLEAN = 0, 1
 """Types of elections."""
+TOPICS_AT_A_TIME: Final = 200
+"""Then the event loop has a turn."""
 MAX_ELECTIONS: Final = 16
 """Elections of one request that are under way at once."""
 MAX_PARTITIONS: Final = 2_000
@@ -345,7 +348,9 @@ class AdminApis:
         if request["topics"] is not None:
             wanted = {each["name"]: set(each["partition_indexes"]) for each in request["topics"]}
         topics = []
-        for name, topic_id in sorted(image.topic_id_by_name.items()):
+        for number, (name, topic_id) in enumerate(sorted(image.topic_id_by_name.items()), 1):
+            if number % TOPICS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
             if wanted is not None and name not in wanted:
                 continue
             moving = [
@@ -437,9 +442,11 @@ class AdminApis:
         describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC, log=bool(request["topics"]))
         names = sorted({each["name"] for each in request["topics"]} or image.topic_id_by_name)
         topics: list[Fields] = []
-        for name in names:
-            if cursor is not None and name < cursor["topic_name"]:
-                continue
+        if cursor is not None:
+            names = names[bisect_left(names, cursor["topic_name"]) :]
+        for number, name in enumerate(names, 1):
+            if number % TOPICS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
             topic = image.topic(name)
             if describes is not None and not describes.allow(name):
                 if request["topics"]:

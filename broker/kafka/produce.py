@@ -100,6 +100,7 @@ class Produce:
         response: asyncio.Future[Fields] = loop.create_future()
         acks, timeout_ms = request["acks"], request["timeout_ms"]
         request_answer = _Answer(response, by_name=version < IDS_FROM)
+        checks = None if self._producers is None else self._producers(who)  # of all batches: most have one producer
         for topic in request["topic_data"]:
             parts: list[Fields] = []
             named = {"name": topic["name"], "topic_id": topic["topic_id"]}
@@ -107,7 +108,7 @@ class Produce:
             for part in topic["partition_data"]:
                 result: Fields = {"index": part["index"], "base_offset": -1}
                 parts.append(result)
-                await self._append(topic, part, result, request, version, request_answer, who)
+                await self._append(topic, part, result, request, version, request_answer, who, checks)
                 part["records"] = None  # frees the payload
         if acks == NO_ACK and request_answer.refused is not None:
             raise Refused(str(request_answer.refused))
@@ -128,6 +129,7 @@ class Produce:
         version: int,
         request_answer: _Answer,
         who: Caller,
+        checks: ProducerChecks | None,
     ) -> None:
         answer = request_answer.of(result)
         try:
@@ -136,7 +138,7 @@ class Produce:
                 answer(None)
                 return
             topic = self._topic(named, version, who)
-            partition, batch, checked, session_epoch = await self._checked(topic, part, request, version, who)
+            partition, batch, checked, session_epoch = await self._checked(topic, part, request, version, checks)
             counted = self._replica_manager.counters.topic(topic.name)
             end_offset = partition.log_end_offset
             try:
@@ -181,7 +183,7 @@ class Produce:
         return found
 
     async def _checked(
-        self, topic: TopicImage, part: Fields, request: Fields, version: int, who: Caller
+        self, topic: TopicImage, part: Fields, request: Fields, version: int, checks: ProducerChecks | None
     ) -> tuple[Partition, bytes, BatchHeader, int]:
         """Return the partition, the batch in format 1, its header, and as what `Partition.append` takes the epoch."""
         partition = self._replica_manager.find(topic.topic_id, part["index"])
@@ -191,14 +193,13 @@ class Produce:
             raise InvalidRecord("the partition has no records")
         epoch, session_epoch = None, -1
         producer_id, client_epoch = producer_in(records)
-        if self._producers is not None and producer_id >= 0:
+        if checks is not None and producer_id >= 0:
             transactional_id = request["transactional_id"] or ""
             is_transactional = says_transactional(records)
             if is_transactional and not transactional_id:
                 raise TransactionalIdAuthorizationFailed(
                     "a transactional batch, and the request has no transactional id"
                 )
-            checks = self._producers(who)
             head = log_pb2.ProduceRequest(transactional_id=transactional_id)
             checks.check_id(head, producer_id, transactional=is_transactional)
             if is_transactional:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import raftlog
@@ -30,6 +31,7 @@ from raftlog.cli.partitions.moving import (
     put_on,
     state_of,
     take_off,
+    take_off_forgotten,
 )
 from raftlog.errors import RaftlogError
 from raftlog.types import TopicPartition
@@ -110,6 +112,9 @@ class Rebalance:
             self._progress = self._progress._replace(state=state, waits=str(error))
             if not error.retriable:
                 logger.warning("the rebalance has failed: %s", error)
+                if self._rate is not None:
+                    with suppress(RaftlogError):  # what refused the rebalance may refuse this
+                        take_off_forgotten(self._admin)
         return self._progress
 
     def _step(self) -> None:

@@ -107,3 +107,18 @@ def test_silence_is_waited_out_and_a_refusal_ends_it(error: RaftlogError, state:
     cluster.fails = None
     if progress.runs:
         assert made.step()[3:] == (1, 0, 0, "")
+
+
+def test_a_refused_rebalance_leaves_no_throttle_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    throttled: list[bool] = []
+    monkeypatch.setattr("raftlog.console.rebalance.put_on", lambda *_: throttled.append(True))
+    monkeypatch.setattr("raftlog.console.rebalance.take_off_forgotten", lambda _: throttled.append(False))
+    cluster = Cluster(1)
+
+    def refuse(wanted: object) -> None:
+        raise ClusterAuthorizationFailed("no")
+
+    monkeypatch.setattr(cluster, "alter_reassignments", refuse)
+    made = Rebalance(cluster, [Move(TopicPartition("t", 0), (2,))], rate=1_000)  # type: ignore[arg-type] # as above
+    assert made.step().state == "failed"
+    assert throttled == [True, False]
