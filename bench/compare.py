@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import io
 import json
 import os
 import platform
@@ -455,6 +456,9 @@ def run(report: Report) -> None:
             except (Missing, ImportError) as reason:
                 missing.append(str(reason))
                 report.add("compare", "left out", str(reason))
+        for runs_by_system in results.values():  # the order of the page: who waits for the same is side by side
+            for system in sorted(systems, key=lambda system: "fsync" not in system.durability):
+                runs_by_system[system.label] = []
         for number in range(ROUNDS + 1):
             turn = systems[number % len(systems) :] + systems[: number % len(systems)]
             for workload in WORKLOADS:
@@ -463,7 +467,7 @@ def run(report: Report) -> None:
                     process = ["bench.compare", workload.name, system.kind, system.address, system.topic, *size]
                     got = measure(process, system.servers)
                     if number:
-                        results[workload.name].setdefault(system.label, []).append(got)
+                        results[workload.name][system.label].append(got)
                     progress = f"round {number}: {workload.title}, {system.label}: {got.per_s:,.0f}/s"
                     print(progress, file=sys.stderr, flush=True)
     for workload in WORKLOADS:
@@ -574,7 +578,9 @@ def _draw(results: Mapping[str, Mapping[str, list[Measured]]], into: Path) -> No
             axis.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
             for side in ("top", "right"):
                 axis.spines[side].set_visible(False)
-        figure.savefig(into / f"{name}.svg", metadata={"Date": None})
+        picture = io.StringIO()
+        figure.savefig(picture, format="svg", metadata={"Date": None})
+        (into / f"{name}.svg").write_text("".join(line.rstrip() + "\n" for line in picture.getvalue().splitlines()))
         pyplot.close(figure)
 
 
