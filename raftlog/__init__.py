@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         PatternType,
         QuotaEntity,
         ResourceType,
+        Role,
         ScramMechanism,
         UserScramCredential,
     )
@@ -95,6 +96,7 @@ __all__ = [
     "RecordMetadata",
     "RecordRange",
     "ResourceType",
+    "Role",
     "ScramMechanism",
     "Stage",
     "StageKeywords",
@@ -133,6 +135,7 @@ _MODULE_OF = {
     "RebalanceListener": "raftlog._consumer",
     "RecordRange": "raftlog._delivery",
     "ResourceType": "raftlog.security",
+    "Role": "raftlog.security",
     "ScramMechanism": "raftlog.security",
     "Stage": "raftlog._staged_writer",
     "StageKeywords": "raftlog._client.keywords",

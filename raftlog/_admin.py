@@ -33,7 +33,15 @@ from raftlog._core.descriptions import (
     TransactionListing,
 )
 from raftlog.errors import RaftlogError
-from raftlog.security import DEFAULT_ITERATIONS, AclBinding, AclFilter, QuotaEntity, ScramMechanism, UserScramCredential
+from raftlog.security import (
+    DEFAULT_ITERATIONS,
+    AclBinding,
+    AclFilter,
+    QuotaEntity,
+    Role,
+    ScramMechanism,
+    UserScramCredential,
+)
 from raftlog.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 
@@ -308,9 +316,9 @@ class Admin(Client[AdminEngine]):
         """Raise the level of a feature. Every node must run a version that knows the level. There is no way back.
 
         >>> with Admin(cluster.bootstrap) as admin:
-        ...     admin.update_feature("metadata.version", 7)
+        ...     admin.update_feature("metadata.version", 8)
         ...     admin.describe_cluster().features
-        {'metadata.version': 7}
+        {'metadata.version': 8}
 
         Raises:
             FeatureUpdateFailed: a node does not know the level, or it is below the present one.
@@ -796,6 +804,74 @@ class Admin(Client[AdminEngine]):
             ClusterAuthorizationFailed: this user may not.
         """
         return self._thread.run(self._engine.describe_users(names, timeout))
+
+    # Roles
+
+    def create_role(
+        self,
+        name: str,
+        permissions: AclBinding | Iterable[AclBinding] = (),
+        principals: str | Iterable[str] = (),
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Create a role with these permissions, and grant it to these principals.
+
+            read = AclBinding("Role:clerk", AclOperation.READ, ResourceType.TOPIC, "payments")
+            admin.create_role("clerk", read, "User:ada")
+
+        A principal has the permissions of its roles beside its own ACLs; a denial in either wins.
+
+        Raises:
+            DuplicateResource: there is a role of that name already.
+            InvalidRequestError: a name, a permission or a principal is not allowed.
+            ClusterAuthorizationFailed: this user may not.
+            SecurityDisabled: brokers have no authorizer.
+            UnsupportedVersion: metadata.version is too low.
+        """
+        self._thread.run(self._engine.create_role(name, permissions, principals, timeout))
+
+    def alter_role(
+        self,
+        name: str,
+        *,
+        add: AclBinding | Iterable[AclBinding] = (),
+        remove: AclBinding | Iterable[AclBinding] = (),
+        grant: str | Iterable[str] = (),
+        revoke: str | Iterable[str] = (),
+        timeout: float | None = None,
+    ) -> None:
+        """Change a role, all or nothing: add and remove permissions, grant it to principals and revoke it.
+
+        To add what is there, or remove what is not, changes nothing.
+
+        Raises:
+            ResourceNotFound: there is no such role.
+            InvalidRequestError: a permission or a principal is not allowed.
+            ClusterAuthorizationFailed: this user may not.
+        """
+        self._thread.run(self._engine.alter_role(name, add, remove, grant, revoke, timeout))
+
+    def delete_role(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a role: no principal has its permissions any more.
+
+        Raises:
+            ResourceNotFound: there is no such role.
+            ClusterAuthorizationFailed: this user may not.
+        """
+        self._thread.run(self._engine.delete_role(name, timeout))
+
+    def describe_roles(
+        self, names: str | Iterable[str] = (), *, principal: str | None = None, timeout: float | None = None
+    ) -> list[Role]:
+        """Return these roles, or all, by name; unknown names are left out.
+
+        `principal`: only roles that this principal has, also through `User:*`.
+
+        Raises:
+            ClusterAuthorizationFailed: this user may not.
+        """
+        return self._thread.run(self._engine.describe_roles(names, principal, timeout))
 
     # Quotas
 

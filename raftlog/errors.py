@@ -27,7 +27,7 @@
      │   ├─ InvalidGroupId, GroupIdNotFound, NonEmptyGroup, GroupSubscribedToTopic, GroupMaxSizeReached
      │   ├─ UnsupportedAssignor, OffsetMetadataTooLarge, InconsistentGroupProtocol, InvalidSessionTimeout
      │   ├─ InvalidTxnState, InvalidTransactionTimeout, TransactionalIdNotFound, SinkMismatch
-     │   ├─ SecurityDisabled, ResourceNotFound, UnacceptableCredential
+     │   ├─ SecurityDisabled, ResourceNotFound, DuplicateResource, UnacceptableCredential
      │   └─ ClosedError             the client object was closed; local to the client
      ├─ CorruptRecordError          the bytes contradict their checksum or format
      │   ├─ InvalidRecord           well-formed bytes with impossible contents
@@ -459,9 +459,15 @@ class SecurityDisabled(InvalidRequestError):
 
 
 class ResourceNotFound(InvalidRequestError):
-    """The user does not exist."""
+    """The user or the role does not exist."""
 
     code = common_pb2.RESOURCE_NOT_FOUND
+
+
+class DuplicateResource(InvalidRequestError):
+    """There is a role of that name already."""
+
+    code = common_pb2.DUPLICATE_RESOURCE
 
 
 class UnacceptableCredential(InvalidRequestError):

@@ -1,4 +1,4 @@
-"""Users, permissions and quotas as the admin clients speak of them (KIP-11, KIP-140, KIP-290, KIP-546, KIP-554).
+"""Users, permissions, roles and quotas as the admin clients speak of them (KIP-11, KIP-140, KIP-290, KIP-546, KIP-554).
 
 Numbers are Kafka's, and those of `raftlog.v1.security_pb2`.
 """
@@ -100,7 +100,7 @@ class AclBinding:
     """One permission: what a principal may do with a resource, or may not, from a host.
 
     `host`: an address, a network such as 10.0.0.0/8, or `*` for every one. `principal`: `User:NAME`, or `User:*` for
-    all users; the resource of the cluster is called `raftlog-cluster`.
+    all users; in a role `Role:NAME`. The resource of the cluster is called `raftlog-cluster`.
     """
 
     principal: str
@@ -123,6 +123,15 @@ class AclFilter:
     pattern_type: PatternType | None = None
     permission: AclPermission | None = None
     host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A named set of permissions, and the principals that have it beside their own ACLs."""
+
+    name: str
+    permissions: tuple[AclBinding, ...] = ()
+    principals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, order=True)

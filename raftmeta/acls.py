@@ -1,4 +1,4 @@
-"""ACLs: names of users, filters, and decisions (KIP-11, KIP-140, KIP-290). Pure; `broker.security` calls it.
+"""ACLs and roles: names of users, filters, and decisions (KIP-11, KIP-140, KIP-290). Pure; `broker.security` calls it.
 
 A denial overrides a permission. READ, WRITE, DELETE and ALTER also allow DESCRIBE, ALTER_CONFIGS allows
 DESCRIBE_CONFIGS, ALL allows every operation. A denial covers the operation that it names; ALL covers every operation.
@@ -12,15 +12,18 @@ this Python's Unicode, so that all controllers decide alike.
     (principal, resource type) ─ patterns ─┬ literal   name  ─┐
                                            └ prefixed  start ─┴ host ─ (operations allowed, operations denied)
 
-A decision looks up the principal and `User:*`; under each the name, `*`, and the name's prefixes of the lengths that
-occur there; under each of those the host, `*`, and the networks
-that the host can be in, 32 of IPv4. Its time does not depend on the number of other ACLs.
+A decision looks up the principal, `User:*` and the roles of both; under each the name, `*`, and the name's prefixes of
+the lengths that occur there; under each of those the host, `*`, and the networks that the host can be in, 32 of IPv4.
+Its time does not depend on the number of other ACLs.
+
+A role is a named set of permissions, which are ACLs of the principal `Role:NAME`. No caller has such a principal: a
+principal that was granted the role has the role's permissions beside its own ACLs. So a denial wins wherever it stands.
 """
 
 from __future__ import annotations
 
 import stringprep
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -102,6 +105,7 @@ WILDCARD: Final = "*"
 CLUSTER_NAME: Final = "raftlog-cluster"
 """The name of the one resource of type CLUSTER."""
 USER_PREFIX: Final = "User:"
+ROLE_PREFIX: Final = "Role:"
 EVERYBODY: Final = "User:*"
 ANONYMOUS: Final = "User:ANONYMOUS"
 
@@ -248,7 +252,7 @@ def check_acl(acl: Acl) -> None:
             f"the pattern of an ACL is LITERAL or PREFIXED, not {_name(WireAcl.PatternType, acl.pattern_type)}"
         )
     _check_name(acl)
-    _check_principal(acl.principal)
+    check_principal(acl.principal)
     if acl.host != WILDCARD and not _is_address(acl.host):
         raise InvalidRequestError(
             f"the host of an ACL is an IP address, a network (10.0.0.0/8, no bits beyond its length) or {WILDCARD}, "
@@ -272,14 +276,87 @@ def _check_name(acl: Acl) -> None:
         raise InvalidRequestError(f"the one resource of type CLUSTER is LITERAL {CLUSTER_NAME!r}, not {name!r}")
 
 
-def _check_principal(principal: str) -> None:
+def check_principal(principal: str) -> None:
+    """Check that this can be the principal of an ACL, and one that a role is granted to.
+
+    Raises:
+        InvalidRequestError: it cannot.
+    """
     if not principal.startswith(USER_PREFIX):
         raise InvalidRequestError(
-            f"the principal of an ACL is {USER_PREFIX}NAME, or {EVERYBODY} for all users, not {principal[:100]!r}"
+            f"a principal is {USER_PREFIX}NAME, or {EVERYBODY} for all users, not {principal[:100]!r}"
         )
     why = why_no_name(principal.removeprefix(USER_PREFIX))
     if why is not None:
-        raise InvalidRequestError(f"the principal of an ACL is {USER_PREFIX} and a name, which is wrong here: {why}")
+        raise InvalidRequestError(f"a principal is {USER_PREFIX} and a name, which is wrong here: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A named set of permissions, and the principals that have it.
+
+    Invariant: the principal of each permission is that of the role, its host is canonical.
+    """
+
+    name: str
+    permissions: frozenset[Acl] = frozenset()
+    principals: frozenset[str] = frozenset()
+
+    @property
+    def principal(self) -> str:
+        """The principal of the role's permissions."""
+        return ROLE_PREFIX + self.name
+
+    def changed_by(self, record: records_pb2.RoleRecord) -> Role:
+        """Return the role after a record."""
+        return Role(
+            self.name,
+            self.permissions.difference(map(Acl.from_wire, record.removals)).union(
+                map(Acl.from_wire, record.additions)
+            ),
+            self.principals.difference(record.revocations).union(record.grants),
+        )
+
+    def to_wire(self) -> security_pb2.Role:
+        """Return the wire form, in the order of the fields."""
+        permissions = [acl.to_wire() for acl in sorted(self.permissions, key=field_order)]
+        return security_pb2.Role(name=self.name, permissions=permissions, principals=sorted(self.principals))
+
+    def to_records(self) -> Iterator[MetadataRecord]:
+        """Yield records that make the role from none; several, if one of them would be long."""
+        wire = self.to_wire()
+        permissions, principals = list(wire.permissions), list(wire.principals)
+        for start in range(0, max(1, len(permissions), len(principals)), ROLE_PARTS_PER_RECORD):
+            part = slice(start, start + ROLE_PARTS_PER_RECORD)
+            record = records_pb2.RoleRecord(name=self.name, additions=permissions[part], grants=principals[part])
+            yield MetadataRecord(role=record)
+
+
+ROLE_PARTS_PER_RECORD: Final = 1_000
+NO_ROLES: Final[Mapping[str, Role]] = {}
+
+
+def check_permission(acl: Acl) -> None:
+    """Check that a canonical ACL can be a permission of its role.
+
+    Raises:
+        InvalidRequestError: as `check_acl`, or the role's name is not allowed.
+    """
+    check_role_name(acl.principal.removeprefix(ROLE_PREFIX))
+    check_acl(replace(acl, principal=EVERYBODY))
+
+
+def check_role_name(name: str) -> None:
+    """Check that a role may have this name.
+
+    Raises:
+        InvalidRequestError: it may not.
+    """
+    why = why_no_name(name)
+    if why is None and (name == WILDCARD or name != name.strip()):
+        why = "it is * or has space around it"
+    if why is not None:
+        raise InvalidRequestError(f"{name[:MAX_USER_CHARACTERS]!a} cannot be the name of a role: {why}")
 
 
 def _is_address(host: str) -> bool:
@@ -451,33 +528,55 @@ class _Patterns(Generic[V]):
 
 
 class AclIndex:
-    """All ACLs, ready for decisions; immutable, so threads may share it.
+    """All ACLs and roles, ready for decisions; immutable, so threads may share it.
 
     Callers write hosts as `canonical_host` does, and name one operation and one type of resource.
     """
 
-    __slots__ = ("_acls", "_held", "_resources")
+    __slots__ = ("_acls", "_granted", "_held", "_resources", "_roles")
 
-    def __init__(self, acls: Iterable[Acl] = ()) -> None:
+    def __init__(self, acls: Iterable[Acl] = (), roles: Mapping[str, Role] = NO_ROLES) -> None:
         self._acls = frozenset(acls)
+        self._roles = roles
+        self._granted = _granted(roles)
         edit = _Edit({}, {})
         for acl in self._acls:
             edit.add(acl)
+        for role in roles.values():
+            for acl in role.permissions:
+                edit.add(acl)
         self._held, self._resources = edit.done()
 
-    def changed_to(self, acls: frozenset[Acl]) -> AclIndex:
-        """Return the index of other ACLs; quick if most of them are in this one as well."""
-        if acls is self._acls:
+    def changed_to(self, acls: frozenset[Acl], roles: Mapping[str, Role] = NO_ROLES) -> AclIndex:
+        """Return the index of other ACLs and roles; quick if most of them are in this one as well."""
+        if acls is self._acls and roles is self._roles:
             return self
         edit = _Edit(self._held, self._resources)
-        for acl in self._acls - acls:
-            edit.remove(acl)
-        for acl in acls - self._acls:
-            edit.add(acl)
+        sets = [(self._acls, acls)]
+        if roles is not self._roles:
+            none = Role("")
+            for name in self._roles.keys() | roles.keys():
+                before, after = self._roles.get(name, none), roles.get(name, none)
+                if before is not after:
+                    sets.append((before.permissions, after.permissions))
+        for were, are in sets:
+            for acl in were - are:
+                edit.remove(acl)
+            for acl in are - were:
+                edit.add(acl)
         index = AclIndex.__new__(AclIndex)
         index._acls = acls
+        index._roles = roles
+        index._granted = self._granted if roles is self._roles else _granted(roles)
         index._held, index._resources = edit.done()
         return index
+
+    def _holders(self, principal: str) -> tuple[str, ...]:
+        """Return the principals whose ACLs apply to one: itself, `User:*`, and the roles of both."""
+        granted = self._granted
+        if not granted:
+            return principal, EVERYBODY
+        return principal, EVERYBODY, *granted.get(principal, ()), *granted.get(EVERYBODY, ())
 
     def decide(
         self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str
@@ -485,7 +584,7 @@ class AclIndex:
         """Decide whether a principal at an address may do this. A denial wins; without an ACL it is not allowed."""
         allowing, denying = _ALLOWED_BY[operation], _DENIED_BY[operation]
         allowed: Acl | None = None
-        for who in (principal, EVERYBODY):
+        for who in self._holders(principal):
             patterns = self._held.get((who, resource_type))
             if patterns is None:
                 continue
@@ -503,7 +602,7 @@ class AclIndex:
         return _NOTHING_SAID if allowed is None else Decision(True, allowed)
 
     def has_acls(self, resource_type: ResourceType, name: str) -> bool:
-        """Whether any ACL, for any user, covers that resource."""
+        """Whether any ACL, for any user, or a permission of a role covers that resource."""
         resources = self._resources.get(resource_type)
         return resources is not None and next(resources.matching(name), None) is not None
 
@@ -529,7 +628,7 @@ class AclIndex:
         if everyone_if_none and (resources is None or WILDCARD not in resources.literal):
             return True
         allowing, denying = _ALLOWED_BY[operation], _DENIED_BY[operation]
-        held = [each for who in (principal, EVERYBODY) if (each := self._held.get((who, resource_type))) is not None]
+        held = [each for who in self._holders(principal) if (each := self._held.get((who, resource_type))) is not None]
         if any(_at(each.literal.get(WILDCARD), host).denied & denying for each in held):
             return False
 
@@ -550,6 +649,15 @@ class AclIndex:
             for each in held
             for start, hosts in each.prefixed.items()
         )
+
+
+def _granted(roles: Mapping[str, Role]) -> Mapping[str, tuple[str, ...]]:
+    """Return the principals of the roles that each principal was granted."""
+    granted: dict[str, tuple[str, ...]] = {}
+    for name in sorted(roles):
+        for principal in roles[name].principals:
+            granted[principal] = (*granted.get(principal, ()), roles[name].principal)
+    return granted
 
 
 class _Edit:

@@ -48,9 +48,11 @@ ACLS_OF_NETWORKS: Final = "an ACL for a network"
 ACLS_OF_NETWORKS_LEVEL: Final = 7
 """Of metadata.version: the host of an ACL may be a network. An older broker would never apply such an ACL, so that a
 denial would deny nothing there."""
-SUPPORTED: Mapping[str, FeatureSupport] = {
-    METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, ACLS_OF_NETWORKS_LEVEL)
-}
+ROLES: Final = "a role"
+ROLES_LEVEL: Final = 8
+"""Of metadata.version: roles are kept (`AlterRolesCommand`, `RoleRecord`). An older broker would not apply their
+permissions, nor their denials."""
+SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, ROLES_LEVEL)}
 """The levels that this version supports. Decisions must not depend on it: controllers may differ in version."""
 assert all(SUPPORTED[name].min_level <= level <= SUPPORTED[name].max_level for name, level in BASELINE.items())
 

@@ -22,7 +22,7 @@ from zlib import crc32
 
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
-from raftmeta.acls import Acl, field_order
+from raftmeta.acls import NO_ROLES, Acl, Role, field_order
 from raftmeta.credentials import KEY_BYTES, Credential, CredentialKey, Mechanism
 from raftmeta.producer_ids import ProducerIdKey
 from raftmeta.quotas import QuotaEntity, entity_order, quota_record
@@ -309,7 +309,7 @@ class MetadataImage:
     over all partitions; `credentials` have each one under its own key.
 
     What a change does not touch is the same object in both images: `after.acls is before.acls` says that no ACL has
-    changed, and of `credentials` and `quotas` the same.
+    changed, and of `credentials`, `quotas` and `roles` the same.
     """
 
     offset: int = 0
@@ -333,6 +333,8 @@ class MetadataImage:
     acls: frozenset[Acl] = frozenset()
     quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)
     """By entity and key; no entity stands here without a key."""
+    roles: Mapping[str, Role] = field(default_factory=lambda: NO_ROLES)
+    """By name."""
 
     def topic(self, name: str) -> TopicImage | None:
         """Return the topic of that name."""
@@ -456,6 +458,8 @@ class MetadataImage:
         for entity in sorted(self.quotas, key=entity_order):
             for key, rate in sorted(self.quotas[entity].items()):
                 yield quota_record(entity, key, rate)
+        for role in sorted(self.roles):
+            yield from self.roles[role].to_records()
 
 
 def metric_name(topic: str) -> str:

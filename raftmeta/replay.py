@@ -12,7 +12,7 @@ from typing import assert_never
 from raftlog.errors import UnsupportedVersion
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
-from raftmeta.acls import Acl
+from raftmeta.acls import Acl, Role
 from raftmeta.credentials import Credential, CredentialKey
 from raftmeta.image import (
     NO_LEADER,
@@ -87,6 +87,7 @@ class _Change:
         self._credentials: dict[CredentialKey, Credential] | None = None
         self._acls: set[Acl] | None = None
         self._quotas: dict[QuotaEntity, Mapping[str, float]] | None = None
+        self._roles: dict[str, Role] | None = None
 
     def apply(self, record: MetadataRecord) -> None:
         kind = record.WhichOneof("record")
@@ -128,6 +129,11 @@ class _Change:
                 del self._own_credentials()[CredentialKey(removed.user, removed.mechanism)]
             case "quota":
                 self._put_quota(record.quota)
+            case "role":
+                roles = self._own_roles()
+                roles[record.role.name] = roles.get(record.role.name, Role(record.role.name)).changed_by(record.role)
+            case "remove_role":
+                del self._own_roles()[record.remove_role.name]
             case None:
                 raise UnsupportedVersion(
                     "the metadata holds a record of a kind that this version does not know; "
@@ -162,6 +168,7 @@ class _Change:
             credentials=base.credentials if self._credentials is None else self._credentials,
             acls=base.acls if self._acls is None else frozenset(self._acls),
             quotas=base.quotas if self._quotas is None else self._quotas,
+            roles=base.roles if self._roles is None else self._roles,
         )
 
     # Copies of what is written to
@@ -200,6 +207,11 @@ class _Change:
         if self._acls is None:
             self._acls = set(self._base.acls)
         return self._acls
+
+    def _own_roles(self) -> dict[str, Role]:
+        if self._roles is None:
+            self._roles = dict(self._base.roles)
+        return self._roles
 
     def _put_quota(self, record: records_pb2.QuotaRecord) -> None:
         if self._quotas is None:

@@ -29,6 +29,7 @@ from broker.security.caller import Caller, caller
 from raftlog._client.connections import refuse
 from raftlog.errors import ThrottlingQuotaExceeded
 from raftlog.v1.records_pb2 import MetadataCommand
+from raftmeta.decide.security import parts_of_role
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import (
     CONSUMER_BYTE_RATE,
@@ -180,6 +181,8 @@ def mutations(image: MetadataImage, command: MetadataCommand) -> int:
             return len(command.alter_users.upsertions) + len(command.alter_users.deletions)
         case "alter_acls":
             return len(command.alter_acls.additions) + len(command.alter_acls.removals)
+        case "alter_roles":
+            return sum(map(parts_of_role, command.alter_roles.alterations))
         case "elect_leaders":
             return len(command.elect_leaders.partitions)
         case "alter_quotas":

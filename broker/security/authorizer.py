@@ -1,4 +1,4 @@
-"""Decides by the ACLs in the metadata (KIP-11, KIP-290); a refusal names the missing permission."""
+"""Decides by the ACLs and roles in the metadata (KIP-11, KIP-290); a refusal names the missing permission."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from raftlog.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from raftlog.v1.security_pb2 import Acl as Wire
-from raftmeta.acls import WILDCARD, Acl, AclIndex
+from raftmeta.acls import ROLE_PREFIX, WILDCARD, Acl, AclIndex
 from raftmeta.image import INTERNAL_PREFIX, MetadataImage
 
 NODE_PREFIX: Final = "Node:"
 """Prefix of the principal of a caller with a node's certificate; no user's principal has it."""
 MAX_DECISIONS: Final = 10_000
-"""Decisions that are cached until an ACL changes."""
+"""Decisions that are cached until an ACL or a role changes."""
 _OF_CLUSTER_ITSELF: Final = frozenset({Wire.READ, Wire.WRITE, Wire.CREATE, Wire.DELETE, Wire.ALTER, Wire.ALTER_CONFIGS})
 """Operations on internal topics that only super users may do."""
 _ERRORS: Final[dict[int, type[AuthorizationError]]] = {
@@ -54,14 +54,14 @@ class AclAuthorizer:
         self._audit = audit
         self._everyone_if_none = everyone_if_none
         self._refusals: Counter[str] = Counter() if refusals is None else refusals
-        self._acls = image().acls
-        self._index = AclIndex(self._acls)
+        self._acls, self._roles = image().acls, image().roles
+        self._index = AclIndex(self._acls, self._roles)
         self._version = 0
         self._decided: dict[_Question, bool] = {}
 
     @property
     def version(self) -> int:
-        """A number that rises when an ACL changes."""
+        """A number that rises when an ACL or a role changes."""
         self._follow()
         return self._version
 
@@ -124,14 +124,16 @@ class AclAuthorizer:
         if operation == Wire.IDEMPOTENT_WRITE:  # a producer has it with Write on any topic (KIP-679)
             denial = self._index.decide(principal, host, Wire.WRITE, Wire.TOPIC, WILDCARD).acl
             if denial is not None and denial.permission == Wire.DENY:
-                return f"an ACL denies Write on all topics: {_listing(Wire.TOPIC, WILDCARD)}; {_removal(denial)}"
+                return (
+                    f"{_whose(denial)} denies Write on all topics: {_listing(Wire.TOPIC, WILDCARD)}; {_removal(denial)}"
+                )
             return (
                 "a producer needs Write on a topic: "
                 f"raftlog acl add --allow-principal {quote(principal)} --operation Write --topic TOPIC"
             )
         denial = self._index.decide(principal, host, operation, resource, name).acl
         if denial is not None and denial.permission == Wire.DENY:
-            return f"an ACL denies it: {_listing(resource, name)}; {_removal(denial)}"
+            return f"{_whose(denial)} denies it: {_listing(resource, name)}; {_removal(denial)}"
         allow = (
             f"raftlog acl add --allow-principal {quote(principal)} --operation {_spelled(operation)} "
             f"{_option(resource, name)}"
@@ -155,10 +157,10 @@ class AclAuthorizer:
         return resource == Wire.TOPIC and name.startswith(INTERNAL_PREFIX) and operation in _OF_CLUSTER_ITSELF
 
     def _follow(self) -> None:
-        acls = self._image().acls
-        if acls is not self._acls:
-            self._acls = acls
-            self._index = self._index.changed_to(acls)
+        image = self._image()
+        if image.acls is not self._acls or image.roles is not self._roles:
+            self._acls, self._roles = image.acls, image.roles
+            self._index = self._index.changed_to(image.acls, image.roles)
             self._decided.clear()
             self._version += 1
 
@@ -188,10 +190,21 @@ def _listing(resource: ResourceType, name: str) -> str:
     return f"raftlog acl list {_option(resource, name)}{matching}"
 
 
+def _whose(denial: Acl) -> str:
+    """Return what denies: an ACL, or a role."""
+    if not denial.principal.startswith(ROLE_PREFIX):
+        return "an ACL"
+    return f"role {denial.principal.removeprefix(ROLE_PREFIX)!r}"
+
+
 def _removal(denial: Acl) -> str:
     """Return the command that removes just this denial."""
-    command = f"raftlog acl remove --deny-principal {quote(denial.principal)}"
+    if denial.principal.startswith(ROLE_PREFIX):
+        command = f"raftlog role remove {_for_shell(denial.principal.removeprefix(ROLE_PREFIX))} --deny"
+        host = "--host"
+    else:
+        command, host = f"raftlog acl remove --deny-principal {quote(denial.principal)}", "--deny-host"
     if denial.host != WILDCARD:
-        command += f" --deny-host {quote(denial.host)}"
+        command += f" {host} {quote(denial.host)}"
     command += f" --operation {_spelled(denial.operation)} {_option(denial.resource_type, denial.resource_name)}"
     return command + (" --resource-pattern-type prefixed" if denial.pattern_type == Wire.PREFIXED else "")

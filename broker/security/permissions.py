@@ -201,6 +201,8 @@ _SECURITY: Final[dict[str, Rule]] = {
     "DescribeAcls": _cluster(Acl.DESCRIBE),
     "CreateAcls": _cluster(Acl.ALTER),
     "DeleteAcls": _cluster(Acl.ALTER),
+    "DescribeRoles": _cluster(Acl.DESCRIBE),
+    "AlterRoles": _cluster(Acl.ALTER),
 }
 
 RULES: Final[Mapping[str, Rule]] = {

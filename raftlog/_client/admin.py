@@ -75,6 +75,7 @@ from raftlog.errors import (
     BrokerUnavailable,
     ClosedError,
     CoordinatorNotAvailable,
+    DuplicateResource,
     EligibleLeadersNotAvailable,
     FencedError,
     GroupIdNotFound,
@@ -107,6 +108,7 @@ from raftlog.security import (
     PatternType,
     QuotaEntity,
     ResourceType,
+    Role,
     ScramMechanism,
     UserScramCredential,
 )
@@ -378,6 +380,20 @@ def _acl(given: AclBinding | AclFilter) -> security_pb2.Acl:
         operation=wire.Operation.ValueType(_one_of(AclOperation, given.operation)),
         permission=wire.Permission.ValueType(_one_of(AclPermission, given.permission)),
     )
+
+
+def _parts_of_role(
+    add: AclBinding | Iterable[AclBinding],
+    remove: AclBinding | Iterable[AclBinding],
+    grant: str | Iterable[str],
+    revoke: str | Iterable[str],
+) -> dict[str, Any]:
+    return {
+        "additions": [_acl(each) for each in _each_change(add, AclBinding)],
+        "removals": [_acl(each) for each in _each_change(remove, AclBinding)],
+        "grants": names_of(grant),
+        "revocations": names_of(revoke),
+    }
 
 
 def _one_of(kind: type[Choice], given: int | None) -> Choice:
@@ -1717,6 +1733,52 @@ class AdminEngine:
         return sorted(
             UserScramCredential(each.user, ScramMechanism(each.mechanism), each.iterations) for each in response.users
         )
+
+    async def create_role(
+        self,
+        name: str,
+        permissions: AclBinding | Iterable[AclBinding],
+        principals: str | Iterable[str],
+        timeout: float | None,
+    ) -> None:
+        """Create a role."""
+        alteration = security_pb2.RoleAlteration(
+            name=name, action=security_pb2.RoleAlteration.CREATE, **_parts_of_role(permissions, (), principals, ())
+        )
+        await self._alter_role(alteration, timeout, done=DuplicateResource)
+
+    async def alter_role(
+        self,
+        name: str,
+        add: AclBinding | Iterable[AclBinding],
+        remove: AclBinding | Iterable[AclBinding],
+        grant: str | Iterable[str],
+        revoke: str | Iterable[str],
+        timeout: float | None,
+    ) -> None:
+        """Change a role's permissions and principals."""
+        alteration = security_pb2.RoleAlteration(name=name, **_parts_of_role(add, remove, grant, revoke))
+        await self._alter_role(alteration, timeout)
+
+    async def delete_role(self, name: str, timeout: float | None) -> None:
+        """Delete a role."""
+        alteration = security_pb2.RoleAlteration(name=name, action=security_pb2.RoleAlteration.DELETE)
+        await self._alter_role(alteration, timeout, done=ResourceNotFound)
+
+    async def _alter_role(self, alteration: security_pb2.RoleAlteration, timeout: float | None, **more: Any) -> None:
+        await self._secure("AlterRoles", security_pb2.AlterRolesRequest(alterations=[alteration]), timeout, **more)
+
+    async def describe_roles(
+        self, names: str | Iterable[str], principal: str | None, timeout: float | None
+    ) -> list[Role]:
+        """Return roles with their permissions and principals."""
+        request = security_pb2.DescribeRolesRequest(
+            names=names_of(names), principal=principal or "", min_metadata_offset=self._metadata.min_offset
+        )
+        response: security_pb2.DescribeRolesResponse = await self._secure("DescribeRoles", request, timeout)
+        return [
+            Role(each.name, tuple(map(_binding, each.permissions)), tuple(each.principals)) for each in response.roles
+        ]
 
     # Quotas
 

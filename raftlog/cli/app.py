@@ -22,7 +22,7 @@ from raftlog.cli.nodes import brokers, cluster, quorum
 from raftlog.cli.output import print_error
 from raftlog.cli.partitions import partitions
 from raftlog.cli.records import consume, log_dump, produce
-from raftlog.cli.security import acls, quotas, users
+from raftlog.cli.security import acls, quotas, roles, users
 from raftlog.errors import RaftlogError
 
 EXIT_ERROR = 1
@@ -67,6 +67,7 @@ app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="txn")
 app.add_typer(users.app, name="user")
 app.add_typer(acls.app, name="acl")
+app.add_typer(roles.app, name="role")
 app.add_typer(quotas.app, name="quota")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(brokers.app, name="broker")

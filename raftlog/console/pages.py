@@ -610,14 +610,15 @@ def quorum(look: Look) -> Page:
 
 
 def security(look: Look) -> Page:
-    """Users and ACLs: who may do what."""
+    """Users, ACLs and roles: who may do what."""
     users = look.view.ask("users", look.view.admin.describe_users)
     acls = look.view.ask("acls", look.view.admin.describe_acls)
+    roles = look.view.ask("roles", look.view.admin.describe_roles)
     found = matching(
         acls.value or (), look.fields, lambda each: f"{each.principal} {each.resource_type.name} {each.resource_name}"
     )
     order = sorted(found, key=lambda each: (each.principal, each.resource_type, each.resource_name, each.operation))
-    values = {"users": users, "acls": acls, "list": cut(order, look.fields)}
+    values = {"users": users, "acls": acls, "roles": roles, "list": cut(order, look.fields)}
     return Page("security.html", "Security", values)
 
 

@@ -93,6 +93,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     INVALID_UPDATE_VERSION: _ErrorCode.ValueType  # 95
     FEATURE_UPDATE_FAILED: _ErrorCode.ValueType  # 96
     RESOURCE_NOT_FOUND: _ErrorCode.ValueType  # 91
+    DUPLICATE_RESOURCE: _ErrorCode.ValueType  # 92
     UNACCEPTABLE_CREDENTIAL: _ErrorCode.ValueType  # 93
     UNKNOWN_TOPIC_ID: _ErrorCode.ValueType  # 100
     DUPLICATE_BROKER_REGISTRATION: _ErrorCode.ValueType  # 101
@@ -191,6 +192,7 @@ PRODUCER_FENCED: ErrorCode.ValueType  # 90
 INVALID_UPDATE_VERSION: ErrorCode.ValueType  # 95
 FEATURE_UPDATE_FAILED: ErrorCode.ValueType  # 96
 RESOURCE_NOT_FOUND: ErrorCode.ValueType  # 91
+DUPLICATE_RESOURCE: ErrorCode.ValueType  # 92
 UNACCEPTABLE_CREDENTIAL: ErrorCode.ValueType  # 93
 UNKNOWN_TOPIC_ID: ErrorCode.ValueType  # 100
 DUPLICATE_BROKER_REGISTRATION: ErrorCode.ValueType  # 101

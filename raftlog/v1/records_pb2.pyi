@@ -41,6 +41,8 @@ class MetadataRecord(_message.Message):
     REMOVE_ACL_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_KEY_FIELD_NUMBER: _builtins.int
     QUOTA_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    REMOVE_ROLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def broker(self) -> Global___BrokerRecord: ...
     @_builtins.property
@@ -79,6 +81,12 @@ class MetadataRecord(_message.Message):
     def quota(self) -> Global___QuotaRecord:
         """from metadata.version 6 on"""
 
+    @_builtins.property
+    def role(self) -> Global___RoleRecord:
+        """from metadata.version 8 on, as the next one"""
+
+    @_builtins.property
+    def remove_role(self) -> Global___RemoveRoleRecord: ...
     def __init__(
         self,
         *,
@@ -98,12 +106,14 @@ class MetadataRecord(_message.Message):
         remove_acl: Global___RemoveAclRecord | None = ...,
         producer_id_key: Global___ProducerIdKeyRecord | None = ...,
         quota: Global___QuotaRecord | None = ...,
+        role: Global___RoleRecord | None = ...,
+        remove_role: Global___RemoveRoleRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_id_key", b"producer_id_key", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_id_key", b"producer_id_key", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_role", b"remove_role", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "role", b"role", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_id_key", b"producer_id_key", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "broker", b"broker", "cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "partition", b"partition", "producer_id_key", b"producer_id_key", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "remove_acl", b"remove_acl", "remove_broker", b"remove_broker", "remove_role", b"remove_role", "remove_scram_credential", b"remove_scram_credential", "remove_topic", b"remove_topic", "role", b"role", "scram_credential", b"scram_credential", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["broker", "topic", "remove_topic", "partition", "config", "cluster", "controller", "producer_ids", "feature", "remove_broker", "scram_credential", "remove_scram_credential", "acl", "remove_acl", "producer_id_key", "quota"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["broker", "topic", "remove_topic", "partition", "config", "cluster", "controller", "producer_ids", "feature", "remove_broker", "scram_credential", "remove_scram_credential", "acl", "remove_acl", "producer_id_key", "quota", "role", "remove_role"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -194,6 +204,62 @@ class RemoveAclRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveAclRecord: _TypeAlias = RemoveAclRecord  # noqa: Y015
+
+@_typing.final
+class RoleRecord(_message.Message):
+    """Changes a role, which it makes if there is none of that name. Principals of permissions are Role:NAME."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADDITIONS_FIELD_NUMBER: _builtins.int
+    REMOVALS_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def additions(self) -> _containers.RepeatedCompositeFieldContainer[_security_pb2.Acl]: ...
+    @_builtins.property
+    def removals(self) -> _containers.RepeatedCompositeFieldContainer[_security_pb2.Acl]: ...
+    @_builtins.property
+    def grants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def revocations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        additions: _abc.Iterable[_security_pb2.Acl] | None = ...,
+        removals: _abc.Iterable[_security_pb2.Acl] | None = ...,
+        grants: _abc.Iterable[_builtins.str] | None = ...,
+        revocations: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["additions", b"additions", "grants", b"grants", "name", b"name", "removals", b"removals", "revocations", b"revocations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoleRecord: _TypeAlias = RoleRecord  # noqa: Y015
+
+@_typing.final
+class RemoveRoleRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveRoleRecord: _TypeAlias = RemoveRoleRecord  # noqa: Y015
 
 @_typing.final
 class QuotaEntity(_message.Message):
@@ -898,6 +964,7 @@ class MetadataCommand(_message.Message):
     ALTER_USERS_FIELD_NUMBER: _builtins.int
     ALTER_ACLS_FIELD_NUMBER: _builtins.int
     ALTER_QUOTAS_FIELD_NUMBER: _builtins.int
+    ALTER_ROLES_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     SETTLED_BELOW_FIELD_NUMBER: _builtins.int
@@ -957,6 +1024,8 @@ class MetadataCommand(_message.Message):
     def alter_acls(self) -> Global___AlterAclsCommand: ...
     @_builtins.property
     def alter_quotas(self) -> Global___AlterQuotasCommand: ...
+    @_builtins.property
+    def alter_roles(self) -> Global___AlterRolesCommand: ...
     def __init__(
         self,
         *,
@@ -984,15 +1053,16 @@ class MetadataCommand(_message.Message):
         alter_users: Global___AlterUsersCommand | None = ...,
         alter_acls: Global___AlterAclsCommand | None = ...,
         alter_quotas: Global___AlterQuotasCommand | None = ...,
+        alter_roles: Global___AlterRolesCommand | None = ...,
         client_id: _builtins.bytes = ...,
         sequence: _builtins.int = ...,
         settled_below: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_roles", b"alter_roles", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_roles", b"alter_roles", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest", "offline_replicas", "alter_broker", "alter_users", "alter_acls", "alter_quotas"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest", "offline_replicas", "alter_broker", "alter_users", "alter_acls", "alter_quotas", "alter_roles"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1808,6 +1878,28 @@ class AlterAclsCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlterAclsCommand: _TypeAlias = AlterAclsCommand  # noqa: Y015
+
+@_typing.final
+class AlterRolesCommand(_message.Message):
+    """All or none (metadata.version 8)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALTERATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def alterations(self) -> _containers.RepeatedCompositeFieldContainer[_security_pb2.RoleAlteration]: ...
+    def __init__(
+        self,
+        *,
+        alterations: _abc.Iterable[_security_pb2.RoleAlteration] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alterations", b"alterations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterRolesCommand: _TypeAlias = AlterRolesCommand  # noqa: Y015
 
 @_typing.final
 class AlterQuotasCommand(_message.Message):

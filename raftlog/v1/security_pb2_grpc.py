@@ -64,6 +64,16 @@ class SecurityStub:
                 request_serializer=raftlog_dot_v1_dot_security__pb2.DeleteAclsRequest.SerializeToString,
                 response_deserializer=raftlog_dot_v1_dot_security__pb2.DeleteAclsResponse.FromString,
                 _registered_method=True)
+        self.DescribeRoles = channel.unary_unary(
+                '/raftlog.v1.Security/DescribeRoles',
+                request_serializer=raftlog_dot_v1_dot_security__pb2.DescribeRolesRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_security__pb2.DescribeRolesResponse.FromString,
+                _registered_method=True)
+        self.AlterRoles = channel.unary_unary(
+                '/raftlog.v1.Security/AlterRoles',
+                request_serializer=raftlog_dot_v1_dot_security__pb2.AlterRolesRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_security__pb2.AlterRolesResponse.FromString,
+                _registered_method=True)
 
 
 class SecurityServicer:
@@ -107,6 +117,20 @@ class SecurityServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeRoles(self, request, context):
+        """Kafka has no roles. From metadata.version 8 on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterRoles(self, request, context):
+        """All or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SecurityServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +163,16 @@ def add_SecurityServicer_to_server(servicer, server):
                     servicer.DeleteAcls,
                     request_deserializer=raftlog_dot_v1_dot_security__pb2.DeleteAclsRequest.FromString,
                     response_serializer=raftlog_dot_v1_dot_security__pb2.DeleteAclsResponse.SerializeToString,
+            ),
+            'DescribeRoles': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeRoles,
+                    request_deserializer=raftlog_dot_v1_dot_security__pb2.DescribeRolesRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_security__pb2.DescribeRolesResponse.SerializeToString,
+            ),
+            'AlterRoles': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterRoles,
+                    request_deserializer=raftlog_dot_v1_dot_security__pb2.AlterRolesRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_security__pb2.AlterRolesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -303,6 +337,60 @@ class Security:
             '/raftlog.v1.Security/DeleteAcls',
             raftlog_dot_v1_dot_security__pb2.DeleteAclsRequest.SerializeToString,
             raftlog_dot_v1_dot_security__pb2.DeleteAclsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeRoles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Security/DescribeRoles',
+            raftlog_dot_v1_dot_security__pb2.DescribeRolesRequest.SerializeToString,
+            raftlog_dot_v1_dot_security__pb2.DescribeRolesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterRoles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Security/AlterRoles',
+            raftlog_dot_v1_dot_security__pb2.AlterRolesRequest.SerializeToString,
+            raftlog_dot_v1_dot_security__pb2.AlterRolesResponse.FromString,
             options,
             channel_credentials,
             insecure,

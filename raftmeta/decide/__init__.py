@@ -6,7 +6,7 @@ which it was proposed. A decision changes nothing; `raftmeta.replay` applies its
 brokers.py      controllers and brokers: registration, fencing, shutdown, draining, features, producer ids
 topics.py       topics, their partitions and configs
 leadership.py   ISRs, leaders, reassignments
-security.py     users, ACLs and quotas
+security.py     users, ACLs, roles and quotas
 outcome.py      what a decision returns
 """
 
@@ -37,7 +37,7 @@ from raftmeta.decide.leadership import (
     revoke_leaders,
 )
 from raftmeta.decide.outcome import Accepted, CommandResult, Decision, outcome_from_wire, outcome_to_wire
-from raftmeta.decide.security import alter_acls, alter_quotas, alter_users
+from raftmeta.decide.security import alter_acls, alter_quotas, alter_roles, alter_users
 from raftmeta.decide.topics import (
     FIRST_LEADER_EPOCH,
     MAX_PARTITIONS_PER_TOPIC,
@@ -127,6 +127,8 @@ def _decide(image: MetadataImage, command: MetadataCommand, offset: int) -> Acce
             return alter_acls(image, command.alter_acls, offset)
         case "alter_quotas":
             return alter_quotas(image, command.alter_quotas, offset)
+        case "alter_roles":
+            return alter_roles(image, command.alter_roles, offset)
         case "claim_controller":
             return claim_controller(image, command.claim_controller, command.controller_epoch, offset)
         case "update_feature":

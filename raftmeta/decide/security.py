@@ -1,14 +1,29 @@
-"""Decisions on users, permissions and quotas (KIP-554, KIP-140, KIP-290, KIP-546)."""
+"""Decisions on users, permissions, roles and quotas (KIP-554, KIP-140, KIP-290, KIP-546)."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
-from raftlog.errors import InvalidRequestError, ResourceNotFound, UnacceptableCredential
+from raftlog.errors import DuplicateResource, InvalidRequestError, ResourceNotFound, UnacceptableCredential
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataRecord
-from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM, ScramCredential, UserMechanism
-from raftmeta.acls import Acl, check_acl, is_network, why_no_user
+from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM, RoleAlteration, ScramCredential, UserMechanism
+from raftlog.v1.security_pb2 import Acl as WireAcl
+from raftmeta.acls import (
+    ROLE_PREFIX,
+    Acl,
+    Role,
+    check_acl,
+    check_permission,
+    check_principal,
+    check_role_name,
+    field_order,
+    is_network,
+    why_no_user,
+)
 from raftmeta.credentials import KEY_BYTES, MECHANISM_NAMES, Credential, CredentialKey, remove_credential_record
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
 from raftmeta.features import (
@@ -16,6 +31,8 @@ from raftmeta.features import (
     ACLS_OF_NETWORKS_LEVEL,
     QUOTAS,
     QUOTAS_LEVEL,
+    ROLES,
+    ROLES_LEVEL,
     SECURITY,
     SECURITY_LEVEL,
     check_metadata_version,
@@ -26,11 +43,16 @@ from raftmeta.quotas import QuotaEntity, check_quota, quota_record
 MAX_CREDENTIALS: Final = 10_000
 """In a cluster; every controller and broker holds all of them."""
 MAX_ACLS: Final = 10_000
-"""In a cluster, as with the credentials."""
+"""In a cluster, as with the credentials; permissions of roles count, too."""
+MAX_ROLES: Final = 1_000
+MAX_GRANTS: Final = 10_000
+"""Of roles to principals, in a cluster."""
+MAX_ROLES_OF_PRINCIPAL: Final = 32
+"""A decision looks at each of them."""
 MAX_QUOTAS: Final = 10_000
 """In a cluster, counted by entity and key."""
 MAX_SECURITY_CHANGES: Final = 1_000
-"""In one command: credentials set and deleted, ACLs added and removed, or quotas altered."""
+"""In one command: credentials set and deleted, ACLs added and removed, quotas altered, or parts of roles changed."""
 MIN_SALT_BYTES: Final = 12
 MAX_SALT_BYTES: Final = 255
 MIN_ITERATIONS: Final = 4_096
@@ -104,13 +126,138 @@ def alter_acls(image: MetadataImage, command: records_pb2.AlterAclsCommand, offs
             raise InvalidRequestError(f"one ACL is both added and removed in one request: {acl}")
     removed = [acl.to_removal() for acl in removals if acl in image.acls]
     added = [acl.to_record() for acl in additions if acl not in image.acls]
-    acls = len(image.acls) - len(removed) + len(added)
+    acls = len(image.acls) - len(removed) + len(added) + _permissions(image.roles)
     if added and acls > MAX_ACLS:
         raise InvalidRequestError(
             f"the cluster would have {acls} ACLs, at most {MAX_ACLS} are allowed; use prefixed ones "
             "(--resource-pattern-type prefixed), or remove those that are not needed (raftlog acl remove)"
         )
     return _accepted(image, [*removed, *added], offset)
+
+
+def alter_roles(image: MetadataImage, command: records_pb2.AlterRolesCommand, offset: int) -> Accepted:
+    """Make, change and delete roles, all or none. To add what is there, or remove what is not, changes nothing.
+
+    Raises:
+        UnsupportedVersion: the cluster's metadata.version has no roles.
+        ResourceNotFound, DuplicateResource: there is no such role to change or delete, or one already.
+        InvalidRequestError: a name, a permission or a principal is not allowed, a role is named twice, or they are too
+            many, in the command or in the cluster.
+    """
+    check_metadata_version(image, ROLES_LEVEL, ROLES)
+    _check_changes(sum(map(parts_of_role, command.alterations)), "roles, permissions of roles and grants")
+    roles = dict(image.roles)
+    named = set[str]()
+    records = []
+    for wire in command.alterations:
+        if wire.name in named:
+            raise InvalidRequestError(f"role {shown(wire.name)} is named twice in one request")
+        named.add(wire.name)
+        record = _role_record(image, wire)
+        if record is None:
+            continue
+        records.append(record)
+        if record.HasField("remove_role"):
+            del roles[wire.name]
+        else:
+            roles[wire.name] = roles.get(wire.name, Role(wire.name)).changed_by(record.role)
+    _check_room(image, roles, {principal for record in records for principal in record.role.grants})
+    return _accepted(image, records, offset)
+
+
+def parts_of_role(wire: RoleAlteration) -> int:
+    """Return how many changes an alteration is."""
+    return 1 + len(wire.additions) + len(wire.removals) + len(wire.grants) + len(wire.revocations)
+
+
+def _role_record(image: MetadataImage, wire: RoleAlteration) -> MetadataRecord | None:
+    """Return the record of one alteration; None if it changes nothing."""
+    role = image.roles.get(wire.name)
+    is_new = wire.action == RoleAlteration.CREATE
+    if is_new:
+        check_role_name(wire.name)
+        if role is not None:
+            raise DuplicateResource(f"there is a role {shown(wire.name)} already; raftlog role describe shows it")
+        role = Role(wire.name)
+    elif role is None:
+        raise ResourceNotFound(f"there is no role {shown(wire.name)}; raftlog role list names those there are")
+    if wire.action == RoleAlteration.DELETE:
+        if wire.additions or wire.removals or wire.grants or wire.revocations:
+            raise InvalidRequestError(f"role {shown(wire.name)} is both deleted and changed in one request")
+        return MetadataRecord(remove_role=records_pb2.RemoveRoleRecord(name=wire.name))
+    if wire.action not in (RoleAlteration.CREATE, RoleAlteration.CHANGE):
+        raise InvalidRequestError(f"action {wire.action} on role {shown(wire.name)} is not known here")
+    additions, removals = _of_role(role, wire.additions), _of_role(role, wire.removals)
+    for acl in additions | removals:
+        if acl not in role.permissions:  # what is there can be removed, whatever this version thinks of it
+            check_permission(acl)
+    for principal in (*wire.grants, *wire.revocations):
+        if principal not in role.principals:
+            check_principal(principal)
+    if additions & removals or set(wire.grants).intersection(wire.revocations):
+        raise InvalidRequestError(f"role {shown(wire.name)}: one request both adds and removes the same")
+    additions, removals = additions - role.permissions, removals & role.permissions
+    grants, revocations = set(wire.grants) - role.principals, role.principals.intersection(wire.revocations)
+    if not (is_new or additions or removals or grants or revocations):
+        return None
+    record = records_pb2.RoleRecord(
+        name=role.name,
+        additions=[acl.to_wire() for acl in sorted(additions, key=field_order)],
+        removals=[acl.to_wire() for acl in sorted(removals, key=field_order)],
+        grants=sorted(grants),
+        revocations=sorted(revocations),
+    )
+    return MetadataRecord(role=record)
+
+
+def _of_role(role: Role, wires: Iterable[WireAcl]) -> frozenset[Acl]:
+    """Return permissions as the role has them.
+
+    Raises:
+        InvalidRequestError: one is of another principal.
+    """
+    found = []
+    for wire in wires:
+        if wire.principal not in ("", role.principal):
+            raise InvalidRequestError(
+                f"the principal of a permission of role {shown(role.name)} is {ROLE_PREFIX} and its name, or empty, "
+                f"not {shown(wire.principal)}; principals get a role by a grant"
+            )
+        found.append(replace(Acl.from_wire(wire), principal=role.principal).canonical())
+    return frozenset(found)
+
+
+def _check_room(image: MetadataImage, roles: Mapping[str, Role], granted: set[str]) -> None:
+    """Check that the cluster may have these roles; what has become no more is not refused."""
+    counts: tuple[tuple[str, int, int, int], ...] = (
+        ("roles", len(image.roles), len(roles), MAX_ROLES),
+        (
+            "ACLs and permissions of roles",
+            len(image.acls) + _permissions(image.roles),
+            len(image.acls) + _permissions(roles),
+            MAX_ACLS,
+        ),
+        ("grants of roles", _grants(image.roles), _grants(roles), MAX_GRANTS),
+    )
+    for what, before, after, most in counts:
+        if after > most and after > before:
+            raise InvalidRequestError(f"the cluster would have {after} {what}, at most {most} are allowed")
+    if not granted:
+        return
+    held = Counter(principal for role in roles.values() for principal in role.principals if principal in granted)
+    for principal, count in sorted(held.items()):
+        if count > MAX_ROLES_OF_PRINCIPAL:
+            raise InvalidRequestError(
+                f"{shown(principal)} would have {count} roles, at most {MAX_ROLES_OF_PRINCIPAL} are allowed"
+            )
+
+
+def _permissions(roles: Mapping[str, Role]) -> int:
+    return sum(len(role.permissions) for role in roles.values())
+
+
+def _grants(roles: Mapping[str, Role]) -> int:
+    return sum(len(role.principals) for role in roles.values())
 
 
 def alter_quotas(image: MetadataImage, command: records_pb2.AlterQuotasCommand, offset: int) -> Accepted:

@@ -24,6 +24,7 @@ from raftlog import (
     AclBinding,
     AclFilter,
     AclOperation,
+    AclPermission,
     Admin,
     Consumer,
     Producer,
@@ -256,6 +257,38 @@ def test_what_is_taken_away_is_gone_at_once_for_streams_that_stand(cluster: Clus
         with pytest.raises((TopicAuthorizationFailed, GroupAuthorizationFailed)):
             while time.monotonic() < deadline_s:
                 assert all(record.value == b"b" for record in reading.poll(0.2))
+
+
+def test_a_role_is_given_and_taken_on_both_brokers(cluster: Cluster, admin: Admin) -> None:
+    """Permissions of a role hold for the users that have it, as long as they have it; a denial in a role wins."""
+    admin.create_topic("invoices", partitions=2)  # one on each broker
+    rights = [AclBinding("Role:writers", each, TOPIC, "invoices") for each in (WRITE, READ)]
+    admin.create_role("writers", rights, "User:rita")
+
+    def send(user: str) -> None:
+        with producer(cluster, user) as made:
+            for partition in range(2):
+                write(made, "invoices", b"v", partition)
+
+    soon(lambda: send("rita"))
+    refusal = soon_refused(TopicAuthorizationFailed, lambda: send("saul"))
+    assert "raftlog acl add --allow-principal User:saul" in str(refusal)
+    admin.alter_role("writers", grant="User:saul", revoke="User:rita")
+    soon(lambda: send("saul"))
+    soon_refused(TopicAuthorizationFailed, lambda: send("rita"))
+    with producer(cluster, "saul") as made:  # its streams stand
+        for partition in range(2):
+            write(made, "invoices", b"v", partition)
+        admin.create_role("barred", AclBinding("Role:barred", WRITE, TOPIC, "invoices", permission=AclPermission.DENY))
+        admin.alter_role("barred", grant="User:saul")
+        for partition in range(2):
+            work = partial(write, made, "invoices", b"v", partition)
+            soon_refused(TopicAuthorizationFailed, work, "role 'barred' denies it")
+    assert [each.name for each in admin.describe_roles(principal="User:saul")] == ["barred", "writers"]
+    assert not [each for each in admin.describe_acls() if each.principal.startswith("Role:")]
+    for name in ("barred", "writers"):
+        admin.delete_role(name)
+    soon_refused(TopicAuthorizationFailed, lambda: send("saul"), "raftlog acl add")
 
 
 def test_lists_show_what_may_be_described(cluster: Cluster, admin: Admin) -> None:

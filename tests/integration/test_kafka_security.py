@@ -13,6 +13,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import aiokafka
@@ -498,10 +499,15 @@ def test_acls_by_librdkafka(cluster: Cluster) -> None:
     with Admin(cluster.bootstrap, config=cluster.client_config) as ours:
         mine = {str(each.resource_name) for each in ours.describe_acls() if each.principal == "User:bert"}
         assert mine == {"b-", "g", "raftlog-cluster"}
+        ours.create_role("b", [replace(each, principal="Role:b") for each in ours.describe_acls()], "User:bert")
     assert set(client.describe_acls(theirs).result(PATIENCE_S)) == set(made)
     (deleted,) = client.delete_acls([theirs]).values()
     assert set(deleted.result(PATIENCE_S)) == set(made)
-    assert client.describe_acls(theirs).result(PATIENCE_S) == []
+    assert client.describe_acls(theirs).result(PATIENCE_S) == [], "Kafka has no roles"
+    theirs.principal = None
+    assert not [each for each in client.describe_acls(theirs).result(PATIENCE_S) if "Role:" in each.principal]
+    with Admin(cluster.bootstrap, config=cluster.client_config) as ours:
+        ours.delete_role("b")
 
 
 def test_users_by_librdkafka(cluster: Cluster) -> None:

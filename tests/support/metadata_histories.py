@@ -9,9 +9,9 @@ from itertools import islice
 from hypothesis import strategies as st
 
 from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, MetadataCommand, PartitionRef
-from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, UNKNOWN_MECHANISM, ScramCredential
+from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, UNKNOWN_MECHANISM, RoleAlteration, ScramCredential
 from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.acls import Acl
+from raftmeta.acls import Acl, Role
 from raftmeta.credentials import Mechanism
 from raftmeta.decide import Decision, decide
 from raftmeta.elections import unsettled
@@ -203,6 +203,21 @@ def _replace_acls(added: list[Acl]) -> Step:
     return lambda image: security.alter_acls(added, sorted(image.acls - set(added))[:3])
 
 
+def _alter_role(
+    name: str, action: RoleAlteration.Action.ValueType, added: list[Acl], grant: list[str], revoke: list[str]
+) -> Step:
+    """Some of its permissions go as well; a role that is there is created again, or deleted, now and then."""
+
+    def command(image: MetadataImage) -> MetadataCommand:
+        known = image.roles.get(name, Role(name))
+        removed = sorted(known.permissions)[:2] if action == RoleAlteration.CHANGE else []
+        if action == RoleAlteration.DELETE:
+            return security.alter_roles(security.role(name, action))
+        return security.alter_roles(security.role(name, action, add=added, remove=removed, grant=grant, revoke=revoke))
+
+    return command
+
+
 def _credentials(user: str, mechanism: Mechanism, secret: int, iterations: int) -> list[ScramCredential]:
     return [security.credential(user, mechanism, secret, iterations)]
 
@@ -246,6 +261,16 @@ _sensible_acls = st.lists(
     max_size=3,
 )
 
+_principals = st.lists(st.sampled_from(["User:alice", "User:bob", "User:*", "alice"]), max_size=2)
+_alter_roles: st.SearchStrategy[Step] = st.builds(
+    _alter_role,
+    st.sampled_from(["clerk", "auditor", ""]),
+    st.sampled_from([RoleAlteration.CREATE, RoleAlteration.CHANGE, RoleAlteration.CHANGE, RoleAlteration.DELETE]),
+    _sensible_acls,
+    _principals,
+    _principals,
+)
+
 _what_clusters_do: list[st.SearchStrategy[Step]] = [
     *[st.just(_settle)] * 6,
     *[_by_broker(make.unfence)] * 5,
@@ -266,6 +291,7 @@ _who_may_what: list[st.SearchStrategy[Step]] = [
     *[_sensible_acls.map(_replace_acls)] * 3,
     *[_always(st.builds(security.alter_quotas, _quotas, _quotas))] * 2,
     *[_always(st.builds(security.alter_quotas, _quotas))] * 2,
+    *[_alter_roles] * 4,
     st.just(_forget_a_user),
     st.just(_set_again),
     _always(st.builds(security.alter_acls, st.lists(acls, max_size=2), st.lists(acls, max_size=2))),
@@ -327,7 +353,7 @@ lives = st.builds(
 _restarted_or_so: list[st.SearchStrategy[Step]] = [_restarted, _always(_names.map(make.delete_topic)), _sensible_create]
 _unready: list[tuple[Step, int, int]] = [(lambda _: make.claim(), 0, 0)]
 security_lives = st.tuples(
-    st.sampled_from([_begin(), _begin(), _begin(), _unready]),
+    st.sampled_from([_begin(at_newest_level=True), _begin(at_newest_level=True), _begin(), _unready]),
     st.lists(st.tuples(st.one_of(*_who_may_what, *_restarted_or_so), _behind, _gaps), min_size=10, max_size=40),
 ).map(lambda drawn: [*drawn[0], *drawn[1]])
 """As `lives`, with more about users and permissions; some in clusters that are not ready for these."""

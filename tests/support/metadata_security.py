@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataCommand
-from raftlog.v1.security_pb2 import SCRAM_SHA_512, ScramCredential, UserMechanism
+from raftlog.v1.security_pb2 import SCRAM_SHA_512, RoleAlteration, ScramCredential, UserMechanism
 from raftlog.v1.security_pb2 import Acl as WireAcl
 from raftmeta.acls import Acl, Operation, PatternType, Permission, ResourceType
 from raftmeta.credentials import KEY_BYTES, Mechanism
@@ -68,6 +69,28 @@ def alter_acls(additions: Sequence[Acl] = (), removals: Sequence[Acl] = (), epoc
         additions=[each.to_wire() for each in additions], removals=[each.to_wire() for each in removals]
     )
     return MetadataCommand(controller_epoch=epoch, alter_acls=command)
+
+
+def role(
+    name: str = "clerk",
+    action: RoleAlteration.Action.ValueType = RoleAlteration.CHANGE,
+    *,
+    add: Sequence[Acl] = (),
+    remove: Sequence[Acl] = (),
+    grant: Sequence[str] = (),
+    revoke: Sequence[str] = (),
+) -> RoleAlteration:
+    """Return a change of a role; the permissions become the role's, whosever they are."""
+    wires = [[replace(each, principal="").to_wire() for each in acls] for acls in (add, remove)]
+    return RoleAlteration(
+        name=name, action=action, additions=wires[0], removals=wires[1], grants=grant, revocations=revoke
+    )
+
+
+def alter_roles(*alterations: RoleAlteration, epoch: int = EPOCH) -> MetadataCommand:
+    """Change roles."""
+    command = records_pb2.AlterRolesCommand(alterations=alterations)
+    return MetadataCommand(controller_epoch=epoch, alter_roles=command)
 
 
 Alteration = tuple[QuotaEntity, str, float | None]

@@ -1,4 +1,4 @@
-"""The `Security` service: authentication, users, ACLs.
+"""The `Security` service: authentication, users, ACLs, roles.
 
 Changes are metadata commands, answered as the `Admin` service answers its own.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from broker.net.interceptors import host_of
@@ -25,10 +26,11 @@ from raftlog.errors import (
     to_wire,
 )
 from raftlog.v1 import security_pb2, security_pb2_grpc
-from raftlog.v1.records_pb2 import AlterAclsCommand, AlterUsersCommand, MetadataCommand
-from raftmeta.acls import Acl, field_order, matching
+from raftlog.v1.records_pb2 import AlterAclsCommand, AlterRolesCommand, AlterUsersCommand, MetadataCommand
+from raftlog.v1.security_pb2 import RoleAlteration
+from raftmeta.acls import EVERYBODY, ROLE_PREFIX, Acl, field_order, matching
 from raftmeta.credentials import MECHANISM_NAMES
-from raftmeta.decide.security import MAX_SECURITY_CHANGES
+from raftmeta.decide.security import MAX_SECURITY_CHANGES, parts_of_role
 from raftmeta.port import MetadataPort
 
 logger = logging.getLogger(__name__)
@@ -147,6 +149,30 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
                 await self._commit(context, response, MetadataCommand(alter_acls=AlterAclsCommand(removals=some)))
             response.deleted.extend(some)
 
+    @answered(security_pb2.DescribeRolesResponse)
+    async def DescribeRoles(
+        self,
+        request: security_pb2.DescribeRolesRequest,
+        context: Context,
+        response: security_pb2.DescribeRolesResponse,
+    ) -> None:
+        """Return the roles, the named ones of them, or those of a principal."""
+        self._check_enabled()
+        roles = (await image_from(self._metadata, request.min_metadata_offset)).roles
+        for name in sorted(roles.keys() & set(request.names) if request.names else roles):
+            role = roles[name]
+            if not request.principal or not role.principals.isdisjoint((request.principal, EVERYBODY)):
+                response.roles.append(role.to_wire())
+
+    @answered(security_pb2.AlterRolesResponse)
+    async def AlterRoles(
+        self, request: security_pb2.AlterRolesRequest, context: Context, response: security_pb2.AlterRolesResponse
+    ) -> None:
+        """Make, change and delete roles, all or none. Decisions after the answer follow them."""
+        self._check_enabled()
+        command = AlterRolesCommand(alterations=request.alterations)
+        await self._commit(context, response, MetadataCommand(alter_roles=command))
+
     def _check_enabled(self) -> None:
         if not self._has_authorizer:
             raise SecurityDisabled(
@@ -179,8 +205,10 @@ def _note_changes(context: Context, command: MetadataCommand, *, is_certain: boo
 
 def _changes(command: MetadataCommand) -> Iterator[tuple[str, str, str]]:
     """Yield (operation, resource type, resource) of each change; nothing if the quorum refuses so many."""
-    users, acls = command.alter_users, command.alter_acls
-    if len(users.upsertions) + len(users.deletions) + len(acls.additions) + len(acls.removals) > MAX_SECURITY_CHANGES:
+    users, acls, roles = command.alter_users, command.alter_acls, command.alter_roles.alterations
+    of_roles = sum(map(parts_of_role, roles))
+    changes = len(users.upsertions) + len(users.deletions) + len(acls.additions) + len(acls.removals) + of_roles
+    if changes > MAX_SECURITY_CHANGES:
         return
     for operation, credentials in (("ALTER", users.upsertions), ("DELETE", users.deletions)):
         for each in credentials:
@@ -188,3 +216,13 @@ def _changes(command: MetadataCommand) -> Iterator[tuple[str, str, str]]:
     for operation, changed in (("CREATE", acls.additions), ("DELETE", acls.removals)):
         for acl in changed:
             yield operation, "ACL", str(Acl.from_wire(acl))
+    for role in roles:
+        if role.action != RoleAlteration.CHANGE:
+            yield RoleAlteration.Action.Name(role.action), "ROLE", role.name
+        for operation, changed in (("CREATE", role.additions), ("DELETE", role.removals)):
+            for acl in changed:
+                permission = replace(Acl.from_wire(acl), principal=ROLE_PREFIX + role.name)
+                yield operation, "ROLE_PERMISSION", str(permission)
+        for operation, principals in (("CREATE", role.grants), ("DELETE", role.revocations)):
+            for principal in principals:
+                yield operation, "ROLE_GRANT", f"{role.name} to {principal}"

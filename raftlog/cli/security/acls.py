@@ -19,6 +19,7 @@ from typing import Annotated, Final, NamedTuple, TypeVar
 
 import typer
 
+import raftlog
 from raftlog._core.words import counted
 from raftlog.cli.client_config import connect_admin
 from raftlog.cli.output import (
@@ -33,6 +34,7 @@ from raftlog.cli.output import (
     print_note,
     print_rows,
 )
+from raftlog.errors import UnsupportedVersion
 from raftlog.security import (
     CLUSTER_NAME,
     AclBinding,
@@ -41,6 +43,7 @@ from raftlog.security import (
     AclPermission,
     PatternType,
     ResourceType,
+    Role,
 )
 
 COLUMNS: Final = ("principal", "permission", "operation", "resource_type", "resource_name", "pattern_type", "host")
@@ -48,6 +51,8 @@ WILDCARD: Final = "*"
 LONGEST_NAME: Final = 255
 """The most characters in the name of a resource or a user."""
 _PREFIX: Final = "User:"
+ROLE_PREFIX: Final = "Role:"
+"""Prefix of the principal of a role's permissions."""
 
 OPERATIONS: Final = {
     ResourceType.TOPIC: (
@@ -566,7 +571,7 @@ def add(
 
     Example: raftlog acl add --allow-principal User:ops --operation Describe --cluster
     """
-    wanted = _said(
+    wanted = said(
         AclOptions(
             allow_principals=allow_principal or (),
             deny_principals=deny_principal or (),
@@ -590,7 +595,7 @@ def add(
     added = [each for each in wanted if each not in there]
     before = [each for each in wanted if each in there]
     if output is Output.JSON:
-        print_json({"added": _rows(added), "unchanged": _rows(before)})
+        print_json({"added": rows(added), "unchanged": rows(before)})
         return
     for each in added:
         print(f"added: {sentence(each)}")
@@ -626,7 +631,7 @@ def remove(
 
     Example: raftlog acl remove --topic orders --resource-pattern-type any --yes
     """
-    filters = _said(
+    filters = said(
         AclOptions(
             allow_principals=allow_principal or (),
             deny_principals=deny_principal or (),
@@ -670,7 +675,9 @@ def list_acls(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List permissions, by default all, or those of named principals and resources.
+    """List permissions, by default all, or those of named principals and resources, with those of their roles.
+
+    A permission of a role has the principal Role:NAME; raftlog role describe shows which users have the role.
 
     Example: raftlog acl list --topic orders --resource-pattern-type match
 
@@ -683,15 +690,39 @@ def list_acls(
         transactional_ids=transactional_id or (),
         pattern=PatternType[pattern.name],
     )
-    filters = _said(lambda: options.resource_filters(principal or ()))
+    filters = said(lambda: options.resource_filters(principal or ()))
     with connect_admin(bootstrap) as admin:
         admin.describe_cluster(linearizable=True)  # the next answers include every acknowledged change
         found = in_order(acl for each in filters for acl in admin.describe_acls(each))
-    print_rows(_rows(found), COLUMNS, output)
+        roles = [role for each in principal or (None,) for role in _roles_of(admin, each)]
+    of_roles = {acl for role in roles for acl in role.permissions if any(is_about(each, acl) for each in filters)}
+    found += in_order(of_roles)
+    print_rows(rows(found), COLUMNS, output)
     if (topic or group or transactional_id) and pattern is Pattern.LITERAL:
         print_note(
             "only those for exactly that name; --resource-pattern-type match adds prefixes and * that apply to it"
         )
+
+
+def _roles_of(admin: raftlog.Admin, principal: str | None) -> list[Role]:
+    try:
+        return admin.describe_roles(principal=principal)
+    except UnsupportedVersion:  # brokers that know no roles
+        return []
+
+
+def is_about(wanted: AclFilter, acl: AclBinding) -> bool:
+    """Whether a permission is about the resources of a filter of `AclOptions.resource_filters`, whosever it is."""
+    if wanted.resource_type not in (None, acl.resource_type):
+        return False
+    if wanted.pattern_type not in (None, PatternType.ANY, PatternType.MATCH, acl.pattern_type):
+        return False
+    name = wanted.resource_name
+    if name is None or wanted.pattern_type is not PatternType.MATCH:
+        return name in (None, acl.resource_name)
+    if acl.pattern_type is PatternType.PREFIXED:
+        return name.startswith(acl.resource_name)
+    return acl.resource_name in (name, WILDCARD)
 
 
 def ask(would_go: Sequence[AclBinding], otherwise: str) -> None:
@@ -708,7 +739,7 @@ def ask(would_go: Sequence[AclBinding], otherwise: str) -> None:
 
 def _tell_removed(removed: Sequence[AclBinding], output: Output) -> None:
     if output is Output.JSON:
-        print_json({"removed": _rows(removed)})
+        print_json({"removed": rows(removed)})
         return
     for each in removed:
         print(f"removed: {sentence(each)}")
@@ -716,11 +747,12 @@ def _tell_removed(removed: Sequence[AclBinding], output: Output) -> None:
         print("nothing to do: no permission matches")
 
 
-def _rows(acls: Sequence[AclBinding]) -> list[dict[str, object]]:
+def rows(acls: Iterable[AclBinding]) -> list[dict[str, object]]:
+    """Return permissions as rows."""
     return [dict(row(each)) for each in acls]
 
 
-def _said(options: Callable[[], T]) -> T:
+def said(options: Callable[[], T]) -> T:
     """Return the result of `options`.
 
     Raises:

@@ -257,6 +257,7 @@ def delete(
             confirm(f"delete {what}? its clients are logged out at once", "not deleted")
         admin.delete_user(name, None if mechanism is None else mechanism.value)
         left = _permissions(admin, name) if mechanism is None else 0
+        roles = _roles(admin, name) if mechanism is None else []
     result: dict[str, object] = {"user": name, "deleted": True}
     if mechanism is not None:
         result["mechanism"] = mechanism.value
@@ -266,6 +267,11 @@ def delete(
         print_note(
             f"{counted(left, 'permission')} of {principal} left, also for a new user of that name; to remove: "
             f"raftlog acl remove --allow-principal {principal} --deny-principal {principal}"
+        )
+    for role in roles:
+        print_note(
+            f"a new user of that name would have role {role}; to revoke: "
+            f"raftlog role revoke {role} --principal {_PREFIX}{name}"
         )
 
 
@@ -298,6 +304,15 @@ def _permissions(admin: raftlog.Admin, name: str) -> int:
         return len(admin.describe_acls(AclFilter(principal=f"{_PREFIX}{name}")))
     except RaftlogError:
         return 0
+
+
+def _roles(admin: raftlog.Admin, name: str) -> list[str]:
+    """Return the roles that a user was granted itself; empty if brokers do not tell."""
+    principal = f"{_PREFIX}{name}"
+    try:
+        return [each.name for each in admin.describe_roles(principal=principal) if principal in each.principals]
+    except RaftlogError:
+        return []
 
 
 def _check_name(name: str) -> None:

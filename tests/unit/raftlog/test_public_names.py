@@ -41,6 +41,7 @@ NAMES = [
     "RecordMetadata",
     "RecordRange",
     "ResourceType",
+    "Role",
     "ScramMechanism",
     "Stage",
     "StageKeywords",

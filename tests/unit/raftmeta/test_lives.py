@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from raftlog.errors import RaftlogError
 from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, PartitionRecord, PartitionRef
-from raftmeta.acls import check_acl
+from raftmeta.acls import check_acl, check_permission, check_principal, check_role_name
 from raftmeta.decide import decide
 from raftmeta.decide.security import check_credential
 from raftmeta.elections import settle, still_holds, unsettled
-from raftmeta.features import SECURITY_LEVEL, metadata_version
+from raftmeta.features import ROLES_LEVEL, SECURITY_LEVEL, metadata_version
 from raftmeta.image import NO_LEADER, BrokerLoad, MetadataImage, PartitionImage, TopicImage, metric_name
 from raftmeta.replay import image_from_records
 from tests.support.metadata import accept, elect, settled
@@ -45,6 +45,16 @@ def check_image(image: MetadataImage) -> None:
     for acl in image.acls:
         assert acl.canonical() == acl
         check_acl(acl)
+    for name, role in image.roles.items():
+        assert role.name == name
+        check_role_name(name)
+        for acl in role.permissions:
+            assert acl.canonical() == acl
+            assert acl.principal == f"Role:{name}"
+            check_permission(acl)
+        for principal in role.principals:
+            check_principal(principal)
+    assert not image.roles or metadata_version(image) >= ROLES_LEVEL
     assert (not image.acls and not image.credentials) or metadata_version(image) >= SECURITY_LEVEL
     assert len({broker.broker_epoch for broker in image.brokers.values()}) == len(image.brokers)
     for broker in image.brokers.values():

@@ -18,7 +18,7 @@ from raftlog.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from raftlog.v1.security_pb2 import Acl as Wire
-from raftmeta.acls import CLUSTER_NAME, Acl
+from raftmeta.acls import CLUSTER_NAME, Acl, Role
 from raftmeta.image import MetadataImage
 from tests.support.scram_parts import Hands
 
@@ -76,6 +76,35 @@ def test_decisions_are_remembered_until_an_acl_changes() -> None:
     assert not world.may(ALICE, Wire.WRITE, "orders")
     world.set(acl(ALICE, Wire.WRITE, "orders"))
     assert world.may(ALICE, Wire.WRITE, "orders")
+
+
+def test_roles_are_followed_as_acls_are() -> None:
+    world = World()
+    before = world.authorizer.version
+    assert not world.may(ALICE, Wire.WRITE, "orders")
+    clerk = Role("clerk", frozenset({acl("Role:clerk", Wire.WRITE, "orders")}), frozenset({ALICE}))
+    world.image = MetadataImage(roles={"clerk": clerk})
+    assert world.may(ALICE, Wire.WRITE, "orders")
+    assert world.authorizer.version != before
+    assert world.authorizer.may_any(ALICE, "10.0.0.1", Wire.WRITE, Wire.TOPIC)
+    assert not world.may("User:clerk", Wire.WRITE, "orders")
+    world.image = MetadataImage(roles={"clerk": Role("clerk", clerk.permissions)})
+    assert not world.may(ALICE, Wire.WRITE, "orders"), "the role was revoked"
+
+
+def test_a_refusal_by_a_role_names_it_and_what_lifts_it() -> None:
+    world = World(acl(ALICE, Wire.WRITE, "orders"))
+    denial = acl("Role:no writers", Wire.WRITE, "orders", "10.0.0.1", deny=True)
+    world.image = MetadataImage(
+        acls=world.image.acls, roles={"no writers": Role("no writers", frozenset({denial}), frozenset({"User:*"}))}
+    )
+    with pytest.raises(TopicAuthorizationFailed) as caught:
+        Caller(ALICE, "10.0.0.1", world.authorizer).check(Wire.WRITE, Wire.TOPIC, "orders")
+    assert str(caught.value) == (
+        "User:alice may not WRITE to topic 'orders'; role 'no writers' denies it: "
+        "raftlog acl list --topic orders --resource-pattern-type match; "
+        "raftlog role remove 'no writers' --deny --host 10.0.0.1 --operation Write --topic orders"
+    )
 
 
 @pytest.mark.parametrize("principal", ["User:root", "Node:1", "Node:1,2"])

@@ -16,9 +16,18 @@ from broker.security.caller import Caller, caller
 from broker.security.scram import FAILURE_DELAY_S, MAX_DELAYED
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, NotController
 from raftlog.v1 import common_pb2, security_pb2
-from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, Acl, AuthenticateRequest, UserMechanism
+from raftlog.v1.security_pb2 import (
+    SCRAM_SHA_256,
+    SCRAM_SHA_512,
+    Acl,
+    AuthenticateRequest,
+    RoleAlteration,
+    UserMechanism,
+)
 from raftmeta.decide.security import MAX_SECURITY_CHANGES
+from raftmeta.features import ROLES_LEVEL
 from tests.support.memory_metadata import MemoryMetadata
+from tests.support.metadata import update_feature
 from tests.support.scram_parts import credential
 
 WRITE_ORDERS = Acl(
@@ -195,9 +204,55 @@ def test_more_are_deleted_than_one_command_takes() -> None:
     run(work)
 
 
+def clerk(action: RoleAlteration.Action.ValueType, **more: Any) -> security_pb2.AlterRolesRequest:
+    return security_pb2.AlterRolesRequest(alterations=[RoleAlteration(name="clerk", action=action, **more)])
+
+
+OF_CLERK = Acl(
+    resource_type=Acl.TOPIC,
+    resource_name="orders",
+    pattern_type=Acl.LITERAL,
+    principal="Role:clerk",
+    host="*",
+    operation=Acl.WRITE,
+    permission=Acl.ALLOW,
+)
+
+
+def test_roles_are_made_shown_and_deleted() -> None:
+    async def work(world: World) -> None:
+        await world.metadata.add_broker()
+        await world.metadata.propose(update_feature("metadata.version", ROLES_LEVEL))
+        made = await world.done("AlterRoles", clerk(RoleAlteration.CREATE, additions=[OF_CLERK], grants=["User:alice"]))
+        assert world.waited_for == [made.metadata_offset]
+        again = await world.ask("AlterRoles", clerk(RoleAlteration.CREATE))
+        assert again.error.code == common_pb2.DUPLICATE_RESOURCE
+        role = security_pb2.Role(name="clerk", permissions=[OF_CLERK], principals=["User:alice"])
+        everyone = RoleAlteration(name="all", action=RoleAlteration.CREATE, grants=["User:*"])
+        await world.done("AlterRoles", security_pb2.AlterRolesRequest(alterations=[everyone]))
+        of_all = security_pb2.Role(name="all", principals=["User:*"])
+        for asked, found in (
+            ({}, [of_all, role]),
+            ({"names": ["clerk", "none"]}, [role]),
+            ({"principal": "User:alice"}, [of_all, role]),
+            ({"principal": "User:bob"}, [of_all]),
+            ({"principal": "User:bob", "names": ["clerk"]}, []),
+        ):
+            request: Any = security_pb2.DescribeRolesRequest(**asked)
+            assert list((await world.done("DescribeRoles", request)).roles) == found
+        described = await world.done("DescribeAcls", security_pb2.DescribeAclsRequest(filter=ALL))
+        assert not described.acls, "a role's permissions are no ACLs"
+        await world.done("AlterRoles", clerk(RoleAlteration.DELETE))
+        assert set(world.metadata.image.roles) == {"all"}
+
+    run(work)
+
+
 @pytest.mark.parametrize(
     ("name", "request_"),
     [
+        ("DescribeRoles", security_pb2.DescribeRolesRequest()),
+        ("AlterRoles", clerk(RoleAlteration.CREATE)),
         ("DescribeAcls", security_pb2.DescribeAclsRequest(filter=ALL)),
         ("CreateAcls", security_pb2.CreateAclsRequest(acls=[WRITE_ORDERS])),
         ("DeleteAcls", security_pb2.DeleteAclsRequest(filters=[ALL])),
@@ -272,6 +327,36 @@ def test_each_change_has_a_line_with_its_author(lines: Callable[[], list[Fields]
     run_as(work, Caller("User:root", "10.0.0.1"))
 
 
+def test_each_part_of_a_role_has_a_line(lines: Callable[[], list[Fields]]) -> None:
+    async def work(world: World) -> None:
+        await world.metadata.add_broker()
+        await world.metadata.propose(update_feature("metadata.version", ROLES_LEVEL))
+        bare = Acl.FromString(OF_CLERK.SerializeToString())
+        bare.principal = ""
+        for request, written in (
+            (
+                clerk(RoleAlteration.CREATE, additions=[bare], grants=["User:alice"]),
+                [
+                    ("CREATE", "ROLE", "clerk"),
+                    ("CREATE", "ROLE_PERMISSION", "ALLOW Role:clerk WRITE TOPIC LITERAL 'orders' from *"),
+                    ("CREATE", "ROLE_GRANT", "clerk to User:alice"),
+                ],
+            ),
+            (
+                clerk(RoleAlteration.CHANGE, removals=[OF_CLERK], revocations=["User:alice"]),
+                [
+                    ("DELETE", "ROLE_PERMISSION", "ALLOW Role:clerk WRITE TOPIC LITERAL 'orders' from *"),
+                    ("DELETE", "ROLE_GRANT", "clerk to User:alice"),
+                ],
+            ),
+            (clerk(RoleAlteration.DELETE), [("DELETE", "ROLE", "clerk")]),
+        ):
+            await world.done("AlterRoles", request)
+            assert [line[3:] for line in lines()] == written
+
+    run_as(work, Caller("User:root", "10.0.0.1"))
+
+
 def test_many_at_once_have_a_line_each(lines: Callable[[], list[Fields]]) -> None:
     acls = [Acl.FromString(WRITE_ORDERS.SerializeToString()) for _ in range(MAX_SECURITY_CHANGES)]
     for number, acl in enumerate(acls):
@@ -306,12 +391,13 @@ def test_what_is_refused_changes_nothing_and_what_is_not_heard_of_may(lines: Cal
     run_as(work, Caller("User:root", "10.0.0.1"))
 
 
-@pytest.mark.parametrize("request_name", ["CreateAcls", "AlterUsers"])
+@pytest.mark.parametrize("request_name", ["CreateAcls", "AlterUsers", "AlterRoles"])
 def test_a_request_that_is_too_long_fills_no_log(lines: Callable[[], list[Fields]], request_name: str) -> None:
     many = MAX_SECURITY_CHANGES + 1
     requests: dict[str, Any] = {
         "CreateAcls": security_pb2.CreateAclsRequest(acls=[WRITE_ORDERS] * many),
         "AlterUsers": security_pb2.AlterUsersRequest(deletions=[ALICE] * many),
+        "AlterRoles": clerk(RoleAlteration.CHANGE, additions=[OF_CLERK] * many),
     }
 
     async def work(world: World) -> None:
