@@ -55,6 +55,7 @@ ALLOWED_KINDS: Final = frozenset(
         "alter_users",
         "alter_acls",
         "alter_quotas",
+        "alter_roles",
         "elect_leaders",
         "alter_partition",
         "offline_replicas",

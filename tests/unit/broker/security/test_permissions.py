@@ -457,6 +457,8 @@ CASES: list[tuple[str, Any, list[tuple[Need, ...]]]] = [
     ("Security/DescribeAcls", security_pb2.DescribeAclsRequest(), [cluster(Acl.DESCRIBE)]),
     ("Security/CreateAcls", security_pb2.CreateAclsRequest(), [cluster(Acl.ALTER)]),
     ("Security/DeleteAcls", security_pb2.DeleteAclsRequest(), [cluster(Acl.ALTER)]),
+    ("Security/DescribeRoles", security_pb2.DescribeRolesRequest(), [cluster(Acl.DESCRIBE)]),
+    ("Security/AlterRoles", security_pb2.AlterRolesRequest(), [cluster(Acl.ALTER)]),
 ]
 
 
