@@ -343,6 +343,19 @@ class Admin(Client[AdminEngine]):
         """
         return self._thread.run(self._engine.describe_configs(topic, broker, broker_logger, timeout))
 
+    def describe_topic_configs(
+        self, topics: Iterable[str], *, missing: dict[str, RaftlogError] | None = None, timeout: float | None = None
+    ) -> dict[str, Mapping[str, ConfigDescription]]:
+        """Return the configs of many topics at once, by topic and key, without documentation.
+
+        `missing` receives the errors of topics that are left out. Without it, the first is raised.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.describe_topic_configs(["payments"])["payments"]["retention.ms"].value
+        '3600000'
+        """
+        return self._thread.run(self._engine.describe_topic_configs(topics, missing, timeout))
+
     def alter_configs(
         self,
         topic: str | None = None,
@@ -467,6 +480,19 @@ class Admin(Client[AdminEngine]):
             GroupIdNotFound: there is no such group.
         """
         return self._thread.run(self._engine.group_lag(group_id, timeout))
+
+    def group_lags(
+        self, group_ids: Iterable[str], *, missing: dict[str, RaftlogError] | None = None, timeout: float | None = None
+    ) -> dict[str, dict[TopicPartition, PartitionLag]]:
+        """Return the lag of many groups at once, as `group_lag`, by group.
+
+        `missing` receives the errors of groups that are left out. Without it, the first is raised.
+
+        >>> with Admin(cluster.bootstrap) as admin:
+        ...     admin.group_lags(["billing"])["billing"][part].lag
+        0
+        """
+        return self._thread.run(self._engine.group_lags(group_ids, missing, timeout))
 
     def alter_group_offsets(
         self,

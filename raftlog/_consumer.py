@@ -23,11 +23,11 @@ from types import TracebackType
 from typing import Any, Final, Generic, Unpack
 
 from raftlog._client.background import Client, LoopThread, Turn, told
-from raftlog._client.consumer import PASSED_WAIT_S, ConsumerEngine, monotonic_ms
+from raftlog._client.consumer import PASSED_WAIT_S, ConsumerEngine
 from raftlog._client.group_consumer import Change, GroupEngine, Step
 from raftlog._client.groups import Claim, as_partition, checked
 from raftlog._client.keywords import ConsumerKeywords, IsolationLevel, OffsetReset
-from raftlog._client.metadata import EARLIEST, LATEST
+from raftlog._client.metadata import EARLIEST, LATEST, monotonic_ms
 from raftlog._client.options import Bootstrap, ConsumerOptions, taken_apart
 from raftlog._client.tracing_choice import consumer_tracing
 from raftlog._core.arguments import as_converter, converted

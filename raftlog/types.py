@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, NewType
 
 if TYPE_CHECKING:
@@ -17,6 +18,17 @@ else:
 
 VERSION: Final = "0.1.0"
 """Of this package, as in pyproject.toml."""
+
+
+class Codec(IntEnum):
+    """Compression of a batch's body (attributes bits 0-2); the numbers are Kafka's."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
 
 NodeId = NewType("NodeId", int)
 Offset = NewType("Offset", int)

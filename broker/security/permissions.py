@@ -148,6 +148,7 @@ _ADMIN: Final[dict[str, Rule]] = {
     "DeleteTopic": _field(Acl.DELETE, Acl.TOPIC, "name"),
     "CreatePartitions": _field(Acl.ALTER, Acl.TOPIC, "topic"),
     "DescribeConfigs": _configs(Acl.DESCRIBE_CONFIGS),
+    "DescribeTopicConfigs": inside,  # DESCRIBE_CONFIGS topic, for each topic
     "AlterConfigs": _configs(Acl.ALTER_CONFIGS),
     "DescribeLogDirs": _cluster(Acl.DESCRIBE),
     "DescribeCluster": anybody,

@@ -13,8 +13,9 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import islice
-from typing import Any, Final, NamedTuple, TypeVar
+from itertools import islice, zip_longest
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import grpc
 
@@ -208,6 +209,37 @@ class _Place(NamedTuple):
         return next((each for each in self if isinstance(each, RaftlogError)), None)
 
 
+_Committed: TypeAlias = dict[TopicPartition, group_pb2.CommittedOffset]
+
+
+def _in_order(offsets: Iterable[group_pb2.CommittedOffset]) -> _Committed:
+    known = {
+        TopicPartition(each.topic, each.partition): each for each in offsets if not each.error.code and each.offset >= 0
+    }
+    return dict(sorted(known.items()))
+
+
+def _first_unread(offset: int | None, start: Answer, end: Answer) -> int | None:
+    """Return the offset of a group's first unread record; None: unknown, or it has read all."""
+    if offset is None or not isinstance(start, OffsetAndTimestamp) or not isinstance(end, OffsetAndTimestamp):
+        return None
+    first = max(offset, start.offset)
+    return first if first < end.offset else None
+
+
+def _described_configs(entries: Iterable[admin_pb2.ConfigEntry]) -> dict[str, ConfigDescription]:
+    return {
+        entry.key: ConfigDescription(
+            entry.key,
+            entry.value,
+            admin_pb2.ConfigEntry.Source.Name(entry.source).lower(),
+            entry.read_only,
+            entry.documentation,
+        )
+        for entry in entries
+    }
+
+
 def _lag(committed: group_pb2.CommittedOffset | None, place: _Place, member_id: str, now_ms: float) -> PartitionLag:
     start = place.start.offset if isinstance(place.start, OffsetAndTimestamp) else None
     end = place.end.offset if isinstance(place.end, OffsetAndTimestamp) else None
@@ -252,6 +284,7 @@ V = TypeVar("V")
 STATE_TOPIC: Final = "__transaction_state"
 _AT_A_TIME: Final = 32
 _IDS_AT_A_TIME: Final = 5_000
+_TOPICS_AT_A_TIME: Final = 5_000
 """That one request names."""
 
 
@@ -870,16 +903,49 @@ class AdminEngine:
         )
         asked = broker if broker_logger is None else broker_logger
         response: admin_pb2.DescribeConfigsResponse = await self._on_broker("DescribeConfigs", request, asked, timeout)
-        return {
-            entry.key: ConfigDescription(
-                entry.key,
-                entry.value,
-                admin_pb2.ConfigEntry.Source.Name(entry.source).lower(),
-                entry.read_only,
-                entry.documentation,
-            )
-            for entry in response.entries
-        }
+        return _described_configs(response.entries)
+
+    async def describe_topic_configs(
+        self, topics: Iterable[str], missing: dict[str, RaftlogError] | None, timeout: float | None
+    ) -> dict[str, Mapping[str, ConfigDescription]]:
+        """Return the configs of many topics, with one request to one broker for some thousand of them.
+
+        `missing` receives the errors of topics. Without it, the first is raised.
+        """
+        wanted = list(dict.fromkeys(names_of(topics)))
+        errors: dict[str, RaftlogError] = {}
+        found: dict[str, Mapping[str, ConfigDescription]] = {}
+        for at in range(0, len(wanted), _TOPICS_AT_A_TIME):
+            piece = wanted[at : at + _TOPICS_AT_A_TIME]
+            request = admin_pb2.DescribeTopicConfigsRequest(topics=piece, min_metadata_offset=self._metadata.min_offset)
+            try:
+                response: admin_pb2.DescribeTopicConfigsResponse = await self._anyone(
+                    "DescribeTopicConfigs", request, timeout
+                )
+            except UnsupportedVersion:  # a broker of an older version
+                found |= await self._configs_of_each(piece, errors, timeout)
+                continue
+            for same in response.configs:
+                if same.error.code:
+                    errors |= dict.fromkeys(same.topics, from_wire(same.error))
+                else:
+                    found |= dict.fromkeys(same.topics, MappingProxyType(_described_configs(same.entries)))
+        if missing is not None:
+            missing.update(errors)
+        elif errors:
+            raise next(iter(errors.values()))
+        return {name: found[name] for name in wanted if name in found}
+
+    async def _configs_of_each(
+        self, topics: Iterable[str], errors: dict[str, RaftlogError], timeout: float | None
+    ) -> dict[str, Mapping[str, ConfigDescription]]:
+        found: dict[str, Mapping[str, ConfigDescription]] = {}
+        for name in topics:
+            try:
+                found[name] = await self.describe_configs(name, None, None, timeout)
+            except RaftlogError as error:
+                errors[name] = error
+        return found
 
     async def alter_configs(
         self,
@@ -1135,27 +1201,46 @@ class AdminEngine:
         self, group_ids: Iterable[str], include_authorized_operations: bool, timeout: float | None
     ) -> dict[str, GroupDescription]:
         """Return the descriptions of groups, with one request to each coordinator."""
-        wanted = _checked(group_ids)
-        found: dict[str, GroupDescription] = {}
+        asked = {"include_authorized_operations": include_authorized_operations}
+        found = await self._described_groups(_checked(group_ids), asked, None, timeout)
+        return {group_id: describe_group(answer) for group_id, answer in found.items()}
 
-        async def attempt(deadline: float) -> dict[str, GroupDescription]:
+    async def _described_groups(
+        self,
+        wanted: Sequence[str],
+        asked: Mapping[str, bool],
+        missing: dict[str, RaftlogError] | None,
+        timeout: float | None,
+    ) -> dict[str, group_pb2.GroupDescription]:
+        """Return what coordinators tell of groups. `asked`: fields of the request.
+
+        `missing` receives the errors of groups. Without it, the first is raised.
+        """
+        found: dict[str, group_pb2.GroupDescription] = {}
+        errors: dict[str, RaftlogError] = {}
+
+        async def attempt(deadline: float) -> None:
             left = [group_id for group_id in wanted if group_id not in found]
-            failed: RaftlogError | None = None
-            answers = await self._of_groups(
-                "DescribeGroups", left, deadline, include_authorized_operations=include_authorized_operations
-            )
-            for group_id, answer in answers.items():
+            for group_id, answer in (await self._of_groups("DescribeGroups", left, deadline, **asked)).items():
                 if isinstance(answer, RaftlogError):
-                    failed = failed or answer
+                    errors[group_id] = answer
                 elif answer.state == group_pb2.DEAD:
-                    failed = failed or GroupIdNotFound(f"there is no group {group_id!r}")
+                    errors[group_id] = GroupIdNotFound(f"there is no group {group_id!r}")
                 else:
-                    found[group_id] = describe_group(answer)
+                    found[group_id] = answer
+                    errors.pop(group_id, None)
+            failed = next((each for each in errors.values() if missing is None or each.retriable), None)
             if failed is not None:
                 raise failed
-            return {group_id: found[group_id] for group_id in wanted}
 
-        return await self._retried(attempt, timeout)
+        try:
+            await self._retried(attempt, timeout)
+        except RetriableError:
+            if missing is None or not errors:
+                raise
+        if missing is not None:
+            missing.update(errors)
+        return {group_id: found[group_id] for group_id in wanted if group_id in found}
 
     async def delete_groups(self, group_ids: Iterable[str], timeout: float | None) -> None:
         """Delete groups and their offsets; if some were refused, raises after all were tried."""
@@ -1242,18 +1327,13 @@ class AdminEngine:
             for part, found in (await self._committed(group_id, timeout)).items()
         }
 
-    async def _committed(self, group_id: str, timeout: float | None) -> dict[TopicPartition, group_pb2.CommittedOffset]:
+    async def _committed(self, group_id: str, timeout: float | None) -> _Committed:
         request = group_pb2.FetchOffsetsRequest(group_id=_checked([group_id])[0], member_epoch=-1, all=True)
         try:
             response: group_pb2.FetchOffsetsResponse = await self._of_group("FetchOffsets", group_id, request, timeout)
         except GroupIdNotFound:
             return {}
-        found = {
-            TopicPartition(each.topic, each.partition): each
-            for each in response.offsets
-            if not each.error.code and each.offset >= 0
-        }
-        return dict(sorted(found.items()))
+        return _in_order(response.offsets)
 
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], timeout: float | None
@@ -1299,39 +1379,82 @@ class AdminEngine:
 
     async def group_lag(self, group_id: str, timeout: float | None) -> dict[TopicPartition, PartitionLag]:
         """Return a group's position and lag in all partitions that it reads or has committed an offset for."""
-        described = (await self.describe_groups([group_id], False, timeout))[group_id]
-        committed = await self._committed(group_id, timeout)
-        reader = {part: member.member_id for member in described.members for part in member.assigned}
-        parts = sorted({*committed, *reader})
-        places = await self._places({part: committed[part].offset if part in committed else None for part in parts})
-        return {
-            part: _lag(committed.get(part), places[part], reader.get(part, ""), time.time() * 1000) for part in parts
-        }
+        return (await self.group_lags([group_id], None, timeout))[group_id]
 
-    async def _places(self, offsets: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, _Place]:
-        """Return the start and end of partitions, and the age of the records at the given offsets."""
-        self._metadata.wanted.update(topic for topic, _ in offsets)
+    async def group_lags(
+        self, group_ids: Iterable[str], missing: dict[str, RaftlogError] | None, timeout: float | None
+    ) -> dict[str, dict[TopicPartition, PartitionLag]]:
+        """Return the lag of many groups, with one request to each coordinator and a few to each leader.
+
+        `missing` receives the errors of groups. Without it, the first is raised.
+        """
+        wanted = list(dict.fromkeys(_checked(group_ids)))
+        errors: dict[str, RaftlogError] = {}
+        described = await self._described_groups(
+            wanted, {"include_committed": True}, None if missing is None else errors, timeout
+        )
+        groups: dict[str, tuple[_Committed, dict[TopicPartition, str]]] = {}
+        for group_id, group in described.items():
+            if group.HasField("committed"):
+                committed = _in_order(group.committed.offsets)
+            else:  # a broker of an older version
+                try:
+                    committed = await self._committed(group_id, timeout)
+                except RaftlogError as error:
+                    if missing is None:
+                        raise
+                    errors[group_id] = error
+                    continue
+            members = describe_group(group).members
+            groups[group_id] = committed, {part: each.member_id for each in members for part in each.assigned}
+        places = await self._places(
+            {
+                (group_id, part): committed[part].offset if part in committed else None
+                for group_id, (committed, readers) in groups.items()
+                for part in sorted({*committed, *readers})
+            }
+        )
+        lags: dict[str, dict[TopicPartition, PartitionLag]] = {group_id: {} for group_id in groups}
+        for (group_id, part), place in places.items():
+            committed, readers = groups[group_id]
+            lags[group_id][part] = _lag(committed.get(part), place, readers.get(part, ""), time.time() * 1000)
+        if missing is not None:
+            missing.update(errors)
+        return lags
+
+    async def _places(
+        self, offsets: Mapping[tuple[str, TopicPartition], int | None]
+    ) -> dict[tuple[str, TopicPartition], _Place]:
+        """Return the start and end of partitions, and the age of the records at the offsets of groups."""
+        named = dict.fromkeys(part for _, part in offsets)
+        self._metadata.wanted.update(topic for topic, _ in named)
         with contextlib.suppress(RetriableError):  # then what was known counts
             await self._metadata.refresh()
-        there = [part for part in offsets if self._metadata.view.partition(part) is not None]
+        there = [part for part in named if self._metadata.view.partition(part) is not None]
         starts, ends = await asyncio.gather(
             self._look_up(dict.fromkeys(there, EARLIEST)), self._look_up(dict.fromkeys(there, LATEST))
         )
-        unread: dict[TopicPartition, int] = {}
-        for part in there:
-            start, end, offset = starts[part], ends[part], offsets[part]
-            if offset is not None and isinstance(start, OffsetAndTimestamp) and isinstance(end, OffsetAndTimestamp):
-                first = max(offset, start.offset)
-                if first < end.offset:
-                    unread[part] = AtOffset(first)
-        ages = await self._look_up(unread)
+        unread: dict[TopicPartition, set[int]] = {}
+        for (_, part), offset in offsets.items():
+            if (first := _first_unread(offset, starts.get(part), ends.get(part))) is not None:
+                unread.setdefault(part, set()).add(first)
+        # A request asks for one offset of each partition: as many requests as the groups at the same partition.
+        rounds = [
+            {part: AtOffset(first) for part, first in zip(unread, some, strict=True) if first is not None}
+            for some in zip_longest(*map(sorted, unread.values()))
+        ]
+        ages: dict[tuple[TopicPartition, int], Answer] = {}
+        for asked, answers in zip(rounds, await asyncio.gather(*map(self._look_up, rounds)), strict=True):
+            ages |= {(part, asked[part]): answer for part, answer in answers.items()}
         places = {}
-        for part in offsets:
+        for (group_id, part), offset in offsets.items():
             if part not in starts:
                 gone = UnknownTopicOrPartition(f"{part} does not exist")
-                places[part] = _Place(gone, gone, None)
+                places[group_id, part] = _Place(gone, gone, None)
             else:
-                places[part] = _Place(starts[part], ends[part], ages.get(part))
+                first = _first_unread(offset, starts[part], ends[part])
+                age = None if first is None else ages.get((part, first))
+                places[group_id, part] = _Place(starts[part], ends[part], age)
         return places
 
     # Transactions and staged batches, as their coordinators know them

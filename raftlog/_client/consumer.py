@@ -13,7 +13,6 @@ import math
 import os
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, cast
@@ -29,6 +28,7 @@ from raftlog._client.metadata import (
     MetadataCache,
     OffsetLookup,
     may_pass,
+    monotonic_ms,
 )
 from raftlog._client.options import ConsumerOptions
 from raftlog._core.cluster import TopicView
@@ -73,11 +73,6 @@ _PATIENCE_S: Final = 1.0
 _PATIENCE_GROWTH: Final = 1.4
 """A silent session may be idle, or its leader frozen or deposed: the engine probes the broker after a second, and then
 at growing intervals up to `metadata.max.age.ms`."""
-
-
-def monotonic_ms() -> float:
-    """Return the monotonic clock in milliseconds."""
-    return time.monotonic() * 1000.0
 
 
 class _Trouble(NamedTuple):

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, cast
 
-from raftlog._client.consumer import ConsumerEngine, monotonic_ms
+from raftlog._client.consumer import ConsumerEngine
 from raftlog._client.coordinators import Coordinators
 from raftlog._client.groups import (
     Claim,
@@ -25,6 +25,7 @@ from raftlog._client.groups import (
     in_pieces,
     to_commit,
 )
+from raftlog._client.metadata import monotonic_ms
 from raftlog._client.options import ConsumerOptions
 from raftlog._core.cluster import TopicView
 from raftlog._core.membership import Identity, Membership, MemberState

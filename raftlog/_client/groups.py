@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import grpc
 
 from raftlog._client.connections import Connections, from_grpc
-from raftlog._client.consumer import monotonic_ms
 from raftlog._client.coordinators import Coordinators
-from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, LookupOptions
+from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, LookupOptions, monotonic_ms
 from raftlog._core.backoff import Pauses
 from raftlog._core.membership import Membership, MemberState
 from raftlog.errors import (

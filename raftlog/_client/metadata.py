@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import random
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -492,6 +493,11 @@ class LookupOptions(Protocol):
     def request_timeout_ms(self) -> float: ...
     @property
     def pauses(self) -> Pauses: ...
+
+
+def monotonic_ms() -> float:
+    """Return the monotonic clock in milliseconds."""
+    return time.monotonic() * 1000.0
 
 
 class AtOffset(int):

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from raftlog._client.security import KEY_PASSWORD, KEY_PASSWORD_COMMAND, PROTOCOL, PemFiles, Sasl, sasl_of
 from raftlog._client.security import Names as PemNames
-from raftlog._core.accumulator import BATCHES_REMEMBERED
 from raftlog._core.backoff import Backoff, Pauses
 from raftlog._core.cluster import parse_bootstrap
 from raftlog._core.staging import MAX_ID_CHARACTERS
@@ -31,7 +30,7 @@ from raftlog.config import (
     text,
 )
 from raftlog.errors import InvalidConfig
-from raftlog.format import Codec
+from raftlog.types import Codec
 from raftlog.v1 import common_pb2, log_pb2
 
 CODECS: Final = {codec.name.lower(): codec for codec in Codec}
@@ -612,6 +611,8 @@ def _idempotence(options: ProducerOptions, acks: str, explicit: bool) -> bool:
     Raises:
         InvalidConfig: idempotence is requested together with an option that contradicts it.
     """
+    from raftlog._core.accumulator import BATCHES_REMEMBERED  # here: it imports Arrow, which only producers need
+
     transactional = bool(options.transactional_id)
     if not options.enable_idempotence:
         if transactional:

@@ -106,7 +106,8 @@ class ClusterDescription(NamedTuple):
     """The cluster as of `metadata_offset`; `controller_id` is -1 if there is no active controller.
 
     `features`: the levels in effect. `supported_features`: the lowest and highest level of each feature that every
-    registered broker supports. `authorized_operations`: what the caller may do with the cluster, if asked for.
+    registered broker supports. `authorized_operations`: what the caller may do with the cluster, if asked for; so
+    `may_create_topics`: whether there is a name under which the caller may create a topic. None: not told.
     """
 
     cluster_id: str
@@ -117,6 +118,7 @@ class ClusterDescription(NamedTuple):
     features: dict[str, int]
     supported_features: Mapping[str, tuple[int, int]] = MappingProxyType({})
     authorized_operations: frozenset[AclOperation] | None = None
+    may_create_topics: bool | None = None
 
 
 class QuorumVoterDescription(NamedTuple):
@@ -255,6 +257,7 @@ def describe_cluster(response: admin_pb2.DescribeClusterResponse) -> ClusterDesc
         dict(response.features),
         {known.name: (known.min_level, known.max_level) for known in response.supported_features},
         operations_of(response),
+        response.may_create_topics if response.HasField("may_create_topics") else None,
     )
 
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from raftlog._core.accumulator import Batch
 from raftlog.types import TopicPartition
+
+if TYPE_CHECKING:
+    from raftlog._core.accumulator import Batch
 
 SLOT_S: Final = 10.0
 SLOTS: Final = 3

@@ -296,22 +296,12 @@ class _Collector:
     def _lags(self, groups: list[GroupListing] | None) -> Lags | None:
         if groups is None:
             return None
-        return self._many(
-            "lags",
-            [group.group_id for group in groups],
-            lambda group_id: self._admin.group_lag(group_id, timeout=PATIENCE_S),
-            "group",
-        )
+        return self._together("lags", [group.group_id for group in groups], self._admin.group_lags, "group")
 
     def _configs(self, topics: list[TopicDescription] | None) -> Mapping[str, Mapping[str, ConfigDescription]] | None:
         if topics is None:
             return None
-        return self._many(
-            "configs",
-            [topic.name for topic in topics],
-            lambda name: self._admin.describe_configs(topic=name, timeout=PATIENCE_S),
-            "topic",
-        )
+        return self._together("configs", [topic.name for topic in topics], self._admin.describe_topic_configs, "topic")
 
     def _hanging(self, topics: list[TopicDescription] | None, nodes: Mapping[int, NodeDescription] | None) -> Any:
         if topics is None:
@@ -372,6 +362,18 @@ class _Collector:
             return ask()
         except RaftlogError:
             return None
+
+    def _together(
+        self, part: str, keys: Sequence[str], ask: Callable[..., dict[str, T]], what: str
+    ) -> dict[str, T] | None:
+        """Ask for all keys at once; note the keys without an answer. None: all were refused for want of permission."""
+        if not keys:
+            return {}
+        errors: dict[str, RaftlogError] = {}
+        found = self._answer(part, self._pool.submit(ask, keys, missing=errors, timeout=PATIENCE_S))
+        self._unanswered += [_unanswered(part, f"{what} {key}", error) for key, error in errors.items()]
+        refused = sum(isinstance(error, AuthorizationError) for error in errors.values())
+        return None if refused == len(keys) else found
 
     def _many(self, part: str, keys: Iterable[K], ask: Callable[[K], T], what: str) -> dict[K, T] | None:
         """Ask for each key, some at a time; note the keys without an answer and the ones skipped for want of time.

@@ -280,6 +280,15 @@ class Admin(Client[AdminEngine]):
         """
         return await self._engine.describe_configs(topic, broker, broker_logger, timeout)
 
+    async def describe_topic_configs(
+        self, topics: Iterable[str], *, missing: dict[str, RaftlogError] | None = None, timeout: float | None = None
+    ) -> dict[str, Mapping[str, ConfigDescription]]:
+        """Return the configs of many topics at once, by topic and key, without documentation.
+
+        `missing` receives the errors of topics that are left out. Without it, the first is raised.
+        """
+        return await self._engine.describe_topic_configs(topics, missing, timeout)
+
     async def alter_configs(
         self,
         topic: str | None = None,
@@ -381,6 +390,15 @@ class Admin(Client[AdminEngine]):
             GroupIdNotFound: there is no such group.
         """
         return await self._engine.group_lag(group_id, timeout)
+
+    async def group_lags(
+        self, group_ids: Iterable[str], *, missing: dict[str, RaftlogError] | None = None, timeout: float | None = None
+    ) -> dict[str, dict[TopicPartition, PartitionLag]]:
+        """Return the lag of many groups at once, as `group_lag`, by group.
+
+        `missing` receives the errors of groups that are left out. Without it, the first is raised.
+        """
+        return await self._engine.group_lags(group_ids, missing, timeout)
 
     async def alter_group_offsets(
         self,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Unpack
 
-from raftlog._client.consumer import PASSED_WAIT_S, ConsumerEngine, monotonic_ms
+from raftlog._client.consumer import PASSED_WAIT_S, ConsumerEngine
 from raftlog._client.group_consumer import Change, GroupEngine, Step
 from raftlog._client.groups import as_partition
 from raftlog._client.keywords import ConsumerKeywords, IsolationLevel, OffsetReset
-from raftlog._client.metadata import EARLIEST, LATEST
+from raftlog._client.metadata import EARLIEST, LATEST, monotonic_ms
 from raftlog._client.options import Bootstrap, ConsumerOptions, taken_apart
 from raftlog._client.tracing_choice import consumer_tracing
 from raftlog._consumer import (

@@ -10,19 +10,15 @@ import errno
 import io
 import os
 import sys
-from typing import Annotated, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
 from raftlog import __version__
-from raftlog.cli import apply, client_config, configs, console, doctor, perf, servers, topics, transactions
-from raftlog.cli.groups import groups
-from raftlog.cli.nodes import brokers, cluster, quorum
+from raftlog.cli import client_config
 from raftlog.cli.output import print_error
-from raftlog.cli.partitions import partitions
-from raftlog.cli.records import consume, log_dump, produce
-from raftlog.cli.security import acls, quotas, roles, users
 from raftlog.errors import RaftlogError
 
 EXIT_ERROR = 1
@@ -43,41 +39,66 @@ _KAFKAS_NAMES = {
 }
 """Names that Kafka's tools have for these options; both are accepted."""
 
-app = typer.Typer(
-    name="raftlog",
-    context_settings={"token_normalize_func": lambda token: _KAFKAS_NAMES.get(token, token)},
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="A replicated log: topics, records, clusters.\n\n"
-    "Start with [bold]raftlog up[/bold] in one terminal, then in another:\n\n"
-    "  raftlog topic create events --partitions 3\n\n"
-    "  echo hello | raftlog produce events\n\n"
-    "  raftlog consume events --from-beginning --no-follow",
-)
-app.command("up")(servers.up)
-app.command("server")(servers.server)
-app.add_typer(topics.app, name="topic")
-app.add_typer(partitions.app, name="partition")
-app.command("produce")(produce.produce)
-app.command("consume")(consume.consume)
-app.add_typer(configs.app, name="config")
-app.command("apply")(apply.apply)
-app.add_typer(groups.app, name="group")
-app.add_typer(transactions.app, name="txn")
-app.add_typer(users.app, name="user")
-app.add_typer(acls.app, name="acl")
-app.add_typer(roles.app, name="role")
-app.add_typer(quotas.app, name="quota")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(brokers.app, name="broker")
-app.add_typer(quorum.app, name="quorum")
-app.add_typer(log_dump.app, name="log")
-app.add_typer(perf.app, name="perf")
-app.command("console")(console.console)
-app.command("doctor")(doctor.doctor)
-app.command("support-bundle")(doctor.support_bundle)
-client_config.add_to(app)
+_COMMANDS: Final = {
+    "up": "servers:up",
+    "server": "servers:server",
+    "topic": "topics:app",
+    "partition": "partitions.partitions:app",
+    "produce": "records.produce:produce",
+    "consume": "records.consume:consume",
+    "config": "configs:app",
+    "apply": "apply:apply",
+    "group": "groups.groups:app",
+    "txn": "transactions:app",
+    "user": "security.users:app",
+    "acl": "security.acls:app",
+    "role": "security.roles:app",
+    "quota": "security.quotas:app",
+    "cluster": "nodes.cluster:app",
+    "broker": "nodes.brokers:app",
+    "quorum": "nodes.quorum:app",
+    "log": "records.log_dump:app",
+    "perf": "perf:app",
+    "console": "console:console",
+    "doctor": "doctor:doctor",
+    "support-bundle": "doctor:support_bundle",
+}
+"""Where each command is, in the order of the help."""
+
+
+def tree(name: str | None = None) -> typer.Typer:
+    """Return all commands, or only the one of that name if there is one.
+
+    A command imports what it needs: `raftlog console`, which runs for long, holds no memory for reading Parquet files.
+    """
+    app = typer.Typer(
+        name="raftlog",
+        context_settings={"token_normalize_func": lambda token: _KAFKAS_NAMES.get(token, token)},
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        help="A replicated log: topics, records, clusters.\n\n"
+        "Start with [bold]raftlog up[/bold] in one terminal, then in another:\n\n"
+        "  raftlog topic create events --partitions 3\n\n"
+        "  echo hello | raftlog produce events\n\n"
+        "  raftlog consume events --from-beginning --no-follow",
+    )
+    app.callback()(options)
+    for each in [name] if name in _COMMANDS else _COMMANDS:
+        module, _, attribute = _COMMANDS[each].partition(":")
+        command = getattr(import_module(f"raftlog.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=each)
+        else:
+            app.command(each)(command)
+    client_config.add_to(app)
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return tree()
 
 
 def _version(wanted: bool) -> None:
@@ -86,7 +107,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool,
@@ -101,7 +121,7 @@ def main() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does; a terminal's encoding is no reason to fail
     try:
-        code = app(prog_name="raftlog", standalone_mode=False)
+        code = tree(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="raftlog", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)
     except SystemExit as left:

@@ -7,7 +7,8 @@ before the login is worth nothing (session fixation).
 
     anonymous  -- log in -->  user  -- log out, or idle for `timeout_s` -->  gone
 
-The password stays in the memory of this process, as each connection to a broker needs it, and reaches no page.
+The password stays in the memory of this process as long as the session, as each connection to a broker needs it, and
+reaches no page. `Sessions.logins` says which ones are left, so that connections end with their sessions.
 """
 
 from __future__ import annotations
@@ -76,12 +77,27 @@ class Sessions:
             self._sessions[found.token] = self._sessions.pop(found.token)  # the longest idle one comes first
         return found
 
+    def expire(self) -> None:
+        """End the sessions that were idle for too long; `find` does so only for those whose browsers come back."""
+        for each in list(self._sessions.values()):
+            if self._now_s() - each.used_s <= self._timeout_s:
+                break  # the longest idle one comes first
+            self.end(each)
+
+    def logins(self) -> set[tuple[str, str]]:
+        """Return the name and the password of each user with a session."""
+        return {
+            (each.user, each.password)
+            for each in self._sessions.values()
+            if each.user is not None and each.password is not None
+        }
+
     def begin(self) -> Session:
         """Return a new anonymous session."""
         session = Session(self._make_token(), self._make_token(), self._now_s())
         self._sessions[session.token] = session
         while len(self._sessions) > MOST_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+            self.end(next(iter(self._sessions.values())))
         return session
 
     def end(self, session: Session) -> None:

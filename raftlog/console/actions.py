@@ -338,11 +338,13 @@ NEEDS: Final[Mapping[str, tuple[ResourceType, AclOperation]]] = {
     "add-acl": _CLUSTER,
     "delete-acl": _CLUSTER,
 }
-"""The permission that each change needs; docs/security.md. Not create-topic: an ACL for a prefix is enough."""
+"""The permission that each change needs; docs/security.md. Not create-topic, which has a question of its own."""
 
 
 def why_not(view: View, action: str, name: str = "") -> str | None:
     """Return why this user may not do that with the resource of that name; None: as far as is known, it may."""
+    if action == "create-topic":
+        return None if view.may_create_topics() else "You may not: this needs Create on the cluster, or on some topics."
     resource, operation = NEEDS[action]
     may = view.operations(resource, name)
     if may is None or operation in may:

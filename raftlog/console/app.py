@@ -64,6 +64,8 @@ MOST_STREAMS: Final = 200
 THREADS: Final = 12
 MOST_VIEWS: Final = 100
 """Users with a view of their own at a time; the one that was used least recently gives way."""
+SWEEP_S: Final = 10.0
+"""How long a password may outlive a session whose browser has gone away."""
 STREAM_S: Final = 600.0
 """How long a stream of live updates runs; the browser opens the next one."""
 HEADERS: Final = {
@@ -107,24 +109,38 @@ class Console:
         self.templates = _templates()
 
     def view_of(self, session: Session) -> View:
-        """Return the view of a session's user; all sessions of a user share one."""
+        """Return the view of a session's user; all sessions of a user share one.
+
+        Raises:
+            AuthenticationFailed: the session has ended meanwhile.
+        """
         name = session.user or ""
         with self._lock:
+            if session.user is not None and session.password is None:
+                raise AuthenticationFailed("the session has ended; log in again")
             found = self._views.pop(name, None)
             if found is None or (session.user and found.settings.get("sasl.password") != session.password):
                 if found is not None:
                     found.close()
                 found = View(self.settings.bootstrap, self.client_settings(session.user, session.password))
+                found.prepare()
             self._views[name] = found
             while len(self._views) > MOST_VIEWS:
                 self._views.pop(next(iter(self._views))).close()
             return found
 
-    def prepare(self) -> None:
-        """Ask for what takes longest before the first person looks."""
-        view = self.view_of(Session("", "", 0.0))
-        for question in (view.cluster, view.topics, view.log_dirs, view.replicas, view.groups):
-            question()
+    def end_views(self) -> None:
+        """Close the views whose sessions have ended: no password outlives its session.
+
+        A rebalance that a user has begun goes on, with the rights of that user, until it is done.
+        """
+        self.sessions.expire()
+        with self._lock:
+            left = self.sessions.logins()
+            for name, view in list(self._views.items()):
+                runs = view.rebalance is not None and view.rebalance.progress.runs
+                if name and (name, view.settings.get("sasl.password")) not in left and not runs:
+                    self._views.pop(name).close()
 
     def client_settings(self, user: str | None, password: str | None) -> dict[str, object]:
         """Return the config of the clients that act for a user."""
@@ -187,8 +203,10 @@ def create_app(settings: Settings) -> Starlette:
         # Requests mostly wait for brokers or for one another; each further thread costs memory for good.
         anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         if not settings.with_login:
-            threading.Thread(target=console.prepare, name="console-prepare", daemon=True).start()
+            await run_in_threadpool(console.view_of, Session("", "", 0.0))  # which begins to ask before anybody looks
+        sweeping = asyncio.create_task(_sweep(console))
         yield
+        sweeping.cancel()
         await run_in_threadpool(console.close)
 
     routes: list[Any] = [
@@ -205,6 +223,13 @@ def create_app(settings: Settings) -> Starlette:
     app.state.console = console
     app.add_middleware(_Guard, settings=settings)
     return app
+
+
+async def _sweep(console: Console) -> None:
+    """End what idle sessions leave behind, again and again."""
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        await run_in_threadpool(console.end_views)
 
 
 class _Guard:
@@ -374,6 +399,7 @@ async def _logout(console: Console, request: Request) -> Response:
     fields = await _form(request)
     if session.may_post(fields.get("form_token", "")):
         console.sessions.end(session)
+        await run_in_threadpool(console.end_views)
     response = RedirectResponse("/login" if console.settings.with_login else "/", 303)
     response.delete_cookie(COOKIE, path="/")
     return response

@@ -1,5 +1,7 @@
 """Records for people: where to begin, what to leave out, and how keys and values are shown.
 
+Values that are JSON objects, or Arrow data as Arrow's IPC format has it, are also shown as tables.
+
 A search reads records from the chosen place on until it has found enough, has looked at `MOST_LOOKED_AT`, has reached
 the end, or `PATIENCE_S` have passed; the page says how far it came. Reading joins no group and commits nothing.
 """
@@ -8,15 +10,15 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
-
-import pyarrow as pa
+from typing import Any, Final, NamedTuple
 
 import raftlog
+from raftlog._core.words import counted
 from raftlog.errors import InvalidRequestError
 from raftlog.types import Record, TopicPartition
 
@@ -27,9 +29,10 @@ LONGEST_SHOWN: Final = 4_000
 """Characters of a value on the page; the page of the record alone shows `LONGEST_ALONE`."""
 LONGEST_ALONE: Final = 1_000_000
 BEGINS: Final = ("newest", "oldest", "offset", "time")
-FORMS: Final = ("auto", "text", "json", "hex")
+FORMS: Final = ("auto", "text", "json", "hex", "arrow")
 VIEWS: Final = ("records", "table")
 MOST_COLUMNS: Final = 30
+MOST_TABLE_ROWS: Final = 500
 LONGEST_CELL: Final = 80
 _STEP: Final = re.compile(r"\.([A-Za-z_][\w-]*)|\[(\d+)\]|\[['\"]([^'\"]+)['\"]\]")
 
@@ -301,6 +304,8 @@ def brief(data: bytes | None, longest: int = 120) -> Shown:
     """Return bytes on one line, for a row of a table."""
     if data is None:
         return Shown("null", "null")
+    if (arrow := arrow_of(data, 0)) is not None:
+        return Shown(f"Arrow: {counted(len(arrow.columns), 'column')}, {counted(arrow.total, 'row')}", "arrow")
     try:
         text = " ".join(data[: longest * 4].decode(errors="strict" if len(data) <= longest * 4 else "ignore").split())
         if not text.isprintable():
@@ -311,7 +316,7 @@ def brief(data: bytes | None, longest: int = 120) -> Shown:
 
 
 class Column(NamedTuple):
-    """A column of a table: a field of JSON objects, and the Arrow type that fits all its values."""
+    """A column of a table: a field of JSON objects or of Arrow data, and the Arrow type that fits all its values."""
 
     name: str
     type: str
@@ -320,25 +325,127 @@ class Column(NamedTuple):
 class Table(NamedTuple):
     """Values as typed columns. `rows`: a record with the text of each cell, None: no such field.
 
-    `others`: how many records have a value that is no JSON object. `left_out`: how many columns there are beyond these.
+    `others`: how many records have a value that is neither a JSON object nor Arrow data. `left_out`: how many columns
+    there are beyond these. `more_rows`: whether Arrow data have more rows than these.
     """
 
     columns: list[Column]
     rows: list[tuple[Record, list[str | None]]]
     others: int
     left_out: int
+    more_rows: bool = False
 
 
 def table_of(records: Sequence[Record]) -> Table:
-    """Return the JSON objects among the values as a table; columns are in the order in which they appear first."""
-    parsed = [(record, fields) for record in records if (fields := _object(record.value)) is not None]
-    names = list(dict.fromkeys(name for _, fields in parsed for name in fields))
+    """Return the JSON objects and the rows of Arrow data among the values; columns are in the order of appearance."""
+    parsed: list[tuple[Record, Mapping[str, object]]] = []
+    types: dict[str, set[str]] = {}
+    others, more_rows = 0, False
+    for record in records:
+        if (arrow := arrow_of(record.value)) is not None:
+            for column in arrow.columns:
+                types.setdefault(column.name, set()).add(column.type)
+            parsed += ((record, row) for row in arrow.rows)
+            more_rows |= arrow.total > len(arrow.rows)
+        elif (fields := _object(record.value)) is not None:
+            parsed.append((record, fields))
+        else:
+            others += 1
+    more_rows |= len(parsed) > MOST_TABLE_ROWS
+    del parsed[MOST_TABLE_ROWS:]
+    names = list(dict.fromkeys([*types, *(name for _, fields in parsed for name in fields)]))
     shown_names = names[:MOST_COLUMNS]
-    columns = [Column(name, _type_of([fields.get(name) for _, fields in parsed])) for name in shown_names]
+    columns = []
+    for name in shown_names:
+        told = types.get(name, set())
+        columns.append(Column(name, min(told) if len(told) == 1 else _type_of([row.get(name) for _, row in parsed])))
     rows = [
         (record, [_cell(fields[name]) if name in fields else None for name in shown_names]) for record, fields in parsed
     ]
-    return Table(columns, rows, len(records) - len(parsed), len(names) - len(shown_names))
+    return Table(columns, rows, others, len(names) - len(shown_names), more_rows)
+
+
+class ArrowRows(NamedTuple):
+    """A value that is Arrow data: its columns, its first rows, and how many rows it has."""
+
+    columns: list[Column]
+    rows: list[dict[str, object]]
+    total: int
+
+
+def arrow_of(value: bytes | None, most_rows: int = MOST_SHOWN) -> ArrowRows | None:
+    """Return the rows of a value in Arrow's IPC format, a stream or a file; None if it is something else.
+
+    Compressed data are not unpacked, because a small value could become a very large one.
+    """
+    if value is None or not _looks_like_arrow(value):
+        return None
+    import pyarrow as pa  # here: most pages of the console never need it
+
+    # A file is a stream between a magic number and a footer.
+    stream = pa.py_buffer(value[8:] if value[:6] == _ARROW_FILE else value)
+    try:
+        if any(_is_compressed(message.metadata.to_pybytes()) for message in pa.ipc.MessageReader.open_stream(stream)):
+            return None
+        reader = pa.ipc.open_stream(stream)
+        rows: list[dict[str, object]] = []
+        total = 0
+        for batch in reader:
+            batch.validate(full=True)
+            total += batch.num_rows
+            left = batch.slice(0, max(0, most_rows - len(rows)))
+            texts = [[_python(each) for each in column] for column in left.columns]
+            rows += (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*texts, strict=True))
+        return ArrowRows([Column(field.name, _type_text(field.type)) for field in reader.schema], rows, total)
+    except (pa.ArrowException, OSError, EOFError, LookupError, ValueError, struct.error):
+        return None
+
+
+_ARROW_FILE: Final = b"ARROW1"
+_CONTINUES: Final = b"\xff\xff\xff\xff"
+_RECORD_BATCH: Final = 3
+_DICTIONARY_BATCH: Final = 2
+_INT: Final = struct.Struct("<i")
+_SHORT: Final = struct.Struct("<H")
+
+
+def _looks_like_arrow(value: bytes) -> bool:
+    if value[:6] == _ARROW_FILE:
+        return True
+    return value[:4] == _CONTINUES and len(value) >= 8 and 0 < _INT.unpack_from(value, 4)[0] <= len(value) - 8
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether a message is a batch with a compressed body (Arrow's Message.fbs: RecordBatch.compression)."""
+
+    def field(table: int, number: int) -> int | None:
+        entries = table - _INT.unpack_from(metadata, table)[0]
+        place = 4 + 2 * number
+        offset = (
+            _SHORT.unpack_from(metadata, entries + place)[0] if place < _SHORT.unpack_from(metadata, entries)[0] else 0
+        )
+        return table + offset if offset else None
+
+    def table_in(table: int, number: int) -> int | None:
+        at = field(table, number)
+        return None if at is None else at + _INT.unpack_from(metadata, at)[0]
+
+    message = _INT.unpack_from(metadata, 0)[0]
+    kind, header = field(message, 1), table_in(message, 2)
+    if kind is None or header is None:
+        return False
+    if metadata[kind] == _DICTIONARY_BATCH:
+        header = table_in(header, 1)
+    elif metadata[kind] != _RECORD_BATCH:
+        return False
+    return header is not None and field(header, 3) is not None
+
+
+def _python(scalar: Any) -> object:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):  # such as nanoseconds, which Python's times do not have
+        return str(scalar)
 
 
 def _object(value: bytes | None) -> dict[str, object] | None:
@@ -350,16 +457,27 @@ def _object(value: bytes | None) -> dict[str, object] | None:
 
 
 def _type_of(values: list[object]) -> str:
+    import pyarrow as pa  # here: most pages of the console never need it
+
     try:
-        found = str(pa.array(values).type)
+        return _type_text(pa.array(values).type)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         return "mixed"
+
+
+def _type_text(arrow_type: object) -> str:
+    found = str(arrow_type)
     return found if len(found) <= LONGEST_CELL // 2 else f"{found.partition('<')[0]}<…>"
 
 
 def _cell(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_other)
     return text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…"
+
+
+def _other(value: object) -> str:
+    """Return a value that JSON does not have, as text."""
+    return value.hex(" ") if isinstance(value, bytes) else str(value)
 
 
 def parse_headers(text: str) -> list[tuple[str, bytes | None]]:

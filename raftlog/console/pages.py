@@ -20,9 +20,9 @@ from raftlog.cli.partitions.health import is_under_replicated, state_of
 from raftlog.cli.partitions.moving import Move, present
 from raftlog.console.access import Session
 from raftlog.console.actions import why_not
-from raftlog.console.messages import LONGEST_ALONE, OUTCOMES, AuditFilter, Query, audit_line, search, table_of
+from raftlog.console.messages import LONGEST_ALONE, OUTCOMES, AuditFilter, Query, arrow_of, audit_line, search, table_of
 from raftlog.console.rebalance import AT_A_TIME
-from raftlog.console.view import Answer, View
+from raftlog.console.view import Answer, Health, View
 from raftlog.errors import (
     AuthorizationError,
     GroupIdNotFound,
@@ -112,14 +112,13 @@ def overview(look: Look) -> Page:
     """Health, throughput, lag, ISR and quorum at a glance."""
     view = look.view
     cluster, topics, quorum, groups = view.cluster(), view.topics(), view.quorum(), view.groups()
-    replicas = view.replicas()
-    health = health_of((topics.value or {}).values())
+    log_end = view.log_end()
+    health = topics.value.health if topics.value is not None else Health()
     rate = None
-    if replicas.value is not None and replicas.error is None and not health["leaderless"]:
-        ends = sum(part.log_end_offset for part in replicas.value.values() if not part.topic.startswith("__"))
-        rate = view.note_total("records", ends)
+    if log_end.value is not None and log_end.error is None and not health.leaderless:
+        rate = view.note_total("records", log_end.value)
     listed = [each for each in groups.value or () if each.state != "empty"][:MOST_GROUPS_OF_OVERVIEW]
-    lags = {group: lag_of(answer.value) for group, answer in view.lags(each.group_id for each in listed).items()}
+    lags = {group: lag_of(found) for group, found in view.lags(each.group_id for each in listed).items()}
     if lags:
         view.note("lag", sum(each.records for each in lags.values()))
     return Page(
@@ -138,22 +137,8 @@ def overview(look: Look) -> Page:
                 ("lag", "Lag of groups, in records", view.plot("lag")),
             ],
         },
-        [cluster, topics, quorum, replicas, groups],
+        [cluster, topics, quorum, log_end, groups],
     )
-
-
-def health_of(topics: Iterable[TopicDescription]) -> dict[str, int]:
-    """Return how many topics and partitions there are, and how many partitions have a problem."""
-    found = dict.fromkeys(("topics", "partitions", "leaderless", "under_replicated", "offline_replicas", "moving"), 0)
-    for topic in topics:
-        found["topics"] += not topic.internal
-        for part in topic.partitions:
-            found["partitions"] += 1
-            found["leaderless"] += part.leader < 0
-            found["under_replicated"] += is_under_replicated(part)
-            found["offline_replicas"] += len(part.offline_replicas)
-            found["moving"] += bool(part.adding_replicas or part.removing_replicas)
-    return found
 
 
 class Lag(NamedTuple):
@@ -176,22 +161,16 @@ def lag_of(parts: Mapping[TopicPartition, PartitionLag] | None) -> Lag:
 
 def brokers(look: Look) -> Page:
     """Load, disks, leaderships and states of all brokers."""
-    cluster, dirs = look.view.cluster(), look.view.log_dirs()
-    sizes: dict[int, dict[str, int]] = {}
-    for each in dirs.value or ():
-        size = sizes.setdefault(each.broker_id, {"logs": 0, "usable": 0, "total": 0, "offline": 0})
-        size["logs"] += sum(part.size_bytes for part in each.partitions)
-        size["usable"] += each.usable_bytes
-        size["total"] += each.total_bytes
-        size["offline"] += each.error is not None
+    cluster, sizes = look.view.cluster(), look.view.sizes()
+    of_broker = sizes.value.of_broker if sizes.value is not None else {}
     found = cluster.value.brokers if cluster.value is not None else []
     values = {
         "cluster": cluster.value,
-        "brokers": [(broker, state_of(broker), sizes.get(broker.broker_id)) for broker in found],
+        "brokers": [(broker, state_of(broker), of_broker.get(broker.broker_id)) for broker in found],
         "most_replicas": max((broker.replicas for broker in found), default=0),
         "progress": look.view.rebalance.progress if look.view.rebalance is not None else None,
     }
-    return Page("brokers.html", "Brokers", values, [cluster, dirs])
+    return Page("brokers.html", "Brokers", values, [cluster, sizes])
 
 
 def broker(look: Look) -> Page:
@@ -267,18 +246,13 @@ def copied(picture: Picture, move: Move) -> int:
 def picture_of(view: View) -> tuple[Picture, list[Answer[Any]]]:
     """Return the cluster as a plan needs it, and the answers that it is made of."""
     # A plan is made of what is there now: an older answer could lack a topic, and the plan its moves.
-    cluster, topics, dirs = view.cluster(), view.topics(ahead=False), view.log_dirs()
-    sizes: dict[TopicPartition, int] = {}
-    free: dict[int, int] = {}
-    for each in dirs.value or ():
-        free[each.broker_id] = free.get(each.broker_id, 0) + (each.usable_bytes if each.error is None else 0)
-        for log in each.partitions:
-            part = TopicPartition(log.topic, log.partition)
-            sizes[part] = max(sizes.get(part, 0), log.size_bytes)
-    known = topics.value or {}
+    cluster, topics, sizes = view.cluster(), view.topics(ahead=False), view.sizes()
+    of_part = sizes.value.of_part if sizes.value is not None else {}
+    free = {broker: size.usable for broker, size in sizes.value.of_broker.items()} if sizes.value is not None else {}
+    known = topics.value.by_name if topics.value is not None else {}
     placed = {move.part: move.replicas for move in present(known.values())}
     found = cluster.value.brokers if cluster.value is not None else []
-    return Picture(list(found), known, placed, {part: sizes.get(part, 0) for part in placed}, free), [cluster, topics]
+    return Picture(list(found), known, placed, {part: of_part.get(part, 0) for part in placed}, free), [cluster, topics]
 
 
 # Topics
@@ -297,18 +271,24 @@ class TopicRow(NamedTuple):
 
 
 def topics(look: Look) -> Page:
-    """All topics: searched, sorted, in pages."""
-    found, dirs = look.view.topics(), look.view.log_dirs()
-    sizes: dict[TopicPartition, int] = {}
-    for each in dirs.value or ():
-        for log in each.partitions:
-            part = TopicPartition(log.topic, log.partition)
-            sizes[part] = max(sizes.get(part, 0), log.size_bytes)
-    by_topic: dict[str, int] = {}
-    for part, size in sizes.items():
-        by_topic[part.topic] = by_topic.get(part.topic, 0) + size
+    """All topics: searched, sorted, in pages. Only the topics of the page become rows."""
+    found, sizes = look.view.topics(), look.view.sizes()
+    of_topic = sizes.value.of_topic if sizes.value is not None else {}
+    every = list(found.value.by_name.values()) if found.value is not None else []
     internal = look.fields.get("internal") == "1"
     only_bad = look.fields.get("bad") == "1"
+    listed = [
+        topic
+        for topic in matching(every, look.fields, lambda topic: topic.name)
+        if (_has_problem(topic) if only_bad else internal or not topic.internal)
+    ]
+    keys: dict[str, Callable[[TopicDescription], Any]] = {
+        "name": lambda topic: topic.name,
+        "partitions": lambda topic: len(topic.partitions),
+        "size": lambda topic: of_topic.get(topic.name, 0),
+        "under_replicated": lambda topic: sum(map(is_under_replicated, topic.partitions)),
+    }
+    part = cut(in_order(listed, look.fields, keys), look.fields)
     rows = [
         TopicRow(
             topic.name,
@@ -317,32 +297,26 @@ def topics(look: Look) -> Page:
             max((len(part.replicas) for part in topic.partitions), default=0),
             sum(map(is_under_replicated, topic.partitions)),
             sum(part.leader < 0 for part in topic.partitions),
-            by_topic.get(topic.name, 0) if dirs.value is not None else None,
+            of_topic.get(topic.name, 0) if sizes.value is not None else None,
         )
-        for topic in matching((found.value or {}).values(), look.fields, lambda topic: topic.name)
-        if internal or not topic.internal or only_bad
+        for topic in part.rows
     ]
-    if only_bad:
-        rows = [row for row in rows if row.under_replicated or row.leaderless]
-    keys: dict[str, Callable[[TopicRow], Any]] = {
-        "name": lambda row: row.name,
-        "partitions": lambda row: row.partitions,
-        "size": lambda row: row.size_bytes or 0,
-        "under_replicated": lambda row: row.under_replicated,
-    }
-    hidden = sum(topic.internal for topic in (found.value or {}).values()) if not internal else 0
     values = {
-        "list": cut(in_order(rows, look.fields, keys), look.fields),
-        "hidden": hidden,
+        "list": part._replace(rows=rows),
+        "hidden": sum(topic.internal for topic in every) if not internal else 0,
         "known": found.value is not None,
     }
-    return Page("topics.html", "Topics", values, [found, dirs])
+    return Page("topics.html", "Topics", values, [found, sizes])
+
+
+def _has_problem(topic: TopicDescription) -> bool:
+    return any(part.leader < 0 or is_under_replicated(part) for part in topic.partitions)
 
 
 def _topic(look: Look) -> tuple[TopicDescription | None, Answer[Any]]:
     name = look.names["topic"]
     found = look.view.topics()
-    topic = (found.value or {}).get(name)
+    topic = found.value.by_name.get(name) if found.value is not None else None
     if topic is None and found.value is not None:
         # It may be younger than the last answer.
         asked = look.view.ask(f"topic {name}", lambda: look.view.admin.describe_topic(name))
@@ -367,15 +341,12 @@ def topic(look: Look) -> Page:
     """Partitions of a topic: replicas, ISR, offsets, sizes."""
     name = look.names["topic"]
     found, answer = _topic(look)
-    replicas, dirs = look.view.replicas(name), look.view.log_dirs()
-    sizes: dict[int, int] = {}
-    for each in dirs.value or ():
-        for log in each.partitions:
-            if log.topic == name:
-                sizes[log.partition] = max(sizes.get(log.partition, 0), log.size_bytes)
+    replicas, sizes = look.view.replicas(name), look.view.sizes()
+    of_part = sizes.value.of_part if sizes.value is not None else {}
     rows = []
     for part in found.partitions if found is not None else ():
-        seen = (replicas.value or {}).get(TopicPartition(name, part.partition))
+        place = TopicPartition(name, part.partition)
+        seen = (replicas.value or {}).get(place)
         rows.append(
             PartitionRow(
                 part,
@@ -383,7 +354,7 @@ def topic(look: Look) -> Page:
                 seen.high_watermark if seen else None,
                 seen.log_end_offset if seen else None,
                 {each.broker_id: each.lag for each in seen.replicas} if seen else {},
-                sizes.get(part.partition) if dirs.value is not None else None,
+                of_part.get(place, 0) if sizes.value is not None else None,
             )
         )
     ends = [row.end for row in rows if row.end is not None]
@@ -394,7 +365,7 @@ def topic(look: Look) -> Page:
         "list": cut(rows, look.fields),
         "rate": rate,
         "records": sum(row.end - row.start for row in rows if row.end is not None and row.start is not None),
-        "size_bytes": sum(sizes.values()) if dirs.value is not None else None,
+        "size_bytes": sizes.value.of_topic.get(name, 0) if sizes.value is not None else None,
         "under_way": [] if found is None else moving([found]),
         "plots": [(f"topic {name}", "Records per second", look.view.plot(f"topic {name}"))],
     }
@@ -458,11 +429,16 @@ def message(look: Look) -> Page:
     if record is None:
         raise ResourceNotFound(f"{name}-{partition} has no record at offset {offset}: it was removed, or is a marker")
     form = look.fields.get("form", "auto")
-    return Page(
-        "message.html",
-        f"{name}-{partition} at {offset}",
-        {"record": record, "name": name, "form": form, "longest": LONGEST_ALONE},
-    )
+    is_arrow = arrow_of(record.value, 0) is not None
+    values = {
+        "record": record,
+        "name": name,
+        "form": form,
+        "longest": LONGEST_ALONE,
+        "is_arrow": is_arrow,
+        "table": table_of([record]) if is_arrow and form in ("auto", "arrow") else None,
+    }
+    return Page("message.html", f"{name}-{partition} at {offset}", values)
 
 
 def new_topic(look: Look) -> Page:
@@ -488,10 +464,9 @@ def groups(look: Look) -> Page:
         "state": lambda row: row.state,
     }
     part = cut(in_order(rows, look.fields, keys), look.fields)
-    lags = look.view.lags(each.group_id for each in part.rows)
     values = {
         "list": part,
-        "lags": {group: lag_of(answer.value) if answer.value is not None else None for group, answer in lags.items()},
+        "lags": {group: lag_of(lag) for group, lag in look.view.lags(each.group_id for each in part.rows).items()},
         "states": sorted({each.state for each in found.value or ()}),
         "known": found.value is not None,
     }

@@ -21,6 +21,7 @@ from raftlog._core.descriptions import (
     ClusterDescription,
     GroupListing,
     LogDirDescription,
+    PartitionDescription,
     PartitionLag,
     PartitionReplicas,
     QuorumDescription,
@@ -30,8 +31,9 @@ from raftlog._core.descriptions import (
 from raftlog._doctor.checks import CHECKS
 from raftlog._doctor.collect import collect
 from raftlog._doctor.report import Report, examine
+from raftlog.cli.partitions.health import is_under_replicated
 from raftlog.console.rebalance import Rebalance
-from raftlog.errors import AuthorizationError, RaftlogError, RetriableError
+from raftlog.errors import AuthorizationError, BrokerUnavailable, RaftlogError, RetriableError
 from raftlog.security import AclOperation, ResourceType
 from raftlog.types import TopicPartition
 
@@ -76,6 +78,83 @@ class Point(NamedTuple):
 
     at_ms: int
     value: float
+
+
+@dataclass(slots=True)
+class Health:
+    """How many topics (without internal ones) and partitions there are, and how many partitions have a problem."""
+
+    topics: int = 0
+    partitions: int = 0
+    leaderless: int = 0
+    under_replicated: int = 0
+    offline_replicas: int = 0
+    moving: int = 0
+
+
+class Topics(NamedTuple):
+    """All topics by name, in order, and what they add up to."""
+
+    by_name: dict[str, TopicDescription]
+    health: Health
+
+    @classmethod
+    def of(cls, topics: Iterable[TopicDescription]) -> Topics:
+        """Return them. Partitions that are alike share one description, which keeps ten thousand topics small."""
+        by_name: dict[str, TopicDescription] = {}
+        health = Health()
+        alike: dict[tuple[object, ...], PartitionDescription] = {}
+        for topic in topics:
+            health.topics += not topic.internal
+            parts = []
+            for part in topic.partitions:
+                health.partitions += 1
+                health.leaderless += part.leader < 0
+                health.under_replicated += is_under_replicated(part)
+                health.offline_replicas += len(part.offline_replicas)
+                health.moving += bool(part.adding_replicas or part.removing_replicas)
+                parts.append(alike.setdefault(_fingerprint(part), part))
+            by_name[topic.name] = topic._replace(partitions=parts)
+        return cls(by_name, health)
+
+
+def _fingerprint(part: PartitionDescription) -> tuple[object, ...]:
+    return tuple(tuple(each) if isinstance(each, list) else each for each in part)
+
+
+@dataclass(slots=True)
+class BrokerSize:
+    """What a broker's log directories hold, in bytes. `offline`: how many of them."""
+
+    logs: int = 0
+    usable: int = 0
+    total: int = 0
+    offline: int = 0
+
+
+class Sizes(NamedTuple):
+    """Sizes of logs, in bytes: of brokers, of partitions (their largest replica), of topics (one replica of each)."""
+
+    of_broker: dict[int, BrokerSize]
+    of_part: dict[TopicPartition, int]
+    of_topic: dict[str, int]
+
+    @classmethod
+    def of(cls, dirs: Iterable[LogDirDescription]) -> Sizes:
+        """Return the sizes in directories."""
+        found = cls({}, {}, {})
+        for each in dirs:
+            size = found.of_broker.setdefault(each.broker_id, BrokerSize())
+            size.total += each.total_bytes
+            size.usable += each.usable_bytes if each.error is None else 0
+            size.offline += each.error is not None
+            for log in each.partitions:
+                size.logs += log.size_bytes
+                part = TopicPartition(log.topic, log.partition)
+                found.of_part[part] = max(found.of_part.get(part, 0), log.size_bytes)
+        for part, size_bytes in found.of_part.items():
+            found.of_topic[part.topic] = found.of_topic.get(part.topic, 0) + size_bytes
+        return found
 
 
 class _Slot:
@@ -123,6 +202,11 @@ class View:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.admin.close()
         self._of_all.close()
+
+    def prepare(self) -> None:
+        """Ask for what takes longest beside the first page."""
+        for question in (self.cluster, self.topics, self.sizes, self.log_end, self.groups, self.quorum):
+            self._pool.submit(question)
 
     # Questions
 
@@ -226,17 +310,18 @@ class View:
                 return None
         return self.ask(f"may {resource.name} {name}", question, SELDOM_S).value
 
+    def may_create_topics(self) -> bool:
+        """Whether there is a name under which this user may create a topic; True if brokers do not tell."""
+        cluster = self.cluster().value
+        return cluster is None or cluster.may_create_topics is not False
+
     def quorum(self) -> Answer[QuorumDescription]:
         """Ask for the metadata quorum."""
         return self.ask("quorum", self.admin.describe_quorum, ahead=True)
 
-    def topics(self, *, ahead: bool = True) -> Answer[dict[str, TopicDescription]]:
-        """Ask for all topics, internal ones included, by name. `ahead`: as `ask`."""
-
-        def question() -> dict[str, TopicDescription]:
-            return {each.name: each for each in self._of_all.describe_topics(internal=True)}
-
-        return self.ask("topics", question, ahead=ahead)
+    def topics(self, *, ahead: bool = True) -> Answer[Topics]:
+        """Ask for all topics, internal ones included. `ahead`: as `ask`."""
+        return self.ask("topics", lambda: Topics.of(self._of_all.describe_topics(internal=True)), ahead=ahead)
 
     def may_audit(self, topic: str) -> bool:
         """Whether the topic of audit records is there, and this user may read it."""
@@ -247,27 +332,33 @@ class View:
 
         return self.ask("may audit", question, SELDOM_S).value or False
 
-    def replicas(self, topic: str | None = None) -> Answer[dict[TopicPartition, PartitionReplicas]]:
-        """Ask leaders for the offsets of a topic's partitions, or of all; leaders that do not answer are left out."""
+    def replicas(self, topic: str) -> Answer[dict[TopicPartition, PartitionReplicas]]:
+        """Ask leaders for the offsets of a topic's partitions; leaders that do not answer are left out."""
+        return self.ask(f"replicas {topic}", lambda: self.admin.describe_replicas([topic], silent={}), ahead=True)
 
-        def question() -> dict[TopicPartition, PartitionReplicas]:
-            if topic is None:
-                return self._of_all.describe_replicas(None, silent={})
-            return self.admin.describe_replicas([topic], silent={})
+    def log_end(self) -> Answer[int]:
+        """Ask leaders for the sum of the log end offsets of all topics that are not internal."""
 
-        return self.ask("replicas" if topic is None else f"replicas {topic}", question, ahead=True)
+        def question() -> int:
+            found = self._of_all.describe_replicas(None, silent={})
+            return sum(part.log_end_offset for part in found.values() if not part.topic.startswith("__"))
 
-    def log_dirs(self) -> Answer[list[LogDirDescription]]:
+        return self.ask("log end", question, ahead=True)
+
+    def sizes(self) -> Answer[Sizes]:
         """Ask for log directories and the sizes of partitions; brokers that do not answer are left out."""
 
-        def question() -> list[LogDirDescription]:
-            brokers = [each.broker_id for each in self.admin.describe_cluster().brokers if not each.fenced]
+        def question() -> Sizes:
+            cluster = self.cluster()
+            if cluster.value is None:
+                raise cluster.error or BrokerUnavailable("no broker has answered yet")
+            brokers = [each.broker_id for each in cluster.value.brokers if not each.fenced]
             found = self.each(brokers, self.admin.describe_log_dirs)
             if brokers and not any(isinstance(each, list) for each in found.values()):
                 raise next(each for each in found.values() if isinstance(each, RaftlogError))
-            return [each for dirs in found.values() if isinstance(dirs, list) for each in dirs]
+            return Sizes.of(each for dirs in found.values() if isinstance(dirs, list) for each in dirs)
 
-        return self.ask("log dirs", question, SELDOM_S, ahead=True)
+        return self.ask("sizes", question, SELDOM_S, ahead=True)
 
     def groups(self) -> Answer[list[GroupListing]]:
         """Ask for all groups."""
@@ -277,10 +368,11 @@ class View:
         """Ask for the lag of a group."""
         return self.ask(f"lag {group_id}", lambda: self.admin.group_lag(group_id), ahead=True)
 
-    def lags(self, group_ids: Iterable[str]) -> dict[str, Answer[dict[TopicPartition, PartitionLag]]]:
-        """Ask for the lags of several groups at a time."""
+    def lags(self, group_ids: Iterable[str]) -> dict[str, dict[TopicPartition, PartitionLag]]:
+        """Ask for the lags of several groups at once; groups without an answer are left out."""
         ids = list(group_ids)
-        return dict(zip(ids, self._pool.map(self.lag, ids), strict=True))
+        name = f"lags {' '.join(ids)}"
+        return self.ask(name, lambda: self.admin.group_lags(ids, missing={}), ahead=True).value or {} if ids else {}
 
     def transactions(self) -> Answer[list[TransactionListing]]:
         """Ask for all transactional ids and open stages."""

@@ -19,12 +19,12 @@ from raftlog.format.header import (
     Attributes,
     BatchHeader,
     Buffer,
-    Codec,
     pack_stamp,
     parse_header,
     with_append_time,
 )
 from raftlog.format.validation import checking_cost_bytes, validate_produced
+from raftlog.types import Codec
 
 __all__ = [
     "DEFAULT_LIMITS",

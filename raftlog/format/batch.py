@@ -19,12 +19,12 @@ from raftlog.format.header import (
     Attributes,
     BatchHeader,
     Buffer,
-    Codec,
     build_batch,
     check_header,
     checksum,
     parse_header,
 )
+from raftlog.types import Codec
 
 _MAX_BODY_BYTES = (1 << 31) - HEADER_BYTES
 """The limit of Arrow's 32-bit binary offsets."""

@@ -14,7 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from raftlog.errors import BatchTooExpansive, CorruptRecordError
-from raftlog.format.header import HEADER_BYTES, Buffer, Codec
+from raftlog.format.header import HEADER_BYTES, Buffer
+from raftlog.types import Codec
 
 _SIZE = struct.Struct("<I")
 _NAMES: Final = {Codec.GZIP: "gzip", Codec.SNAPPY: "snappy", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}

@@ -36,13 +36,14 @@ The three reserved bytes align the body to a multiple of 8, as Arrow buffers req
 from __future__ import annotations
 
 import struct
-from enum import IntEnum, IntFlag
+from enum import IntFlag
 from typing import Final, NamedTuple
 
 import google_crc32c
 import pyarrow as pa
 
 from raftlog.errors import CorruptRecordError, InvalidRecord, UnsupportedCompression, UnsupportedVersion
+from raftlog.types import Codec
 
 MAGIC: Final = 1
 HEADER_BYTES: Final = 64
@@ -65,16 +66,6 @@ assert _HEADER.size == HEADER_BYTES
 assert HEADER_BYTES % 8 == 0, "Arrow buffers in the body are aligned only if the body is"
 assert _STAMP.size == STAMP_BYTES
 assert CHECKSUM_START + _CHECKED.size == HEADER_BYTES
-
-
-class Codec(IntEnum):
-    """Compression of the body (attributes bits 0-2); the numbers are Kafka's."""
-
-    NONE = 0
-    GZIP = 1
-    SNAPPY = 2
-    LZ4 = 3
-    ZSTD = 4
 
 
 class Attributes(IntFlag):

@@ -303,12 +303,15 @@ class DescribeClusterResponse(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     SUPPORTED_FEATURES_FIELD_NUMBER: _builtins.int
     AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
+    MAY_CREATE_TOPICS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     controller_id: _builtins.int
     controller_epoch: _builtins.int
     metadata_offset: _builtins.int
     authorized_operations: _builtins.int
     """on the cluster; as in TopicInfo"""
+    may_create_topics: _builtins.bool
+    """With include_authorized_operations: whether there is a name under which the caller may create a topic."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -333,14 +336,20 @@ class DescribeClusterResponse(_message.Message):
         features: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         supported_features: _abc.Iterable[_records_pb2.FeatureRange] | None = ...,
         authorized_operations: _builtins.int | None = ...,
+        may_create_topics: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "_may_create_topics", b"_may_create_topics", "authorized_operations", b"authorized_operations", "error", b"error", "may_create_topics", b"may_create_topics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "brokers", b"brokers", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "error", b"error", "features", b"features", "metadata_offset", b"metadata_offset", "supported_features", b"supported_features"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "_may_create_topics", b"_may_create_topics", "authorized_operations", b"authorized_operations", "brokers", b"brokers", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "error", b"error", "features", b"features", "may_create_topics", b"may_create_topics", "metadata_offset", b"metadata_offset", "supported_features", b"supported_features"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__authorized_operations: _TypeAlias = _typing.Literal["authorized_operations"]  # noqa: Y015
     _WhichOneofArgType__authorized_operations: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations"]  # noqa: Y015
+    _WhichOneofReturnType__may_create_topics: _TypeAlias = _typing.Literal["may_create_topics"]  # noqa: Y015
+    _WhichOneofArgType__may_create_topics: _TypeAlias = _typing.Literal["_may_create_topics", b"_may_create_topics"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__authorized_operations) -> _WhichOneofReturnType__authorized_operations | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__may_create_topics) -> _WhichOneofReturnType__may_create_topics | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
 
@@ -876,6 +885,90 @@ class DescribeConfigsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeConfigsResponse: _TypeAlias = DescribeConfigsResponse  # noqa: Y015
+
+@_typing.final
+class DescribeTopicConfigsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: _builtins.int
+    MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    min_metadata_offset: _builtins.int
+    """as in DescribeConfigsRequest"""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """at most 10 000"""
+
+    def __init__(
+        self,
+        *,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        min_metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_metadata_offset", b"min_metadata_offset", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeTopicConfigsRequest: _TypeAlias = DescribeTopicConfigsRequest  # noqa: Y015
+
+@_typing.final
+class DescribeTopicConfigsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    CONFIGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def configs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicConfigs]:
+        """each topic of the request is in one of them"""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        configs: _abc.Iterable[Global___TopicConfigs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs", b"configs", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeTopicConfigsResponse: _TypeAlias = DescribeTopicConfigsResponse  # noqa: Y015
+
+@_typing.final
+class TopicConfigs(_message.Message):
+    """Topics whose entries are equal. Most topics have no config of their own, so that few entries describe many topics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """set: of the one topic, and there are no entries"""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigEntry]: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        entries: _abc.Iterable[Global___ConfigEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "error", b"error", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicConfigs: _TypeAlias = TopicConfigs  # noqa: Y015
 
 @_typing.final
 class ConfigEntry(_message.Message):

@@ -54,6 +54,11 @@ class AdminStub:
                 request_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeConfigsRequest.SerializeToString,
                 response_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeConfigsResponse.FromString,
                 _registered_method=True)
+        self.DescribeTopicConfigs = channel.unary_unary(
+                '/raftlog.v1.Admin/DescribeTopicConfigs',
+                request_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeTopicConfigsRequest.SerializeToString,
+                response_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeTopicConfigsResponse.FromString,
+                _registered_method=True)
         self.AlterConfigs = channel.unary_unary(
                 '/raftlog.v1.Admin/AlterConfigs',
                 request_serializer=raftlog_dot_v1_dot_admin__pb2.AlterConfigsRequest.SerializeToString,
@@ -139,6 +144,13 @@ class AdminServicer:
 
     def DescribeConfigs(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeTopicConfigs(self, request, context):
+        """The configs of many topics at once, without documentation.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -242,6 +254,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DescribeConfigs,
                     request_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeConfigsRequest.FromString,
                     response_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeConfigsResponse.SerializeToString,
+            ),
+            'DescribeTopicConfigs': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeTopicConfigs,
+                    request_deserializer=raftlog_dot_v1_dot_admin__pb2.DescribeTopicConfigsRequest.FromString,
+                    response_serializer=raftlog_dot_v1_dot_admin__pb2.DescribeTopicConfigsResponse.SerializeToString,
             ),
             'AlterConfigs': grpc.unary_unary_rpc_method_handler(
                     servicer.AlterConfigs,
@@ -412,6 +429,33 @@ class Admin:
             '/raftlog.v1.Admin/DescribeConfigs',
             raftlog_dot_v1_dot_admin__pb2.DescribeConfigsRequest.SerializeToString,
             raftlog_dot_v1_dot_admin__pb2.DescribeConfigsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeTopicConfigs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raftlog.v1.Admin/DescribeTopicConfigs',
+            raftlog_dot_v1_dot_admin__pb2.DescribeTopicConfigsRequest.SerializeToString,
+            raftlog_dot_v1_dot_admin__pb2.DescribeTopicConfigsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -970,8 +970,10 @@ class DescribeGroupsRequest(_message.Message):
 
     GROUP_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
+    INCLUDE_COMMITTED_FIELD_NUMBER: _builtins.int
     include_authorized_operations: _builtins.bool
     """KIP-430"""
+    include_committed: _builtins.bool
     @_builtins.property
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -979,10 +981,11 @@ class DescribeGroupsRequest(_message.Message):
         *,
         group_ids: _abc.Iterable[_builtins.str] | None = ...,
         include_authorized_operations: _builtins.bool = ...,
+        include_committed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_ids", b"group_ids", "include_authorized_operations", b"include_authorized_operations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_ids", b"group_ids", "include_authorized_operations", b"include_authorized_operations", "include_committed", b"include_committed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1027,6 +1030,7 @@ class GroupDescription(_message.Message):
     AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     PROTOCOL_TYPE_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     state: Global___GroupState.ValueType
     group_epoch: _builtins.int
@@ -1047,6 +1051,10 @@ class GroupDescription(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
         """by member id"""
 
+    @_builtins.property
+    def committed(self) -> Global___GroupOffsets:
+        """with include_committed"""
+
     def __init__(
         self,
         *,
@@ -1063,16 +1071,39 @@ class GroupDescription(_message.Message):
         authorized_operations: _builtins.int | None = ...,
         type: Global___GroupType.ValueType = ...,
         protocol_type: _builtins.str = ...,
+        committed: Global___GroupOffsets | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "authorized_operations", b"authorized_operations", "committed", b"committed", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "authorized_operations", b"authorized_operations", "coordinator_id", b"coordinator_id", "empty_since_ms", b"empty_since_ms", "error", b"error", "group_epoch", b"group_epoch", "group_id", b"group_id", "members", b"members", "offsets_partition", b"offsets_partition", "protocol_type", b"protocol_type", "state", b"state", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations", "assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "authorized_operations", b"authorized_operations", "committed", b"committed", "coordinator_id", b"coordinator_id", "empty_since_ms", b"empty_since_ms", "error", b"error", "group_epoch", b"group_epoch", "group_id", b"group_id", "members", b"members", "offsets_partition", b"offsets_partition", "protocol_type", b"protocol_type", "state", b"state", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__authorized_operations: _TypeAlias = _typing.Literal["authorized_operations"]  # noqa: Y015
     _WhichOneofArgType__authorized_operations: _TypeAlias = _typing.Literal["_authorized_operations", b"_authorized_operations"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__authorized_operations) -> _WhichOneofReturnType__authorized_operations | None: ...
 
 Global___GroupDescription: _TypeAlias = GroupDescription  # noqa: Y015
+
+@_typing.final
+class GroupOffsets(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommittedOffset]:
+        """all of topics that the caller may describe, in order"""
+
+    def __init__(
+        self,
+        *,
+        offsets: _abc.Iterable[Global___CommittedOffset] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupOffsets: _TypeAlias = GroupOffsets  # noqa: Y015
 
 @_typing.final
 class GroupMember(_message.Message):

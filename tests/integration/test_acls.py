@@ -27,6 +27,7 @@ from raftlog import (
     AclPermission,
     Admin,
     Consumer,
+    PatternType,
     Producer,
     ResourceType,
     TopicPartition,
@@ -586,6 +587,16 @@ def test_a_client_learns_what_it_may_do(cluster: Cluster, admin: Admin) -> None:
             lambda: nina.describe_cluster(include_authorized_operations=True).authorized_operations,
         )
         assert nina.describe_topic("ninas").authorized_operations is None, "it was not asked for"
+        assert nina.describe_cluster().may_create_topics is None, "as well"
+        assert nina.describe_cluster(include_authorized_operations=True).may_create_topics is False
+        refused: dict[str, RaftlogError] = {}
+        assert nina.describe_topic_configs(["ninas"], missing=refused) == {}
+        assert isinstance(refused["ninas"], TopicAuthorizationFailed)
+        prefix = AclBinding("User:nina", AclOperation.CREATE, TOPIC, "ninas-", PatternType.PREFIXED)
+        admin.create_acls([prefix, may("nina", AclOperation.DESCRIBE_CONFIGS, TOPIC, "ninas")])
+        soon_is(True, lambda: bool(nina.describe_cluster(include_authorized_operations=True).may_create_topics))
+        soon(lambda: nina.describe_topic_configs(["ninas"]))
+        assert nina.group_lags(["ninas"])["ninas"][TopicPartition("ninas", 0)].offset == 0
     every = admin.describe_cluster(include_authorized_operations=True).authorized_operations
     assert every is not None
     assert {AclOperation.ALTER, AclOperation.CLUSTER_ACTION} < every

@@ -59,6 +59,8 @@ class FakeGroups:
         """Errors of coordinators for the next calls, one each."""
         self.mislaid_answers = 0
         """So many calls to come break after they have done their work."""
+        self.tells_committed = True
+        """Whether brokers are new enough to tell committed offsets together with a group."""
         self.found = 0
         """How often a coordinator was looked up."""
         self.calls: list[tuple[int, str]] = []
@@ -195,6 +197,11 @@ class GroupNode(group_pb2_grpc.GroupServicer):
             described.assignor = "sticky" if group.members else ""
             described.coordinator_id, described.offsets_partition = self.node, 7
             described.members.extend(group.members)
+            if request.include_committed and self.fakes.tells_committed:
+                described.committed.SetInParent()
+                for part, found in group.offsets.items():
+                    committed = described.committed.offsets.add(topic=part.topic, partition=part.partition)
+                    committed.offset, committed.leader_epoch = found.offset, found.leader_epoch
         return response
 
     async def DeleteGroups(

@@ -348,7 +348,7 @@ class AdminNode(admin_pb2_grpc.AdminServicer):
     """Topics only; what the real broker's tests cover is not here."""
 
     AlterReassignments = DescribeReplicas = AlterClientQuotas = DescribeClientQuotas = None  # type: ignore[assignment] # unused
-    AlterConfigs = CreatePartitions = DescribeConfigs = DescribeLogDirs = None  # type: ignore[assignment] # unused
+    AlterConfigs = CreatePartitions = DescribeConfigs = DescribeTopicConfigs = DescribeLogDirs = None  # type: ignore[assignment] # unused
     DescribeCluster = DescribeQuorum = ElectLeaders = UnregisterBroker = None  # type: ignore[assignment] # as well
     AlterBroker = UpdateFeature = None  # type: ignore[assignment] # as well
 

@@ -16,17 +16,18 @@ from broker.clock import Clock
 from broker.config.config import BrokerConfig
 from broker.coordinator.internal_topics import refuse_internal
 from broker.net.services.calls import Context, answered
-from broker.net.services.metadata import image_from
+from broker.net.services.metadata import MAX_NAMED, image_from
 from broker.net.services.node import (
     LogsView,
     describe_broker,
     describe_cluster_default,
     describe_log_dirs,
     describe_topic,
+    describe_topics,
 )
 from broker.quotas.manager import QuotaManager
 from broker.security.audit import note_change
-from broker.security.caller import authorized_operations, caller
+from broker.security.caller import Caller, Decisions, authorized_operations, caller
 from broker.server.logging import LogLevels
 from raftlog.errors import (
     InvalidRequestError,
@@ -90,6 +91,11 @@ def describe_cluster(image: MetadataImage, response: admin_pb2.DescribeClusterRe
     for name, level in {**BASELINE, **image.features}.items():
         response.features[name] = level
     response.supported_features.extend(supported_by_all(image.brokers.values()))
+
+
+def may_create_topics(who: Caller) -> bool:
+    """Whether there is a name under which the caller may create a topic."""
+    return who.may(Acl.CREATE, Acl.CLUSTER, CLUSTER_NAME, log=False) or who.may_any(Acl.CREATE, Acl.TOPIC)
 
 
 def supported_by_all(brokers: Iterable[BrokerImage]) -> Iterator[FeatureRange]:
@@ -365,6 +371,23 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             self._check_own(resource.name)
             response.entries.extend(describe_broker(image, self._config))
 
+    @answered(admin_pb2.DescribeTopicConfigsResponse)
+    async def DescribeTopicConfigs(
+        self,
+        request: admin_pb2.DescribeTopicConfigsRequest,
+        context: Context,
+        response: admin_pb2.DescribeTopicConfigsResponse,
+    ) -> None:
+        """Return the configs of many topics; each topic that is refused has an error of its own."""
+        if len(request.topics) > MAX_NAMED:
+            raise InvalidRequestError(
+                f"a request names at most {MAX_NAMED} topics, not {len(request.topics)}: split it"
+            )
+        image = await image_from(self._metadata, request.min_metadata_offset)
+        allowed = Decisions.of(caller.get(), Acl.DESCRIBE_CONFIGS, Acl.TOPIC)
+        check = allowed.check if allowed is not None else lambda topic: None
+        response.configs.extend(await describe_topics(image, request.topics, self._config, check))
+
     @answered(admin_pb2.AlterConfigsResponse)
     async def AlterConfigs(
         self, request: admin_pb2.AlterConfigsRequest, context: Context, response: admin_pb2.AlterConfigsResponse
@@ -403,7 +426,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             await self._metadata.barrier()
         describe_cluster(await image_from(self._metadata, request.min_metadata_offset), response)
         if request.include_authorized_operations:
-            response.authorized_operations = authorized_operations(caller.get(), Acl.CLUSTER, CLUSTER_NAME)
+            who = caller.get()
+            response.authorized_operations = authorized_operations(who, Acl.CLUSTER, CLUSTER_NAME)
+            response.may_create_topics = may_create_topics(who)
 
     @answered(admin_pb2.AdminDescribeQuorumResponse)
     async def DescribeQuorum(

@@ -56,6 +56,7 @@ from broker.security.permissions import NameOf
 from raftlog.errors import (
     AuthorizationError,
     BrokerOverloaded,
+    GroupIdNotFound,
     InternalError,
     InvalidRequestError,
     RaftlogError,
@@ -647,7 +648,19 @@ class GroupService(group_pb2_grpc.GroupServicer):
             for group in groups:
                 if not group.error.code:
                     group.authorized_operations = authorized_operations(caller.get(), Acl.GROUP, group.group_id)
+        if request.include_committed:
+            await all_of(self._add_committed(group, context) for group in groups if not group.error.code)
         return group_pb2.DescribeGroupsResponse(groups=groups)
+
+    async def _add_committed(self, group: group_pb2.GroupDescription, context: Context) -> None:
+        request = group_pb2.FetchOffsetsRequest(group_id=group.group_id, member_epoch=-1, all=True)
+        answer = await self.FetchOffsets(request, context)
+        if answer.error.code and answer.error.code != GroupIdNotFound.code:
+            del group.members[:]
+            group.error.CopyFrom(answer.error)
+        else:
+            group.committed.SetInParent()  # present even if it is empty
+            group.committed.offsets.extend(answer.offsets)
 
     async def _describe(self, group_id: str, wait_s: float) -> group_pb2.GroupDescription:
         description = group_pb2.GroupDescription(group_id=group_id, coordinator_id=-1, offsets_partition=-1)

@@ -31,9 +31,17 @@ from raftlog import __version__
 from raftlog._client.connections import from_grpc, open_channel
 from raftlog._core.words import shown
 from raftlog.config import ConfigKey
-from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, RequestTimedOut, StorageError, to_wire
+from raftlog.errors import (
+    BrokerOverloaded,
+    InvalidRequestError,
+    RaftlogError,
+    RequestTimedOut,
+    StorageError,
+    UnknownTopicOrPartition,
+    to_wire,
+)
 from raftlog.v1 import node_pb2
-from raftlog.v1.admin_pb2 import ConfigEntry, LogDirInfo, LogDirPartition
+from raftlog.v1.admin_pb2 import ConfigEntry, LogDirInfo, LogDirPartition, TopicConfigs
 from raftlog.v1.records_pb2 import ConfigResource
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.acls import CLUSTER_NAME
@@ -42,6 +50,8 @@ from raftmeta.image import CLUSTER_DEFAULT, MetadataImage
 from raftmeta.quorum.config import Endpoint
 from raftmeta.quorum.description import RaftView
 from raftmeta.topic_configs import BROKER_KEY_BY_TOPIC_KEY, DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
+
+TOPICS_AT_A_TIME: Final = 100
 
 
 def describe_topic(image: MetadataImage, topic: str, config: BrokerConfig) -> Iterator[ConfigEntry]:
@@ -56,6 +66,36 @@ def describe_topic(image: MetadataImage, topic: str, config: BrokerConfig) -> It
         else:
             source = _broker_source(broker_key, dynamic, config.static_keys)
         yield _entry(key, effective[key.name], source)
+
+
+async def describe_topics(
+    image: MetadataImage, topics: Iterable[str], config: BrokerConfig, check: Callable[[str], None]
+) -> list[TopicConfigs]:
+    """Return the configs of many topics, without documentation; topics with the same configs share their entries.
+
+    `check` raises the error of a topic that the caller may not see.
+    """
+    shared: dict[tuple[tuple[str, str], ...], TopicConfigs] = {}
+    refused = []
+    for number, name in enumerate(dict.fromkeys(topics), 1):
+        try:
+            check(name)
+            topic = image.topic(name)
+            if topic is None:
+                raise UnknownTopicOrPartition(f"there is no topic {name[:249]!r}")
+        except RaftlogError as error:
+            refused.append(TopicConfigs(topics=[name], error=to_wire(error)))
+        else:
+            own = tuple(sorted(topic.configs.items()))
+            found = shared.get(own)
+            if found is None:
+                found = shared[own] = TopicConfigs(entries=describe_topic(image, name, config))
+                for entry in found.entries:
+                    entry.ClearField("documentation")
+            found.topics.append(name)
+        if number % TOPICS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
+    return [*shared.values(), *refused]
 
 
 def describe_broker(image: MetadataImage, config: BrokerConfig) -> Iterator[ConfigEntry]:

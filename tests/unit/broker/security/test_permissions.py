@@ -312,6 +312,7 @@ def test_what_looks_itself_is_no_more_than_this() -> None:
         "Log/OffsetForLeaderEpoch",
         "Log/DeleteRecords",
         "Metadata/Get",
+        "Admin/DescribeTopicConfigs",
         "Group/Session",
         "Group/ListGroups",
         "Transaction/ListTransactions",

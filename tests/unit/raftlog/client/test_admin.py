@@ -377,6 +377,25 @@ class TestLag:
         assert 59 < age < 61 + time.time() - now_ms / 1000
         assert (found[A1].lag, found[A1].lag_seconds, found[A1].member_id) == (0, 0.0, "")
 
+    @pytest.mark.parametrize("tells_committed", [True, False], ids=["now", "an older broker"])
+    def test_of_many_groups(self, cluster: FakeCluster, admin: Admin, tells_committed: bool) -> None:
+        cluster.groups.tells_committed = tells_committed
+        fill(cluster, 0, *range(1_000, 11_000, 1_000))
+        for number in range(5):
+            cluster.groups.add(f"g{number}", 1 + number % 2, {A0: 2 * number})
+        missing: dict[str, RaftlogError] = {}
+        found = admin.group_lags(["g3", "g0", "g1", "none", "g4", "g0"], missing=missing)
+        assert {group: lags[A0].lag for group, lags in found.items()} == {"g3": 4, "g0": 10, "g1": 8, "g4": 2}
+        ages = {group: lags[A0].lag_seconds for group, lags in found.items()}
+        assert sorted(ages, key=lambda group: ages[group] or 0) == ["g4", "g3", "g1", "g0"]
+        assert list(missing) == ["none"]
+        assert isinstance(missing["none"], GroupIdNotFound)
+        asked = {method for _, method in cluster.groups.calls}
+        assert asked == ({"DescribeGroups"} if tells_committed else {"DescribeGroups", "FetchOffsets"})
+        with pytest.raises(GroupIdNotFound):
+            admin.group_lags(["g0", "none"])
+        assert admin.group_lags([]) == {}
+
     def test_what_retention_took_is_no_backlog(self, cluster: FakeCluster, admin: Admin) -> None:
         fill(cluster, 0, 1_000, 2_000, int(time.time() * 1000) - 5_000)
         cluster.groups.add("g", 2, {A0: 0})

@@ -47,6 +47,22 @@ def test_a_session_ends_when_it_is_idle_or_is_ended() -> None:
     assert sessions.find(again.token) is None
 
 
+def test_a_login_ends_with_its_session_even_if_the_browser_never_comes_back() -> None:
+    clock = Clock()
+    sessions = make_sessions(clock)
+    first = sessions.log_in(sessions.begin(), "ada", "secret")
+    clock.now_s += 40
+    second = sessions.log_in(sessions.begin(), "boss", "open, sesame")
+    sessions.expire()
+    assert sessions.logins() == {("ada", "secret"), ("boss", "open, sesame")}
+    clock.now_s += 40
+    sessions.expire()
+    assert sessions.logins() == {("boss", "open, sesame")}
+    assert (first.password, len(sessions)) == (None, 1)
+    sessions.end(second)
+    assert sessions.logins() == set()
+
+
 def test_a_form_of_another_session_is_not_believed() -> None:
     sessions = make_sessions(Clock())
     mine, theirs = sessions.begin(), sessions.begin()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.console.messages import MOST_COLUMNS, JsonPath, Query, brief, parse_headers, shown, table_of
+from raftlog.console.messages import MOST_COLUMNS, JsonPath, Query, arrow_of, brief, parse_headers, shown, table_of
 from raftlog.errors import InvalidRequestError
 from raftlog.types import Record
 
@@ -158,3 +159,59 @@ def test_a_table_is_made_of_anything(values: list[bytes | dict[str, object]]) ->
     found = table_of([record(each if isinstance(each, bytes) else json.dumps(each).encode()) for each in values])
     assert len(found.rows) + found.others == len(values)
     assert all(len(cells) == len(found.columns) <= MOST_COLUMNS for _, cells in found.rows)
+
+
+def _stream(batches: list[pa.RecordBatch], codec: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+FLIGHTS = pa.record_batch({"carrier": ["AA", None], "at": pa.array([1, 2], pa.timestamp("ns")), "tags": [[1], []]})
+
+
+def test_arrow_data_become_a_table_beside_json_objects() -> None:
+    file = pa.BufferOutputStream()
+    with pa.ipc.new_file(file, FLIGHTS.schema) as writer:
+        writer.write_batch(FLIGHTS.slice(1))
+    values = [_stream([FLIGHTS, FLIGHTS.slice(0, 1)]), bytes(file.getvalue()), b'{"carrier": "UA"}', b"text"]
+    found = table_of([record(value) for value in values])
+    assert [tuple(each) for each in found.columns] == [
+        ("carrier", "string"),
+        ("at", "timestamp[ns]"),
+        ("tags", "list<item: int64>"),
+    ]
+    assert [cells[0] for _, cells in found.rows] == ["AA", "null", "AA", "null", "UA"]
+    assert found.rows[1][1][2] == "[]"
+    assert (found.others, found.more_rows) == (1, False)
+    assert brief(values[0]).text == "Arrow: 3 columns, 3 rows"
+
+
+def test_arrow_data_with_many_rows_are_cut() -> None:
+    many = pa.record_batch({"n": range(5_000)})
+    found = arrow_of(_stream([many, many]), 3)
+    assert found is not None
+    assert (found.rows, found.total) == ([{"n": 0}, {"n": 1}, {"n": 2}], 10_000)
+    assert table_of([record(_stream([many]))] * 4).more_rows
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_compressed_arrow_data_are_not_unpacked(codec: str) -> None:
+    zeros = _stream([pa.record_batch({"n": pa.nulls(1_000_000, pa.int64()).fill_null(0)})], codec)
+    assert len(zeros) < 200_000
+    assert arrow_of(zeros) is None
+    named = _stream([pa.record_batch({"n": pa.array(["a" * 1_000]).dictionary_encode()})], codec)
+    assert arrow_of(named) is None
+
+
+@given(st.data())
+def test_damaged_arrow_data_are_shown_somehow(data: st.DataObject) -> None:
+    whole = bytearray(_stream([FLIGHTS, FLIGHTS]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    value = bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    found = table_of([record(value)])
+    assert bool(found.others) or found.columns or not found.rows
+    brief(value)

@@ -166,7 +166,7 @@ def test_a_change_that_needs_a_permission_is_told_before_it_is_tried(view: View)
 
 
 def test_every_change_has_its_permission() -> None:
-    assert ACTIONS.keys() - NEEDS.keys() == {"create-topic"}, "for which an ACL for a prefix is enough"
+    assert ACTIONS.keys() - NEEDS.keys() == {"create-topic"}, "for which an ACL for some names is enough"
     assert NEEDS.keys() <= ACTIONS.keys()
 
 

@@ -12,6 +12,7 @@ from raftlog._doctor.report import examine
 from raftlog.cli.doctor import FailOn, is_bad, told
 from raftlog.errors import (
     ClusterAuthorizationFailed,
+    RaftlogError,
     RequestTimedOut,
     TopicAuthorizationFailed,
     UnknownTopicOrPartition,
@@ -82,6 +83,12 @@ class SeesTheClusterOnly:
 
     list_transactions = find_hanging_transactions = list_groups
 
+    def group_lags(self, group_ids: list[str], **_: Any) -> Any:
+        raise AssertionError("there is no group to ask for")
+
+    def describe_topic_configs(self, topics: list[str], **_: Any) -> Any:
+        raise AssertionError("there is no topic to ask for")
+
 
 def test_topics_that_may_not_be_described_are_no_all_clear() -> None:
     picture = collect(cast(raftlog.Admin, SeesTheClusterOnly()), interval_s=0)
@@ -111,8 +118,13 @@ class MayNothing(SeesTheClusterOnly):
     def describe_topics(self, names: Any = None, **_: Any) -> Any:
         return [pictures.topic("orders", pictures.partition(0, [1]))]
 
-    def describe_configs(self, topic: str, **_: Any) -> Any:
-        raise TopicAuthorizationFailed(f"User:ops may not DESCRIBE_CONFIGS topic {topic!r}; ...")
+    def describe_topic_configs(
+        self, topics: list[str], *, missing: dict[str, RaftlogError] | None = None, **_: Any
+    ) -> Any:
+        assert missing is not None
+        for topic in topics:
+            missing[topic] = TopicAuthorizationFailed(f"User:ops may not DESCRIBE_CONFIGS topic {topic!r}; ...")
+        return {}
 
     def describe_node(self, node_id: int, **_: Any) -> Any:
         return self.describe_quorum()

@@ -13,6 +13,7 @@ import pytest
 from broker.config.config import BROKER_CONFIGS, BrokerConfig
 from broker.net.services import metadata
 from broker.net.services.admin import LogIdentity
+from broker.net.services.metadata import MAX_NAMED
 from broker.net.services.node import LogView, describe_broker, describe_topic
 from raftlog.errors import NotLeader
 from raftlog.v1 import admin_pb2, common_pb2
@@ -222,6 +223,26 @@ def test_describing_what_is_not_there_is_an_error() -> None:
             response = await cluster.stub.DescribeConfigs(admin_pb2.DescribeConfigsRequest(resource=resource))
             assert response.error.code == code
             assert not response.entries
+
+    run(work)
+
+
+def test_topics_with_the_same_configs_share_their_entries() -> None:
+    async def work(cluster: Cluster) -> None:
+        for name in ("a", "b", "c"):
+            await cluster.create(name, partitions=1, configs={"retention.ms": "1000"} if name == "b" else {})
+        request = admin_pb2.DescribeTopicConfigsRequest(topics=["c", "b", "zzz", "a", "c"])
+        response = await cluster.stub.DescribeTopicConfigs(request)
+        assert [list(each.topics) for each in response.configs] == [["c", "a"], ["b"], ["zzz"]]
+        plain, own, unknown = response.configs
+        for found, name in ((plain, "a"), (own, "b")):
+            entries = {entry.key: (entry.value, entry.source) for entry in found.entries}
+            assert entries == await cluster.describe(TOPIC, name)
+            assert not any(entry.documentation for entry in found.entries)
+        assert unknown.error.code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
+        assert not unknown.entries
+        too_many = admin_pb2.DescribeTopicConfigsRequest(topics=map(str, range(MAX_NAMED + 1)))
+        assert (await cluster.stub.DescribeTopicConfigs(too_many)).error.code == common_pb2.INVALID_REQUEST
 
     run(work)
 

@@ -1,0 +1,205 @@
+"""What pages ask brokers for, and what they show and offer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from raftlog._core.descriptions import ClusterDescription, GroupListing, LogDirDescription, LogDirPartition
+from raftlog.cli.partitions.moving import Move
+from raftlog.console import pages
+from raftlog.console.access import Session
+from raftlog.console.actions import why_not
+from raftlog.console.app import Console, Settings
+from raftlog.console.pages import Look
+from raftlog.console.rebalance import Rebalance
+from raftlog.console.view import EVERY_S, SELDOM_S, View
+from raftlog.types import TopicPartition
+from tests.support import pictures
+
+VIEWERS = 8
+WATCHED_S = 60.0
+TOPICS = 120
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Admin:
+    """An admin client of a healthy cluster that counts what it is asked."""
+
+    def __init__(self, bootstrap: str = "", config: Mapping[str, Any] | None = None) -> None:
+        self.whole = pictures.healthy()
+        self.asked: Counter[str] = Counter()
+        self.may_create_topics: bool | None = None
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def describe_cluster(self, **_: Any) -> ClusterDescription:
+        self.asked["describe_cluster"] += 1
+        assert self.whole.cluster is not None
+        return self.whole.cluster._replace(may_create_topics=self.may_create_topics)
+
+    def describe_quorum(self, **_: Any) -> Any:
+        self.asked["describe_quorum"] += 1
+        return self.whole.quorum
+
+    def describe_topics(self, names: Any = None, **_: Any) -> Any:
+        self.asked["describe_topics"] += 1
+        bad = pictures.partition(0, [1, 2], isr=[1])
+        return [
+            pictures.topic(f"topic-{number:03}", bad if number == 7 else pictures.partition(0, [1, 2]))
+            for number in range(TOPICS)
+        ]
+
+    def describe_topic_configs(self, topics: list[str], **_: Any) -> Any:
+        self.asked["describe_topic_configs"] += 1
+        return {name: {} for name in topics}
+
+    def describe_replicas(self, topics: Any = None, **_: Any) -> Any:
+        self.asked[f"describe_replicas of {'all' if topics is None or len(topics) > 1 else topics[0]}"] += 1
+        return {}
+
+    def describe_log_dirs(self, broker: int, **_: Any) -> Any:
+        self.asked[f"describe_log_dirs {broker}"] += 1
+        parts = [LogDirPartition(f"topic-{number:03}", 0, number * 10, 0, 0, 0, 1) for number in range(TOPICS)]
+        return [LogDirDescription(broker, "/data", None, 1 << 40, 1 << 39, parts)]
+
+    def describe_node(self, node_id: int, **_: Any) -> Any:
+        self.asked[f"describe_node {node_id}"] += 1
+        return pictures.node(node_id)
+
+    def list_groups(self, **_: Any) -> Any:
+        self.asked["list_groups"] += 1
+        return [GroupListing(f"group-{number}", "stable", 1, 1, "consumer") for number in range(3)]
+
+    def group_lags(self, group_ids: list[str], **_: Any) -> Any:
+        self.asked["group_lags"] += 1
+        return {group: {TopicPartition("topic-000", 0): pictures.lag(90, lag=10)} for group in group_ids}
+
+    def list_transactions(self, **_: Any) -> Any:
+        self.asked["list_transactions"] += 1
+        return []
+
+    def find_hanging_transactions(self, **_: Any) -> Any:
+        self.asked["find_hanging_transactions"] += 1
+        return []
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def admin() -> Admin:
+    return Admin()
+
+
+@pytest.fixture
+def view(admin: Admin, clock: Clock) -> Iterator[View]:
+    made = View("127.0.0.1:1", {}, make_admin=lambda *_, **__: admin, now_s=clock)  # type: ignore[arg-type] # a stand-in
+    yield made
+    made.close()
+
+
+def look_at(view: View, **fields: str) -> Look:
+    return Look(view, Session("", "", 0.0), fields, {}, "/", False)
+
+
+def test_brokers_are_asked_once_in_two_seconds_however_many_people_look(view: View, admin: Admin, clock: Clock) -> None:
+    looked = (pages.overview, pages.topics, pages.brokers, pages.groups, pages.quorum, pages.transactions)
+    with ThreadPoolExecutor(VIEWERS) as people:
+        for step in range(int(WATCHED_S / 0.5)):
+            clock.now_s = 1000.0 + step * 0.5
+            list(people.map(lambda page: page(look_at(view)), looked * VIEWERS))
+    often, seldom = int(WATCHED_S / EVERY_S) + 1, int(WATCHED_S / SELDOM_S) + 1  # the doctor asks for all by itself
+    assert {name: count for name, count in admin.asked.items() if count > often + seldom} == {}
+    assert admin.asked["describe_topic_configs"] <= seldom
+    assert admin.asked["describe_topics"] > often // 2, "pages do not stay as they were"
+
+
+def test_topics_are_searched_sorted_and_cut_before_they_become_rows(view: View) -> None:
+    found = pages.topics(look_at(view, q="PIC-0", sort="-size", page="2")).values["list"]
+    assert (found.total, found.page, found.pages, len(found.rows)) == (100, 2, 2, 50)
+    assert (found.rows[0].name, found.rows[0].size_bytes) == ("topic-049", 490)
+    bad = pages.topics(look_at(view, bad="1")).values["list"]
+    assert [(row.name, row.under_replicated) for row in bad.rows] == [("topic-007", 1)]
+
+
+def test_alike_partitions_share_one_description(view: View) -> None:
+    found = view.topics().value
+    assert found is not None
+    assert len({id(topic.partitions[0]) for topic in found.by_name.values()}) == 2
+    assert (found.health.topics, found.health.partitions, found.health.under_replicated) == (TOPICS, TOPICS, 1)
+
+
+@pytest.mark.parametrize(("may", "offered"), [(True, True), (None, True), (False, False)])
+def test_creating_a_topic_is_offered_to_those_who_may(
+    view: View, admin: Admin, may: bool | None, offered: bool
+) -> None:
+    admin.may_create_topics = may
+    assert (why_not(view, "create-topic") is None) is offered
+    console = Console(Settings("127.0.0.1:1"))
+    listed = console.render(look_at(view), pages.topics(look_at(view)))
+    assert ("/create-topic" in listed) is offered
+    form = console.render(look_at(view), pages.new_topic(look_at(view)))
+    assert ("this needs Create on the cluster, or on some topics" in form) is not offered
+    assert ("<fieldset disabled>" in form) is not offered
+
+
+def test_a_password_and_its_connections_end_with_the_session(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    closed: list[str] = []
+
+    class Watched(Admin):
+        def __init__(self, bootstrap: str = "", config: Mapping[str, Any] | None = None) -> None:
+            super().__init__()
+            self.user = str((config or {}).get("sasl.username"))
+
+        def close(self) -> None:
+            closed.append(self.user)
+
+    monkeypatch.setattr("raftlog.console.app.View", partial(View, make_admin=Watched))  # type: ignore[arg-type] # a stand-in
+    console = Console(Settings("127.0.0.1:1", with_login=True, session_timeout_s=60), now_s=clock)
+    ada = console.log_in(console.sessions.begin(), "ada", "difference-engine")
+    bob = console.log_in(console.sessions.begin(), "bob", "builder")
+    for each in (ada, bob):
+        console.view_of(each)
+    closed.clear()  # those that checked the passwords
+    clock.now_s += 40
+    console.sessions.find(bob.token)
+    clock.now_s += 40
+    console.end_views()
+    assert closed == ["ada", "ada"]
+    assert "difference-engine" not in repr([view.settings for view in console._views.values()])
+    assert ada.password is None
+    console.sessions.end(bob)
+    console.end_views()
+    assert (closed[2:], console._views) == (["bob", "bob"], {})
+
+
+def test_a_rebalance_outlives_the_session_that_began_it(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr("raftlog.console.app.View", partial(View, make_admin=Admin))  # type: ignore[arg-type] # a stand-in
+    console = Console(Settings("127.0.0.1:1", with_login=True), now_s=clock)
+    ada = console.log_in(console.sessions.begin(), "ada", "difference-engine")
+    view = console.view_of(ada)
+    view.rebalance = Rebalance(view.admin, [Move(TopicPartition("topic-000", 0), (2, 1))])
+    console.sessions.end(ada)
+    console.end_views()
+    assert list(console._views) == ["ada"]
+    view.rebalance._progress = view.rebalance.progress._replace(state="done")
+    console.end_views()
+    assert console._views == {}
