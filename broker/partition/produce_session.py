@@ -4,8 +4,11 @@ Permissions (KIP-11): each part needs WRITE of its topic. A transactional batch 
 id, or the sink, that the request names. `ProducerChecks` (`broker/coordinator/transactions/verifier.py`) decides which
 producer ids the client may use; the batches of a stream wait while a transaction's coordinator is asked.
 
-Quotas (KIP-13, KIP-124): a request is served and then charged. Its response carries the rest of the delay, and the next
-request is not read before the delay is over.
+Quotas (KIP-13, KIP-124): a message is served and then charged. Its responses carry the rest of the delay, and the next
+message is not read before the delay is over.
+
+With `many` the stream belongs to several producers of one client (docs/adr/0040): a message has requests of several of
+them, each with its lane, and a message to the client has all answers that are ready.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -25,10 +28,18 @@ from broker.quotas.manager import QuotaManager, whole_ms
 from broker.replicas.replica_manager import TOPIC_ID_BYTES, ReplicaManager
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
 from raftlog._core.traceparent import MAX_TRACES
-from raftlog.errors import BrokerOverloaded, ChainBroken, DuplicateSequence, RaftlogError, RequestTimedOut, to_wire
+from raftlog.errors import (
+    BrokerOverloaded,
+    ChainBroken,
+    DuplicateSequence,
+    InvalidRequestError,
+    RaftlogError,
+    RequestTimedOut,
+    to_wire,
+)
 from raftlog.format import BatchHeader, checking_cost_bytes
 from raftlog.format.header import says_transactional
-from raftlog.format.wire import Produce, ProducePart
+from raftlog.format.wire import MANY_REQUESTS, Produce, ProducePart
 from raftlog.v1 import log_pb2
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.quotas import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
@@ -43,6 +54,9 @@ CHECK_ON_LOOP_BYTES: Final = 4 << 20
 
 Checked = dict[int, BatchHeader | RaftlogError]
 """Results of batches that were checked off the event loop, by their place in the request."""
+
+_Place = tuple[bytes, int, int]
+"""A topic id, a partition and a lane: what has an order of its own on a stream."""
 
 Message = TypeVar("Message", contravariant=True)
 
@@ -98,8 +112,13 @@ class ProduceSession:
         who: Caller = EVERYTHING_ALLOWED,
         producers: ProducerChecks | None = None,
         quotas: QuotaManager | None = None,
+        many: bool = False,
     ) -> None:
-        """`producers`: None accepts every producer id; `quotas`: None limits no rate. A broker always has both."""
+        """`producers`: None accepts every producer id; `quotas`: None limits no rate. A broker always has both.
+
+        `many`: the client may send several requests in a message, and reads several answers in one.
+        """
+        self._many = many
         self._who = who
         self._quotas = quotas
         self._replica_manager = replica_manager
@@ -115,7 +134,7 @@ class ProduceSession:
         self._withheld: list[_Request] = []
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
-        self._broken_chains: dict[tuple[bytes, int], int] = {}
+        self._broken_chains: dict[_Place, int] = {}
         self._topics = Decisions.of(who, Acl.WRITE, Acl.TOPIC)
         self._producers = producers
 
@@ -124,20 +143,15 @@ class ProduceSession:
         reader = asyncio.ensure_future(self._read(requests))
         try:
             while True:
-                while self._answers:
-                    owed = self._answers.popleft()
-                    if not self._lease.valid() and _acknowledges(owed.response):
-                        self._withheld.append(owed)  # decided under an earlier lease, it stays true
-                        self._lease.call_when_renewed(self._release_withheld)
-                        continue
-                    if owed.held_until_ms:
-                        owed.response.throttle_time_ms = self._left_ms(owed.held_until_ms)
+                while ready := self._take_ready():
+                    message = ready[0].response
+                    message.more.extend(owed.response for owed in ready[1:])
                     try:
-                        await writer.write(owed.response)
+                        await writer.write(message)
                     finally:  # a client may leave as soon as it has its answer, before `write` returns
-                        self._count(owed)
-                    self._counters.produces_unanswered -= 1
-                    self._in_flight -= 1  # only now, so that a client that does not read its answers is bounded too
+                        self._count(ready)
+                    self._counters.produces_unanswered -= len(ready)
+                    self._in_flight -= len(ready)  # only now, so that a client that reads no answers is bounded too
                     self._room.set()
                 if self._failure is not None:
                     raise self._failure
@@ -153,15 +167,30 @@ class ProduceSession:
             self._in_flight = 0
             self._lease.stop_waiting(self._release_withheld)
 
-    def _count(self, owed: _Request) -> None:
-        """Count an answered request, and how long each stage took."""
+    def _take_ready(self) -> list[_Request]:
+        """Return the answers of the next message: all that may go now, or without `many` the first of them."""
+        ready: list[_Request] = []
+        while self._answers and (self._many or not ready):
+            owed = self._answers.popleft()
+            if not self._lease.valid() and _acknowledges(owed.response):
+                self._withheld.append(owed)  # decided under an earlier lease, it stays true
+                self._lease.call_when_renewed(self._release_withheld)
+                continue
+            if owed.held_until_ms:
+                owed.response.throttle_time_ms = self._left_ms(owed.held_until_ms)
+            ready.append(owed)
+        return ready
+
+    def _count(self, answered: Iterable[_Request]) -> None:
+        """Count answered requests, and how long each stage took."""
         now_s = time.monotonic()
         stages = self._requests.stages
-        stages["queue"].observe(owed.begun_s - owed.arrived_s)
-        stages["local"].observe(owed.appended_s - owed.begun_s)
-        stages["remote"].observe(max(0.0, owed.complete_s - owed.appended_s))
-        stages["response"].observe(now_s - max(owed.complete_s, owed.appended_s))
-        stages["total"].observe(now_s - owed.arrived_s)
+        for owed in answered:
+            stages["queue"].observe(owed.begun_s - owed.arrived_s)
+            stages["local"].observe(owed.appended_s - owed.begun_s)
+            stages["remote"].observe(max(0.0, owed.complete_s - owed.appended_s))
+            stages["response"].observe(now_s - max(owed.complete_s, owed.appended_s))
+            stages["total"].observe(now_s - owed.arrived_s)
 
     def _release_withheld(self) -> None:
         self._answers.extendleft(reversed(self._withheld))
@@ -170,20 +199,32 @@ class ProduceSession:
 
     async def _read(self, requests: AsyncIterator[Produce]) -> None:
         try:
-            async for request in requests:
+            async for message in requests:
+                if message.more and not self._many:
+                    raise InvalidRequestError(
+                        "a message with several requests came on a call whose metadata lacks "
+                        f"{': '.join(MANY_REQUESTS)}"
+                    )
                 arrived_s = time.monotonic()
-                checked = await self._check_ahead(request)
-                begun_s = time.monotonic()
-                owed = self._handle(request, checked, arrived_s)
-                key, delay_ms = self._charge(request, begun_s)
-                del request  # frees the payload, which an idle stream would keep otherwise
+                worked_s, size_bytes = 0.0, 0
+                owing: list[_Request] = []
+                for request in (message, *message.more):
+                    checked = await self._check_ahead(request)
+                    begun_s = time.monotonic()
+                    owed = self._handle(request, checked, arrived_s)
+                    if owed is not None:
+                        owing.append(owed)
+                    size_bytes += sum(len(part.records) for part in request.parts)
+                    worked_s += time.monotonic() - begun_s
+                del message, request  # frees the payload, which an idle stream would keep otherwise
+                key, delay_ms = self._charge(size_bytes, worked_s)
                 if delay_ms > 0:
                     quotas = self._quotas
                     assert quotas is not None, "without quotas there is no delay"
-                    if owed is not None:
+                    for owed in owing:
                         owed.held_until_ms = quotas.now_ms() + delay_ms
                     await quotas.hold(self._who, key, delay_ms)
-                del owed
+                owing.clear()
                 while self._in_flight >= self._max_in_flight:
                     self._room.clear()
                     await self._room.wait()
@@ -194,14 +235,14 @@ class ProduceSession:
         assert self._quotas is not None, "without quotas there is no delay"
         return whole_ms(until_ms - self._quotas.now_ms())
 
-    def _charge(self, request: Produce, begun_s: float) -> tuple[str, float]:
-        """Charge a request; return the quota that holds the client longest, and for how many ms."""
+    def _charge(self, size_bytes: int, worked_s: float) -> tuple[str, float]:
+        """Charge a message; return the quota that holds the client longest, and for how many ms."""
         quotas = self._quotas
         if quotas is None:
             return "", 0.0
-        delay_ms = quotas.produced(self._who, sum(len(part.records) for part in request.parts))
+        delay_ms = quotas.produced(self._who, size_bytes)
         if quotas.counts_time(self._who):
-            for_time_ms = quotas.worked(self._who, (time.monotonic() - begun_s) * 1_000)
+            for_time_ms = quotas.worked(self._who, worked_s * 1_000)
             if for_time_ms > delay_ms:
                 return REQUEST_PERCENTAGE, for_time_ms
         return PRODUCER_BYTE_RATE, delay_ms
@@ -260,7 +301,7 @@ class ProduceSession:
         checked: BatchHeader | RaftlogError | None,
     ) -> None:
         result = owed.response.results.add()
-        key = (part.head.topic_id, part.head.partition)
+        key = (part.head.topic_id, part.head.partition, request.lane)
         chain = part.head.chain
         answered = False
 
@@ -327,8 +368,9 @@ class ProduceSession:
         checked: BatchHeader | RaftlogError | None,
     ) -> tuple[int, int, int]:
         head = part.head
-        key = (head.topic_id, head.partition)
-        if self._broken_chains and head.chain <= self._broken_chains.get(key, -1):
+        if self._broken_chains and head.chain <= self._broken_chains.get(
+            (head.topic_id, head.partition, request.lane), -1
+        ):
             raise ChainBroken(
                 f"a batch before this one was refused in chain {head.chain}; "
                 "send both again, in order, in a larger chain"
@@ -336,7 +378,7 @@ class ProduceSession:
         self._check_permissions(request, part)
         if isinstance(checked, RaftlogError):
             raise checked
-        partition = self._replica_manager.find(*key)
+        partition = self._replica_manager.find(head.topic_id, head.partition)
         if partition.is_internal:
             refuse_internal(partition.log.topic, "not written to by clients")
         counted, end_offset = self._counters.topic(partition.log.topic), partition.log_end_offset
@@ -369,7 +411,7 @@ class ProduceSession:
         if self._producers is not None:
             self._producers.check(request, part.records)
 
-    def _break_chain(self, key: tuple[bytes, int], chain: int) -> None:
+    def _break_chain(self, key: _Place, chain: int) -> None:
         if len(key[0]) != TOPIC_ID_BYTES:
             return  # no such partition exists, so there is no order to keep
         if key not in self._broken_chains and len(self._broken_chains) >= MAX_BROKEN_CHAINS:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NoReturn
 from urllib.parse import quote
@@ -204,7 +206,8 @@ def use_channels(opens: OpenChannel) -> OpenChannel:
 
 
 class Connections:
-    """The channels of one client. A channel reconnects by itself and is closed with the client.
+    """The channels of one client, or of several that share them. A channel reconnects by itself, and is closed with the
+    last client.
 
     A channel that cannot connect is replaced when the client asks for it. When the certificates change, new channels
     are opened; calls on old channels continue until the next change.
@@ -220,6 +223,9 @@ class Connections:
         self._before: list[grpc.aio.Channel] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
+        self._clients = 1
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of shared connections: kept, so that no other loop has its `id`."""
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Return the channel to an address; open it on first use."""
@@ -262,7 +268,10 @@ class Connections:
         await channel.close()
 
     async def close(self) -> None:
-        """Close all channels; calls in progress end."""
+        """Close all channels, unless other clients use them; calls in progress end."""
+        self._clients -= 1
+        if self._clients > 0:
+            return
         channels, self._channels, self._before = [*self._channels.values(), *self._before], {}, []
         self._ended.set()
         await asyncio.gather(*(channel.close() for channel in channels), *self._closing, return_exceptions=True)
@@ -275,6 +284,21 @@ def connections(pem: PemFiles | None, sasl: Sasl | None = None) -> Connections:
         InvalidConfig: a file cannot be read, or has the wrong content.
     """
     return Connections(ChannelTls(pem, sasl) if pem is not None else None)
+
+
+_shared: weakref.WeakValueDictionary[tuple[object, ...], Connections] = weakref.WeakValueDictionary()
+
+
+def shared_connections(loop: asyncio.AbstractEventLoop, pem: PemFiles | None, sasl: Sasl | None = None) -> Connections:
+    """As `connections`, but one for all callers of this event loop and process with these settings; each closes it."""
+    key = (os.getpid(), id(loop), pem, sasl)
+    found = _shared.get(key)
+    if found is None or found._clients <= 0:
+        found = _shared[key] = connections(pem, sasl)
+        found._loop = loop
+    else:
+        found._clients += 1
+    return found
 
 
 DETAILS: Final = "grpc-status-details-bin"

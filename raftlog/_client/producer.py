@@ -4,7 +4,8 @@ From the bottom up:
 - `ProducerIds` asks the cluster for the producer id of an idempotent producer;
 - `TransactionCalls` calls the coordinator of a transactional id or of a sink, with retries and a deadline;
 - `PartitionGate` tells the engine which partitions it may write to: of `Transactions` here, and of stages;
-- `ProduceStream` carries requests to one broker and its answers back;
+- `ProduceCall` is one call to a broker, which several producers may share (docs/adr/0040);
+- `ProduceStream` is the part of one producer in it: its requests to one broker, and their answers;
 - `Transactions` runs the transactions of one producer;
 - `ProducerEngine` batches records within `buffer.memory`, routes batches to leaders and settles their answers.
 """
@@ -13,17 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
 
-from raftlog._client.connections import Connections, client_id_metadata, connections, from_grpc
+from raftlog._client.connections import Connections, client_id_metadata, from_grpc, shared_connections
 from raftlog._client.coordinators import TRANSACTIONS, CoordinatorOptions, Coordinators
 from raftlog._client.groups import Entry, commit_errors, in_pieces, passes, to_commit
 from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, MetadataCache
@@ -74,7 +77,7 @@ from raftlog.errors import (
     from_wire,
 )
 from raftlog.format import Attributes
-from raftlog.format.wire import Produce, ProducePart, encode_produce
+from raftlog.format.wire import MANY_REQUESTS, Produce, ProducePart, encode_produce
 from raftlog.types import GroupMetadata, Header, OffsetAndMetadata, TopicPartition
 from raftlog.v1 import common_pb2, group_pb2, log_pb2, transaction_pb2, transaction_pb2_grpc
 
@@ -729,6 +732,229 @@ class _Flight:
         return [batch for batch in self.batches if batch is not None]
 
 
+_MESSAGE_BYTES: Final = 256 << 10
+"""Requests of several producers go into one message up to about this size."""
+_BULK_BYTES: Final = 32 << 10
+"""A producer with so much to send at once moves to a call of its own."""
+_MOST_PRODUCERS: Final = 100
+"""Of one call. Five unanswered requests of each are half of what a broker takes (max.in.flight.requests)."""
+_ACCEPTED_S: Final = 3.0
+"""How long a broker may take to say whether it serves several producers on a call."""
+
+
+class ProduceCall:
+    """One `Log.Produce` call to a broker, and the producers that send on it, each with a `ProduceStream`.
+
+    A message takes a request of each producer that has one, in turn, and every answer goes back to the producer that
+    asked. The limits, the order and the numbers of a producer are its own. A call that breaks breaks for all of them:
+    each sends what is unanswered again, on another call.
+
+    A call that producers may share begins with the first one alone. The broker's initial metadata tells whether it
+    serves several:
+
+        unknown -> shared   it does: all may send
+        unknown -> alone    it does not, or says nothing: an earlier version; the other producers leave
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, address: str, client_id: str, *, shared: bool) -> None:
+        self._address = address
+        self._is_shared: bool | None = None if shared else False
+        """None: the broker has not answered yet."""
+        self._streams: dict[ProduceStream, int] = {}
+        """With their lanes: the broker keeps the order of each by itself."""
+        self._lanes = itertools.count(1) if shared else itertools.repeat(0)
+        self._ready: dict[ProduceStream, None] = {}
+        """Those that may have a request, the one that has waited longest first."""
+        self._owners: dict[int, ProduceStream] = {}
+        """By correlation id: who waits for an answer."""
+        self._last_id = 0
+        self._wake = asyncio.Event()
+        self._ended_by: RaftlogError | None = None
+        self.throttled_until_ms = 0.0
+        """The client is over a quota: until then it sends nothing, and the broker reads no request of it."""
+        method = channel.stream_stream(
+            "/raftlog.v1.Log/Produce",
+            request_serializer=encode_produce,
+            response_deserializer=log_pb2.ProduceResponse.FromString,
+        )
+        self._call: Any = method(metadata=(*client_id_metadata(client_id), *((MANY_REQUESTS,) if shared else ())))
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
+        self._task.add_done_callback(self._over)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether producers share the call, or may once the broker has answered."""
+        return self._is_shared is not False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another producer may join."""
+        return self.is_shared and self._ended_by is None and len(self._streams) < _MOST_PRODUCERS
+
+    def join(self, stream: ProduceStream) -> None:
+        """Send the requests of this producer too; `stream.ended` tells it of the end."""
+        self._streams[stream] = next(self._lanes)
+        if self._task.done():
+            self._loop.call_soon(self._over, self._task)
+        self.ready(stream)
+
+    def leave(self, stream: ProduceStream) -> None:
+        """Send nothing more of this producer, and drop the answers that it waits for."""
+        if self._streams.pop(stream, None) is None:
+            return
+        self._ready.pop(stream, None)
+        for correlation_id in [each for each, owner in self._owners.items() if owner is stream]:
+            del self._owners[correlation_id]
+        if self._streams:
+            self._wake.set()  # another one may be the first now
+        else:
+            self.end(ClosedError("no producer sends on the call any more"))
+
+    def ready(self, stream: ProduceStream) -> None:
+        """Have a producer asked for a request."""
+        if stream in self._streams:
+            self._ready[stream] = None
+            self._wake.set()
+
+    def end(self, error: RaftlogError) -> None:
+        """End the call for all of its producers, with this error.
+
+        This cancels the task as well: a write to a call that is cancelled before it has a connection never returns.
+        """
+        if self._ended_by is None:
+            self._ended_by = error
+            self._call.cancel()
+            self._task.cancel()
+
+    async def finish_writing(self) -> None:
+        """Have the broker read everything that was written, and end the call."""
+        await self._call.done_writing()
+        await self._call.code()
+
+    async def ended(self) -> None:
+        """Return once a call without producers has ended."""
+        if not self._streams:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        error = self._ended_by or BrokerUnavailable(f"{self._address} closed the stream")
+        for stream in list(self._streams):
+            stream.ended(error)
+
+    async def _run(self) -> None:
+        reader = self._loop.create_task(self._read())
+        reader.add_done_callback(lambda _: self._wake.set())
+        tasks = [reader]
+        if self._is_shared is None:
+            tasks.append(self._loop.create_task(self._learn()))
+        error: RaftlogError | None = None
+        try:
+            await self._write(reader)
+            await reader  # raises what broke it
+        except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
+            error = from_grpc(broke, self._address)
+        except asyncio.CancelledError:  # of this task, or of the call
+            error = BrokerUnavailable(f"the call to {self._address} was cancelled")
+        except Exception as bug:  # a bug of ours must not strand the batches
+            logger.exception("the produce call to %s failed", self._address)
+            error = from_grpc(bug, self._address)
+        finally:
+            self._ended_by = self._ended_by or error or BrokerUnavailable(f"{self._address} closed the stream")
+            self._call.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _learn(self) -> None:
+        """Find out whether the broker serves several producers on this call; the first one sends meanwhile."""
+        shared = False
+        with contextlib.suppress(TimeoutError, grpc.RpcError, asyncio.InvalidStateError):
+            async with asyncio.timeout(_ACCEPTED_S):
+                shared = MANY_REQUESTS in tuple(await self._call.initial_metadata() or ())
+        self._is_shared = shared
+        if not shared:
+            for stream in list(self._streams)[1:]:
+                stream.send_alone()
+        self._wake.set()
+
+    async def _write(self, reader: asyncio.Task[None]) -> None:
+        while not reader.done():
+            message = self._next_message()
+            if message is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError:  # the call has ended, and the reader knows why
+                await reader
+                raise
+            if message.head.acks == log_pb2.NO_ACK:
+                stream = self._owners.pop(message.head.correlation_id, None)
+                if stream is not None:
+                    stream.written(message.head.correlation_id)
+
+    def _next_message(self) -> Produce | None:
+        """Return the next message: one request, or one of each producer that has one; None if there is none."""
+        if self.throttled_until_ms > monotonic_ms():
+            return None  # `_throttle` wakes the writer
+        candidates = list(self._ready)
+        if self._is_shared is None:
+            first = next(iter(self._streams), None)
+            candidates = [first] if first is not None and first in self._ready else []
+        requests: list[Produce] = []
+        room_bytes = _MESSAGE_BYTES if self._is_shared else 0
+        for stream in candidates:
+            del self._ready[stream]
+            request = stream.next_request(self._last_id + 1, self._streams[stream])
+            if request is None:
+                continue
+            self._last_id += 1
+            self._owners[self._last_id] = stream
+            self._ready[stream] = None  # to the back: the other producers come first
+            requests.append(request)
+            room_bytes -= sum(len(part.records) for part in request.parts)
+            if room_bytes <= 0:
+                break
+        if not requests:
+            return None
+        return requests[0] if len(requests) == 1 else requests[0]._replace(more=requests[1:])
+
+    async def _read(self) -> None:
+        while True:
+            response = await self._call.read()
+            if response is grpc.aio.EOF:
+                code = await self._call.code()
+                if code is not grpc.StatusCode.OK:
+                    raise BrokerUnavailable(f"the stream ended: {code.name}: {await self._call.details()}")
+                return
+            self._take(response)
+            for further in response.more:
+                self._take(further)
+
+    def _take(self, response: log_pb2.ProduceResponse) -> None:
+        if response.throttle_time_ms > 0:
+            self._throttle(response.throttle_time_ms)
+        stream = self._owners.pop(response.correlation_id, None)
+        if stream is not None:
+            stream.answered(response)
+            self.ready(stream)
+        elif not any(each.refused_late(response) for each in self._streams) and not (
+            self.is_shared and 0 < response.correlation_id <= self._last_id  # its producer has left
+        ):
+            raise BrokerUnavailable(f"the answer with correlation id {response.correlation_id} fits no request")
+
+    def _throttle(self, throttle_time_ms: int) -> None:
+        """Send nothing for this time (KIP-219); the broker would not read it."""
+        self.throttled_until_ms = max(self.throttled_until_ms, monotonic_ms() + throttle_time_ms)
+        self._loop.call_later(throttle_time_ms / 1_000 + 0.001, self._wake.set)
+
+
+_shared_calls: weakref.WeakValueDictionary[tuple[object, ...], ProduceCall] = weakref.WeakValueDictionary()
+"""By process, event loop, address, security, client id and request timeout. A call keeps its loop, and so its key."""
+
+
 class ProduceStream:
     """The produce stream to one broker: sends the queues that it leads, in turn.
 
@@ -745,19 +971,19 @@ class ProduceStream:
         """Requests with acks=0, oldest first: the queue of each batch, and the leader epoch it was sent under."""
         self._unproven_since_ms: float | None = None
         """With acks=0: when the first request was written after the broker was last probed."""
-        self._correlation_id = 0
         self._ready = asyncio.Event()
-        self._call: Any = None
-        self._closing = False
+        self._call: ProduceCall | None = None
+        self._left: asyncio.Future[RaftlogError | None] | None = None
+        """While there is a call: why this producer leaves it; None: for another call."""
+        self._is_bulk = False
+        """It has much to send, so it shares no call."""
+        self._sends_alone = False
+        """The broker serves one producer on a call, as far as is known."""
         self._task = engine.spawn(self._run())
         self._failures = 0
         self._failing_since_ms: float | None = None
         self._leaving: dict[PartitionQueue, float] = {}
         """Queues with batches in flight here that another broker leads, and since when that is known."""
-        self._broken_off: RaftlogError | None = None
-        """Why this client has ended the call."""
-        self._throttled_until_ms = 0.0
-        """The client is over a quota: until then it sends nothing, and the broker reads no request of it."""
 
     @property
     def needs_ticks(self) -> bool:
@@ -772,7 +998,10 @@ class ProduceStream:
     def add(self, queue: PartitionQueue) -> None:
         """Send from this queue, which the broker leads."""
         self._queues[queue] = None
-        self._ready.set()
+        if self._call is not None:
+            self._call.ready(self)
+        else:
+            self._ready.set()
 
     def check_leaders(self) -> None:
         """Give up queues that another broker leads now.
@@ -827,14 +1056,11 @@ class ProduceStream:
             self._break_off(error)  # no batch waits for the answers, which would hold later requests up
 
     def _break_off(self, error: RaftlogError) -> None:
-        """End the call, but not the stream.
-
-        This cancels the task as well: a write to a call that is cancelled before it has a connection never returns.
-        """
-        if self._call is not None and self._broken_off is None:
-            self._broken_off = error
-            self._call.cancel()
-            self._task.cancel()
+        """Leave the call, and end it for other producers too unless only the leader has changed."""
+        if self._left is not None and self._call is not None and not self._left.done():
+            self._left.set_result(error)
+            if not isinstance(error, NotLeader):
+                self._call.end(error)
 
     def check_silence(self, now_ms: float) -> None:
         """Probe the broker when its oldest request is unanswered for long; after the request timeout, end the call.
@@ -850,7 +1076,7 @@ class ProduceStream:
         oldest = next(iter(self._in_flight.values()), None)
         if oldest is None or self._call is None:
             return
-        unread_ms = max(oldest.sent_ms, self._throttled_until_ms)  # a broker that holds the stream is not silent
+        unread_ms = max(oldest.sent_ms, self._call.throttled_until_ms)  # a broker that holds the stream is not silent
         if now_ms - unread_ms > limit_ms:
             limit = f"request.timeout.ms={self._engine.options.request_timeout_ms}"
             self._break_off(RequestTimedOut(f"broker {self._node_id} has not answered within {limit}"))
@@ -858,16 +1084,16 @@ class ProduceStream:
             self._engine.request_refresh(oldest.sent_ms, probe=self._node_id)
 
     async def close(self) -> None:
-        """End the stream; requests with acks=0 that were written still arrive."""
+        """Leave the call; requests with acks=0 that were written still arrive."""
         call = self._call
         if call is not None and self._engine.options.acks == log_pb2.NO_ACK:
             with contextlib.suppress(TimeoutError, grpc.RpcError, asyncio.InvalidStateError):
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    await call.done_writing()
-                    await call.code()  # the broker ends the stream once it has read everything
-        self._closing = True
+                    await call.finish_writing()  # the broker ends the call once it has read everything
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        if call is not None:
+            await call.ended()
 
     async def _run(self) -> None:
         engine = self._engine
@@ -876,31 +1102,15 @@ class ProduceStream:
             if not self._queues:
                 self._ready.clear()
                 continue
-            address = engine.metadata.address(self._node_id)
-            error: RaftlogError
-            try:
-                if address is None:
-                    error = BrokerUnavailable(f"broker {self._node_id} is no longer part of the cluster")
-                else:
-                    await self._stream(address)
-                    error = BrokerUnavailable(f"{address} closed the stream")
-            except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
-                error = from_grpc(broke, address or "")
-            except asyncio.CancelledError:
-                if self._broken_off is None or self._closing:
-                    raise
-                error = self._broken_off
-            except Exception as bug:  # a bug of ours must not strand the batches
-                logger.exception("produce stream to broker %d failed", self._node_id)
-                error = from_grpc(bug, address or "")
-            self._call = None
-            if self._broken_off is not None and not self._closing:
-                self._task.uncancel()
-            error, self._broken_off = self._broken_off or error, None
+            error = await self._send()
+            self._ready.set()  # queues may have come meanwhile
+            if error is None:
+                continue
             if isinstance(error, NotLeader):  # the client has left for another leader, so no backoff
                 self._give_back(error)
                 continue
             self._failures += 1
+            self._sends_alone = False
             if self._failing_since_ms is None:
                 self._failing_since_ms = engine.now_ms()
             logger.debug("produce stream to broker %d ended: %s", self._node_id, error)
@@ -909,6 +1119,37 @@ class ProduceStream:
             self._give_back(error)
             engine.request_refresh(self._failing_since_ms)
             await asyncio.sleep(engine.options.pauses.after_ms(error, self._failures) / 1000)
+
+    async def _send(self) -> RaftlogError | None:
+        """Send on a call until it ends, or this producer leaves it; return the reason, None: another call follows."""
+        engine = self._engine
+        address = engine.metadata.address(self._node_id)
+        if address is None:
+            return BrokerUnavailable(f"broker {self._node_id} is no longer part of the cluster")
+        self._written.clear()
+        try:
+            call = self._call = engine.produce_call(address, alone=self._is_bulk or self._sends_alone)
+        except Exception as error:
+            if not isinstance(error, RaftlogError):  # a bug of ours must not strand the batches
+                logger.exception("produce stream to broker %d failed", self._node_id)
+            return from_grpc(error, address)
+        self._left = engine.loop.create_future()
+        call.join(self)
+        try:
+            return await self._left
+        finally:
+            self._call = None
+            call.leave(self)
+
+    def ended(self, error: RaftlogError | None) -> None:
+        """The call has ended; None: another one follows."""
+        if self._left is not None and not self._left.done():
+            self._left.set_result(error)
+
+    def send_alone(self) -> None:
+        """The broker does not serve several producers on a call: leave it for another one. Nothing was sent yet."""
+        self._sends_alone = True
+        self.ended(None)
 
     def _fail_all(self, error: RaftlogError) -> None:
         """The broker refuses this user: fail every batch for it, because no retry can succeed."""
@@ -939,48 +1180,20 @@ class ProduceStream:
             engine.settle(touched)
         engine.finish(callbacks)
 
-    async def _stream(self, address: str) -> None:
-        channel = self._engine.connections.channel(address)
-        method = channel.stream_stream(
-            "/raftlog.v1.Log/Produce",
-            request_serializer=encode_produce,
-            response_deserializer=log_pb2.ProduceResponse.FromString,
-        )
-        self._throttled_until_ms = 0.0
-        call = self._call = method(metadata=client_id_metadata(self._engine.options.client_id))
-        reader = asyncio.get_running_loop().create_task(self._read(call))
-        reader.add_done_callback(lambda _: self._ready.set())
-        try:
-            while not reader.done():
-                request = self._next_request()
-                if request is None:
-                    self._ready.clear()
-                    await self._ready.wait()
-                    continue
-                try:
-                    await call.write(request)
-                except asyncio.InvalidStateError:  # the call has ended, and the reader knows why
-                    await reader
-                    raise
-                if request.head.acks == log_pb2.NO_ACK:
-                    self._complete_unacknowledged(request.head.correlation_id)
-            await reader  # raises what broke it
-        finally:
-            call.cancel()
-            reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, RaftlogError, asyncio.InvalidStateError):
-                await reader
-
-    def _next_request(self) -> Produce | None:
+    def next_request(self, correlation_id: int, lane: int) -> Produce | None:
         """Return the next request, which counts as in flight from now on; None if there is nothing to send."""
+        if not self._queues or self._left is None or self._left.done() or self._call is None:
+            return None
         engine = self._engine
         options = engine.options
-        flight = _Flight([], engine.now_ms())
-        parts: list[ProducePart] = []
         if len(self._in_flight) >= options.max_in_flight_requests_per_connection:
             return None
-        if self._throttled_until_ms > flight.sent_ms:
-            return None  # `_on_throttle` wakes the stream
+        if self._is_bulk and self._call.is_shared:
+            if not self._in_flight:  # else two calls would race
+                self.ended(None)
+            return None
+        flight = _Flight([], engine.now_ms())
+        parts: list[ProducePart] = []
         room_bytes = options.max_request_size
         with engine.lock:
             for queue in list(self._queues):
@@ -1015,17 +1228,20 @@ class ProduceStream:
                     self._queues[queue] = None  # to the back: the other queues come first
             if not parts:
                 return None
-            self._correlation_id += 1
-            self._in_flight[self._correlation_id] = flight
+            self._in_flight[correlation_id] = flight
             engine.counters.sent(self._node_id, flight.live(), flight.sent_ms / 1_000)
+        self._is_bulk = options.max_request_size - room_bytes >= _BULK_BYTES
         head_request = log_pb2.ProduceRequest(
-            correlation_id=self._correlation_id, acks=options.acks, timeout_ms=int(options.request_timeout_ms)
+            correlation_id=correlation_id,
+            acks=options.acks,
+            timeout_ms=int(options.request_timeout_ms),
+            lane=lane,
         )
         if engine.gate is not None:
             head_request.transactional_id, head_request.sink_id = engine.gate.owner
         return Produce(head_request, parts)
 
-    def _complete_unacknowledged(self, correlation_id: int) -> None:
+    def written(self, correlation_id: int) -> None:
         """Complete the batches of a request with acks=0, which was written."""
         flight = self._in_flight.pop(correlation_id, None)
         if flight is None:
@@ -1048,7 +1264,7 @@ class ProduceStream:
             engine.settle(dict.fromkeys(batch.queue for batch in batches if batch.queue.recovering))
         engine.finish(callbacks)
 
-    def _on_late_refusal(self, response: log_pb2.ProduceResponse) -> bool:
+    def refused_late(self, response: log_pb2.ProduceResponse) -> bool:
         """Look for the leaders that a broker names, or lacks, in its refusal of a request with acks=0.
 
         Their queues pause until the leader is found. Return False if the response belongs to no such request.
@@ -1078,27 +1294,14 @@ class ProduceStream:
             engine.settle(paused)
         return True
 
-    def _on_throttle(self, throttle_time_ms: int, now_ms: float) -> None:
-        """Send nothing for this time (KIP-219); the broker would not read it."""
-        self._engine.counters.throttled(throttle_time_ms, now_ms / 1_000)
-        self._throttled_until_ms = max(self._throttled_until_ms, now_ms + throttle_time_ms)
-        asyncio.get_running_loop().call_later(throttle_time_ms / 1_000 + 0.001, self._ready.set)
+    def answered(self, response: log_pb2.ProduceResponse) -> None:
+        """Settle the batches of a request, whose answer has come.
 
-    async def _read(self, call: Any) -> None:
-        while True:
-            response = await call.read()
-            if response is grpc.aio.EOF:
-                code = await call.code()
-                if code is not grpc.StatusCode.OK:
-                    raise BrokerUnavailable(f"the stream ended: {code.name}: {await call.details()}")
-                return
-            self._on_response(response)
-
-    def _on_response(self, response: log_pb2.ProduceResponse) -> None:
+        Raises:
+            BrokerUnavailable: it has another number of results than the request had parts.
+        """
         engine = self._engine
         flight = self._in_flight.get(response.correlation_id)
-        if flight is None and self._on_late_refusal(response):
-            return
         if flight is None or len(response.results) != len(flight.batches):
             raise BrokerUnavailable(f"the answer with correlation id {response.correlation_id} fits no request")
         del self._in_flight[response.correlation_id]
@@ -1106,7 +1309,7 @@ class ProduceStream:
         now_ms = engine.now_ms()
         engine.counters.answered(self._node_id, now_ms - flight.sent_ms, now_ms / 1_000)
         if response.throttle_time_ms > 0:
-            self._on_throttle(response.throttle_time_ms, now_ms)
+            engine.counters.throttled(response.throttle_time_ms, now_ms / 1_000)
         callbacks: Callbacks = []
         halves: list[Batch] = []
         touched: dict[PartitionQueue, None] = {}
@@ -1127,7 +1330,6 @@ class ProduceStream:
         if halves:
             engine.encode(halves)
         engine.finish(callbacks)
-        self._ready.set()
 
 
 class Turns:
@@ -1766,7 +1968,8 @@ class ProducerEngine:
         """Of tasks that wait for memory."""
 
         # The cluster
-        self.connections = connections(options.pem, options.sasl)
+        self.connections = shared_connections(loop, options.pem, options.sasl)
+        self._has_connections = True
         self.metadata = MetadataCache(
             self.connections,
             bootstrap,
@@ -2207,6 +2410,23 @@ class ProducerEngine:
             stream = self._streams[leader.broker_id] = ProduceStream(self, leader.broker_id)
         stream.add(queue)
 
+    def produce_call(self, address: str, *, alone: bool) -> ProduceCall:
+        """Return a call to the broker at an address: one that other producers may share, or a new one.
+
+        Idempotent producers without transactions share calls: brokers recognise what they send again when the call
+        breaks because of another producer.
+        """
+        options = self.options
+        shares = not alone and self.gate is None and options.enable_idempotence
+        who = (options.pem, options.sasl, options.client_id)
+        key = (os.getpid(), id(self.loop), address, *who, options.request_timeout_ms)
+        call = _shared_calls.get(key) if shares else None
+        if call is None or not call.has_room:
+            call = ProduceCall(self.connections.channel(address), address, options.client_id, shared=shares)
+            if shares:
+                _shared_calls[key] = call
+        return call
+
     def reroute(self, queue: PartitionQueue) -> None:
         """Route a queue again, unless all its batches have failed: the gate must not add a partition without records.
         Under the lock."""
@@ -2506,4 +2726,6 @@ class ProducerEngine:
         if self.ids is not None:
             await self.ids.close()
         await self.metadata.close()
-        await self.connections.close()
+        if self._has_connections:
+            self._has_connections = False
+            await self.connections.close()

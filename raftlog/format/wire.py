@@ -26,12 +26,19 @@ SMALL_BYTES: Final = 16 << 10
 
 assert SMALL_BYTES <= 2 * MAX_PARTS, "a part takes two bytes at least, so a small message has no more than MAX_PARTS"
 
+MANY_REQUESTS: Final = ("raftlog-produce", "many-requests")
+"""In the metadata of a `Produce` call: the client may send several requests in a message (`ProduceRequest.more`). In
+the broker's initial metadata: it accepts that, and may send several answers in a message."""
+
+_NESTED: Final = "a request within `more` has `more` of its own"
+
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _LENGTH_DELIMITED: Final = 2
 _FIXED32: Final = 5
 
 _PARTITIONS: Final = log_pb2.ProduceRequest.PARTITIONS_FIELD_NUMBER
+_MORE: Final = log_pb2.ProduceRequest.MORE_FIELD_NUMBER
 _PRODUCE_RECORDS: Final = log_pb2.ProducePartition.RECORDS_FIELD_NUMBER
 _FRAMES: Final = log_pb2.FetchResponse.FRAMES_FIELD_NUMBER
 _FETCH_RECORDS: Final = log_pb2.FetchFrame.RECORDS_FIELD_NUMBER
@@ -47,10 +54,12 @@ class ProducePart(NamedTuple):
 
 
 class Produce(NamedTuple):
-    """A `ProduceRequest`: `head` has no partitions."""
+    """A `ProduceRequest`: `head` has no partitions and no further requests."""
 
     head: log_pb2.ProduceRequest
     parts: Sequence[ProducePart]
+    more: Sequence[Produce] = ()
+    """Further requests in the same message, without `more` of their own."""
 
 
 class Frame(NamedTuple):
@@ -99,11 +108,11 @@ def _skip(data: memoryview, wire_type: int, position: int) -> int:
     raise ValueError(f"wire type {wire_type}")
 
 
-def _cut(data: memoryview, field: int) -> tuple[bytes, list[memoryview]]:
-    """Return the message without its length-delimited fields `field`, and the contents of these."""
+def _cut(data: memoryview, *fields: int) -> tuple[bytes, tuple[list[memoryview], ...]]:
+    """Return the message without its length-delimited `fields`, and the contents of each of these."""
     rest: list[memoryview] = []
-    found: list[memoryview] = []
-    position = kept = 0
+    found: tuple[list[memoryview], ...] = tuple([] for _ in fields)
+    count = position = kept = 0
     end = len(data)
     while position < end:
         start = position
@@ -112,11 +121,12 @@ def _cut(data: memoryview, field: int) -> tuple[bytes, list[memoryview]]:
             position = _skip(data, tag & 7, position)
         else:
             length, position = _read_varint(data, position)
-            if tag >> 3 == field:
+            if tag >> 3 in fields:
                 rest.append(data[kept:start])
                 kept = position + length
-                found.append(data[position:kept])
-                if len(found) > MAX_PARTS:
+                found[fields.index(tag >> 3)].append(data[position:kept])
+                count += 1
+                if count > MAX_PARTS:
                     raise ValueError(f"at most {MAX_PARTS} parts fit one message")
             position += length
         if position > end:
@@ -125,16 +135,29 @@ def _cut(data: memoryview, field: int) -> tuple[bytes, list[memoryview]]:
     return b"".join(rest), found
 
 
-def _parts(data: bytes, outer: int, inner: int) -> tuple[bytes, list[tuple[bytes, Buffer]]]:
+def _parts(messages: Iterable[memoryview], inner: int) -> list[tuple[bytes, Buffer]]:
+    parts: list[tuple[bytes, Buffer]] = []
+    for message in messages:
+        part, (payloads,) = _cut(message, inner)
+        parts.append((part, payloads[-1] if payloads else b""))  # the last one counts, says protobuf
+    return parts
+
+
+def _taken_apart(data: bytes, outer: int, inner: int) -> tuple[bytes, list[tuple[bytes, Buffer]]]:
+    """Return the message without its parts, and its parts.
+
+    Raises:
+        InvalidRequestError: the data is not such a message.
+    """
     try:
-        head, messages = _cut(memoryview(data), outer)
-        parts: list[tuple[bytes, Buffer]] = []
-        for message in messages:
-            part, payloads = _cut(message, inner)
-            parts.append((part, payloads[-1] if payloads else b""))  # the last one counts, says protobuf
+        head, (messages,) = _cut(memoryview(data), outer)
+        return head, _parts(messages, inner)
     except (ValueError, IndexError) as error:
-        raise InvalidRequestError(f"the message is not protobuf as expected: {error or 'cut short'}") from None
-    return head, parts
+        raise _not_protobuf(error) from None
+
+
+def _not_protobuf(error: Exception) -> InvalidRequestError:
+    return InvalidRequestError(f"the message is not protobuf as expected: {error or 'cut short'}")
 
 
 def _join(head: bytes, outer: int, inner: int, parts: Iterable[tuple[bytes, Buffer]]) -> bytes:
@@ -149,6 +172,18 @@ def _join(head: bytes, outer: int, inner: int, parts: Iterable[tuple[bytes, Buff
 
 def encode_produce(request: Produce) -> bytes:
     """Return the bytes of a `ProduceRequest`."""
+    first = _encode_one(request)
+    if not request.more:
+        return first
+    out: list[Buffer] = [first]
+    tag = _varint(_MORE << 3 | _LENGTH_DELIMITED)
+    for each in request.more:
+        data = _encode_one(each)
+        out += (tag, _varint(len(data)), data)
+    return b"".join(out)
+
+
+def _encode_one(request: Produce) -> bytes:
     return _join(
         request.head.SerializeToString(),
         _PARTITIONS,
@@ -165,19 +200,41 @@ def decode_produce(data: bytes) -> Produce:
     """
     try:
         if len(data) < SMALL_BYTES:
-            request = log_pb2.ProduceRequest.FromString(data)
-            small = [ProducePart(part, part.records) for part in request.partitions]
-            for part, _ in small:
-                part.ClearField("records")
-            request.ClearField("partitions")
-            return Produce(request, small)
-        head, parts = _parts(data, _PARTITIONS, _PRODUCE_RECORDS)
-        return Produce(
-            log_pb2.ProduceRequest.FromString(head),
-            [ProducePart(log_pb2.ProducePartition.FromString(part), records) for part, records in parts],
-        )
+            message = log_pb2.ProduceRequest.FromString(data)
+            more = [_small(each) for each in message.more]
+            message.ClearField("more")
+            return _small(message)._replace(more=more) if more else _small(message)
+        return _large(memoryview(data))
     except DecodeError as error:
         raise InvalidRequestError(f"the message is not a ProduceRequest: {error}") from None
+    except (ValueError, IndexError) as error:
+        raise _not_protobuf(error) from None
+
+
+def _small(request: log_pb2.ProduceRequest) -> Produce:
+    """Take apart a request that the protobuf runtime has read."""
+    if request.more:
+        raise ValueError(_NESTED)
+    parts = [ProducePart(part, part.records) for part in request.partitions]
+    for part, _ in parts:
+        part.ClearField("records")
+    request.ClearField("partitions")
+    return Produce(request, parts)
+
+
+def _large(data: memoryview, *, within: bool = False) -> Produce:
+    """Take apart a request; `within`: it is one of the further requests of another."""
+    head, (messages, further) = _cut(data, _PARTITIONS, _MORE)
+    if further and within:
+        raise ValueError(_NESTED)
+    parts = [
+        ProducePart(log_pb2.ProducePartition.FromString(part), records)
+        for part, records in _parts(messages, _PRODUCE_RECORDS)
+    ]
+    more = [_large(each, within=True) for each in further]
+    if len(parts) + sum(len(each.parts) for each in more) > MAX_PARTS:
+        raise ValueError(f"at most {MAX_PARTS} parts fit one message")
+    return Produce(log_pb2.ProduceRequest.FromString(head), parts, more)
 
 
 def encode_fetch(frames: Sequence[Frame]) -> bytes:
@@ -191,7 +248,7 @@ def decode_fetch(data: bytes) -> list[Frame]:
     Raises:
         InvalidRequestError: the data is not such a message.
     """
-    head, parts = _parts(data, _FRAMES, _FETCH_RECORDS)
+    head, parts = _taken_apart(data, _FRAMES, _FETCH_RECORDS)
     try:
         if head:
             log_pb2.FetchResponse.FromString(head)
@@ -221,7 +278,7 @@ def decode_replicate(data: bytes) -> list[ReplicaFrame]:
             for frame, _ in small:
                 frame.ClearField("records")
             return small
-        head, parts = _parts(data, _REPLICA_FRAMES, _REPLICA_RECORDS)
+        head, parts = _taken_apart(data, _REPLICA_FRAMES, _REPLICA_RECORDS)
         if head:
             replication_pb2.ReplicateResponse.FromString(head)
         return [ReplicaFrame(replication_pb2.ReplicaFrame.FromString(part), records) for part, records in parts]

@@ -53,6 +53,8 @@ class ProduceRequest(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     TRANSACTIONAL_ID_FIELD_NUMBER: _builtins.int
     SINK_ID_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     correlation_id: _builtins.int
     acks: Global___Acks.ValueType
     timeout_ms: _builtins.int
@@ -61,8 +63,16 @@ class ProduceRequest(_message.Message):
     """Whose transaction the transactional batches belong to: one of both. The caller needs WRITE of exactly this id."""
     sink_id: _builtins.str
     """of staged batches"""
+    lane: _builtins.int
+    """Of several producers that send on this stream, the one whose request this is: each has its own chains. A broker
+    reads it, and `more`, only from a client that may send several requests at once (docs/protocol.md).
+    """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducePartition]: ...
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceRequest]:
+        """further requests, each answered by itself; they have no `more` of their own"""
+
     def __init__(
         self,
         *,
@@ -72,10 +82,12 @@ class ProduceRequest(_message.Message):
         partitions: _abc.Iterable[Global___ProducePartition] | None = ...,
         transactional_id: _builtins.str = ...,
         sink_id: _builtins.str = ...,
+        lane: _builtins.int = ...,
+        more: _abc.Iterable[Global___ProduceRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "correlation_id", b"correlation_id", "partitions", b"partitions", "sink_id", b"sink_id", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "correlation_id", b"correlation_id", "lane", b"lane", "more", b"more", "partitions", b"partitions", "sink_id", b"sink_id", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -98,7 +110,7 @@ class ProducePartition(_message.Message):
     """the epoch that the sender knows; -1: none"""
     chain: _builtins.int
     """Keeps order with several requests in flight. After it refuses a batch of this partition, the broker refuses all
-    later ones of the same stream with CHAIN_BROKEN until the client sends a larger chain number.
+    later ones of the same stream and lane with CHAIN_BROKEN until the client sends a larger chain number.
     """
     records: _builtins.bytes
     """one record batch, format 1 (docs/format.md)"""
@@ -131,6 +143,7 @@ class ProduceResponse(_message.Message):
     CORRELATION_ID_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     THROTTLE_TIME_MS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     correlation_id: _builtins.int
     throttle_time_ms: _builtins.int
     """the client is over a quota: the broker reads no request of this stream for this time"""
@@ -138,16 +151,21 @@ class ProduceResponse(_message.Message):
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceResult]:
         """in the order of the request's partitions"""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceResponse]:
+        """answers to further requests, for a client that may send several at once"""
+
     def __init__(
         self,
         *,
         correlation_id: _builtins.int = ...,
         results: _abc.Iterable[Global___ProduceResult] | None = ...,
         throttle_time_ms: _builtins.int = ...,
+        more: _abc.Iterable[Global___ProduceResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["correlation_id", b"correlation_id", "results", b"results", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correlation_id", b"correlation_id", "more", b"more", "results", b"results", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

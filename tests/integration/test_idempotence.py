@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -23,9 +24,10 @@ TIMEOUT_S = 60.0
 def cluster() -> Iterator[Cluster]:
     with Cluster(nodes=3, config=PATIENT) as made:
         with Admin(made.bootstrap) as admin:
-            admin.create_topic(
-                "lost-answers", PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60
-            )
+            for topic in ("lost-answers", "shared-call"):
+                admin.create_topic(
+                    topic, PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"}, timeout=60
+                )
         heard_everywhere(made)
         yield made
 
@@ -87,3 +89,46 @@ def test_lost_answers_and_a_killed_leader_double_nothing(cluster: Cluster) -> No
     for value, answer in answers:
         assert answer.offset >= 0
         assert found[answer.partition][answer.offset].value == value
+
+
+def test_a_killed_leader_under_producers_that_share_a_call_doubles_and_loses_nothing(cluster: Cluster) -> None:
+    """Each producer's records are there once and in order; one producer closes amid the others' records."""
+    count, sent = 8, [0] * 8
+    deliveries: list[Delivery] = []
+    with ExitStack() as stack:
+        producers = [stack.enter_context(Producer(cluster.bootstrap, linger_ms=0)) for _ in range(count)]
+
+        def send() -> None:
+            for name, producer in enumerate(producers):
+                if producer is not None:
+                    deliveries.append(producer.send("shared-call", b"%d:%06d" % (name, sent[name]), partition=0))
+                    sent[name] += 1
+
+        def calls() -> set[object]:
+            return {stream._call for each in producers if each for stream in each._engine._streams.values()} - {None}
+
+        until = time.monotonic() + 4.0
+        killed = closed = 0
+        while time.monotonic() < until or not killed:
+            send()
+            if not closed and sum(sent) > 300:
+                deliveries[-1].result(TIMEOUT_S)
+                assert len(calls()) == 1, "they share a call"
+                closed = 1
+                producers[0].close()
+                producers[0] = None  # type: ignore[call-overload] # the others go on
+            elif not killed and sum(sent) > 600:
+                killed = cluster.leader("shared-call", 0)
+                cluster.kill(killed)
+            time.sleep(0.002)
+        cluster.start(killed)
+        for producer in producers[1:]:
+            producer.flush(150)
+        for delivery in deliveries:
+            assert delivery.result(0).offset >= 0
+    found: dict[int, list[int]] = {name: [] for name in range(count)}
+    for record in read(cluster, "shared-call", 0):
+        assert record.value is not None
+        name, _, number = record.value.partition(b":")
+        found[int(name)].append(int(number))
+    assert found == {name: [*range(sent[name])] for name in range(count)}

@@ -146,6 +146,10 @@ class FakeCluster:
         self.ports: dict[int, int] = {}
         self.requests: list[tuple[int, int]] = []
         """(node, batches) of each produce request."""
+        self.produce_calls: list[int] = []
+        """The node of each produce call that was begun."""
+        self.serves_many = True
+        """Whether several producers may share a produce call; nodes of earlier versions serve one."""
         self.answered = 0
         """Produce requests whose answer was sent."""
         self.granted: dict[int, int] = {}

@@ -19,6 +19,7 @@ from raftlog.errors import (
     to_wire,
 )
 from raftlog.format import decode_batch, parse_header
+from raftlog.format.wire import MANY_REQUESTS
 from raftlog.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from tests.support.fake_broker import FakeCluster, Partition
 
 
+Broken = dict[tuple[bytes, int, int], int]
+"""Broken chains of a stream, by topic id, partition and lane."""
+
+
 class Node(log_pb2_grpc.LogServicer):
     """The data path of one node."""
 
@@ -46,7 +51,7 @@ class Node(log_pb2_grpc.LogServicer):
         self, requests: AsyncIterator[log_pb2.ProduceRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         faults = self.cluster.faults
-        broken: dict[tuple[bytes, int], int] = {}
+        broken: Broken = {}
         answering: set[asyncio.Task[None]] = set()
         writing = asyncio.Lock()  # gRPC takes one write at a time
 
@@ -58,44 +63,54 @@ class Node(log_pb2_grpc.LogServicer):
                 await context.write(response)
             self.cluster.answered += 1
 
-        async for request in requests:
+        self.cluster.produce_calls.append(self.node)
+        if self.cluster.serves_many and MANY_REQUESTS in tuple(context.invocation_metadata() or ()):
             await self.cluster.awake(self.node)
-            self.cluster.requests.append((self.node, len(request.partitions)))
-            if faults.drop_produce_before_append:
-                faults.drop_produce_before_append -= 1
-                if not faults.drop_produce_before_append:
-                    await writing.acquire()
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped before")
-            response = log_pb2.ProduceResponse(correlation_id=request.correlation_id)
-            for part in request.partitions:
-                result = response.results.add()
-                key = (part.topic_id, part.partition)
-                try:
-                    if part.chain <= broken.get(key, -1):
-                        result.error.code = common_pb2.CHAIN_BROKEN
-                        continue
-                    result.base_offset = self._append(part)
-                    result.log_append_time_ms = -1
-                except RaftlogError as error:
-                    result.error.CopyFrom(to_wire(error))
-                    if isinstance(error, NotLeader) and error.leader_id > 0:
-                        result.error.leader.host = "127.0.0.1"
-                        result.error.leader.port = self.cluster.ports[error.leader_id]
-                    broken[key] = part.chain
-            if faults.drop_produce_after_append:
-                faults.drop_produce_after_append -= 1
-                if not faults.drop_produce_after_append:
-                    await writing.acquire()
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped after")
-            if request.acks == log_pb2.NO_ACK and not any(result.HasField("error") for result in response.results):
-                continue
-            if faults.swallow_acks:
-                faults.swallow_acks -= 1
-                continue
-            task = asyncio.ensure_future(answer(response))
-            answering.add(task)
-            task.add_done_callback(answering.discard)
+            await context.send_initial_metadata((MANY_REQUESTS,))
+        async for message in requests:
+            await self.cluster.awake(self.node)
+            for request in (message, *message.more):
+                self.cluster.requests.append((self.node, len(request.partitions)))
+                if faults.drop_produce_before_append:
+                    faults.drop_produce_before_append -= 1
+                    if not faults.drop_produce_before_append:
+                        await writing.acquire()
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped before")
+                response = self._append_all(request, broken)
+                if faults.drop_produce_after_append:
+                    faults.drop_produce_after_append -= 1
+                    if not faults.drop_produce_after_append:
+                        await writing.acquire()
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped after")
+                is_refused = any(result.HasField("error") for result in response.results)
+                if request.acks == log_pb2.NO_ACK and not is_refused:
+                    continue
+                if faults.swallow_acks:
+                    faults.swallow_acks -= 1
+                    continue
+                task = asyncio.ensure_future(answer(response))
+                answering.add(task)
+                task.add_done_callback(answering.discard)
         await asyncio.gather(*answering)
+
+    def _append_all(self, request: log_pb2.ProduceRequest, broken: Broken) -> log_pb2.ProduceResponse:
+        response = log_pb2.ProduceResponse(correlation_id=request.correlation_id)
+        for part in request.partitions:
+            result = response.results.add()
+            key = (part.topic_id, part.partition, request.lane)
+            try:
+                if part.chain <= broken.get(key, -1):
+                    result.error.code = common_pb2.CHAIN_BROKEN
+                    continue
+                result.base_offset = self._append(part)
+                result.log_append_time_ms = -1
+            except RaftlogError as error:
+                result.error.CopyFrom(to_wire(error))
+                if isinstance(error, NotLeader) and error.leader_id > 0:
+                    result.error.leader.host = "127.0.0.1"
+                    result.error.leader.port = self.cluster.ports[error.leader_id]
+                broken[key] = part.chain
+        return response
 
     def _append(self, part: log_pb2.ProducePartition) -> int:
         faults = self.cluster.faults

@@ -99,6 +99,9 @@ class LogService:
     ) -> None:
         """Serve a stream of produce requests."""
         who = caller.get()
+        many = wire.MANY_REQUESTS in tuple(context.invocation_metadata() or ())
+        if many:  # the client waits for this before it sends for a second producer
+            await context.send_initial_metadata((wire.MANY_REQUESTS,))
         session = ProduceSession(
             self._registry,
             self._disk,
@@ -107,6 +110,7 @@ class LogService:
             who=who,
             producers=None if self._producers is None else self._producers(who),
             quotas=self._quotas,
+            many=many,
         )
         await self._stream("produce", context, session.run(request_iterator, context))
 

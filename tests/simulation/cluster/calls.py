@@ -40,6 +40,7 @@ class Call:
         self._status: tuple[grpc.StatusCode, str] | None = None
         self._cancelled = False
         self._over: asyncio.Future[None] = self.loop.create_future()
+        self._accepted: asyncio.Future[tuple[tuple[str, str], ...]] = self.loop.create_future()
 
     @property
     def ended(self) -> bool:
@@ -48,6 +49,15 @@ class Call:
 
     def begun(self) -> None:
         """There is a connection."""
+
+    def accepted(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        """The server has sent its initial metadata, which is empty unless a handler sends some."""
+        if not self._accepted.done():
+            self._accepted.set_result(metadata)
+
+    async def initial_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the initial metadata: once the server has sent it, its first message, or the end of the call."""
+        return await asyncio.shield(self._accepted)
 
     def received(self, payload: bytes) -> None:
         """A message has come."""
@@ -81,6 +91,7 @@ class Call:
         if self.ended:
             return
         self._status = code, details
+        self.accepted(())
         self._channel.forget(self, reset=reset)
         if not self._over.done():
             self._over.set_result(None)
@@ -167,6 +178,7 @@ class StreamCall(Call):
 
     def received(self, payload: bytes) -> None:
         """A message has come."""
+        self.accepted(())
         self._messages.append((self._parse(payload), len(payload)))
         self._wake()
 

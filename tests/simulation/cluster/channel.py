@@ -19,6 +19,7 @@ from grpc import aio
 
 from tests.simulation.cluster.calls import Call, StreamCall, UnaryCall
 from tests.simulation.cluster.frames import (
+    Accepted,
     Begin,
     Data,
     End,
@@ -245,11 +246,13 @@ class SimChannel:
             call.finish(grpc.StatusCode.UNAVAILABLE, BROKEN)
 
     def _heard(self, frame: Frame) -> None:
-        assert isinstance(frame, Data | Room | End), "what servers send"
+        assert isinstance(frame, Accepted | Data | Room | End), "what servers send"
         call = self._calls.get(frame.call)
         if call is None:
             return
         match frame:
+            case Accepted():
+                call.accepted(frame.metadata)
             case Data():
                 call.received(frame.payload)
             case Room():

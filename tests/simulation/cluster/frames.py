@@ -35,6 +35,14 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """The server serves a call, and says so with initial metadata before the first message."""
+
+    call: int
+    metadata: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Data:
     """One message."""
 
@@ -78,4 +86,4 @@ class Goodbye:
     """The channel was closed: all of its calls are over."""
 
 
-Frame = Hello | Welcome | Begin | Data | Room | HalfClose | Reset | End | Goodbye
+Frame = Hello | Welcome | Begin | Accepted | Data | Room | HalfClose | Reset | End | Goodbye

@@ -47,7 +47,12 @@ class Produces(Application):
         }
 
     async def work(self) -> None:
-        """Send, until it is time to end; then wait for everything."""
+        """Send, until it is time to end; then wait for everything. Idempotent producers of one process share calls."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.random.choice((1, 1, 2, 3))):
+                group.create_task(self._produce())
+
+    async def _produce(self) -> None:
         kind = KINDS[self._kind]
         idempotent = kind.get("enable_idempotence", True)
         writer = self.book.new_writer(str(self), idempotent=idempotent, safe=kind["acks"] == "all")

@@ -13,6 +13,7 @@ from grpc import aio
 
 from tests.simulation.cluster.frames import (
     WINDOW_BYTES,
+    Accepted,
     Begin,
     Data,
     End,
@@ -290,6 +291,10 @@ class _ServerCall:
         return message
 
     # The context
+
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        """Tell the caller that the call is served."""
+        self._peer.send(Accepted(self._begin.call, metadata))
 
     async def write(self, message: Any) -> None:
         """Send a message, once the caller has room for it."""

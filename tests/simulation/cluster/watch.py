@@ -34,17 +34,25 @@ class _ProduceWatch:
         self._asked: dict[int, tuple[int, list[tuple[PartitionKey, int, bytes]]]] = {}
 
     def request(self, message: Produce) -> None:
-        head = message.head
+        for request in (message, *message.more):
+            self._note(request)
+
+    def _note(self, request: Produce) -> None:
+        head = request.head
         if head.acks != log_pb2.NO_ACK:
             self._asked[head.correlation_id] = (
                 head.acks,
                 [
                     ((part.head.topic_id, part.head.partition), part.head.leader_epoch, bytes(part.records))
-                    for part in message.parts
+                    for part in request.parts
                 ],
             )
 
     def response(self, message: log_pb2.ProduceResponse) -> None:
+        for answer in (message, *message.more):
+            self._check(answer)
+
+    def _check(self, message: log_pb2.ProduceResponse) -> None:
         if message.correlation_id not in self._asked:
             assert any(result.HasField("error") for result in message.results), "acks=0 is answered only when refused"
             return

@@ -54,8 +54,10 @@ requests = st.builds(
         correlation_id=st.integers(0, 2**64 - 1),
         acks=st.sampled_from(log_pb2.Acks.values()),
         timeout_ms=st.integers(0, 2**32 - 1),
+        lane=st.integers(0, 2**32 - 1),
     ),
     st.lists(parts, max_size=4),
+    st.just(()),
 )
 frames = st.builds(
     Frame,
@@ -89,6 +91,7 @@ def whole_request(request: Produce) -> log_pb2.ProduceRequest:
         added = message.partitions.add()
         added.CopyFrom(part.head)
         added.records = bytes(part.records)
+    message.more.extend(whole_request(each) for each in request.more)
     return message
 
 
@@ -99,6 +102,28 @@ def test_produce_requests_agree_with_the_runtime(request: Produce) -> None:
     back = decode_produce(message.SerializeToString())
     assert whole_request(back) == message
     assert back.head == request.head
+
+
+@given(requests, st.lists(requests, max_size=4))
+def test_requests_in_one_message_agree_with_the_runtime(first: Produce, more: list[Produce]) -> None:
+    request = first._replace(more=more)
+    message = whole_request(request)
+    assert log_pb2.ProduceRequest.FromString(encode_produce(request)) == message
+    back = decode_produce(message.SerializeToString())
+    assert whole_request(back) == message
+    assert [each.head for each in (back, *back.more)] == [each.head for each in (first, *more)]
+
+
+@pytest.mark.parametrize("size", [1, SMALL_BYTES])
+def test_requests_are_nested_once(size: int) -> None:
+    def one(*more: Produce) -> Produce:
+        return Produce(log_pb2.ProduceRequest(), [ProducePart(log_pb2.ProducePartition(), bytes(size))], more)
+
+    assert len(decode_produce(encode_produce(one(one(), one()))).more) == 2
+    message = whole_request(one())
+    message.more.append(whole_request(one(one())))
+    with pytest.raises(InvalidRequestError, match="has `more` of its own"):
+        decode_produce(message.SerializeToString())
 
 
 @given(st.lists(frames, max_size=4))
@@ -174,6 +199,8 @@ def test_garbage_is_refused_with_a_reason(data: bytes) -> None:
 
 
 def test_a_message_of_very_many_tiny_parts_is_refused_before_they_are_built() -> None:
+    with pytest.raises(InvalidRequestError, match="at most"):  # in two requests
+        decode_produce(b"\x22\x00" * MAX_PARTS + b"\x42\x02\x22\x00")
     whole = b"\x22\x00" * MAX_PARTS
     assert len(decode_produce(whole).parts) == MAX_PARTS
     with pytest.raises(InvalidRequestError, match="at most"):

@@ -14,7 +14,7 @@ import pytest
 from broker.log.partition_log import FlushTicket
 from broker.partition import produce_session
 from broker.partition.produce_session import ProduceSession
-from raftlog.errors import BrokerOverloaded, StorageError, UnknownTopicId
+from raftlog.errors import BrokerOverloaded, InvalidRequestError, StorageError, UnknownTopicId
 from raftlog.format import Codec, wire
 from raftlog.v1 import common_pb2, log_pb2
 from replication.high_watermark import PendingAcks
@@ -23,19 +23,26 @@ from tests.support.broker_parts import TOPIC_ID, Parts, ProduceWriter, Requests,
 from tests.support.raw_client import RawClient
 
 
-def request(number: int, *, partition: int = 0, chain: int = 1, acks: int = log_pb2.ALL) -> wire.Produce:
-    return RawClient.request(number, [(TOPIC_ID, partition, 3, chain, batch_of(b"%d" % number))], acks)
+def request(number: int, *, partition: int = 0, chain: int = 1, acks: int = log_pb2.ALL, lane: int = 0) -> wire.Produce:
+    made = RawClient.request(number, [(TOPIC_ID, partition, 3, chain, batch_of(b"%d" % number))], acks)
+    made.head.lane = lane
+    return made
+
+
+def together(*requests: wire.Produce) -> wire.Produce:
+    """Return one message with all of these."""
+    return requests[0]._replace(more=requests[1:])
 
 
 @asynccontextmanager
 async def session(
-    parts: Parts, *, max_in_flight: int = 5, timeout_ms: int = 30_000
+    parts: Parts, *, max_in_flight: int = 5, timeout_ms: int = 30_000, many: bool = False
 ) -> AsyncIterator[tuple[Requests[wire.Produce], ProduceWriter]]:
     requests, writer = Requests[wire.Produce](), ProduceWriter()
     running = asyncio.create_task(
-        ProduceSession(parts.registry, parts.disk, max_in_flight=max_in_flight, default_timeout_ms=timeout_ms).run(
-            requests.__aiter__(), writer
-        )
+        ProduceSession(
+            parts.registry, parts.disk, max_in_flight=max_in_flight, default_timeout_ms=timeout_ms, many=many
+        ).run(requests.__aiter__(), writer)
     )
     try:
         yield requests, writer
@@ -93,6 +100,57 @@ async def test_a_timeout_is_answered_once_and_the_record_may_be_there(tmp_path: 
             await settle()
             assert len(writer.written) == 1
             assert parts.registry.find(TOPIC_ID, 0).log.log_end_offset == 1
+
+
+async def test_requests_of_a_message_are_answered_by_themselves_and_in_one_message_when_they_can(
+    tmp_path: Path,
+) -> None:
+    async with Parts(tmp_path) as parts:
+        parts.disk.held = True
+        async with session(parts, many=True) as (requests, writer):
+            requests.send(together(request(1), request(2, partition=9), request(3)))
+            (refused,) = await writer.wait_for(1)
+            assert (refused.correlation_id, refused.results[0].error.code) == (2, common_pb2.UNKNOWN_TOPIC_ID)
+            assert not refused.more, "it does not wait for the others"
+            parts.disk.release()
+            _, answers = await writer.wait_for(2)
+            assert [(each.correlation_id, each.results[0].base_offset) for each in (answers, *answers.more)] == [
+                (1, 0),
+                (3, 1),
+            ]
+
+
+async def test_a_refusal_breaks_the_chain_of_its_lane_only(tmp_path: Path) -> None:
+    async with Parts(tmp_path) as parts, session(parts, many=True, max_in_flight=20) as (requests, writer):
+        broken = request(1, lane=1)
+        broken.parts[0].head.leader_epoch = 1
+        requests.send(together(broken, request(2, lane=2), request(3, lane=1), request(4, lane=1, chain=2)))
+        found = {
+            each.correlation_id: each.results[0].error.code
+            for message in await writer.wait_for(2)
+            for each in (message, *message.more)
+        }
+        assert found == {1: common_pb2.FENCED_LEADER_EPOCH, 2: 0, 3: common_pb2.CHAIN_BROKEN, 4: 0}
+
+
+async def test_several_requests_in_a_message_are_for_clients_that_have_said_so(tmp_path: Path) -> None:
+    async with Parts(tmp_path) as parts:
+        with pytest.raises(InvalidRequestError, match="raftlog-produce: many-requests"):
+            async with session(parts) as (requests, _):
+                requests.send(together(request(1), request(2)))
+
+
+async def test_unanswered_requests_of_a_message_count_each(tmp_path: Path) -> None:
+    async with Parts(tmp_path) as parts:
+        parts.disk.held = True
+        async with session(parts, many=True, max_in_flight=3) as (requests, writer):
+            for number in range(0, 12, 4):
+                requests.send(together(*(request(number + each) for each in range(4))))
+            await settle()
+            assert requests.taken == 1
+            parts.disk.release()
+            answers = [each for message in await writer.wait_for(3) for each in (message, *message.more)]
+            assert [each.results[0].base_offset for each in answers] == list(range(12))
 
 
 async def test_acks_zero_is_answered_only_when_it_is_refused(tmp_path: Path) -> None:
