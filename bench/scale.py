@@ -2,8 +2,8 @@
 
 One controller runs in a process of its own, with the real services. The brokers are the parts that burden a
 controller: a registration, heartbeats every 300 ms, and a watch of the metadata; they share a few processes. The
-figures are CPU time of the controller, which other work on the machine changes little. The row for 1,000 brokers is arithmetic on
-them: `docs/quorum.md` says what breaks first.
+figures are CPU time of the controller, which other work on the machine changes little. The row for 1,000 brokers is
+arithmetic on them: `docs/quorum.md` says what breaks first.
 
     python -m bench.scale controller DIRECTORY PORT
     python -m bench.scale brokers PORT FIRST COUNT

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from raftlog import Admin, Consumer, Delivery, Producer, Record, TopicPartition
+from raftlog._client.producer import ProduceCall
 from raftlog.errors import BrokerUnavailable
 from raftlog.testing import Cluster
 from tests.support.steady import PATIENT
@@ -104,7 +105,7 @@ def test_a_killed_leader_under_producers_that_share_a_call_doubles_and_loses_not
                     deliveries.append(producer.send("shared-call", b"%d:%06d" % (name, sent[name]), partition=0))
                     sent[name] += 1
 
-        def calls() -> set[object]:
+        def calls() -> set[ProduceCall | None]:
             return {stream._call for each in producers if each for stream in each._engine._streams.values()} - {None}
 
         until = time.monotonic() + 4.0
