@@ -6,8 +6,10 @@ are among the long ones.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -79,3 +81,35 @@ def test_a_client_in_go(cluster: Cluster, tmp_path: Path) -> None:
     with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
         admin.create_topic("of-go", 1)
     check(cluster, "of-go", run(tools / "client", cluster.bootstrap, "of-go", at=source, within_s=RUN_S), b"from Go")
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not all(map(shutil.which, ("javac", "java", "mvn"))),
+    reason="there is no JDK with Maven here, or another processor than that of protoc's programs on Maven Central",
+)
+def test_a_client_in_java(cluster: Cluster, tmp_path: Path) -> None:
+    """Maven fetches the libraries, protoc and its plugin; grpcio-tools' protoc makes no Java."""
+    source, jars, made, classes = (tmp_path / name for name in ("client", "jars", "made", "classes"))
+    shutil.copytree(CLIENTS / "java", source)
+    for each in (made, classes):
+        each.mkdir()
+    copy = ("dependency:copy-dependencies", f"-DoutputDirectory={jars}")
+    run("mvn", "-q", "-B", *copy, at=source, within_s=BUILD_S)
+    (protoc,) = jars.glob("protoc-[0-9]*.exe")
+    (plugin,) = jars.glob("protoc-gen-grpc-java-*.exe")
+    for each in (protoc, plugin):
+        each.chmod(0o755)
+    found = importlib.util.find_spec("grpc_tools")
+    assert found is not None
+    assert found.origin is not None
+    known = Path(found.origin).parent / "_proto"  # google/protobuf/descriptor.proto
+    options = (f"--plugin=protoc-gen-grpc-java={plugin}", f"--java_out={made}", f"--grpc-java_out={made}")
+    sources = sorted(str(each) for each in (ROOT / "proto").glob("raftlog/v1/*.proto"))
+    run(protoc, f"-I{ROOT / 'proto'}", f"-I{known}", *options, *sources, at=source, within_s=RUN_S)
+    path = ("-cp", f"{classes}{os.pathsep}{jars}/*")
+    compiled = ("-Xlint:-options", "-sourcepath", made, "-d", classes)
+    run("javac", *path, *compiled, source / "Client.java", at=source, within_s=BUILD_S)
+    with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
+        admin.create_topic("of-java", 1)
+    shown = run("java", *path, "Client", cluster.bootstrap, "of-java", at=source, within_s=RUN_S)
+    check(cluster, "of-java", shown, b"from Java")
