@@ -49,7 +49,7 @@ from broker.config.endpoints import (
     parse_voters,
 )
 from broker.coordinator.groups.classic.machine import ClassicConfig
-from broker.coordinator.groups.commands import GroupConfig
+from broker.coordinator.groups.commands import GroupConfig, Migration
 from broker.coordinator.transactions.commands import TransactionConfig
 from broker.log.config import LogConfig
 from broker.log.producer_state import ProducerLimits
@@ -785,6 +785,13 @@ class BrokerConfig(Settings):
         maximum=1_000_000,
         doc="Most members of one group.",
     )
+    group_consumer_migration_policy = text(
+        Migration.BIDIRECTIONAL.value,
+        choices=tuple(each.value for each in Migration),
+        doc="Whether a consumer group with members moves between Kafka's classic protocol and the one in which the "
+        "coordinator assigns. `upgrade`: to the latter, when a member joins that speaks it. `downgrade`: to the "
+        "classic one, when the last such member has left.",
+    )
     group_consumer_assignors = names(
         ASSIGNORS,
         check=assignors,
@@ -1000,6 +1007,7 @@ class BrokerConfig(Settings):
             offsets_retention_check_interval_ms=self.offsets_retention_check_interval_ms,
             offset_metadata_max_bytes=self.offset_metadata_max_bytes,
             producer_id_expiration_ms=self.producer_id_expiration_ms,
+            migration=Migration(self.group_consumer_migration_policy),
             classic=ClassicConfig(
                 min_session_timeout_ms=self.group_min_session_timeout_ms,
                 max_session_timeout_ms=self.group_max_session_timeout_ms,

@@ -177,7 +177,7 @@ class Apis:
             api.DELETE_RECORDS: self._delete_records,
             api.DESCRIBE_CLUSTER: self._describe_cluster,
             **GroupApis(services.groups, config, self.call).handlers,
-            **ConsumerGroupApis(services.groups, config, self.call).handlers,
+            **ConsumerGroupApis(services.groups, config, self.call, image).handlers,
         }
 
     # Calls of the services
@@ -202,15 +202,13 @@ class Apis:
             RaftlogError: the permission is missing, a bound is exceeded, or the answer has an error.
         """
         self.permit(method, request, who)
-        answer = await call(request, cast(Context, _Deadline(timeout_ms)))
-        error = getattr(answer, "error", None)
-        if error is not None and error.code:
-            raise errors.error_of(error)
-        return answer
+        return await self.unchecked(call, request, timeout_ms)
 
-    async def unchecked(self, call: Callable[[Any, Any], Awaitable[T]], request: Any) -> T:
+    async def unchecked(
+        self, call: Callable[[Any, Any], Awaitable[T]], request: Any, timeout_ms: int | None = None
+    ) -> T:
         """Return a method's answer, as `call` does, without its permission: for what is part of another request."""
-        answer = await call(request, cast(Context, _Deadline(None)))
+        answer = await call(request, cast(Context, _Deadline(timeout_ms)))
         error = getattr(answer, "error", None)
         if error is not None and error.code:
             raise errors.error_of(error)
@@ -443,7 +441,7 @@ class Apis:
             await self.call(
                 "Admin/DeleteTopic",
                 self._services.admin.DeleteTopic,
-                admin_pb2.DeleteTopicRequest(name=name),
+                admin_pb2.DeleteTopicRequest(name=name, topic_id=b"" if topic["name"] else topic["topic_id"]),
                 who,
                 request["timeout_ms"],
             )

@@ -14,21 +14,26 @@ A heartbeat proves to the coordinator that the member has got every earlier assi
 over one connection. A client that misses a response closes the connection and says everything anew, its partitions
 included.
 
-Topics are named by name; a regular expression is refused, because it would run on the event loop of all groups
-(ADR 0014).
+A regular expression is matched here, as raftlog's own clients match theirs: the coordinator gets the topics that match,
+and again when others do. RE2 matches in a time that grows with the text only, and a thread does it, so that no client
+holds up the event loop of all groups (ADR 0014, ADR 0039).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+import re2
 from google.protobuf.message import Message
 
 from broker.config.config import BrokerConfig
 from broker.coordinator.core import Reply
+from broker.coordinator.groups.checks import MAX_PATTERN
 from broker.coordinator.groups.commands import Heartbeat, Join, Leave
 from broker.coordinator.groups.coordinators import GroupShard
 from broker.kafka import errors
@@ -47,14 +52,78 @@ from raftlog.errors import (
     UnknownMemberId,
 )
 from raftlog.v1 import group_pb2
+from raftmeta.image import MetadataImage
 
+REGEX_EVERY_S: Final = 10.0
+"""How often a member's regular expression is matched again, at most; it is while topics come and go."""
+MAX_MATCHED: Final = 1_000
+"""Regular expressions whose last matches are kept."""
+MAX_REGEX_BYTES: Final = 1 << 20
+"""What an expression may take in memory, compiled."""
 UNIFORM: Final = "uniform"
 """Kafka's name for the assignor that is `sticky` here."""
 STICKY: Final = "sticky"
 LEAVES: Final = -1
 LEAVES_FOR_A_WHILE: Final = -2
+CLASSIC_MEMBER: Final = 0
 CONSUMER_MEMBER: Final = 1
-"""Type of a member in a description: it speaks KIP-848."""
+"""Types of members in a description: this one speaks KIP-848."""
+
+
+class InvalidRegularExpression(Exception):
+    """A regular expression that RE2 does not take; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a member subscribes to: topics by name, and those that match a regular expression, if any."""
+
+    names: tuple[str, ...] = ()
+    regex: str = ""
+    assignor: str = ""
+
+
+class Matches:
+    """The topics that match regular expressions, all of their names; without internal ones."""
+
+    def __init__(self, image: Callable[[], MetadataImage]) -> None:
+        self._image = image
+        self._found: dict[str, tuple[Mapping[str, bytes], tuple[str, ...]]] = {}
+        """By expression: for which topics it was matched, and which did."""
+        self._one_at_a_time = asyncio.Lock()
+
+    async def of(self, regex: str) -> tuple[str, ...]:
+        """Return the topics that match.
+
+        Raises:
+            InvalidRegularExpression: it is none.
+            InvalidRequestError: it is too long.
+        """
+        if len(regex) > MAX_PATTERN:
+            raise InvalidRequestError(f"the regular expression has {len(regex)} characters, at most {MAX_PATTERN}")
+        async with self._one_at_a_time:
+            image = self._image()
+            known = self._found.pop(regex, None)
+            if known is None or known[0] is not image.topic_id_by_name:
+                known = image.topic_id_by_name, await asyncio.to_thread(_matching, regex, image)
+            self._found[regex] = known
+            if len(self._found) > MAX_MATCHED:
+                del self._found[next(iter(self._found))]  # the one that was asked for longest ago
+        return known[1]
+
+
+def _matching(regex: str, image: MetadataImage) -> tuple[str, ...]:
+    options = re2.Options()
+    options.max_mem = MAX_REGEX_BYTES
+    options.log_errors = False
+    try:
+        compiled = re2.compile(regex, options)
+    except re2.error as error:
+        why = error.args[0] if error.args else ""
+        text = why.decode(errors="replace") if isinstance(why, bytes) else str(why)
+        raise InvalidRegularExpression(f"{regex!r} is no regular expression of RE2: {text}") from None
+    matched = (name for name in image.topic_id_by_name if compiled.fullmatch(name) is not None)
+    return tuple(sorted(name for name in matched if not image.topics[image.topic_id_by_name[name]].internal))
 
 
 class PolledMember:
@@ -66,6 +135,9 @@ class PolledMember:
         self.shard = shard
         self.connection = connection
         self.subscription = group_pb2.Subscription()
+        self.wish = Wish()
+        self.matched_s = 0.0
+        """When its regular expression was matched."""
         self.assignment: group_pb2.GroupAssignment | None = None
         """The last one that the coordinator has sent."""
         self.told: group_pb2.GroupAssignment | None = None
@@ -130,10 +202,13 @@ class PolledMember:
 class ConsumerGroupApis:
     """The handlers of one broker, by API key."""
 
-    def __init__(self, service: GroupService, config: BrokerConfig, call: CallService) -> None:
+    def __init__(
+        self, service: GroupService, config: BrokerConfig, call: CallService, image: Callable[[], MetadataImage]
+    ) -> None:
         self._service = service
         self._config = config
         self._call = call
+        self._matches = Matches(image)
         self._members: dict[tuple[str, str], PolledMember] = {}
         self.handlers: dict[int, Handler] = {
             api.CONSUMER_GROUP_HEARTBEAT: self._heartbeat,
@@ -158,18 +233,22 @@ class ConsumerGroupApis:
             if epoch in (LEAVES, LEAVES_FOR_A_WHILE):
                 await self._leave(key, request)
                 return {"error_code": errors.NONE, "member_id": member_id, "member_epoch": epoch}
-            subscription = self._subscription(request)
+            is_full = request["subscribed_topic_names"] is not None or bool(request["subscribed_topic_regex"])
+            wish = self._wish(request, self._members.get(key))
+            subscription = None if wish is None else await self._subscription(wish)
             if permissions is not None and subscription is not None:
                 await permissions.check_subscription(subscription)
             member = await self._polled(key, request, subscription, who)
-        except RaftlogError as error:
+            if wish is not None:
+                member.wish, member.matched_s = wish, time.monotonic()
+        except (RaftlogError, InvalidRegularExpression) as error:
             return {
-                "error_code": code_of(error),
+                "error_code": code_of(error) if isinstance(error, RaftlogError) else errors.INVALID_REGULAR_EXPRESSION,
                 "error_message": str(error),
                 "member_id": member_id,
                 "member_epoch": epoch,
             }
-        return self._answer(member_id, member, is_full=subscription is not None)
+        return self._answer(member_id, member, is_full=is_full)
 
     def _answer(self, member_id: str, member: PolledMember, *, is_full: bool) -> Fields:
         assignment = member.assignment
@@ -246,18 +325,29 @@ class ConsumerGroupApis:
             del self._members[key]
 
     @staticmethod
-    def _subscription(request: Fields) -> group_pb2.Subscription | None:
-        """Return the subscription of a request; None: it does not say."""
-        if request["subscribed_topic_regex"]:
-            raise InvalidRequestError(
-                "the coordinator does not match regular expressions: subscribe to topics by name, or use the classic "
-                "protocol, whose clients match by themselves"
-            )
-        if request["subscribed_topic_names"] is None:
-            return None
-        assignor = request["server_assignor"] or ""
+    def _wish(request: Fields, member: PolledMember | None) -> Wish | None:
+        """Return what a member subscribes to from now on; None: what it did before, and that needs no other look."""
+        names, regex = request["subscribed_topic_names"], request["subscribed_topic_regex"]
+        if request["member_epoch"] == 0 or member is None:
+            before = Wish()
+            if names is None and not regex:
+                return None
+        else:
+            before = member.wish
+            if names is None and regex is None:
+                is_due = before.regex and time.monotonic() - member.matched_s >= REGEX_EVERY_S
+                return before if is_due else None
+        assignor = request["server_assignor"]
+        return Wish(
+            before.names if names is None else tuple(sorted(set(names))),
+            before.regex if regex is None else regex,
+            before.assignor if assignor is None else STICKY if assignor == UNIFORM else assignor,
+        )
+
+    async def _subscription(self, wish: Wish) -> group_pb2.Subscription:
+        matched = await self._matches.of(wish.regex) if wish.regex else ()
         return group_pb2.Subscription(
-            topics=sorted(set(request["subscribed_topic_names"])), assignor=STICKY if assignor == UNIFORM else assignor
+            topics=sorted({*wish.names, *matched}), pattern=wish.regex, assignor=wish.assignor
         )
 
     # Tools
@@ -303,7 +393,7 @@ class ConsumerGroupApis:
                     "subscribed_topic_regex": each.subscription.pattern or None,
                     "assignment": {"topic_partitions": _named(each.assigned)},
                     "target_assignment": {"topic_partitions": _named(each.target)},
-                    "member_type": CONSUMER_MEMBER,
+                    "member_type": CLASSIC_MEMBER if each.speaks_classic else CONSUMER_MEMBER,
                 }
                 for each in group.members
             ],

@@ -39,6 +39,7 @@ INVALID_RECORD: Final = 87
 UNKNOWN_TOPIC_ID: Final = 100
 STALE_MEMBER_EPOCH: Final = 113
 FETCH_SESSION_TOPIC_ID_ERROR: Final = 106
+INVALID_REGULAR_EXPRESSION: Final = 128
 
 _OWN_FROM: Final = common_pb2.INTERNAL
 """The first of raftlog's own numbers."""

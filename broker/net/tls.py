@@ -9,8 +9,11 @@ too, but with less of a reason. The standard library suffices; it shows the cont
 from __future__ import annotations
 
 import logging
+import math
 import ssl
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +23,7 @@ import grpc
 from broker.config.checks import WITH_TLS
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import SSL
-from raftlog._client.security import ChannelTls, FreshPem, Names, Pem, PemFiles
+from raftlog._client.security import TRY_AGAIN_S, ChannelTls, FreshPem, Names, Pem, PemFiles
 from raftlog.errors import InvalidConfig
 from raftmeta.quorum.peer_identity import NODE_URI, node_ids_named
 
@@ -249,12 +252,16 @@ class _Offered:
 class KafkaContexts:
     """The TLS context of new connections of Kafka clients, with the current certificate and CAs. Thread-safe."""
 
-    def __init__(self, pem: FreshPem, files: PemFiles, *, ask: bool) -> None:
+    def __init__(
+        self, pem: FreshPem, files: PemFiles, *, ask: bool, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         """Raises InvalidConfig: the files have changed since they were checked, to something that is not valid."""
         self._pem = pem
         self._files = files
         self._ask = ask
         self._lock = threading.Lock()
+        self._clock_s = clock_s
+        self._failed_s = -math.inf
         found, self._version = pem.current()
         try:
             self._context = self._made(found)
@@ -265,10 +272,18 @@ class KafkaContexts:
         """Return the context for a new connection; reads changed files first."""
         with self._lock:
             found, version = self._pem.current()
-            if version != self._version:
-                with suppress(InvalidConfig, OSError):  # the files change again: the next connection finds them settled
+            if version != self._version and self._clock_s() - self._failed_s >= TRY_AGAIN_S:
+                try:
                     self._context = self._made(found)
                     self._version = version
+                except (InvalidConfig, OSError) as error:
+                    # The files change again, or the command fails that prints the key's password; it costs a process.
+                    self._failed_s = self._clock_s()
+                    logger.error(
+                        "the certificates have changed, but Kafka clients get the previous ones for %.0f s: %s",
+                        TRY_AGAIN_S,
+                        error,
+                    )
             return self._context
 
     def _made(self, pem: Pem) -> ssl.SSLContext:

@@ -20,6 +20,7 @@ from unicodedata import ucd_3_2_0
 from scramp import ScramException, ScramMechanism
 
 from broker.clock import Clock
+from broker.config.checks import PLAIN
 from broker.observability.counters import Counters
 from broker.security.audit import Audit, network_of
 from broker.security.users import Users
@@ -44,7 +45,6 @@ MAX_DELAYED: Final = 200
 """Failures that are delayed at once; further ones are answered immediately with BrokerOverloaded."""
 MAX_PLAIN_CHECKS: Final = 4
 """Passwords that are checked at once; each takes a thread for as long as its iterations do."""
-PLAIN: Final = "PLAIN"
 _SHOWN: Final = 100
 _BY_NAME: Final = {name: mechanism for mechanism, name in MECHANISM_NAMES.items()}
 _HASHES: Final = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}

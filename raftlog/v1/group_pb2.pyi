@@ -1123,6 +1123,7 @@ class GroupMember(_message.Message):
     CONNECTED_FIELD_NUMBER: _builtins.int
     CLASSIC_METADATA_FIELD_NUMBER: _builtins.int
     CLASSIC_ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    SPEAKS_CLASSIC_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     instance_id: _builtins.str
     client_id: _builtins.str
@@ -1137,6 +1138,8 @@ class GroupMember(_message.Message):
     """of a stable classic group: what the member said with the chosen protocol"""
     classic_assignment: _builtins.bytes
     """and what the leader answered"""
+    speaks_classic: _builtins.bool
+    """Kafka's classic protocol, in whichever type of group"""
     @_builtins.property
     def subscription(self) -> Global___Subscription: ...
     @_builtins.property
@@ -1164,10 +1167,11 @@ class GroupMember(_message.Message):
         connected: _builtins.bool = ...,
         classic_metadata: _builtins.bytes = ...,
         classic_assignment: _builtins.bytes = ...,
+        speaks_classic: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["subscription", b"subscription"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "classic_assignment", b"classic_assignment", "classic_metadata", b"classic_metadata", "client_id", b"client_id", "connected", b"connected", "host", b"host", "instance_id", b"instance_id", "last_heartbeat_ms", b"last_heartbeat_ms", "member_epoch", b"member_epoch", "member_id", b"member_id", "pending_revocation", b"pending_revocation", "rack", b"rack", "subscription", b"subscription", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "classic_assignment", b"classic_assignment", "classic_metadata", b"classic_metadata", "client_id", b"client_id", "connected", b"connected", "host", b"host", "instance_id", b"instance_id", "last_heartbeat_ms", b"last_heartbeat_ms", "member_epoch", b"member_epoch", "member_id", b"member_id", "pending_revocation", b"pending_revocation", "rack", b"rack", "speaks_classic", b"speaks_classic", "subscription", b"subscription", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

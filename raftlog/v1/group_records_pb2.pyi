@@ -325,25 +325,55 @@ class ClassicMemberValue(_message.Message):
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    PROTOCOLS_FIELD_NUMBER: _builtins.int
     session_timeout_ms: _builtins.int
     metadata: _builtins.bytes
     """what the member said with the chosen protocol"""
     assignment: _builtins.bytes
     """what the leader answered"""
+    @_builtins.property
+    def protocols(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassicProtocol]:
+        """of a member of a group in which the coordinator assigns: all that it offers"""
+
     def __init__(
         self,
         *,
         session_timeout_ms: _builtins.int = ...,
         metadata: _builtins.bytes = ...,
         assignment: _builtins.bytes = ...,
+        protocols: _abc.Iterable[Global___ClassicProtocol] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "metadata", b"metadata", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "metadata", b"metadata", "protocols", b"protocols", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassicMemberValue: _TypeAlias = ClassicMemberValue  # noqa: Y015
+
+@_typing.final
+class ClassicProtocol(_message.Message):
+    """An assignor that a member of Kafka's classic protocol offers, and what it says with it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    metadata: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        metadata: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassicProtocol: _TypeAlias = ClassicProtocol  # noqa: Y015
 
 @_typing.final
 class TargetValue(_message.Message):

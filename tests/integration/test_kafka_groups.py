@@ -21,7 +21,6 @@ from confluent_kafka.admin import AdminClient
 
 import raftlog
 from broker.coordinator.shards import partition_for
-from raftlog.errors import InconsistentGroupProtocol
 from raftlog.testing import Cluster
 from tests.support.up_to_date import heard_everywhere
 
@@ -334,12 +333,6 @@ def test_tools_see_groups_of_both_types(cluster: Cluster, topic: str, members: l
     assert {each.group_id: each.state.name for each in listed.valid}[topic] == "STABLE"
     with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
         admin.delete_consumer_groups([topic])[topic].result(TIMEOUT_S)
-    with (
-        raftlog.Consumer(cluster.bootstrap, group_id=topic) as consumer,
-        pytest.raises(InconsistentGroupProtocol),
-    ):
-        consumer.subscribe([topic])
-        consumer.poll(timeout=TIMEOUT_S)
     members.pop().consumer.close()
     admin.delete_consumer_groups([topic])[topic].result(TIMEOUT_S)
     with raftlog.Admin(cluster.bootstrap) as ours:
@@ -390,6 +383,16 @@ def test_the_coordinator_assigns_to_librdkafka(
     poll_until(members, lambda: members[0].partitions == [*range(PARTITIONS)])
 
 
+def test_a_regular_expression_is_matched_by_the_broker(cluster: Cluster, topic: str, members: list[Member]) -> None:
+    member = CoordinatedMember(cluster, f"^{topic}(-.*)?", **COORDINATED, **{"group.id": topic})
+    members.append(member)
+    commit_up_to(cluster, members, topic, 10)
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        admin.create_topic(f"{topic}-more", partitions=1, replication_factor=3)
+    heard_everywhere(cluster)
+    poll_until(members, lambda: len(member.consumer.assignment()) == PARTITIONS + 1)
+
+
 def test_members_of_both_kinds_of_clients_share_a_group(cluster: Cluster, topic: str, members: list[Member]) -> None:
     members.append(CoordinatedMember(cluster, topic, **COORDINATED))
     with raftlog.Consumer(cluster.bootstrap, group_id=topic, auto_offset_reset="earliest") as ours:
@@ -403,6 +406,70 @@ def test_members_of_both_kinds_of_clients_share_a_group(cluster: Cluster, topic:
 
         poll_until(members, is_shared)
     poll_until(members, lambda: members[0].partitions == [*range(PARTITIONS)])
+
+
+class Mover(CoordinatedMember):
+    """A member of either protocol that commits whatever it gives up, before it does."""
+
+    def __init__(self, cluster: Cluster, topic: str, **settings: Any) -> None:
+        super().__init__(cluster, topic, **settings)
+        self.consumer.unsubscribe()
+        self.consumer.subscribe([topic], on_revoke=self._give_up)
+
+    def _give_up(self, consumer: Any, partitions: Sequence[Any]) -> None:
+        positions = [each for each in consumer.position(partitions) if each.offset >= 0]
+        if positions:
+            consumer.commit(offsets=positions, asynchronous=False)
+
+    def poll(self) -> None:
+        message = self.consumer.poll(0.05)
+        if message is not None and message.error() is None:
+            self.read.append(int(message.value() or b"-1"))
+
+    def close(self) -> None:
+        self._give_up(self.consumer, self.consumer.assignment())
+        self.consumer.close()
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("range", marks=pytest.mark.long), "cooperative-sticky"])
+def test_a_live_group_moves_to_the_protocol_of_the_coordinator_and_back(
+    cluster: Cluster, topic: str, members: list[Member], strategy: str
+) -> None:
+    """While its members read and commit: no record is lost, and none is given to two of them."""
+    classic = {**Member.timeouts, "partition.assignment.strategy": strategy}
+    gone: list[Member] = []
+    told = 60
+
+    def joins(settings: Mapping[str, Any], kind: str) -> None:
+        members.append(Mover(cluster, topic, **settings))
+        go_on(kind)
+
+    def leaves(number: int, kind: str) -> None:
+        member = members.pop(number)
+        assert isinstance(member, Mover)
+        member.close()
+        gone.append(member)
+        go_on(kind)
+
+    def go_on(kind: str) -> None:
+        nonlocal told
+        produce(cluster, topic, range(told, told + 60))
+        told += 60
+        poll_until(members, lambda: shared(members) and read_by([*members, *gone]) == {*range(told)})
+        with raftlog.Admin(cluster.bootstrap) as admin:
+            assert admin.describe_group(topic).type == kind
+
+    joins(classic, "classic")
+    joins(classic, "classic")
+    joins(COORDINATED, "consumer")
+    leaves(0, "consumer")
+    joins(COORDINATED, "consumer")
+    leaves(0, "consumer")  # the last classic one
+    joins(classic, "consumer")
+    leaves(0, "consumer")
+    leaves(0, "classic")  # the last one of the other protocol
+    everything = sorted(number for member in (*members, *gone) for number in member.read)
+    assert everything == [*range(told)], "each once"
 
 
 def test_raftlogs_tools_show_and_reset_a_classic_group(cluster: Cluster, topic: str) -> None:

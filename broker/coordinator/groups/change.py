@@ -17,6 +17,8 @@ A member moves from its assignment to its target (KIP-848):
     AWAY        a newer target: partitions not in it are free (the        AWAY
                 member reads nothing), none is added
 
+A member of the classic protocol is moved only while it joins: then it says what it reads (`classic.embedded`).
+
 A partition pending revocation stays so even if a newer target has it again: it is released first and then assigned
 anew, so that older commits are recognized by their epoch.
 """
@@ -31,6 +33,8 @@ from typing import Final, Generic, TypeVar
 from broker.coordinator.core import Reply
 from broker.coordinator.groups import records
 from broker.coordinator.groups.assignors import Assignor
+from broker.coordinator.groups.classic.commands import Joined
+from broker.coordinator.groups.classic.consumer import CONSUMER
 from broker.coordinator.groups.commands import Decision, GroupConfig, Now, Send
 from broker.coordinator.groups.group import AWAY, Assignment, Committed, Fence, Group, Head, Member, Pending
 from broker.coordinator.groups.records import by_topic
@@ -361,17 +365,35 @@ class Change:
         waiting = [member_id]
         while waiting:
             member_id = waiting.pop()
-            if member_id not in draft.members:
+            member = draft.members.get(member_id)
+            if member is None:
                 continue
             current = draft.assignments.get(member_id, Assignment())
             target = draft.targets.get(member_id, frozenset())
-            following = reconcile(current, target, head.assignment_epoch, let_go, is_free)
+            if member.classic is None:
+                following = reconcile(current, target, head.assignment_epoch, let_go, is_free)
+            else:
+                session = self.soft.sessions.get(member_id)
+                if not settled or session is None or session.joining is None:
+                    continue
+                # What it does not read any more is released, whether it was asked to or not.
+                has = {**current.assigned, **current.pending_revocation}
+                kept = {each: since for each, since in current.assigned.items() if each in target}
+                pending = {each: since for each, since in has.items() if each not in kept}
+                said = replace(current, assigned=kept, pending_revocation=pending)
+                let_go = frozenset(pending.keys() - session.owned)
+                following = reconcile(said, target, head.assignment_epoch, let_go, is_free)
             let_go = frozenset()
             if following == current:
                 continue
             freed = draft.set_assignment(member_id, following)
             self.touch(member_id)
             waiting += self._waiting_for(freed, member_id)
+
+    def reconcile_waiting(self, freed: list[TopicPartition], member_id: str) -> None:
+        """Move the members, other than the one that had them, that wait for partitions which are free now."""
+        for waiting in self._waiting_for(freed, member_id):
+            self.reconcile(waiting)
 
     def _waiting_for(self, freed: list[TopicPartition], member_id: str) -> list[str]:
         holders = {self.draft.target_of.get(partition, member_id) for partition in freed}
@@ -384,9 +406,7 @@ class Change:
         self._touched.pop(member_id, None)
         draft.set_member(member_id, None)
         draft.set_target(member_id, None)
-        freed = draft.set_assignment(member_id, None)
-        for waiting in self._waiting_for(freed, member_id):
-            self.reconcile(waiting)
+        self.reconcile_waiting(draft.set_assignment(member_id, None), member_id)
 
     def leave_empty(self) -> None:
         """Where the last member has gone: nothing is to be assigned, and offsets begin to age."""
@@ -398,8 +418,7 @@ class Change:
     def put_away(self, member_id: str, left: Assignment) -> None:
         """Note that a static member has left for a while: it reads nothing, and keeps its partitions."""
         freed = self.draft.set_assignment(member_id, Assignment(AWAY, left.member_epoch, left.assigned, {}))
-        for waiting in self._waiting_for(freed, member_id):
-            self.reconcile(waiting)
+        self.reconcile_waiting(freed, member_id)
 
     def missing(self, names: tuple[str, ...]) -> list[str]:
         """Return the topics that do not exist; looked up once for all members that subscribe to the same."""
@@ -428,15 +447,32 @@ class Change:
     def _finish(self, member_id: str, session: Session) -> None:
         assignment = self.draft.assignments.get(member_id, Assignment())
         member = self.draft.members[member_id]
+        if member.classic is not None:
+            self._finish_join(member, member.classic.protocols[0][0], session, assignment)
+            return
         if assignment.pending_revocation or session.let_go_by:
-            deadline_ms = self.now.monotonic_ms + self._rebalance_timeout_ms(member)
+            deadline_ms = self.now.monotonic_ms + self.rebalance_timeout_ms(member)
             session.wait_for(assignment.pending_revocation, deadline_ms)
             self.watch(session, member_id)
         note = note_for(self, member, assignment)
         if session.push(assignment, note):
             self.send(session.to, group_pb2.GroupResponse(assignment=self._message(member, assignment, note)))
 
-    def _rebalance_timeout_ms(self, member: Member) -> int:
+    def _finish_join(self, member: Member, protocol: str, session: Session, assignment: Assignment) -> None:
+        """Answer the join of a classic member that was waiting for the assignment of the group's epoch."""
+        head = self.head
+        if session.joining is None or head.assignment_epoch < head.group_epoch:
+            return
+        assert member.classic is not None, "only classic members join by calls"
+        joined = Joined(member.member_id, assignment.member_epoch, CONSUMER, protocol)
+        self.send(session.joining, joined)
+        session.joining = None
+        session.deadline_ms = self.now.monotonic_ms + member.classic.session_timeout_ms
+        session.act_by_ms = self.now.monotonic_ms + self.rebalance_timeout_ms(member)
+        self.watch(session, member.member_id)
+
+    def rebalance_timeout_ms(self, member: Member) -> int:
+        """Return how long a member may take to release partitions."""
         return member.rebalance_timeout_ms or self.context.config.rebalance_timeout_ms
 
     def _message(self, member: Member, assignment: Assignment, note: str) -> group_pb2.GroupAssignment:
@@ -455,7 +491,7 @@ class Change:
             heartbeat_interval_ms=config.heartbeat_interval_ms,
             session_timeout_ms=config.session_timeout_ms,
             note=note,
-            rebalance_timeout_ms=self._rebalance_timeout_ms(member),
+            rebalance_timeout_ms=self.rebalance_timeout_ms(member),
             assignor=head.assignor,
         )
 

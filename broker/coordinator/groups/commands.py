@@ -7,12 +7,32 @@ one for each stream or unary call; the core returns it in `Send`, and only compa
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TypeAlias
 
 from broker.coordinator.core import Decision, Now, Send
 from broker.coordinator.groups.classic.commands import ClassicCommand
 from broker.coordinator.groups.classic.machine import ClassicConfig
 from raftlog.v1 import group_pb2
+
+
+class Migration(Enum):
+    """How a group with members may move between the classic protocol and KIP-848 (group.consumer.migration.policy)."""
+
+    BIDIRECTIONAL = "bidirectional"
+    UPGRADE = "upgrade"
+    DOWNGRADE = "downgrade"
+    DISABLED = "disabled"
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether a classic group may become one in which the coordinator assigns."""
+        return self in (Migration.BIDIRECTIONAL, Migration.UPGRADE)
+
+    @property
+    def downgrades(self) -> bool:
+        """Whether a group in which the coordinator assigns may become a classic one."""
+        return self in (Migration.BIDIRECTIONAL, Migration.DOWNGRADE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +51,7 @@ class GroupConfig:
     offset_metadata_max_bytes: int = 4096
     producer_id_expiration_ms: int = 24 * 60 * 60 * 1000
     classic: ClassicConfig = field(default_factory=ClassicConfig)
+    migration: Migration = Migration.BIDIRECTIONAL
 
     def __post_init__(self) -> None:
         assert 0 < self.heartbeat_interval_ms < self.session_timeout_ms
@@ -57,6 +78,7 @@ __all__ = [
     "Join",
     "Leave",
     "ListGroups",
+    "Migration",
     "Now",
     "Send",
 ]

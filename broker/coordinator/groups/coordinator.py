@@ -22,6 +22,7 @@ from broker.coordinator.groups.assignors import Assignor
 from broker.coordinator.groups.change import Change, Context
 from broker.coordinator.groups.checks import check_group_id
 from broker.coordinator.groups.classic import calls as classic
+from broker.coordinator.groups.classic import embedded
 from broker.coordinator.groups.classic.commands import (
     ClassicCommand,
     HeartbeatClassic,
@@ -404,9 +405,10 @@ class GroupCoordinator:
         is_over = head is None or head.empty_since_ms or group.group_id not in self._groups
         if is_over and not (group.members or group.targets or group.assignments):
             return GroupSessions()
-        due_ms = now.monotonic_ms + self._context.config.session_timeout_ms
         soft = self._soft[group.group_id] = GroupSessions(check=True)
-        for member_id in group.members:
+        for member_id, member in group.members.items():
+            part, timeout_ms = member.classic, self._context.config.session_timeout_ms
+            due_ms = now.monotonic_ms + (timeout_ms if part is None else part.session_timeout_ms)
             soft.sessions[member_id] = Session(due_ms, timer_ms=due_ms)
             self._timers.at(due_ms, Kind.MEMBER, group.group_id, member_id)
         self._timers.at(now.monotonic_ms, Kind.GROUP, group.group_id)
@@ -447,7 +449,11 @@ class GroupCoordinator:
             _follow(change, command)
             change.finish()
         elif isinstance(command, JoinClassic | SyncClassic | HeartbeatClassic | LeaveClassic):
-            classic.follow(change, command)
+            if embedded.is_for(change):
+                embedded.follow(change, command)
+                change.finish()
+            else:
+                classic.follow(change, command)
         else:
             rest = rest or begin(command, change, group)
             answer = go_on(rest, change, group)

@@ -129,6 +129,7 @@ def _classic_member(change: Change, classic: ClassicGroup, member: ClassicMember
         connected=True,
         classic_metadata=said,
         classic_assignment=assignment,
+        speaks_classic=True,
     )
 
 
@@ -150,7 +151,8 @@ def _member(change: Change, group: Group, member_id: str) -> group_pb2.GroupMemb
         target=topic_partitions(group.targets.get(member_id, ()), change.names),
         pending_revocation=topic_partitions(assignment.pending_revocation, change.names),
         last_heartbeat_ms=-1 if heard_of_ms is None else max(0, int(change.now.monotonic_ms - heard_of_ms)),
-        connected=session.to is not None,
+        connected=session.to is not None or known.classic is not None,
+        speaks_classic=known.classic is not None,
     )
 
 

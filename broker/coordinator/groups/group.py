@@ -25,16 +25,24 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class ClassicPart:
-    """A member of a classic group: what it says with the chosen protocol, and what the leader gave it."""
+    """A member that speaks Kafka's classic protocol.
+
+    In a classic group: what it says with the chosen protocol, and what the leader gave it. In a group in which the
+    coordinator assigns: all `protocols` that it offers, each with what it says, the one that it prefers first.
+    """
 
     session_timeout_ms: int
     metadata: bytes = b""
     assignment: bytes = b""
+    protocols: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as it describes itself. `rebalance_timeout_ms` 0: the coordinator's. `classic`: of a classic group."""
+    """A member as it describes itself. `rebalance_timeout_ms` 0: the coordinator's.
+
+    `classic`: it speaks Kafka's classic protocol, in a classic group or in one in which the coordinator assigns.
+    """
 
     member_id: str
     instance_id: str = ""

@@ -12,6 +12,8 @@
     away       --another process joins with the instance id-->           (none)     which gets its partitions
     member, expelled, away   --silent for the session timeout-->         (none)
 
+A member that speaks Kafka's classic protocol has calls in place of a stream; see `classic.embedded`.
+
 Partitions that a member may still read are given to no other member. A member counts its session from when it *sent*
 the last answered heartbeat, so it has stopped reading before it expires here. An expelled member may not know of it
 yet, so it too keeps its partitions until its session expires.
@@ -24,6 +26,7 @@ from dataclasses import replace
 from broker.coordinator.groups import rebalance
 from broker.coordinator.groups.change import Change
 from broker.coordinator.groups.checks import check_join, check_owned, check_subscription, read_partitions
+from broker.coordinator.groups.classic import migration
 from broker.coordinator.groups.commands import Heartbeat, Join, Leave, Now
 from broker.coordinator.groups.group import Assignment, Group, Member, Subscription
 from broker.coordinator.groups.records import read_subscription
@@ -32,7 +35,6 @@ from raftlog.errors import (
     FencedInstanceId,
     FencedMemberEpoch,
     GroupMaxSizeReached,
-    InconsistentGroupProtocol,
     InvalidRequestError,
     UnknownMemberId,
     UnreleasedInstanceId,
@@ -49,19 +51,24 @@ def join(change: Change, command: Join) -> None:
     request = command.request
     check_join(request, change.context.assignors)
     if (classic := change.soft.classic) is not None and not classic.is_idle:
-        raise InconsistentGroupProtocol(
-            f"the group {change.group_id!r} has members of another kind: Kafka clients that assign by themselves "
-            f"({classic.protocol_type}); stop them, or use another group"
-        )
+        if request.member_epoch > 0:
+            raise _unknown(change, request.member_id)
+        migration.upgrade(change, request.member_id)
     known = change.draft.members.get(request.member_id)
+    if known is not None and known.classic is not None:
+        raise UnknownMemberId(f"{known.member_id} is a member of the classic protocol: use another member id")
     if request.member_epoch > 0:
         _come_back(change, command, known)
     elif known is not None:
         _join_again(change, command, known)
     elif request.instance_id and (former := change.draft.instances.get(request.instance_id)) is not None:
-        _take_over(change, command, former)
+        _join_in_place_of(change, command, former)
     else:
         _join_anew(change, command)
+
+
+def _unknown(change: Change, member_id: str) -> UnknownMemberId:
+    return UnknownMemberId(f"the group {change.group_id!r} has no member {member_id}: join again")
 
 
 def _said(command: Join) -> Member:
@@ -77,9 +84,9 @@ def _said(command: Join) -> Member:
     )
 
 
-def _say(change: Change, member: Member, before: Subscription) -> None:
-    """Store a member's description of itself; a new subscription needs a new assignment."""
-    if member.subscription != before:
+def say(change: Change, member: Member, before: Subscription, *, is_new: bool = False) -> None:
+    """Store a member's description of itself; a new one, or a new subscription, needs a new assignment."""
+    if is_new or member.subscription != before:
         _bump(change, before, member.subscription)
     change.draft.set_member(member.member_id, member)
 
@@ -98,26 +105,35 @@ def _connect(change: Change, command: Join, owned: frozenset[tuple[bytes, int]])
     if session.to is not None and session.to is not command.to:
         change.send(session.to, FencedMemberEpoch(f"the member {member_id} is back on another stream"))
     session.connect(command.to, command.host, owned)
-    _heard_of(change, member_id, session)
+    heard_of(change, member_id, session)
 
 
-def _heard_of(change: Change, member_id: str, session: Session) -> None:
-    session.deadline_ms = change.now.monotonic_ms + change.context.config.session_timeout_ms
+def heard_of(change: Change, member_id: str, session: Session) -> None:
+    """Begin a member's session anew."""
+    session.deadline_ms = change.now.monotonic_ms + session_timeout_ms(change.draft.members[member_id], change)
     session.heard_of_ms = change.now.monotonic_ms
     change.watch(session, member_id)
 
 
-def _join_anew(change: Change, command: Join) -> None:
+def check_room(change: Change) -> None:
+    """Check that one more member may join.
+
+    Raises:
+        GroupMaxSizeReached: it may not.
+    """
     most = change.context.config.max_size
     if len(change.draft.members) >= most:
         raise GroupMaxSizeReached(
             f"the group {change.group_id!r} has {len(change.draft.members)} members, no more than {most} may join "
             "(group.consumer.max.size)"
         )
+
+
+def _join_anew(change: Change, command: Join) -> None:
+    check_room(change)
     member = _said(command)
     change.soft.classic = None
-    _bump(change, Subscription(), member.subscription)
-    change.draft.set_member(member.member_id, member)
+    say(change, member, Subscription(), is_new=True)
     change.draft.set_assignment(member.member_id, Assignment())
     _connect(change, command, frozenset())
 
@@ -155,7 +171,7 @@ def _come_back(change: Change, command: Join, known: Member | None) -> None:
     if holder is not None and holder != request.member_id:
         raise FencedInstanceId(f"another process has joined with the instance id {request.instance_id!r}")
     if known is None:
-        raise UnknownMemberId(f"the group {change.group_id!r} has no member {request.member_id}: join again")
+        raise _unknown(change, request.member_id)
     session = change.soft.sessions.get(request.member_id)
     if session is not None and session.expelled:
         raise FencedMemberEpoch("the member has not let go of its partitions in time: join again")
@@ -174,39 +190,52 @@ def _come_back(change: Change, command: Join, known: Member | None) -> None:
                 f"which is not its own in epoch {request.member_epoch}: join again"
             )
     member = replace(_said(command), instance_id=known.instance_id)
-    _say(change, member, known.subscription)
+    say(change, member, known.subscription)
     _connect(change, command, owned)
     change.touch(member.member_id)
     change.reconcile(member.member_id)
 
 
-def _take_over(change: Change, command: Join, former: str) -> None:
-    """A static member started anew: the same partitions, without a rebalance, once the former process has left."""
-    draft = change.draft
-    left = draft.assignments.get(former, Assignment())
+def _join_in_place_of(change: Change, command: Join, former: str) -> None:
+    """A static member started anew, once the former process has left.
+
+    Where either of the two speaks the classic protocol the former one is fenced at once: a static member of that
+    protocol does not say that it leaves, its next process takes its place (KIP-345).
+    """
     instance_id = command.request.instance_id
-    if not left.away:
+    if change.draft.members[former].classic is None and not change.draft.assignments.get(former, Assignment()).away:
         raise UnreleasedInstanceId(
             f"the member {former} has the instance id {instance_id!r}; it has to leave, or be silent for "
             f"{change.context.config.session_timeout_ms} ms"
         )
     member = _said(command)
+    take_over(change, member, former, FencedInstanceId(f"another process has joined as {instance_id!r}"))
+    _connect(change, command, frozenset())
+    change.touch(member.member_id)
+    change.reconcile(member.member_id)
+
+
+def take_over(change: Change, member: Member, former: str, why: FencedInstanceId) -> None:
+    """Give a static member that started anew the partitions of its former process, without a rebalance."""
+    draft = change.draft
+    left = draft.assignments.get(former, Assignment())
     before = draft.members[former].subscription
     target = draft.targets.get(former, frozenset())
     if member.subscription != before:
         _bump(change, before, member.subscription)
+    session = change.soft.sessions.pop(former, None)
+    if session is not None:
+        for to in {session.to, session.joining} - {None}:
+            change.send(to, why)
     # One after the other; no partition that is free in between goes to another member.
-    change.soft.sessions.pop(former, None)
     draft.set_member(former, None)
     draft.set_target(former, None)
-    draft.set_assignment(former, None)
-    epoch = left.previous_member_epoch
+    freed = draft.set_assignment(former, None)
+    epoch = left.previous_member_epoch if left.away else left.member_epoch
     draft.set_member(member.member_id, member)
     draft.set_target(member.member_id, target)
     draft.set_assignment(member.member_id, Assignment(epoch, epoch, left.assigned, {}))
-    _connect(change, command, frozenset())
-    change.touch(member.member_id)
-    change.reconcile(member.member_id)
+    change.reconcile_waiting([partition for partition in freed if partition not in left.assigned], member.member_id)
 
 
 def session_of(change: Change, to: object, member_id: str) -> Session:
@@ -218,7 +247,7 @@ def session_of(change: Change, to: object, member_id: str) -> Session:
     """
     session = change.soft.sessions.get(member_id)
     if session is None:
-        raise UnknownMemberId(f"the group {change.group_id!r} has no member {member_id}: join again")
+        raise _unknown(change, member_id)
     if session.to is not to:
         raise FencedMemberEpoch("this stream is not the member's any more")
     return session
@@ -238,10 +267,10 @@ def heartbeat(change: Change, command: Heartbeat) -> None:
     if request.HasField("subscription"):
         check_subscription(request.subscription, change.context.assignors)
     check_owned(request.owned.partitions, len(current.assigned) + len(current.pending_revocation))
-    _heard_of(change, member_id, session)
+    heard_of(change, member_id, session)
     if request.HasField("subscription"):
         member = change.draft.members[member_id]
-        _say(change, replace(member, subscription=read_subscription(request.subscription)), member.subscription)
+        say(change, replace(member, subscription=read_subscription(request.subscription)), member.subscription)
     owned = read_partitions(request.owned.partitions) if request.HasField("owned") else None
     let_go = session.heard(owned, current.pending_revocation.keys())
     if let_go:
@@ -252,6 +281,11 @@ def heartbeat(change: Change, command: Heartbeat) -> None:
     epoch = change.draft.assignments.get(member_id, Assignment()).member_epoch
     change.send(command.to, group_pb2.GroupResponse(heartbeat=group_pb2.HeartbeatAnswer(member_epoch=epoch)))
     session.answered()
+
+
+def session_timeout_ms(member: Member, change: Change) -> int:
+    """Return how long a member may be silent: a classic one has asked for a time."""
+    return change.context.config.session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
 
 
 def echo(
@@ -294,7 +328,7 @@ def leave(change: Change, command: Leave) -> None:
     change.send(command.to, None)
     if command.request.keep_assignment and member.instance_id and current.member_epoch > 0:
         session.to = None
-        _heard_of(change, command.member_id, session)
+        heard_of(change, command.member_id, session)
         change.put_away(command.member_id, current)
     else:
         give_up(change, command.member_id)
@@ -308,7 +342,10 @@ def disconnected(change: Change, to: object, member_id: str) -> None:
 
 
 def give_up(change: Change, member_id: str) -> None:
-    """Remove a member; the others get its partitions."""
+    """Remove a member; the others get its partitions. Those of a classic group to be assign them by themselves."""
+    if migration.goes_back(change, member_id):
+        migration.downgrade(change, member_id)
+        return
     change.bump()
     change.remove(member_id)
     change.leave_empty()
@@ -321,13 +358,16 @@ def on_deadline(change: Change, member_id: str, timer_ms: float) -> None:
         return
     now_ms = change.now.monotonic_ms
     session.timer_ms = NEVER
+    if session.joining is not None:  # it waits for the assignment, and sends nothing before
+        timeout_ms = session_timeout_ms(change.draft.members[member_id], change)
+        session.deadline_ms = max(session.deadline_ms, now_ms + timeout_ms)
     if session.deadline_ms <= now_ms:
         if session.to is not None:
             timeout_ms = change.context.config.session_timeout_ms
             change.send(session.to, UnknownMemberId(f"nothing was heard of the member for {timeout_ms} ms: join again"))
         give_up(change, member_id)
         return
-    if session.rebalance_deadline_ms <= now_ms and not session.expelled:
+    if min(session.rebalance_deadline_ms, session.act_by_ms) <= now_ms and not session.expelled:
         session.expelled = True
         if session.to is not None:
             pending = len(change.draft.assignments[member_id].pending_revocation)

@@ -13,12 +13,14 @@ from itertools import islice
 
 from broker.coordinator.groups.change import Change
 from broker.coordinator.groups.classic import calls as classic
+from broker.coordinator.groups.classic import embedded
 from broker.coordinator.groups.group import Committed, Group
 from broker.coordinator.groups.topics import Topic, TopicPartition
 from raftlog.errors import (
     FencedMemberEpoch,
     GroupIdNotFound,
     GroupSubscribedToTopic,
+    IllegalGeneration,
     InvalidRequestError,
     OffsetMetadataTooLarge,
     PartitionNotOwned,
@@ -85,12 +87,18 @@ def check_member(
     assignment = change.draft.assignments.get(member_id)
     if assignment is None or member_id not in change.draft.members:
         raise UnknownMemberId(f"the group {change.group_id!r} has no member {member_id}: join again")
+    if change.draft.members[member_id].classic is not None:
+        embedded.check_commit(change, member_id, instance_id, member_epoch)
+        return
     if member_epoch < 0 or member_epoch > assignment.member_epoch:
         raise FencedMemberEpoch(f"the member epoch is {assignment.member_epoch}, not {member_epoch}")
 
 
 def _check_owner(change: Change, member_id: str, member_epoch: int, partition: TopicPartition) -> None:
     since = change.draft.since(member_id, partition)
+    if since is None and change.draft.members[member_id].classic is not None:
+        # The clients of that protocol take this for what it is: they are behind, and join again.
+        raise IllegalGeneration(f"partition {partition[1]} of {_shown(change, partition[0])} is not the member's")
     if since is None:
         raise PartitionNotOwned(f"partition {partition[1]} of {_shown(change, partition[0])} is not the member's")
     if member_epoch < since:

@@ -29,6 +29,7 @@ from raftlog.v1.group_records_pb2 import (
     AssignedPartitions,
     AssignmentValue,
     ClassicMemberValue,
+    ClassicProtocol,
     ClassicValue,
     GroupRecordKey,
     GroupValue,
@@ -121,6 +122,7 @@ def member_record(group_id: str, member_id: str, member: Member | None) -> Recor
                 session_timeout_ms=classic.session_timeout_ms,
                 metadata=classic.metadata,
                 assignment=classic.assignment,
+                protocols=[ClassicProtocol(name=name, metadata=said) for name, said in classic.protocols],
             ),
         ),
     )
@@ -331,10 +333,13 @@ def _member(member_id: str, value: bytes) -> Member:
         rack=parsed.rack,
         subscription=read_subscription(parsed.subscription),
         rebalance_timeout_ms=parsed.rebalance_timeout_ms,
-        classic=ClassicPart(parsed.classic.session_timeout_ms, parsed.classic.metadata, parsed.classic.assignment)
-        if parsed.HasField("classic")
-        else None,
+        classic=_classic_part(parsed.classic) if parsed.HasField("classic") else None,
     )
+
+
+def _classic_part(parsed: ClassicMemberValue) -> ClassicPart:
+    protocols = tuple((each.name, each.metadata) for each in parsed.protocols)
+    return ClassicPart(parsed.session_timeout_ms, parsed.metadata, parsed.assignment, protocols)
 
 
 def _target(group: Group, value: bytes) -> frozenset[TopicPartition]:

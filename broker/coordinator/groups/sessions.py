@@ -41,6 +41,10 @@ class Session:
     _taken_away: dict[TopicPartition, int] = field(default_factory=dict)
     let_go_by: dict[TopicPartition, float] = field(default_factory=dict)
     """Deadlines for the release of partitions pending revocation; each its own, since rebalances may overlap."""
+    joining: object | None = None
+    """The JoinGroup call of a member of Kafka's classic protocol that waits for the assignment of the group's epoch."""
+    act_by_ms: float = NEVER
+    """When a member of the classic protocol has to have joined again, or to have synced."""
 
     def connect(self, to: object, host: str, owned: frozenset[TopicPartition]) -> None:
         """The member has a new stream; it reads `owned`, or nothing when it joins."""
@@ -98,7 +102,7 @@ class Session:
     @property
     def due_ms(self) -> float:
         """When something has to be done about the member if it stays silent."""
-        return min(self.deadline_ms, NEVER if self.expelled else self.rebalance_deadline_ms)
+        return min(self.deadline_ms, NEVER if self.expelled else min(self.rebalance_deadline_ms, self.act_by_ms))
 
 
 @dataclass(slots=True)

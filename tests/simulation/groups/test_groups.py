@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.coordinator.groups import rebalance
+from tests.simulation.groups.both_protocols import BothProtocols, ClassicClient
+from tests.simulation.groups.client import Client
 from tests.simulation.groups.mutations import MUTATIONS, TRANSACTION_MUTATIONS, Plant
 from tests.simulation.groups.transactions import TransactionWorld
 from tests.simulation.groups.world import World
@@ -38,6 +40,33 @@ def test_members_that_are_reconciled_one_by_one_get_there(seed: int, monkeypatch
 @pytest.mark.parametrize("seed", range(200, 500))
 def test_groups_survive_a_lot_of_chance(seed: int) -> None:
     play(seed, 120_000)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_groups_that_move_between_the_protocols_survive_chance(seed: int) -> None:
+    play(seed, world=BothProtocols)
+
+
+def test_without_faults_groups_move_between_the_protocols() -> None:
+    world = BothProtocols(2, faults=False)
+    world.run(10_000)
+    types = world.types
+    assert types, "the group is there"
+    for make in (ClassicClient, Client, ClassicClient):
+        for client in list(world.clients):
+            world.clients.remove(client)
+            world.clients.append(make(world, f"{client.name}+", client.topics, ""))
+            client.leave()
+            world.run(5_000)
+    world.heal()
+    assert {"classic", "consumer"} <= types
+    assert sum(world.checker.committed.values()) > 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(200, 500))
+def test_groups_that_move_between_the_protocols_survive_a_lot_of_chance(seed: int) -> None:
+    play(seed, 120_000, BothProtocols)
 
 
 @pytest.mark.parametrize("seed", range(25))

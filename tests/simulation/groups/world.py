@@ -86,7 +86,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self.topics = Topics({"t": self.random.randint(1, 6), "u": self.random.randint(1, 3)})
-        self.config = GroupConfig(session_timeout_ms=6000, heartbeat_interval_ms=1500, rebalance_timeout_ms=4000)
+        self.config = self._make_config()
         self.checker = self._make_checker()
         self.log: list[Record] = []
         self._uncommitted: list[tuple[list[Record], Decision]] = []
@@ -110,6 +110,9 @@ class World:
 
     def _make_checker(self) -> RecordsChecker:
         return RecordsChecker()
+
+    def _make_config(self) -> GroupConfig:
+        return GroupConfig(session_timeout_ms=6000, heartbeat_interval_ms=1500, rebalance_timeout_ms=4000)
 
     # The coordinator
 

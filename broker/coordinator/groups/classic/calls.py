@@ -3,7 +3,7 @@
 The machine is soft state: the coordinator makes it from the records when it loads the log, and it goes with the
 coordinator. What a reply tells is stored with the decision, so it leaves once the records are committed (ADR 0014).
 
-A group is of one type at a time: it may change its type while it has no members.
+A group is of one type at a time: it changes its type while it has no members, or as `migration` says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from broker.coordinator.groups.classic.consumer import subscribed_topics
 from broker.coordinator.groups.classic.machine import ClassicConfig, ClassicGroup, ClassicMember, State, Store
 from broker.coordinator.groups.group import ClassicHead, ClassicPart, Group, Head, Member, Subscription
 from broker.coordinator.groups.sessions import Kind, Timers
-from raftlog.errors import InconsistentGroupProtocol, InvalidRequestError, UnknownMemberId
+from raftlog.errors import InvalidRequestError, UnknownMemberId
 
 MAX_PROTOCOLS: Final = 100
 
@@ -37,7 +37,7 @@ def follow(change: Change, command: ClassicCommand) -> None:
     """
     classic, now_ms = change.soft.classic, change.now.monotonic_ms
     if isinstance(command, JoinClassic):
-        _check_join(command)
+        check_join(command)
         if classic is None:
             classic = _made(change)
         classic.join(command, now_ms)
@@ -73,7 +73,12 @@ def check_commit(change: Change, member: tuple[str, str, int], *, transactional:
     settle(change)
 
 
-def _check_join(command: JoinClassic) -> None:
+def check_join(command: JoinClassic) -> None:
+    """Check the sizes of what a member says.
+
+    Raises:
+        InvalidRequestError: it can never be accepted.
+    """
     for what in ("member_id", "instance_id", "client_id", "protocol_type"):
         length = len(getattr(command, what))
         if length > MAX_ID:
@@ -87,10 +92,7 @@ def _check_join(command: JoinClassic) -> None:
 
 def _made(change: Change) -> ClassicGroup:
     """Return the machine of a group that becomes a classic one."""
-    if change.draft.members:
-        raise InconsistentGroupProtocol(
-            f"the group {change.group_id!r} has members that let the coordinator assign; stop them first"
-        )
+    assert not change.draft.members, "members of a group in which the coordinator assigns join as `embedded` says"
     return ClassicGroup(change.group_id, change.context.config.classic, change.head.group_epoch)
 
 
@@ -102,8 +104,10 @@ def loaded(group: Group, config: ClassicConfig, now_ms: float, timers: Timers) -
     chosen = head.classic
     members = []
     for member_id, member in group.members.items():
-        part = member.classic or ClassicPart(config.min_session_timeout_ms)
-        protocols = ((chosen.protocol, part.metadata),)
+        part = member.classic
+        if part is None:  # the last that let the coordinator assign: it has left, and its record is there as yet
+            continue
+        protocols = part.protocols or ((chosen.protocol, part.metadata),)
         members.append(
             ClassicMember(
                 member_id,
@@ -169,6 +173,11 @@ def _store_members(change: Change, classic: ClassicGroup) -> None:
                 classic=ClassicPart(member.session_timeout_ms, said, member.assignment),
             ),
         )
+    # Of the time in which the coordinator assigned; a member's record says from here on what it may read.
+    for member_id in [*draft.targets]:
+        draft.set_target(member_id, None)
+    for member_id in [*draft.assignments]:
+        draft.set_assignment(member_id, None)
     emptied_ms = (change.head.empty_since_ms or change.now.wall_ms) if classic.state is State.EMPTY else 0
     draft.set_head(
         replace(

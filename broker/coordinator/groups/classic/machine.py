@@ -84,6 +84,19 @@ class ClassicConfig:
     max_size: int = 2_000
 
 
+def check_session_timeout(config: ClassicConfig, session_timeout_ms: int) -> None:
+    """Check the session timeout that a member asks for.
+
+    Raises:
+        InvalidSessionTimeout: it is out of bounds.
+    """
+    if not config.min_session_timeout_ms <= session_timeout_ms <= config.max_session_timeout_ms:
+        raise InvalidSessionTimeout(
+            f"the session timeout is {session_timeout_ms} ms; group.min.session.timeout.ms="
+            f"{config.min_session_timeout_ms} and group.max.session.timeout.ms={config.max_session_timeout_ms}"
+        )
+
+
 class State(Enum):
     """See above; the values are Kafka's names."""
 
@@ -193,6 +206,7 @@ class ClassicGroup:
             return group
         if group.leader not in group.members:
             group.leader = next(iter(group.members))
+        group.protocol = group.protocol or group._select()
         group.assigned_generation = assigned_generation
         group.state = State.STABLE
         if assigned_generation < generation:
@@ -205,6 +219,14 @@ class ClassicGroup:
         """Return the effects of the operations since the last call."""
         effects, self.effects = self.effects, Effects()
         return effects
+
+    def dissolve(self) -> None:
+        """Ask the members whose calls wait to join again: the group is not a classic one from now on."""
+        for member in self.members.values():
+            if member.joining is not None:
+                self._reply(member.joining, self._rebalancing())
+                member.joining = None
+            self._give_up_sync(member, self._rebalancing())
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -344,12 +366,7 @@ class ClassicGroup:
     # Joining
 
     def _check_join(self, command: JoinClassic) -> None:
-        config = self.config
-        if not config.min_session_timeout_ms <= command.session_timeout_ms <= config.max_session_timeout_ms:
-            raise InvalidSessionTimeout(
-                f"the session timeout is {command.session_timeout_ms} ms; group.min.session.timeout.ms="
-                f"{config.min_session_timeout_ms} and group.max.session.timeout.ms={config.max_session_timeout_ms}"
-            )
+        check_session_timeout(self.config, command.session_timeout_ms)
         if not command.protocol_type or not command.protocols:
             raise InconsistentGroupProtocol("a member names its protocol type, and at least one protocol")
         if self.members:

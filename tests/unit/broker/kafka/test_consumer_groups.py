@@ -4,17 +4,22 @@ lead to."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
+
+import pytest
 
 from broker.config.config import BrokerConfig
 from broker.coordinator.core import Decision
 from broker.coordinator.groups.assignors import BUILT_IN
 from broker.coordinator.groups.commands import GroupConfig
 from broker.coordinator.groups.coordinator import GroupCoordinator
+from broker.kafka import consumer_groups, errors
 from broker.kafka.codec import Fields
 from broker.kafka.consumer_groups import ConsumerGroupApis
 from broker.security.caller import Caller
 from raftlog.v1 import common_pb2
+from raftmeta.image import MetadataImage, TopicImage
 from tests.support.group_driver import GroupDriver, Topics, topic_id
 
 T = topic_id("t")
@@ -68,7 +73,8 @@ class Broker:
 
     def __init__(self, shard: Shard, **values: object) -> None:
         config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "unused", **values})
-        self.apis = ConsumerGroupApis(cast(Any, shard), config, cast(Any, None))
+        self.image = MetadataImage()
+        self.apis = ConsumerGroupApis(cast(Any, shard), config, cast(Any, None), lambda: self.image)
 
     async def heartbeat(self, member_id: str, epoch: int, owned: set[int] | None = None, **fields: Any) -> Fields:
         """Send a heartbeat over a connection of its own if it has all fields, else over the one that is there."""
@@ -196,11 +202,42 @@ async def test_refusals() -> None:
     broker = Broker(Shard())
     await broker.join("a")
     assert (await broker.heartbeat("a", 9))["error_code"] == common_pb2.FENCED_MEMBER_EPOCH
-    pattern = await broker.join("b", subscribed_topic_regex="t.*")
-    assert pattern["error_code"] == common_pb2.INVALID_REQUEST
+    pattern = await broker.join("b", subscribed_topic_regex="t(.*")
+    assert pattern["error_code"] == errors.INVALID_REGULAR_EXPRESSION
+    assert "missing )" in pattern["error_message"]
+    backreference = await broker.join("b", subscribed_topic_regex=r"(a)\1")
+    assert backreference["error_code"] == errors.INVALID_REGULAR_EXPRESSION, "RE2 has none, as Kafka's engine"
+    long = await broker.join("b", subscribed_topic_regex="a" * 1_001)
+    assert long["error_code"] == common_pb2.INVALID_REQUEST
     other = await broker.join("b", server_assignor="none")
     assert other["error_code"] == common_pb2.UNSUPPORTED_ASSIGNOR
     assert given(await broker.join("b", server_assignor="uniform")) is not None
+
+
+async def test_a_regular_expression_is_matched_again_while_topics_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(Shard())
+
+    def there(*names: str) -> None:
+        topics = {topic_id(each): TopicImage(each, topic_id(each)) for each in names}
+        broker.image = replace(
+            broker.image, topics=topics, topic_id_by_name={each.name: key for key, each in topics.items()}
+        )
+
+    there("u", "__t")
+    joined = await broker.heartbeat("a", 0, set(), subscribed_topic_regex="t|__t|x.*")
+    assert given(joined) == set()
+    there("u", "__t", "t", "tt")
+    assert given(await broker.heartbeat("a", 1)) is None, "not sooner than some seconds after the last time"
+    monkeypatch.setattr(consumer_groups, "REGEX_EVERY_S", 0.0)
+    epoch = joined["member_epoch"]
+    for _ in range(3):
+        answer = await broker.heartbeat("a", epoch)
+        epoch = answer["member_epoch"]
+        if (now := given(answer)) is not None:
+            break
+    assert now == ALL
+    assert list(broker.apis._matches._found.values())[-1][1] == ("t",), "whole names, and no internal topic"
+    assert given(await broker.heartbeat("a", epoch, ALL, subscribed_topic_regex="u")) == set()
 
 
 async def test_a_silent_member_joins_anew() -> None:

@@ -360,7 +360,7 @@ def test_kafka_clients_see_a_new_certificate_and_the_one_before_while_its_key_ca
     password.write_text("open, sesame")
     files = PemFiles(Names("ca", "certificate", "key"), str(authority.ca_file), str(file), "", str(password))
     fresh = FreshPem(files, clock_s=lambda: clock[0])
-    contexts = KafkaContexts(fresh, files, ask=False)
+    contexts = KafkaContexts(fresh, files, ask=False, clock_s=lambda: clock[0])
     client = ssl.create_default_context(cafile=authority.ca_file)
     client.check_hostname = False
 
@@ -376,4 +376,6 @@ def test_kafka_clients_see_a_new_certificate_and_the_one_before_while_its_key_ca
     password.unlink()
     assert serial() == before
     password.write_text("open, sesame")
+    assert serial() == before, "the command or file of the password is not asked again for each connection"
+    clock[0] += security.TRY_AGAIN_S
     assert serial() != before
