@@ -41,6 +41,8 @@ EACH_S: Final = 2.0
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What a client of HTTP/2 says first: the preface, and settings without any change."""
 BATCH_BYTES: Final = 1_300
+CONFIG: Final = {"max.connections.per.ip": 100_000, "max.streams.per.ip": 100_000}
+"""All connections come from one address."""
 
 
 # The client's process
@@ -52,7 +54,7 @@ def _more_descriptors() -> None:
 
 
 def idle(where: str, count: int) -> None:
-    """Open connections, say so, and hold them until standard input ends."""
+    """Open connections, say so, hold them until there is a line on standard input, and say how many are still open."""
     _more_descriptors()
     host, _, port = where.rpartition(":")
     held = []
@@ -62,7 +64,22 @@ def idle(where: str, count: int) -> None:
         assert connection.recv(9), "the broker has closed the connection"  # its own settings
         held.append(connection)
     print(len(held), flush=True)
+    sys.stdin.readline()
+    print(sum(_is_open(connection) for connection in held), flush=True)
     sys.stdin.read()
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether the broker has not closed the connection; drops what it has said meanwhile."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 async def producers(where: str, topic: str, count: int) -> None:
@@ -134,6 +151,12 @@ def _line(process: subprocess.Popen[str]) -> list[str]:
     return line.split()
 
 
+def _go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
 def _memory(cluster: Cluster) -> int:
     private: int = psutil.Process(cluster.pid(1)).memory_full_info().uss
     return private
@@ -152,13 +175,16 @@ def run(report: Report) -> None:
     """Open idle connections, then connections with a producer each, to one broker."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(IDLE, hard // 2 - 500)  # a broker keeps half of its descriptors for files
-    with Cluster(nodes=1) as cluster:
+    with Cluster(nodes=1, config=CONFIG) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("many", 1)
         before = _settled(cluster)
         with _client("idle", cluster.bootstrap, str(count)) as process:
             held = int(_line(process)[0])
             each = (_settled(cluster) - before) / held
+            _go(process)
+            still = int(_line(process)[0])
+            assert still == held, f"the broker has closed {held - still} of {held} connections"
         report.add(
             "connections",
             f"{held:,} idle connections, the broker's memory for each",
@@ -166,7 +192,7 @@ def run(report: Report) -> None:
             f"<= {LIMIT_BYTES / 1e3:.0f} KB",
             each <= LIMIT_BYTES,
         )
-    with Cluster(nodes=1) as cluster:
+    with Cluster(nodes=1, config=CONFIG) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("many", 1)
         before = _settled(cluster)
@@ -175,9 +201,7 @@ def run(report: Report) -> None:
             held = int(_line(process)[0])
             each = (_settled(cluster) - before) / held
             used_before = sum(broker.cpu_times()[:2])
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
+            _go(process)
             sent, p50_ms, p99_ms = (float(word) for word in _line(process))
             used_s = sum(broker.cpu_times()[:2]) - used_before
         cluster.stop(1)

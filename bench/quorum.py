@@ -76,7 +76,9 @@ def register() -> records_pb2.MetadataCommand:
 def allocate(broker_epoch: int) -> records_pb2.MetadataCommand:
     """Return a small command that always changes the image."""
     return records_pb2.MetadataCommand(
-        allocate_producer_ids=records_pb2.AllocateProducerIdsCommand(broker_id=BROKER_ID, broker_epoch=broker_epoch)
+        allocate_producer_ids=records_pb2.AllocateProducerIdsCommand(
+            broker_id=BROKER_ID, broker_epoch=broker_epoch, new_secret=bytes(32)
+        )
     )
 
 
