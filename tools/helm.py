@@ -18,11 +18,13 @@ EXAMPLES: Final = ROOT / "deploy" / "k8s" / "examples"
 MANIFESTS: Final = ROOT / "deploy" / "k8s" / "manifests"
 
 
-def render(helm: Path, *arguments: str, release: str = "raftlog") -> subprocess.CompletedProcess[str]:
+def render(
+    helm: Path, *arguments: str, release: str = "raftlog", chart: Path = CHART
+) -> subprocess.CompletedProcess[str]:
     """Run `helm template` on the chart."""
     return subprocess.run(
         [
-            *(str(helm), "template", release, str(CHART), "--namespace", "raftlog"),
+            *(str(helm), "template", release, str(chart), "--namespace", "raftlog"),
             *("--kube-version", KUBERNETES, "--skip-tests", *arguments),
         ],
         capture_output=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tomllib
@@ -104,17 +105,55 @@ def test_what_would_lose_its_quorum_or_refuse_writes_is_not_rendered(
     assert reason in done.stderr
 
 
-def test_a_change_of_the_configuration_rolls_the_pods_and_a_new_chart_version_does_not(
-    helm: Path, tmp_path: Path
-) -> None:
-    def checksums(**config: object) -> set[str]:
-        file = tmp_path / "values.yaml"
-        file.write_text(json.dumps({"insecure": True, "config": config}))
-        done = tool.render(helm, "--values", str(file))
-        return {line.strip() for line in done.stdout.splitlines() if "checksum/config" in line}
+def rolled(helm: Path, tmp_path: Path, chart: Path = CHART, **values: object) -> dict[str, str]:
+    """Return what decides whether pods of each set are replaced: their template."""
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps({"insecure": True, **values}))
+    done = tool.render(helm, "--values", str(file), chart=chart)
+    assert done.returncode == 0, done.stderr
+    rendered = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "StatefulSet"]
+    return {each["metadata"]["name"]: json.dumps(each["spec"]["template"], sort_keys=True) for each in rendered}
 
-    assert checksums() == checksums()
-    assert checksums(**{"log.retention.ms": "1d"}) != checksums()
+
+def test_a_change_of_the_configuration_rolls_the_pods_that_have_it(helm: Path, tmp_path: Path) -> None:
+    before = rolled(helm, tmp_path)
+    assert rolled(helm, tmp_path) == before
+    both = rolled(helm, tmp_path, config={"log.retention.ms": "1d"})
+    assert [name for name in before if both[name] != before[name]] == ["raftlog-broker", "raftlog-controller"]
+    brokers = rolled(helm, tmp_path, brokerConfig={"log.retention.ms": "1d"})
+    assert [name for name in before if brokers[name] != before[name]] == ["raftlog-broker"]
+    controllers = rolled(helm, tmp_path, controllerConfig={"log.retention.ms": "1d"})
+    assert [name for name in before if controllers[name] != before[name]] == ["raftlog-controller"]
+
+
+def test_a_new_version_of_the_chart_alone_rolls_no_pod(helm: Path, tmp_path: Path) -> None:
+    newer = tmp_path / "raftlog"
+    shutil.copytree(CHART, newer)
+    described = newer / "Chart.yaml"
+    described.write_text(re.sub(r"^version: .*", "version: 99.0.0", described.read_text(), flags=re.MULTILINE))
+    assert rolled(helm, tmp_path, newer) == rolled(helm, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "policy"),
+    [
+        ({"type": "NodePort", "hosts": ["nodes.example.org"], "nodePorts": [30001, 30002, 30003]}, "Cluster"),
+        ({"type": "LoadBalancer", "hosts": ["a.example.org", "b.example.org", "c.example.org"]}, "Local"),
+        (
+            {"type": "LoadBalancer", "hosts": ["a.example.org", "b.example.org", "c.example.org"],
+             "trafficPolicy": "Cluster"},
+            "Cluster",
+        ),
+    ],
+)  # fmt: skip
+def test_a_node_port_is_answered_by_every_node_and_a_load_balancer_finds_the_right_one(
+    helm: Path, tmp_path: Path, values: dict[str, object], policy: str
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps({"insecure": True, "externalAccess": {"enabled": True, **values}}))
+    rendered = [each for each in yaml.safe_load_all(tool.render(helm, "--values", str(file)).stdout) if each]
+    external = [each for each in rendered if each["metadata"]["name"].endswith("-external")]
+    assert [each["spec"]["externalTrafficPolicy"] for each in external] == [policy] * 3
 
 
 def test_node_ports_are_told_to_clients(helm: Path, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ spec:
         app.kubernetes.io/component: {{ .component }}
         {{- with $values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
-        checksum/config: {{ include (print $root.Template.BasePath "/configmap.yaml") $root | sha256sum }}
+        # Of this set's own files, without the labels of the ConfigMap: they have the chart's version.
+        checksum/config: {{ include "raftlog.config" (dict "root" $root "component" .component) | sha256sum }}
         {{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
       serviceAccountName: {{ include "raftlog.serviceAccount" $root }}
