@@ -243,7 +243,7 @@ def _fetch(what: str, command: list[str], **environment: str) -> None:
         raise Missing(f"{what}: `{' '.join(command[:3])} ...` failed") from error
 
 
-def _kafka_jars() -> Path:
+def kafka_jars() -> Path:
     """Return the directory of Kafka's jars; fetched once, by Maven."""
     jars = CACHE / f"kafka-{KAFKA}"
     if not list(jars.glob("kafka_2.13-*.jar")):
@@ -343,7 +343,7 @@ def _kafka() -> Iterator[list[System]]:
 
     admin_api: Any = importlib.import_module("confluent_kafka.admin")
 
-    java = ["java", "-Xms512m", "-Xmx512m", "-XX:+UseG1GC", "-cp", f"{_kafka_jars()}/*"]
+    java = ["java", "-Xms512m", "-Xmx512m", "-XX:+UseG1GC", "-cp", f"{kafka_jars()}/*"]
     ports = _free_ports(2 * NODES)
     voters = ",".join(f"{number}@127.0.0.1:{ports[NODES + number - 1]}" for number in range(1, NODES + 1))
     with contextlib.ExitStack() as stack:

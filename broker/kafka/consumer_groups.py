@@ -39,7 +39,7 @@ from broker.coordinator.groups.coordinators import GroupShard
 from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.codec import Fields
-from broker.kafka.groups import MAX_CLIENT_ID, STATES, CallService, Handler, code_of
+from broker.kafka.groups import MAX_CLIENT_ID, STATES, CallService, Handler, code_of, tell_operations
 from broker.net.services.groups import GroupService, MemberPermissions
 from broker.security.caller import Caller
 from raftlog.errors import (
@@ -353,7 +353,10 @@ class ConsumerGroupApis:
     # Tools
 
     async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
-        return {"groups": [await self._described(group_id, who) for group_id in request["group_ids"]]}
+        groups = [await self._described(group_id, who) for group_id in request["group_ids"]]
+        if request["include_authorized_operations"]:
+            tell_operations(groups, who)
+        return {"groups": groups}
 
     async def _described(self, group_id: str, who: Caller) -> Fields:
         asked = group_pb2.DescribeGroupsRequest(group_ids=[group_id])

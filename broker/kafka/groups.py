@@ -27,7 +27,7 @@ from broker.kafka import messages as api
 from broker.kafka.codec import Fields
 from broker.net.services.calls import Call
 from broker.net.services.groups import GroupService
-from broker.security.caller import Caller
+from broker.security.caller import Caller, authorized_operations
 from raftlog.errors import GroupIdNotFound, InvalidRequestError, RaftlogError
 from raftlog.v1 import group_pb2
 from raftlog.v1.security_pb2 import Acl
@@ -208,7 +208,10 @@ class GroupApis:
         return described
 
     async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
-        return {"groups": [await self._classic(group_id, version, who) for group_id in request["groups"]]}
+        groups = [await self._classic(group_id, version, who) for group_id in request["groups"]]
+        if request["include_authorized_operations"]:
+            tell_operations(groups, who)
+        return {"groups": groups}
 
     async def _classic(self, group_id: str, version: int, who: Caller) -> Fields:
         described = {"group_id": group_id, "group_state": "", "protocol_type": "", "protocol_data": "", "members": []}
@@ -306,6 +309,13 @@ class GroupApis:
                 for topic in request["topics"]
             ],
         }
+
+
+def tell_operations(groups: list[Fields], who: Caller) -> None:
+    """Add to descriptions of groups what the caller may do with each (KIP-430)."""
+    for each in groups:
+        if each["error_code"] == errors.NONE and each["group_state"] != STATES[group_pb2.DEAD]:
+            each["authorized_operations"] = authorized_operations(who, Acl.GROUP, each["group_id"])
 
 
 def code_of(error: RaftlogError) -> int:

@@ -323,8 +323,9 @@ def test_tools_see_groups_of_both_types(cluster: Cluster, topic: str, members: l
     members.append(Member(cluster, topic))
     commit_up_to(cluster, members, topic, 10)
     admin = AdminClient({"bootstrap.servers": cluster.kafka_bootstrap, **QUIET})
-    described = admin.describe_consumer_groups([topic])[topic].result(TIMEOUT_S)
+    described = admin.describe_consumer_groups([topic], include_authorized_operations=True)[topic].result(TIMEOUT_S)
     assert described.state.name == "STABLE"
+    assert {each.name for each in described.authorized_operations} >= {"READ", "DESCRIBE", "DELETE"}
     assert described.partition_assignor == "range"
     (member,) = described.members
     assert member.client_id == "rdkafka"
