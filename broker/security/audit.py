@@ -1,18 +1,21 @@
-"""The audit log: refusals, failed logins, changes of users and ACLs. Logger `raftlog.audit`.
+"""The audit log: refusals, failed logins, changes of users, ACLs and quotas. Logger `raftlog.audit`.
 
-Refusals and failed logins are logged at level info, allowed requests at debug. Every changed user or ACL has its own
-line at info. The same refusal is logged once a minute, and so are the failed logins of one network, whatever names they
-use. Refusals and failed logins each have LINES_PER_S; the next line after a gap counts the lines left out. A
+Refusals and failed logins are logged at level info, allowed requests at debug. Every changed user, ACL or quota has
+its own line at info. The same refusal is logged once a minute, and so are the failed logins of one network, whatever
+names they use. Refusals and failed logins each have LINES_PER_S; the next line after a gap counts the lines left out. A
 principal that uses up the shared lines does not silence others: each principal also has OWN_LINES_PER_S of its own.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from broker.clock import Clock
+from raftlog.errors import RaftlogError
 
 logger = logging.getLogger("raftlog.audit")
 
@@ -30,7 +33,7 @@ MAX_PRINCIPALS: Final = 1_000
 MAX_SHOWN: Final = 255
 """Characters shown of a name. No valid name is longer, but a client may send one."""
 MAX_CHANGE: Final = 1_000
-"""Characters shown of a changed user or ACL."""
+"""Characters shown of a changed user, ACL or quota."""
 assert OWN_BURST_LINES < BURST_LINES < RESERVED_BURST_LINES
 
 Fact = tuple[str, ...]
@@ -74,13 +77,34 @@ class Audit:
 
 
 def note_change(fact: Fact, *, is_certain: bool) -> None:
-    """Log a change of a user or an ACL: (principal, host, operation, resource type, resource).
+    """Log a change of a user, an ACL or a quota: (principal, host, operation, resource type, resource).
 
     Not `is_certain`: the change was proposed, and this broker does not know whether it was committed.
     """
     principal, host, operation, resource_type, resource = fact
     fact = (principal, host, operation, resource_type, resource[:MAX_CHANGE])
     _write(logging.INFO, "changed" if is_certain else "may have been changed", fact, allowed=True)
+
+
+@contextmanager
+def changes_noted(facts: Iterable[Fact]) -> Iterator[None]:
+    """Log the changes that the block proposes, also if the block ends without knowing whether they were committed.
+
+    The outcome is unknown after a retriable error, and if the caller goes away or its deadline passes. A refused change
+    has no line.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, RaftlogError) or error.retriable:
+            _note(facts, is_certain=False)
+        raise
+    _note(facts, is_certain=True)
+
+
+def _note(facts: Iterable[Fact], *, is_certain: bool) -> None:
+    for fact in facts:
+        note_change(fact, is_certain=is_certain)
 
 
 class _Budget:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
 from broker.coordinator.internal_topics import refuse_internal
-from broker.net.services.calls import Context, answered
+from broker.net.services.calls import Context, answered, author_of
 from broker.net.services.metadata import MAX_NAMED, image_from
 from broker.net.services.node import (
     LogsView,
@@ -26,7 +26,7 @@ from broker.net.services.node import (
     describe_topics,
 )
 from broker.quotas.manager import QuotaManager
-from broker.security.audit import note_change
+from broker.security.audit import Fact, changes_noted
 from broker.security.caller import Caller, Decisions, authorized_operations, caller
 from broker.server.logging import LogLevels
 from raftlog.errors import (
@@ -58,6 +58,7 @@ from raftlog.v1.records_pb2 import (
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.acls import CLUSTER_NAME
 from raftmeta.decide import MAX_PARTITIONS_PER_COMMAND, CommandResult
+from raftmeta.decide.security import MAX_SECURITY_CHANGES
 from raftmeta.features import BASELINE, SUPPORTED, supports
 from raftmeta.image import CLUSTER_DEFAULT, INTERNAL_PREFIX, NO_LOAD, BrokerImage, MetadataImage
 from raftmeta.port import MetadataPort
@@ -234,6 +235,16 @@ async def describe_replicas(
     return sorted(found, key=lambda each: (each.topic_id, each.partition))
 
 
+def _quota_changes(request: admin_pb2.AlterClientQuotasRequest, principal: str, host: str) -> Iterator[Fact]:
+    """Yield a line of the audit log for each quota; none if the quorum refuses so many."""
+    if len(request.alterations) > MAX_SECURITY_CHANGES:
+        return
+    for each in request.alterations:
+        what = f"{QuotaEntity.from_wire(each.entity)} {each.key}"
+        operation, what = ("ALTER", f"{what}={each.value:g}") if each.HasField("value") else ("DELETE", what)
+        yield principal, host, operation, "QUOTA", what
+
+
 def _described(partition: LogIdentity, led: DescriptionView, now_ms: float) -> PartitionReplicas:
     described = PartitionReplicas(
         topic_id=partition.topic_id,
@@ -334,8 +345,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> None:
         """Delete a topic and its records."""
         refuse_internal(request.name, "not deleted")
-        command = DeleteTopicCommand(name=request.name, topic_id=request.topic_id)
-        await self._commit_into(response, MetadataCommand(delete_topic=command))
+        await self._commit_into(response, MetadataCommand(delete_topic=DeleteTopicCommand(name=request.name)))
 
     @answered(admin_pb2.CreatePartitionsResponse)
     async def CreatePartitions(
@@ -504,13 +514,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> None:
         """Set and remove quotas, all or none; brokers apply them at once."""
         command = AlterQuotasCommand(alterations=request.alterations, validate_only=request.validate_only)
-        await self._commit_into(response, MetadataCommand(alter_quotas=command))
-        if not request.validate_only:
-            who = caller.get()
-            for each in request.alterations:
-                what = f"{QuotaEntity.from_wire(each.entity)} {each.key}"
-                operation, what = ("ALTER", f"{what}={each.value:g}") if each.HasField("value") else ("DELETE", what)
-                note_change((who.principal, who.host, operation, "QUOTA", what), is_certain=True)
+        changes = () if request.validate_only else _quota_changes(request, *author_of(context))
+        await self._commit_into(response, MetadataCommand(alter_quotas=command), changes)
 
     @answered(admin_pb2.AdminUnregisterBrokerResponse)
     async def UnregisterBroker(
@@ -541,18 +546,25 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         command = UpdateFeatureCommand(name=request.name, level=request.level, validate_only=request.validate_only)
         await self._commit_into(response, MetadataCommand(update_feature=command))
 
-    async def _commit_into(self, response: _Committed, command: MetadataCommand) -> CommandResult:
+    async def _commit_into(
+        self, response: _Committed, command: MetadataCommand, changes: Iterable[Fact] = ()
+    ) -> CommandResult:
         """Commit `command`, wait until this broker acts on it, and note its offset in `response`.
+
+        `changes`: what it changes, for the audit log.
 
         Raises:
             ThrottlingQuotaExceeded: the caller is over its controller_mutation_rate; nothing was proposed.
         """
         self._admit(command)
-        return await self._propose_into(response, command)
+        return await self._propose_into(response, command, changes)
 
-    async def _propose_into(self, response: _Committed, command: MetadataCommand) -> CommandResult:
+    async def _propose_into(
+        self, response: _Committed, command: MetadataCommand, changes: Iterable[Fact] = ()
+    ) -> CommandResult:
         """As `_commit_into`, of a command that was admitted before."""
-        result = await self._metadata.propose(command)
+        with changes_noted(changes):
+            result = await self._metadata.propose(command)
         await self._wait_applied(result.offset)
         logger.info(
             "metadata command done",

@@ -20,7 +20,9 @@ from grpc import aio
 
 from broker.coordinator.core import Reply
 from broker.coordinator.shard import Shard
+from broker.net.interceptors import host_of
 from broker.quotas.manager import measured_here
+from broker.security.caller import caller
 from raftlog._client.connections import refuse
 from raftlog.errors import InternalError, RaftlogError, RequestTimedOut, ShuttingDown, to_wire
 from raftlog.v1 import common_pb2, log_pb2
@@ -94,6 +96,12 @@ def answered(
 async def end_stream(context: Context, status: grpc.StatusCode, error: RaftlogError) -> NoReturn:
     """End a call with a gRPC status that names the error."""
     await refuse(context, status, error)
+
+
+def author_of(context: Context) -> tuple[str, str]:
+    """Return the principal and the address of the caller, for the audit log."""
+    who = caller.get()
+    return who.principal, who.host or host_of(context.peer())
 
 
 async def in_time(work: Awaitable[T], remaining_s: float | None, waiting_for: Callable[[], str]) -> T:

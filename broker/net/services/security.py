@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
-from broker.net.interceptors import host_of
-from broker.net.services.calls import Context, answered
+from broker.net.services.calls import Context, answered, author_of
 from broker.net.services.metadata import image_from
 from broker.quotas.manager import QuotaManager
-from broker.security.audit import note_change
+from broker.security.audit import changes_noted
 from broker.security.caller import caller
 from broker.security.scram import FailureDelay
 from raftlog.errors import (
@@ -182,25 +181,13 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
     async def _commit(self, context: Context, response: Any, command: MetadataCommand) -> None:
         if self._quotas is not None:
             self._quotas.admit_commands(caller.get(), command)
-        try:
+        principal, host = author_of(context)
+        with changes_noted((principal, host, *change) for change in _changes(command)):
             result = await self._metadata.propose(command)
-        except BaseException as error:
-            if not isinstance(error, RaftlogError) or error.retriable:
-                _note_changes(context, command, is_certain=False)
-            raise
-        _note_changes(context, command, is_certain=True)
         await self._wait_applied(result.offset)
         response.metadata_offset = result.offset
         kind = command.WhichOneof("command")
         logger.info("metadata command done", extra={"command": kind, "metadata_offset": result.offset})
-
-
-def _note_changes(context: Context, command: MetadataCommand, *, is_certain: bool) -> None:
-    """Write the changes and the caller's name into the audit log."""
-    who = caller.get()
-    host = who.host or host_of(context.peer())
-    for operation, resource_type, resource in _changes(command):
-        note_change((who.principal, host, operation, resource_type, resource), is_certain=is_certain)
 
 
 def _changes(command: MetadataCommand) -> Iterator[tuple[str, str, str]]:

