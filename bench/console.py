@@ -70,6 +70,11 @@ def run(report: Report) -> None:
             most = process.memory_info().rss
             report.add(
                 "console",
+                "of it not shared with other processes (USS)",
+                f"{process.memory_full_info().uss / 1e6:.0f} MB",
+            )
+            report.add(
+                "console",
                 f"memory (RSS) after {VIEWERS} viewers",
                 f"{most / 1e6:.0f} MB",
                 f"< {MEMORY_LIMIT / 1e6:.0f} MB",

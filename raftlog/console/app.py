@@ -567,6 +567,7 @@ class Server(uvicorn.Server):
             ssl_keyfile=key,
             timeout_graceful_shutdown=2,
             proxy_headers=False,
+            ws="none",
         )
         super().__init__(config)
 

@@ -192,11 +192,42 @@ def broker(look: Look) -> Page:
     return Page("broker.html", f"Broker {broker_id}", values, [cluster, node])
 
 
+class Plan(NamedTuple):
+    """Moves that even out or empty brokers. `problem`: why there can be none. `shown`: the first of them, with their
+    replicas now and the bytes to copy."""
+
+    problem: str | None
+    shown: list[tuple[Move, tuple[int, ...], int]]
+    total: int
+    bytes: int
+    wanted: str
+    ids: list[int]
+    before: dict[int, rebalance.Load]
+    after: dict[int, rebalance.Load]
+    under_way: list[TopicPartition]
+    answers: list[Answer[Any]]
+
+
 def plan(look: Look) -> Page:
     """A plan that evens out the load of brokers, or empties one, before anything is changed."""
     leaving = _number(look.fields["leaving"]) if look.fields.get("leaving") else None
-    picture, answers = picture_of(look.view)
     by = rebalance.Balance.BYTES if look.fields.get("by") == "bytes" else rebalance.Balance.REPLICAS
+    made = look.view.ask(f"plan {leaving} {by.value}", lambda: _planned(look.view, leaving, by), ahead=True)
+    found = made.value or _planned(look.view, leaving, by)  # while no broker answers: of what was known
+    values = {
+        **found._asdict(),
+        "moves": found.shown,
+        "by": by.value,
+        "leaving": leaving,
+        "at_a_time": AT_A_TIME,
+        "progress": look.view.rebalance.progress if look.view.rebalance is not None else None,
+    }
+    title = "Rebalance" if leaving is None else f"Decommission broker {leaving}"
+    return Page("plan.html", title, values, found.answers)
+
+
+def _planned(view: View, leaving: int | None, by: rebalance.Balance) -> Plan:
+    picture, answers = picture_of(view)
     moves: list[Move] = []
     problem = None
     try:
@@ -205,22 +236,18 @@ def plan(look: Look) -> Page:
         problem = f"{refused}; add a broker, or lower the replication factor, first"
     ids = [each.broker_id for each in picture.brokers]
     after = {**picture.placed, **{move.part: move.replicas for move in moves}}
-    values = {
-        "by": by.value,
-        "leaving": leaving,
-        "problem": problem,
-        "moves": [(move, picture.placed[move.part], copied(picture, move)) for move in moves[:ROWS]],
-        "total": len(moves),
-        "bytes": sum(copied(picture, move) for move in moves),
-        "at_a_time": AT_A_TIME,
-        "progress": look.view.rebalance.progress if look.view.rebalance is not None else None,
-        "before": rebalance.loads(picture.placed, ids, picture.sizes),
-        "after": rebalance.loads(after, ids, picture.sizes),
-        "ids": ids,
-        "under_way": moving(picture.topics.values()),
-        "wanted": as_text(moves),
-    }
-    return Page("plan.html", "Rebalance" if leaving is None else f"Decommission broker {leaving}", values, answers)
+    return Plan(
+        problem=problem,
+        shown=[(move, picture.placed[move.part], copied(picture, move)) for move in moves[:ROWS]],
+        total=len(moves),
+        bytes=sum(copied(picture, move) for move in moves),
+        wanted=as_text(moves),
+        ids=ids,
+        before=rebalance.loads(picture.placed, ids, picture.sizes),
+        after=rebalance.loads(after, ids, picture.sizes),
+        under_way=moving(picture.topics.values()),
+        answers=answers,
+    )
 
 
 def moving(topics: Iterable[TopicDescription]) -> list[TopicPartition]:

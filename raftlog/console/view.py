@@ -184,6 +184,8 @@ class View:
         self.admin = make_admin(bootstrap, config=config)
         self._of_all = make_admin(bootstrap, config=config)
         """For questions about all topics: while one is open, a client asks for all of them whatever it needs."""
+        self._large = threading.Lock()
+        """Questions about all topics take turns, so that what they need in memory does not add up."""
         self._slots: dict[str, _Slot] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="console")
@@ -321,7 +323,12 @@ class View:
 
     def topics(self, *, ahead: bool = True) -> Answer[Topics]:
         """Ask for all topics, internal ones included. `ahead`: as `ask`."""
-        return self.ask("topics", lambda: Topics.of(self._of_all.describe_topics(internal=True)), ahead=ahead)
+
+        def question() -> Topics:
+            with self._large:
+                return Topics.of(self._of_all.describe_topics(internal=True))
+
+        return self.ask("topics", question, ahead=ahead)
 
     def may_audit(self, topic: str) -> bool:
         """Whether the topic of audit records is there, and this user may read it."""
@@ -340,8 +347,9 @@ class View:
         """Ask leaders for the sum of the log end offsets of all topics that are not internal."""
 
         def question() -> int:
-            found = self._of_all.describe_replicas(None, silent={})
-            return sum(part.log_end_offset for part in found.values() if not part.topic.startswith("__"))
+            with self._large:
+                found = self._of_all.describe_replicas(None, silent={})
+                return sum(part.log_end_offset for part in found.values() if not part.topic.startswith("__"))
 
         return self.ask("log end", question, ahead=True)
 
@@ -383,10 +391,12 @@ class View:
         slot = self._slot("doctor")
         due = self._now_s() - slot.answer.asked_s >= max(SELDOM_S, SHARE * slot.answer.took_s)
         if due and not slot.lock.locked():
-            self._pool.submit(
-                self.ask, "doctor", lambda: examine(collect(self._of_all, interval_s=0), CHECKS), SELDOM_S
-            )
+            self._pool.submit(self.ask, "doctor", self._examined, SELDOM_S)
         return slot.answer
+
+    def _examined(self) -> Report:
+        with self._large:
+            return examine(collect(self._of_all, interval_s=0), CHECKS)
 
     def each(self, keys: Iterable[Any], question: Callable[[Any], T]) -> dict[Any, T | RaftlogError]:
         """Ask the same about several things at a time; the result of one that failed is its error."""
