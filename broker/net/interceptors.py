@@ -18,6 +18,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import unquote
 
@@ -28,6 +29,7 @@ from grpc import aio
 from broker.observability.counters import Counters
 from raftlog._client.connections import refuse
 from raftlog.errors import ClusterAuthorizationFailed, InvalidRequestError, RaftlogError, from_wire
+from raftlog.format.wire import MANY_REQUESTS
 from raftlog.v1.common_pb2 import Error
 from raftmeta.acls import canonical_host
 from raftmeta.quorum.peer_identity import NODE_URI, node_ids_of, peer_nodes
@@ -190,6 +192,20 @@ async def _identify(context: Any) -> None:
         )
         await refuse(context, grpc.StatusCode.PERMISSION_DENIED, ClusterAuthorizationFailed(text), text)
     peer_nodes.set(nodes)
+
+
+_headers_sent: ContextVar[bool] = ContextVar("headers_sent", default=False)
+
+
+async def send_headers(context: Any) -> None:
+    """Send the headers of a stream by themselves, once: an interceptor or the handler, whichever comes first.
+
+    They name the features of produce streams that the client asked for and this broker has.
+    """
+    if not _headers_sent.get():
+        _headers_sent.set(True)  # of this call: gRPC serves each in a task of its own
+        asked = MANY_REQUESTS in tuple(context.invocation_metadata() or ())
+        await context.send_initial_metadata((MANY_REQUESTS,) if asked else ())
 
 
 class CallTimer(RewrittenHandlers):

@@ -39,7 +39,7 @@ from typing import Any, Final, NamedTuple, cast
 import grpc
 
 from broker.clock import Clock
-from broker.net.interceptors import RewrittenHandlers, host_of
+from broker.net.interceptors import RewrittenHandlers, host_of, send_headers
 from broker.observability.counters import Counters
 from broker.security.audit import network_of
 from broker.security.authorizer import NODE_PREFIX
@@ -384,7 +384,7 @@ class Identify(RewrittenHandlers):
             # The headers go first, by themselves: gRPC notes that they were sent when the write that carries them is
             # over. If `check` cancelled that write, gRPC would send them again with the status, which fails, and the
             # call would never end.
-            await context.send_initial_metadata(())
+            await send_headers(context)
             task = asyncio.ensure_future(serve(request, context))
             stream = _Stream(login, task)
             self._streams.add(stream)

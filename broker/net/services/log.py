@@ -17,6 +17,7 @@ from grpc import aio
 from broker.config.config import BrokerConfig
 from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
+from broker.net.interceptors import send_headers
 from broker.net.services.calls import Answer, end_stream
 from broker.partition.fetch_session import AT_A_TIME, MAX_PARTS, FetchSession, readable_end
 from broker.partition.partition import Partition
@@ -101,7 +102,7 @@ class LogService:
         who = caller.get()
         many = wire.MANY_REQUESTS in tuple(context.invocation_metadata() or ())
         if many:  # the client waits for this before it sends for a second producer
-            await context.send_initial_metadata((wire.MANY_REQUESTS,))
+            await send_headers(context)
         session = ProduceSession(
             self._registry,
             self._disk,

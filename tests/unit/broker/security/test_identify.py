@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -15,7 +15,7 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.net.interceptors import host_of
+from broker.net.interceptors import host_of, send_headers
 from broker.observability.counters import Counters
 from broker.security import identify
 from broker.security.caller import Caller, caller
@@ -28,6 +28,7 @@ from broker.security.identify import (
     Tokens,
     principal_of,
 )
+from raftlog.format.wire import MANY_REQUESTS
 from tests.support.held_timeouts import hold_timeouts
 from tests.support.sasl_client import bearer
 from tests.support.scram_parts import Book, Hands, credential
@@ -407,6 +408,36 @@ def test_a_stream_ends_when_the_password_changes_while_its_first_response_is_sen
         assert (caught.value.details() or "").startswith("TokenExpired: ")
 
     world.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"), [((MANY_REQUESTS,), (MANY_REQUESTS,)), ((), ()), ((("other", "x"),), ())], ids=repr
+)
+def test_headers_of_a_stream_go_once_with_what_the_client_asked_for(
+    asked: Sequence[tuple[str, str]], answered: Sequence[tuple[str, str]]
+) -> None:
+    """Identification sends them for a user that has logged in, and the handler of produce streams would, too."""
+    sent: list[object] = []
+
+    class Context:
+        def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+            return asked
+
+        async def send_initial_metadata(self, metadata: object) -> None:
+            assert not sent, "already sent"
+            sent.append(metadata)
+
+    async def serve(context: Context) -> None:
+        await send_headers(context)  # identification
+        await asyncio.ensure_future(send_headers(context))  # the handler, in a task of its own
+
+    async def scenario() -> None:
+        await asyncio.create_task(serve(Context()))
+        assert sent.pop() == answered
+        await asyncio.create_task(serve(Context()))  # another call
+        assert sent == [answered]
+
+    asyncio.run(scenario())
 
 
 def test_streams_of_all_kinds_are_served_as_before() -> None:
