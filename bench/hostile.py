@@ -48,7 +48,8 @@ from raftlog.v1 import log_pb2, security_pb2, security_pb2_grpc
 
 NODES: Final = 3
 TOPIC, OWN = "honest", "mallorys"
-USERS: Final = {"admin": "admin's", "honest": "honest's", "mallory": "mallory's"}
+USERS: Final = {"admin": "admin's", "honest": "honest's", "mallory": "mallory's", "guessed": "guessed's"}
+"""Of `guessed` the attackers guess the password, so brokers refuse that user from their address, which is ours."""
 ROUNDS: Final = 3
 CALM_S: Final = 15.0
 ATTACK_S: Final = 30.0
@@ -394,7 +395,7 @@ async def _logins(field_: Battlefield, number: int) -> None:
     channel = field_.channel(address, number)
     try:
         for guess in range(20):
-            user = "admin" if guess % 4 == 0 else f"user-{number}-{guess}"
+            user = "guessed" if guess % 4 == 0 else f"user-{number}-{guess}"
             field_.count("let in" if await field_.token(channel, user, "a guess") else "refused")
     except grpc.aio.AioRpcError as error:
         field_.count(error.code().name)
