@@ -1,17 +1,21 @@
 """The compose file, run: three nodes, one of them killed while records flow, and all begun again with their data.
 
-Runs only with `--long`: Compose is built from its Go module where it is not installed.
+Clients of raftlog and Kafka clients (librdkafka) write the same topic at once, and both read all of it. Runs only with
+`--long`: Compose is built from its Go module where it is not installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import confluent_kafka
 import pytest
 
 import raftlog
@@ -27,6 +31,7 @@ FILE = ROOT / "deploy" / "docker" / "compose.yaml"
 HOST = "127.0.0.92"
 """A loopback address that nothing else uses, as the ports are fixed."""
 BOOTSTRAP = ",".join(f"{HOST}:{port}" for port in (9092, 9093, 9094))
+KAFKA_BOOTSTRAP = ",".join(f"{HOST}:{port}" for port in (9192, 9193, 9194))
 TOPIC = "events"
 PARTITIONS = 3
 PATIENCE_S = 120.0
@@ -79,71 +84,156 @@ def stack(image: Image) -> Iterator[Stack]:
 
 
 class Writer(threading.Thread):
-    """Produces numbers with acks=all until told to stop; `acknowledged` are those that the cluster promised to keep."""
+    """Sends numbers with acks=all, one after the other, until told to stop.
 
-    def __init__(self) -> None:
-        super().__init__(name="writer", daemon=True)
-        self.acknowledged: list[int] = []
+    `acknowledged` are the values that the cluster promised to keep. The name says which client sends: `raftlog` or
+    `kafka`.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.acknowledged: list[str] = []
         self.errors: list[BaseException] = []
         self._told_to_end = threading.Event()
 
     def run(self) -> None:
         try:
-            with raftlog.Producer(BOOTSTRAP, enable_idempotence=True) as producer:
-                number = 0
-                while not self._told_to_end.is_set():
-                    producer.send(TOPIC, str(number).encode(), partition=number % PARTITIONS).result(PATIENCE_S)
-                    self.acknowledged.append(number)
-                    number += 1
+            self._write()
         except BaseException as error:
             self.errors.append(error)
+
+    def _write(self) -> None:
+        with contextlib.ExitStack() as stack:
+            send = {"raftlog": _raftlog_sender, "kafka": _kafka_sender}[self.name](stack)
+            number = 0
+            while not self._told_to_end.is_set():
+                value = f"{self.name} {number}"
+                send(value.encode(), number % PARTITIONS)
+                self.acknowledged.append(value)
+                number += 1
 
     def reaches(self, more: int) -> None:
         """Return when that many more records have been acknowledged."""
         wanted = len(self.acknowledged) + more
         until(
             lambda: self.errors or len(self.acknowledged) >= wanted,
-            f"{wanted} records acknowledged",
+            f"{wanted} records of {self.name} acknowledged",
             within_s=PATIENCE_S,
         )
         assert self.errors == []
 
-    def end(self) -> list[int]:
+    def end(self) -> list[str]:
         """Stop and return what was acknowledged."""
         self._told_to_end.set()
         self.join(PATIENCE_S)
+        assert not self.is_alive(), f"{self.name} still waits for an acknowledgement"
         assert self.errors == []
         return self.acknowledged
 
 
-def stored() -> list[int]:
-    """Return all records of the topic, sorted."""
+Send = Callable[[bytes, int], None]
+"""Sends a value to a partition, and returns once it is acknowledged."""
+
+
+def _raftlog_sender(stack: contextlib.ExitStack) -> Send:
+    producer = stack.enter_context(raftlog.Producer(BOOTSTRAP, enable_idempotence=True))
+
+    def send(value: bytes, partition: int) -> None:
+        producer.send(TOPIC, value, partition=partition).result(PATIENCE_S)
+
+    return send
+
+
+def _kafka_sender(stack: contextlib.ExitStack) -> Send:
+    settings: dict[str, Any] = {"bootstrap.servers": KAFKA_BOOTSTRAP, "enable.idempotence": True, "log_level": 0}
+    producer = confluent_kafka.Producer(settings)
+    outcomes: list[Any] = []
+
+    def send(value: bytes, partition: int) -> None:
+        outcomes.clear()
+        producer.produce(TOPIC, value, partition=partition, on_delivery=lambda error, _: outcomes.append(error))
+        assert producer.flush(PATIENCE_S) == 0, "no acknowledgement"
+        assert outcomes == [None]
+
+    return send
+
+
+def by_raftlog() -> dict[int, list[str]]:
+    """Return the records of each partition as raftlog's consumer reads them."""
+    found: dict[int, list[str]] = {partition: [] for partition in range(PARTITIONS)}
     with raftlog.Consumer(BOOTSTRAP) as consumer:
         places = [raftlog.TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
         consumer.assign(places)
         consumer.seek_to_beginning()
         ends = consumer.end_offsets(places)
-        found: list[int] = []
         deadline_s = time.monotonic() + PATIENCE_S
         while any(consumer.position(place) < ends[place] for place in places):
-            assert time.monotonic() < deadline_s, f"{len(found)} records read"
-            found += [int(record.value or b"") for record in consumer.poll(1.0)]
-    return sorted(found)
+            assert time.monotonic() < deadline_s, f"{sum(map(len, found.values()))} records read"
+            for record in consumer.poll(1.0):
+                found[record.partition].append((record.value or b"").decode())
+    return found
+
+
+def by_kafka_group(count: int) -> dict[int, list[str]]:
+    """Return what a group of one Kafka consumer reads next of each partition: `count` records, which it commits."""
+    found: dict[int, list[str]] = {partition: [] for partition in range(PARTITIONS)}
+    settings: dict[str, Any] = {"bootstrap.servers": KAFKA_BOOTSTRAP, "group.id": "readers", "log_level": 0}
+    consumer = confluent_kafka.Consumer(
+        {**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False, "enable.partition.eof": False}
+    )
+    try:
+        consumer.subscribe([TOPIC])
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (read := sum(map(len, found.values()))) < count:
+            assert time.monotonic() < deadline_s, f"{read} of {count} records read"
+            for message in consumer.consume(1_000, 1.0):
+                assert message.error() is None, message.error()
+                found[message.partition() or 0].append((message.value() or b"").decode())
+        consumer.commit(asynchronous=False)
+    finally:
+        consumer.close()
+    return found
+
+
+def in_order(of: str, records: dict[int, list[str]]) -> list[str]:
+    """Return a writer's records in the order of their numbers.
+
+    Raises:
+        AssertionError: they are not in that order within each partition.
+    """
+    numbers = {
+        each: [int(value.split()[1]) for value in values if value.startswith(of)] for each, values in records.items()
+    }
+    assert all(each == sorted(each) for each in numbers.values()), f"records of {of} have changed their order"
+    return [f"{of} {number}" for number in sorted(number for each in numbers.values() for number in each)]
 
 
 def test_a_node_is_killed_and_all_are_begun_again_with_their_data(stack: Stack) -> None:
     stack.up()
     with raftlog.Admin(BOOTSTRAP) as admin:
         admin.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3, configs={"min.insync.replicas": 2})
-    writer = Writer()
-    writer.start()
-    writer.reaches(200)
+    writers = [Writer("raftlog"), Writer("kafka")]
+    for writer in writers:
+        writer.start()
+
+    def all_reach(more: int) -> None:
+        for each in writers:
+            each.reaches(more)
+
+    all_reach(200)
     stack("kill", "--signal", "SIGKILL", "node-2")
-    writer.reaches(200)
+    all_reach(200)
     stack("start", "node-2")
-    writer.reaches(200)
-    acknowledged = writer.end()
-    assert stored() == acknowledged, "every acknowledged record is there once, and no other"
+    all_reach(200)
+    acknowledged = {writer.name: writer.end() for writer in writers}
+    stored = by_raftlog()
+    for name, values in acknowledged.items():
+        assert in_order(name, stored) == values, f"every acknowledged record of {name} is there once, and no other"
+    count = sum(map(len, acknowledged.values()))
+    assert by_kafka_group(count) == stored, "a Kafka client reads the same"
     stack("down", "--timeout", "60")
     stack.up()
-    assert stored() == acknowledged, "the data is in volumes, which `down` keeps"
+    assert by_raftlog() == stored, "the data is in volumes, which `down` keeps"
+    with contextlib.ExitStack() as client:
+        _kafka_sender(client)(b"kafka later", 0)
+    assert by_kafka_group(1) == {0: ["kafka later"], 1: [], 2: []}, "the group continues where it had committed"
