@@ -26,6 +26,7 @@ from raftlog.errors import (
 )
 from raftlog.testing import Cluster
 from tests.support import patience
+from tests.support.command_line import run_here
 from tests.support.steady import PATIENT
 from tests.support.up_to_date import heard_everywhere
 
@@ -73,7 +74,7 @@ def command(cluster: Cluster, *arguments: str) -> list[str]:
 
 
 def run(cluster: Cluster, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    ran = subprocess.run(command(cluster, *arguments), capture_output=True, text=True, timeout=180, check=False)
+    ran = run_here(*arguments, "--bootstrap", cluster.bootstrap)
     assert ran.returncode == code, ran.stderr
     return ran
 
@@ -398,8 +399,6 @@ def test_what_the_coordinator_wrote_can_be_read(three: Cluster, admin: raftlog.A
 
 
 def run_offline(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "raftlog", *arguments], capture_output=True, text=True, timeout=180, check=False
-    )
+    done = run_here(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -16,6 +16,7 @@ import raftlog
 from raftlog import TopicPartition
 from raftlog.testing import Cluster
 from tests.support import patience
+from tests.support.command_line import run_here
 from tests.support.up_to_date import heard_everywhere
 
 RECORDS = 2_000
@@ -23,8 +24,7 @@ WAIT_S = 90.0
 
 
 def run(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "raftlog", *arguments, "--bootstrap", cluster.bootstrap]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    return run_here(*arguments, "--bootstrap", cluster.bootstrap)
 
 
 def create(cluster: Cluster, topic: str, *options: str) -> None:
@@ -205,14 +205,7 @@ def test_who_cannot_reach_a_leader_says_so(three: Cluster, tmp_path: Path) -> No
 
     until(says_that_nobody_leads, "it says why")
     settings = ("-c", "delivery.timeout.ms=10000", "-c", "request.timeout.ms=1000", "-c", "linger.ms=0")
-    sent = subprocess.run(
-        [sys.executable, "-m", "raftlog", "produce", "alone", *settings, "-b", three.bootstrap],
-        input="v\n",
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    sent = run_here("produce", "alone", *settings, "-b", three.bootstrap, stdin="v\n")
     assert sent.returncode == 1
     assert "waiting for acknowledgements of alone-0 has no leader (replicas 3; in sync 3)" in sent.stderr
     assert "certainly not in the log" in sent.stderr

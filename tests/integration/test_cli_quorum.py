@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from raftlog.testing import Cluster
+from tests.support.command_line import run_here
 from tests.support.raftlog_up import raftlog_up
 from tests.support.steady import STEADY
 
@@ -24,9 +25,7 @@ WAIT_S = 90.0
 
 
 def raftlog(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "raftlog", *arguments], capture_output=True, text=True, timeout=180, check=False
-    )
+    return run_here(*arguments)
 
 
 def parsed(*arguments: str) -> Any:

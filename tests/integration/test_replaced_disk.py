@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import raftlog
 from raftlog.testing import Cluster
 from raftlog.types import TopicPartition
+from tests.support.command_line import run_here
 from tests.support.steady import PATIENT
 from tests.support.up_to_date import up_to_date
 
@@ -30,8 +30,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def run(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "raftlog", *arguments, "--bootstrap", cluster.bootstrap]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    return run_here(*arguments, "--bootstrap", cluster.bootstrap)
 
 
 def described(cluster: Cluster, topic: str) -> dict[str, Any]:

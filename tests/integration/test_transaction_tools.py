@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +17,7 @@ from raftlog.errors import InvalidTxnState, RaftlogError, TransactionalIdNotFoun
 from raftlog.testing import Cluster
 from raftmeta.features import METADATA_VERSION, PRODUCER_OWNERS_LEVEL
 from tests.support import patience
+from tests.support.command_line import run_here
 from tests.support.up_to_date import heard_everywhere
 
 WAIT_S = 90.0
@@ -56,13 +55,7 @@ def producer_of(cluster: Cluster, topic: str) -> Iterator[Producer]:
 
 def txn(cluster: Cluster, *arguments: str) -> Any:
     """Run `raftlog txn ...`, and return what it prints as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "raftlog.cli", "txn", *arguments, "-b", cluster.bootstrap, "-o", "json"],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = run_here("txn", *arguments, "-b", cluster.bootstrap, "-o", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -39,6 +39,11 @@ ACLS: Values = {
 }
 
 
+def documents(text: str) -> list[Manifest]:
+    """Return the documents of a text in YAML, without empty ones; libyaml reads them, ten times as fast as Python."""
+    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+
+
 def renderer(directory: Path) -> Render:
     """Return what renders the chart, tests among it; it raises ValueError where helm refuses.
 
@@ -55,7 +60,7 @@ def renderer(directory: Path) -> Render:
         text = json.dumps(values)
         if (tool.CHART, text) not in known:
             known[tool.CHART, text] = run(text)
-        return [each for each in yaml.safe_load_all(known[tool.CHART, text]) if each]
+        return documents(known[tool.CHART, text])
 
     def run(values: str) -> str:
         file.write_text(values)

@@ -1,11 +1,20 @@
-"""What a command that ran in this process left, and a person at its terminal."""
+"""Commands in this process, what they leave, and a person at their terminal."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+
+from raftlog.cli import main
 
 
 class Ran(NamedTuple):
@@ -43,3 +52,23 @@ class Terminal(io.StringIO):
         if not line:
             raise KeyboardInterrupt
         return line
+
+
+def run_here(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, without the second that another one takes to start; no variable configures it.
+
+    A test of what a process does (signals, exits, output while it runs) starts one.
+    """
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAFTLOG_")}
+    with (
+        mock.patch.dict(os.environ, variables, clear=True),
+        mock.patch.object(sys, "argv", ["raftlog", *arguments]),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as left,
+    ):
+        main()
+    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined] # BytesIO
+    return subprocess.CompletedProcess(arguments, int(left.value.code or 0), *printed)

@@ -10,8 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.support.chart import documents
 from tools import helm as tool
 from tools.go_programs import HELM
 from tools.helm import CHART, EXAMPLES, KUBERNETES, MANIFESTS
@@ -174,7 +174,7 @@ def test_a_given_secret_is_mounted_and_jobs_without_a_certificate_get_the_ca_alo
     file.write_text(json.dumps({"tls": tls, "topics": [{"name": "orders"}]}))
     done = tool.render(helm, "--values", str(file))
     assert done.returncode == 0, done.stderr
-    rendered = [each for each in yaml.safe_load_all(done.stdout) if each]
+    rendered = documents(done.stdout)
     assert not [each for each in rendered if each["kind"] == "Certificate"]
     mounted = {
         each["metadata"]["name"]: volume["secret"]
@@ -190,7 +190,7 @@ def test_a_given_secret_is_mounted_and_jobs_without_a_certificate_get_the_ca_alo
 
 def test_controllers_can_be_rolled_after_the_brokers(helm: Path) -> None:
     done = tool.render(helm, "--set", "insecure=true,controllers.partition=5")
-    sets = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "StatefulSet"]
+    sets = [each for each in documents(done.stdout) if each["kind"] == "StatefulSet"]
     partitions = {each["metadata"]["name"]: each["spec"]["updateStrategy"]["rollingUpdate"] for each in sets}
     assert partitions == {"raftlog-broker": {"partition": 0}, "raftlog-controller": {"partition": 5}}
 
@@ -213,7 +213,7 @@ def test_tls_is_turned_on_in_steps_in_which_nodes_understand_each_other(helm: Pa
         file.write_text(json.dumps(values))
         done = tool.render(helm, "--values", str(file), "--show-only", "templates/configmap.yaml")
         assert done.returncode == 0, done.stderr
-        config = tomllib.loads(next(yaml.safe_load_all(done.stdout))["data"]["server.toml"])
+        config = tomllib.loads(documents(done.stdout)[0]["data"]["server.toml"])
         spoken.append(config.get("listener.security.protocol", "plaintext"))
         taken.append({"plaintext", "ssl"} if config.get("listener.security.migration") else {spoken[-1]})
     assert (spoken[0], spoken[-1]) == ("plaintext", "ssl")
@@ -241,9 +241,7 @@ def test_helm_test_needs_only_what_the_image_has_and_leaves_no_topic_behind(
 ) -> None:
     done = tool.render(helm, "--set", "insecure=true", "--skip-tests=false")
     (pod,) = [
-        each
-        for each in yaml.safe_load_all(done.stdout)
-        if each and (each["kind"], each["metadata"]["name"]) == ("Pod", "raftlog-test")
+        each for each in documents(done.stdout) if (each["kind"], each["metadata"]["name"]) == ("Pod", "raftlog-test")
     ]
     commands, broker = tmp_path / "bin", tmp_path / "broker"
     commands.mkdir()

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import kubernetes_validate
 import pytest
 import typer
-import yaml
 
 from broker.config.config import BrokerConfig
 from raftlog._client.options import SECURITY_KEYS
 from raftlog.cli import client_config
 from raftlog.cli.app import app
 from raftmeta.quorum.peer_identity import node_ids_named
+from tests.support.chart import documents
 from tools.helm import CHART, KUBERNETES, MANIFESTS
 
 EXAMPLES = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
@@ -28,7 +28,7 @@ Manifest = dict[str, Any]
 
 
 def load(example: str) -> list[Manifest]:
-    return [each for each in yaml.safe_load_all((MANIFESTS / f"{example}.yaml").read_text()) if each]
+    return documents((MANIFESTS / f"{example}.yaml").read_text())
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
