@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support.spark_session import make_session
+from tests.support.spark_session import SHORT_LIVED, make_session
 
 # A shell starts background jobs with Ctrl-C ignored, and every process below inherits that; tests send it all the same.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -72,6 +72,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A Spark session that all tests of the run share."""
-    session = make_session("local[2,3]", tmp_path_factory.mktemp("spark"), {"spark.sql.shuffle.partitions": "2"})
+    settings = {"spark.sql.shuffle.partitions": "2", **SHORT_LIVED}
+    session = make_session("local[2,3]", tmp_path_factory.mktemp("spark"), settings)
     yield session
     session.stop()

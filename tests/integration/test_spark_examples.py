@@ -36,6 +36,7 @@ spark.sql.session.timeZone UTC
 spark.sql.shuffle.partitions 2
 spark.python.unix.domain.socket.enabled true
 spark.sql.parquet.compression.codec snappy
+spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 """
 
 

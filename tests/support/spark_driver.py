@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark_raftlog import DefaultSource
 
-from tests.support.spark_session import make_session
+from tests.support.spark_session import SHORT_LIVED, make_session
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -113,6 +113,7 @@ def main(source: str, checkpoint: str, bootstrap: str, topic: str, seed: str, fa
         "local[2,2]",
         Path(checkpoint).parent,
         {
+            **SHORT_LIVED,
             "spark.sql.shuffle.partitions": str(partitions),
             "spark.sql.files.maxPartitionBytes": str(rng.choice((4_000, 20_000, 100_000_000))),
         },

@@ -17,6 +17,8 @@ _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.python.unix.domain.socket.enabled": "true",
 }
+SHORT_LIVED: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""Settings for a JVM of a few minutes: to compile everything for speed takes longer than all of its work."""
 
 
 def make_session(master: str, directory: Path, settings: Mapping[str, str]) -> Any:

@@ -111,7 +111,7 @@ def rolled(helm: Path, tmp_path: Path, chart: Path = CHART, **values: object) ->
     file.write_text(json.dumps({"insecure": True, **values}))
     done = tool.render(helm, "--values", str(file), chart=chart)
     assert done.returncode == 0, done.stderr
-    rendered = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "StatefulSet"]
+    rendered = [each for each in documents(done.stdout) if each["kind"] == "StatefulSet"]
     return {each["metadata"]["name"]: json.dumps(each["spec"]["template"], sort_keys=True) for each in rendered}
 
 
@@ -151,7 +151,7 @@ def test_a_node_port_is_answered_by_every_node_and_a_load_balancer_finds_the_rig
 ) -> None:
     file = tmp_path / "values.yaml"
     file.write_text(json.dumps({"insecure": True, "externalAccess": {"enabled": True, **values}}))
-    rendered = [each for each in yaml.safe_load_all(tool.render(helm, "--values", str(file)).stdout) if each]
+    rendered = documents(tool.render(helm, "--values", str(file)).stdout)
     external = [each for each in rendered if each["metadata"]["name"].endswith("-external")]
     assert [each["spec"]["externalTrafficPolicy"] for each in external] == [policy] * 3
 
