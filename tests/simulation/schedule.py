@@ -254,7 +254,10 @@ class Simulation:
         for node_id in self.voters:
             if node_id in core and self.voter_on(node_id) is None:
                 return f"controller {node_id} does not run"
-        if not any(node_id in core and voter.controller.serving for node_id, voter in self._voters.items()):
+        serving = [node_id for node_id, voter in self._voters.items() if voter.controller.serving]
+        if core.isdisjoint(serving):
+            if any(self.host(node_id).disk.broken for node_id in serving):
+                self._ask_core()  # whose disk fails leads on, and rightly, until it has something to write
             return "no controller serves"
         for broker_id in self.broker_ids:
             if broker_id in core and (wrong := self._what_is_wrong_with(broker_id)):
