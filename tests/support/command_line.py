@@ -70,5 +70,5 @@ def run_here(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
         pytest.raises(SystemExit) as left,
     ):
         main()
-    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined] # BytesIO
+    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]
     return subprocess.CompletedProcess(arguments, int(left.value.code or 0), *printed)
