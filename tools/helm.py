@@ -19,12 +19,12 @@ MANIFESTS: Final = ROOT / "deploy" / "k8s" / "manifests"
 
 
 def render(
-    helm: Path, *arguments: str, release: str = "raftlog", chart: Path = CHART
+    helm: Path, *arguments: str, release: str = "raftlog", chart: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `helm template` on the chart."""
     return subprocess.run(
         [
-            *(str(helm), "template", release, str(chart), "--namespace", "raftlog"),
+            *(str(helm), "template", release, str(chart or CHART), "--namespace", "raftlog"),
             *("--kube-version", KUBERNETES, "--skip-tests", *arguments),
         ],
         capture_output=True,

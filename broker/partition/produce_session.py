@@ -61,6 +61,10 @@ _Place = tuple[bytes, int, int]
 Message = TypeVar("Message", contravariant=True)
 
 
+_MESSAGE_RESULTS: Final = 1_000
+"""Answers go into one message until they have about so many results, so that no client's answers hold the loop up."""
+
+
 class ResponseWriter(Protocol[Message]):
     """The part of a gRPC context that a session needs to send its messages."""
 
@@ -168,9 +172,10 @@ class ProduceSession:
             self._lease.stop_waiting(self._release_withheld)
 
     def _take_ready(self) -> list[_Request]:
-        """Return the answers of the next message: all that may go now, or without `many` the first of them."""
+        """Return the answers of the next message: what may go now and fits it, or without `many` the first of them."""
         ready: list[_Request] = []
-        while self._answers and (self._many or not ready):
+        results = 0
+        while self._answers and (not ready or (self._many and results < _MESSAGE_RESULTS)):
             owed = self._answers.popleft()
             if not self._lease.valid() and _acknowledges(owed.response):
                 self._withheld.append(owed)  # decided under an earlier lease, it stays true
@@ -179,6 +184,7 @@ class ProduceSession:
             if owed.held_until_ms:
                 owed.response.throttle_time_ms = self._left_ms(owed.held_until_ms)
             ready.append(owed)
+            results += len(owed.response.results)
         return ready
 
     def _count(self, answered: Iterable[_Request]) -> None:

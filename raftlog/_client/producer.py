@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
 
-from raftlog._client.connections import Connections, client_id_metadata, from_grpc, shared_connections
+from raftlog._client.connections import Connections, client_id_metadata, connections, from_grpc, shared_connections
 from raftlog._client.coordinators import TRANSACTIONS, CoordinatorOptions, Coordinators
 from raftlog._client.groups import Entry, commit_errors, in_pieces, passes, to_commit
 from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, MetadataCache
@@ -732,7 +732,7 @@ class _Flight:
         return [batch for batch in self.batches if batch is not None]
 
 
-_MESSAGE_BYTES: Final = 256 << 10
+_MESSAGE_BYTES: Final = 48 << 10
 """Requests of several producers go into one message up to about this size."""
 _BULK_BYTES: Final = 32 << 10
 """A producer with so much to send at once moves to a call of its own."""
@@ -872,6 +872,8 @@ class ProduceCall:
         with contextlib.suppress(TimeoutError, grpc.RpcError, asyncio.InvalidStateError):
             async with asyncio.timeout(_ACCEPTED_S):
                 shared = MANY_REQUESTS in tuple(await self._call.initial_metadata() or ())
+        if self._call.done():
+            return  # it failed before the broker said anything: `_over` tells the producers why
         self._is_shared = shared
         if not shared:
             for stream in list(self._streams)[1:]:
@@ -1968,7 +1970,10 @@ class ProducerEngine:
         """Of tasks that wait for memory."""
 
         # The cluster
-        self.connections = shared_connections(loop, options.pem, options.sasl)
+        if gate is None and options.enable_idempotence:  # as in `produce_call`; nobody waits for the streams of others
+            self.connections = shared_connections(loop, options.pem, options.sasl)
+        else:
+            self.connections = connections(options.pem, options.sasl)
         self._has_connections = True
         self.metadata = MetadataCache(
             self.connections,

@@ -21,6 +21,9 @@ from raftlog.v1 import log_pb2, replication_pb2
 MAX_PARTS: Final = 10_000
 """Partitions in one message; limits the memory that a small message can make a reader use."""
 
+MAX_REQUESTS: Final = 1_000
+"""Produce requests in one message."""
+
 SMALL_BYTES: Final = 16 << 10
 """A produce request or a frame of replicas below this size is read by the protobuf runtime, payload and all."""
 
@@ -201,6 +204,7 @@ def decode_produce(data: bytes) -> Produce:
     try:
         if len(data) < SMALL_BYTES:
             message = log_pb2.ProduceRequest.FromString(data)
+            _check_requests(len(message.more))
             more = [_small(each) for each in message.more]
             message.ClearField("more")
             return _small(message)._replace(more=more) if more else _small(message)
@@ -222,19 +226,29 @@ def _small(request: log_pb2.ProduceRequest) -> Produce:
     return Produce(request, parts)
 
 
-def _large(data: memoryview, *, within: bool = False) -> Produce:
-    """Take apart a request; `within`: it is one of the further requests of another."""
+def _large(data: memoryview, *, most: int = MAX_PARTS, within: bool = False) -> Produce:
+    """Take apart a request of at most `most` parts; `within`: it is one of the further requests of another."""
     head, (messages, further) = _cut(data, _PARTITIONS, _MORE)
     if further and within:
         raise ValueError(_NESTED)
+    if len(messages) > most:  # before any of them is built
+        raise ValueError(f"at most {MAX_PARTS} parts fit one message")
     parts = [
         ProducePart(log_pb2.ProducePartition.FromString(part), records)
         for part, records in _parts(messages, _PRODUCE_RECORDS)
     ]
-    more = [_large(each, within=True) for each in further]
-    if len(parts) + sum(len(each.parts) for each in more) > MAX_PARTS:
-        raise ValueError(f"at most {MAX_PARTS} parts fit one message")
+    _check_requests(len(further))
+    more: list[Produce] = []
+    left = most - len(parts)
+    for each in further:
+        more.append(_large(each, most=left, within=True))
+        left -= len(more[-1].parts)
     return Produce(log_pb2.ProduceRequest.FromString(head), parts, more)
+
+
+def _check_requests(further: int) -> None:
+    if further >= MAX_REQUESTS:
+        raise ValueError(f"at most {MAX_REQUESTS} requests fit one message")
 
 
 def encode_fetch(frames: Sequence[Frame]) -> bytes:

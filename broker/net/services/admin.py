@@ -345,7 +345,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> None:
         """Delete a topic and its records."""
         refuse_internal(request.name, "not deleted")
-        await self._commit_into(response, MetadataCommand(delete_topic=DeleteTopicCommand(name=request.name)))
+        command = DeleteTopicCommand(name=request.name, topic_id=request.topic_id)
+        await self._commit_into(response, MetadataCommand(delete_topic=command))
 
     @answered(admin_pb2.CreatePartitionsResponse)
     async def CreatePartitions(

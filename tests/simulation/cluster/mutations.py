@@ -21,8 +21,8 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
     "acknowledged when it is sent": _bug(
         "a delivery has succeeded once its request is written, as if acks=0 was asked for",
         _in(
-            "_client.producer:ProduceStream._stream",
-            "if request.head.acks == log_pb2.NO_ACK:",
+            "_client.producer:ProduceCall._write",
+            "if message.head.acks == log_pb2.NO_ACK:",
             "if True:",
         ),
     ),

@@ -70,7 +70,7 @@ def test_surroundings_are_exchanged_and_come_back() -> None:
     opens = connections._open
     with simulated(ClusterSimulation(1, 1)) as exchanged:
         assert {
-            "raftlog._client.consumer.time",
+            "raftlog._client.metadata.time",
             "raftlog._client.group_consumer.uuid",
             "raftlog._client.producer.time",
             "raftlog._delivery.time",

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from raftlog.errors import InvalidRequestError
 from raftlog.format import wire
+from raftlog.format.header import Buffer
 from raftlog.format.wire import (
     MAX_PARTS,
+    MAX_REQUESTS,
     SMALL_BYTES,
     Frame,
     Produce,
@@ -205,3 +207,27 @@ def test_a_message_of_very_many_tiny_parts_is_refused_before_they_are_built() ->
     assert len(decode_produce(whole).parts) == MAX_PARTS
     with pytest.raises(InvalidRequestError, match="at most"):
         decode_produce(whole + b"\x22\x00")
+
+
+def test_the_parts_of_all_requests_of_a_message_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[bytes] = []
+
+    class Counting(wire.ProducePart):
+        def __new__(cls, head: log_pb2.ProducePartition, records: Buffer) -> Counting:
+            built.append(b"")
+            return super().__new__(cls, head, records)
+
+    monkeypatch.setattr(wire, "ProducePart", Counting)
+    further = b"\x22\x00" * MAX_PARTS
+    prefix = b"\x42" + wire._varint(len(further))
+    with pytest.raises(InvalidRequestError, match="at most 10000 parts"):
+        decode_produce((prefix + further) * 50)
+    assert len(built) <= MAX_PARTS, "the others are not built before they are refused"
+
+
+def test_a_message_holds_so_many_requests() -> None:
+    padding = bytes([15 << 3 | 2]) + wire._varint(SMALL_BYTES) + bytes(SMALL_BYTES)  # an unknown field: the large path
+    for front in (b"", padding):
+        assert len(decode_produce(front + b"\x42\x00" * (MAX_REQUESTS - 1)).more) == MAX_REQUESTS - 1
+        with pytest.raises(InvalidRequestError, match="at most 1000 requests"):
+            decode_produce(front + b"\x42\x00" * MAX_REQUESTS)

@@ -77,6 +77,8 @@ def test_other_settings_have_another_call(cluster: FakeCluster, options: dict[st
         one.send("t", b"a", partition=0).result(SOON_S)
         other.send("t", b"b", partition=0).result(SOON_S)
         assert not calls_of(one) & calls_of(other)
+        share_connections = "client_id" in options or "request_timeout_ms" in options
+        assert (one._engine.connections is other._engine.connections) is share_connections
 
 
 def test_a_producer_that_closes_leaves_the_others_their_call_and_their_answers(cluster: FakeCluster) -> None:

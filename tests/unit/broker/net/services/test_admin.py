@@ -127,6 +127,10 @@ def test_a_topic_is_deleted_and_can_be_made_again_with_another_id() -> None:
         assert (await cluster.stub.DeleteTopic(request)).error.code == common_pb2.UNKNOWN_TOPIC_OR_PARTITION
         second = await cluster.create("a")
         assert first.topic_id != second.topic_id
+        of_the_first = admin_pb2.DeleteTopicRequest(name="a", topic_id=first.topic_id)
+        assert (await cluster.stub.DeleteTopic(of_the_first)).error.code == common_pb2.UNKNOWN_TOPIC_ID
+        of_the_second = admin_pb2.DeleteTopicRequest(name="a", topic_id=second.topic_id)
+        assert not (await cluster.stub.DeleteTopic(of_the_second)).HasField("error")
 
     run(work)
 
