@@ -52,6 +52,9 @@ ROLES: Final = "a role"
 ROLES_LEVEL: Final = 8
 """Of metadata.version: roles are kept (`AlterRolesCommand`, `RoleRecord`). An older broker would not apply their
 permissions, nor their denials."""
+LIVE_GROUPS_LEVEL: Final = 8
+"""Of metadata.version: live groups move from the classic protocol to KIP-848 (docs/adr/0039). An older broker that
+takes such a group over refuses its classic members for good."""
 SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, ROLES_LEVEL)}
 """The levels that this version supports. Decisions must not depend on it: controllers may differ in version."""
 assert all(SUPPORTED[name].min_level <= level <= SUPPORTED[name].max_level for name, level in BASELINE.items())

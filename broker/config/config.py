@@ -789,8 +789,8 @@ class BrokerConfig(Settings):
         Migration.BIDIRECTIONAL.value,
         choices=tuple(each.value for each in Migration),
         doc="Whether a consumer group with members moves between Kafka's classic protocol and the one in which the "
-        "coordinator assigns. `upgrade`: to the latter, when a member joins that speaks it. `downgrade`: to the "
-        "classic one, when the last such member has left.",
+        "coordinator assigns. `upgrade`: to the latter, when a member joins that speaks it, from "
+        "metadata.version 8 on. `downgrade`: to the classic one, when the last such member has left.",
     )
     group_consumer_assignors = names(
         ASSIGNORS,

@@ -280,8 +280,8 @@ class ServerKeywords(TypedDict, total=False):
     """Most members of one group."""
     group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"]
     """Whether a consumer group with members moves between Kafka's classic protocol and the one in which the coordinator
-    assigns. `upgrade`: to the latter, when a member joins that speaks it. `downgrade`: to the classic one, when the
-    last such member has left."""
+    assigns. `upgrade`: to the latter, when a member joins that speaks it, from metadata.version 8 on. `downgrade`: to
+    the classic one, when the last such member has left."""
     group_consumer_assignors: str
     """Assignors that distribute partitions, by name, the default first. Names that are not built in are looked up among
     the entry points `raftlog.assignors` of the packages installed with the server."""

@@ -262,6 +262,8 @@ class Context:
     timers: Timers
     is_read: Callable[[str, str], bool]
     """Whether a group (by id) has members that subscribe to a topic (by name)."""
+    may_upgrade: Callable[[], bool]
+    """Whether every broker of the cluster knows groups with members of both protocols."""
 
     def name_of(self, topic_id: bytes, group: Group) -> str:
         """Return a topic's name; of a deleted one as the group has known it."""

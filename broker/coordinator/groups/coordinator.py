@@ -325,16 +325,23 @@ class _Work:
 class GroupCoordinator:
     """State of the groups of one shard.
 
-    `assignors`: by name, in the server's order of preference; the first is the default.
+    `assignors`: by name, in the server's order of preference; the first is the default. `may_upgrade`: whether every
+    broker of the cluster knows groups with members of both protocols.
     """
 
-    def __init__(self, config: GroupConfig, topics: TopicsView, assignors: Mapping[str, Assignor]) -> None:
+    def __init__(
+        self,
+        config: GroupConfig,
+        topics: TopicsView,
+        assignors: Mapping[str, Assignor],
+        may_upgrade: Callable[[], bool] = lambda: True,
+    ) -> None:
         assert assignors, "a coordinator needs an assignor"
         self._timers = Timers()
         self._groups: dict[str, Group] = {}
         self._soft: dict[str, GroupSessions] = {}
         self._watched = WatchedTopics(topics)
-        self._context = Context(config, topics, assignors, self._timers, self._watched.is_read)
+        self._context = Context(config, topics, assignors, self._timers, self._watched.is_read, may_upgrade)
         self._committed = CommittedTopics()
         # Groups that are still to be looked at, the next one last:
         self._beginning: list[str] = []

@@ -18,6 +18,7 @@ from broker.coordinator.shard import Shard
 from broker.coordinator.shards import Coordination, Coordinators, java_hash, partition_for
 from broker.server.lease import Lease
 from raftlog.errors import InvalidGroupId
+from raftmeta.features import LIVE_GROUPS_LEVEL, metadata_version
 from raftmeta.image import MetadataImage
 
 __all__ = [
@@ -88,7 +89,10 @@ class GroupCoordinators(Coordinators[Command, TopicsView]):
                 yield from cast(GroupCoordinator, shard.core).groups.values()
 
     def _make_core(self, partition: int) -> GroupCoordinator:
-        return GroupCoordinator(self._config, self._topics(), self._assignors)
+        return GroupCoordinator(self._config, self._topics(), self._assignors, self._may_upgrade)
+
+    def _may_upgrade(self) -> bool:
+        return metadata_version(self._newest_image()) >= LIVE_GROUPS_LEVEL
 
     def _topics(self) -> TopicsView:
         return self._image_topics()

@@ -6,6 +6,7 @@
                  what the others may read is told to the classic machine, which asks them to join again
 
 `group.consumer.migration.policy` allows both, one, or none. The members must be consumers (protocol type `consumer`).
+No group moves up while the cluster may have brokers that do not know such groups (`LIVE_GROUPS_LEVEL`).
 
 A coordinator may die with only the first records of a decision written. So the group is a classic one as long as not
 all of its members have an assignment that the coordinator knows: on the way up the head of the group is written last,
@@ -98,7 +99,8 @@ def upgrade(change: Change, member_id: str) -> None:
 
 def _check_upgrade(change: Change, machine: ClassicGroup, member_id: str) -> None:
     config, group_id = change.context.config, change.group_id
-    if not config.migration.upgrades or machine.protocol_type not in (CONSUMER, ""):
+    upgrades = config.migration.upgrades and change.context.may_upgrade()
+    if not upgrades or machine.protocol_type not in (CONSUMER, ""):
         raise InconsistentGroupProtocol(
             f"the group {group_id!r} has members of another kind: Kafka clients that assign by themselves "
             f"({machine.protocol_type}); stop them, or use another group"

@@ -10,6 +10,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
+from broker.coordinator.groups.assignors import BUILT_IN
 from broker.coordinator.groups.commands import GroupConfig
 from broker.coordinator.groups.coordinators import (
     GroupCoordinators,
@@ -23,12 +24,13 @@ from broker.coordinator.shards import ImageTopics, topics_changed
 from broker.server.broker_role import load_assignors
 from raftlog.errors import CoordinatorNotAvailable, InvalidConfig, InvalidGroupId, StorageError
 from raftlog.v1.records_pb2 import CreatePartitionsCommand, CreateTopicCommand, DeleteTopicCommand, MetadataCommand
+from raftmeta.features import LIVE_GROUPS_LEVEL
 from raftmeta.image import MetadataImage
 from tests.support import virtual_time
 from tests.support.broker_parts import SwitchedLease
 from tests.support.logged import records_of
 from tests.support.memory_metadata import MemoryMetadata
-from tests.support.metadata import alter_broker
+from tests.support.metadata import alter_broker, update_feature
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,28 @@ def test_a_broker_without_a_lease_names_others_but_not_itself() -> None:
                 assert coordinators.named(group_id).broker.broker_id == 2
         lease.renew()
         assert {coordinators.named(f"g{number}").broker.broker_id for number in range(20)} == {1, 2}
+
+    virtual_time.run(scenario())
+
+
+def test_live_groups_move_up_from_the_level_on_that_all_brokers_know_them() -> None:
+    async def scenario() -> None:
+        metadata = MemoryMetadata()
+        await metadata.add_broker(1)
+        with ThreadPoolExecutor(1) as executor:
+            coordinators = GroupCoordinators(
+                1,
+                lambda: metadata.image,
+                GroupConfig(),
+                BUILT_IN,
+                executor=executor,
+                clock=SystemClock(),
+                lease=SwitchedLease(),
+            )
+        core = coordinators._make_core(0)
+        assert not core._context.may_upgrade()
+        await metadata.propose(update_feature("metadata.version", LIVE_GROUPS_LEVEL))
+        assert core._context.may_upgrade()
 
     virtual_time.run(scenario())
 

@@ -10,6 +10,7 @@ from broker.coordinator.groups.classic.commands import Alive, Joined, Left, Sync
 from broker.coordinator.groups.classic.consumer import assigned_partitions, read_said, written_assignment
 from broker.coordinator.groups.classic.machine import ClassicConfig
 from broker.coordinator.groups.commands import GroupConfig, Migration
+from broker.coordinator.groups.coordinator import GroupCoordinator
 from raftlog.errors import (
     FencedInstanceId,
     GroupMaxSizeReached,
@@ -214,6 +215,20 @@ def test_a_policy_may_keep_a_classic_group_as_it_is(policy: Migration) -> None:
     assert isinstance(driver.join("n", "t").error, InconsistentGroupProtocol)
     assert kind(driver) == "classic"
     assert isinstance(client.heartbeat(), Alive)
+
+
+def test_no_live_group_moves_up_while_a_broker_may_not_know_such_groups() -> None:
+    driver = driver_of()
+    known = False
+    driver.core = GroupCoordinator(driver.config, driver.topics, driver.assignors, lambda: known)
+    driver.core.loaded(driver.now)
+    (client,) = stable(driver, "")
+    assert isinstance(driver.join("n", "t").error, InconsistentGroupProtocol)
+    assert kind(driver) == "classic"
+    assert isinstance(client.heartbeat(), Alive)
+    known = True
+    driver.join("n", "t")
+    assert kind(driver) == "consumer"
 
 
 def test_a_policy_may_keep_a_group_in_which_the_coordinator_assigns() -> None:
