@@ -16,7 +16,8 @@ included.
 
 A regular expression is matched here, as raftlog's own clients match theirs: the coordinator gets the topics that match,
 and again when others do. RE2 matches in a time that grows with the text only, and a thread does it, so that no client
-holds up the event loop of all groups (ADR 0014, ADR 0039).
+holds up the event loop of all groups (ADR 0014, ADR 0039). One expression is matched at a time: one that is large or
+takes long is refused, so that the others need not wait for it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,12 @@ MAX_MATCHED: Final = 1_000
 """Regular expressions whose last matches are kept."""
 MAX_REGEX_BYTES: Final = 1 << 20
 """What an expression may take in memory, compiled."""
+MAX_PROGRAM: Final = 2_000
+"""RE2's instructions of an expression; each character of a name may take a step for each of them."""
+MAX_MATCH_S: Final = 2.0
+"""Processor time that matching an expression with all topics may take."""
+MAX_WAIT_S: Final = 5.0
+"""How long an expression waits for others at most; the client tries again then."""
 UNIFORM: Final = "uniform"
 """Kafka's name for the assignor that is `sticky` here."""
 STICKY: Final = "sticky"
@@ -88,28 +95,54 @@ class Matches:
 
     def __init__(self, image: Callable[[], MetadataImage]) -> None:
         self._image = image
-        self._found: dict[str, tuple[Mapping[str, bytes], tuple[str, ...]]] = {}
-        """By expression: for which topics it was matched, and which did."""
+        self._found: dict[str, tuple[Mapping[str, bytes], tuple[str, ...], str]] = {}
+        """By expression: for which topics it was matched, which did, and why it is refused, if it is."""
         self._one_at_a_time = asyncio.Lock()
 
     async def of(self, regex: str) -> tuple[str, ...]:
         """Return the topics that match.
 
         Raises:
-            InvalidRegularExpression: it is none.
+            InvalidRegularExpression: it is none, or takes too much to match.
             InvalidRequestError: it is too long.
+            CoordinatorNotAvailable: others are being matched.
         """
         if len(regex) > MAX_PATTERN:
             raise InvalidRequestError(f"the regular expression has {len(regex)} characters, at most {MAX_PATTERN}")
-        async with self._one_at_a_time:
-            image = self._image()
-            known = self._found.pop(regex, None)
-            if known is None or known[0] is not image.topic_id_by_name:
-                known = image.topic_id_by_name, await asyncio.to_thread(_matching, regex, image)
-            self._found[regex] = known
-            if len(self._found) > MAX_MATCHED:
-                del self._found[next(iter(self._found))]  # the one that was asked for longest ago
-        return known[1]
+        if not self._is_known(regex):
+            try:
+                async with asyncio.timeout(MAX_WAIT_S):
+                    await self._one_at_a_time.acquire()
+            except TimeoutError:
+                raise CoordinatorNotAvailable("the broker is matching other regular expressions; try again") from None
+            matching = asyncio.ensure_future(self._match(regex))
+            matching.add_done_callback(lambda _: self._one_at_a_time.release())
+            await asyncio.shield(matching)  # the thread goes on even if the client is gone
+        _, names, refusal = self._found[regex] = self._found.pop(regex)
+        if refusal:
+            raise InvalidRegularExpression(refusal)
+        return names
+
+    def _is_known(self, regex: str) -> bool:
+        return regex in self._found and self._found[regex][0] is self._image().topic_id_by_name
+
+    async def _match(self, regex: str) -> None:
+        if self._is_known(regex):  # another member has had it matched meanwhile
+            return
+        image = self._image()
+        names, refusal = await asyncio.to_thread(_matched, regex, image)
+        self._found.pop(regex, None)
+        self._found[regex] = image.topic_id_by_name, names, refusal
+        if len(self._found) > MAX_MATCHED:
+            del self._found[next(iter(self._found))]  # the one that was asked for longest ago
+
+
+def _matched(regex: str, image: MetadataImage) -> tuple[tuple[str, ...], str]:
+    """Return the topics that match, and why the expression is refused, if it is."""
+    try:
+        return _matching(regex, image), ""
+    except InvalidRegularExpression as error:
+        return (), str(error)
 
 
 def _matching(regex: str, image: MetadataImage) -> tuple[str, ...]:
@@ -122,8 +155,18 @@ def _matching(regex: str, image: MetadataImage) -> tuple[str, ...]:
         why = error.args[0] if error.args else ""
         text = why.decode(errors="replace") if isinstance(why, bytes) else str(why)
         raise InvalidRegularExpression(f"{regex!r} is no regular expression of RE2: {text}") from None
-    matched = (name for name in image.topic_id_by_name if compiled.fullmatch(name) is not None)
-    return tuple(sorted(name for name in matched if not image.topics[image.topic_id_by_name[name]].internal))
+    if compiled.programsize > MAX_PROGRAM:
+        raise InvalidRegularExpression(
+            f"{regex!r} is too large: RE2 makes {compiled.programsize} instructions of it, {MAX_PROGRAM} are allowed"
+        )
+    until_s = time.thread_time() + MAX_MATCH_S
+    matched = []
+    for name, key in image.topic_id_by_name.items():
+        if compiled.fullmatch(name) is not None and not image.topics[key].internal:
+            matched.append(name)
+        if time.thread_time() > until_s:
+            raise InvalidRegularExpression(f"{regex!r} takes too long to match with all topics: simplify it")
+    return tuple(sorted(matched))
 
 
 class PolledMember:

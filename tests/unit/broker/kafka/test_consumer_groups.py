@@ -4,6 +4,7 @@ lead to."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from broker.kafka import consumer_groups, errors
 from broker.kafka.codec import Fields
 from broker.kafka.consumer_groups import ConsumerGroupApis
 from broker.security.caller import Caller
+from raftlog.errors import CoordinatorNotAvailable
 from raftlog.v1 import common_pb2
 from raftmeta.image import MetadataImage, TopicImage
 from tests.support.group_driver import GroupDriver, Topics, topic_id
@@ -238,6 +240,53 @@ async def test_a_regular_expression_is_matched_again_while_topics_come(monkeypat
     assert now == ALL
     assert list(broker.apis._matches._found.values())[-1][1] == ("t",), "whole names, and no internal topic"
     assert given(await broker.heartbeat("a", epoch, ALL, subscribed_topic_regex="u")) == set()
+
+
+async def test_an_expression_that_takes_long_to_match_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = MetadataImage(topics={T: TopicImage("t", T)}, topic_id_by_name={"t": T})
+    matches = consumer_groups.Matches(lambda: image)
+    with pytest.raises(consumer_groups.InvalidRegularExpression, match="too large: RE2 makes 5"):
+        await matches.of("(.{1,30}){1,20}x")
+    assert await matches.of("|".join(["t", *(f"topic-{number:x}-of-many" for number in range(45))])) == ("t",)
+    monkeypatch.setattr(consumer_groups, "MAX_MATCH_S", -1.0)
+    with pytest.raises(consumer_groups.InvalidRegularExpression, match="too long to match"):
+        await matches.of("t+")
+    monkeypatch.undo()
+    with pytest.raises(consumer_groups.InvalidRegularExpression, match="too long to match"):
+        await matches.of("t+")  # not tried again while the topics are these
+
+
+async def test_an_expression_waits_for_others_for_a_while_only_and_not_if_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker(Shard())
+    matches = broker.apis._matches
+    assert await matches.of("known.*") == ()
+    begun, go_on, matching = threading.Event(), threading.Event(), consumer_groups._matching
+
+    def slow(regex: str, image: MetadataImage) -> tuple[str, ...]:
+        begun.set()
+        go_on.wait(60)
+        return matching(regex, image)
+
+    monkeypatch.setattr(consumer_groups, "_matching", slow)
+    monkeypatch.setattr(consumer_groups, "MAX_WAIT_S", 0.01)
+    first = asyncio.create_task(matches.of("slow.*"))
+    try:
+        await asyncio.to_thread(begun.wait, 60)
+        async with asyncio.timeout(30):
+            assert await matches.of("known.*") == ()
+            other = await broker.join("a", subscribed_topic_regex="other.*")
+            assert other["error_code"] == common_pb2.COORDINATOR_NOT_AVAILABLE, "the client tries again"
+            first.cancel()
+            await asyncio.wait([first])
+            with pytest.raises(CoordinatorNotAvailable):
+                await matches.of("other.*")  # the thread still runs
+    finally:
+        go_on.set()
+    monkeypatch.setattr(consumer_groups, "MAX_WAIT_S", 30.0)
+    assert await matches.of("other.*") == ()
+    assert [*matches._found] == ["known.*", "slow.*", "other.*"]
 
 
 async def test_a_silent_member_joins_anew() -> None:
