@@ -554,8 +554,9 @@ class GroupCoordinator:
 
     def _topics_of(self, group: Group, work: _Work) -> bool:
         work.done += 1
-        if group.head is None or group.head.classic is None:  # the members of a classic group look by themselves
-            rebalance.on_topics(self._changing(group, work), self._watched.names_of(group.group_id))
+        change = self._changing(group, work)
+        if change.soft.classic is None:  # the members of a classic group look by themselves
+            rebalance.on_topics(change, self._watched.names_of(group.group_id))
         return False
 
     def _clean(self, group: Group, work: _Work) -> bool:

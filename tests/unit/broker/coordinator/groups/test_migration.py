@@ -330,3 +330,25 @@ def test_what_consumers_say_is_read_and_written() -> None:
     for wrong in (b"", b"\0", said("t")[:-1], struct.pack(">hi", 0, -5)):
         with pytest.raises(ValueError, match=r"bytes|version|elements"):
             read_said(wrong)
+
+
+def test_topics_come_in_the_turn_in_which_the_group_goes_back() -> None:
+    driver = driver_of()
+    (first,) = stable(driver, "")
+    new = driver.join("n", "t")
+    joins_again(first)
+    driver.follow(new)
+    last_heard_ms = driver.now_ms
+    for _ in range(4):
+        driver.wait(driver.config.session_timeout_ms / 5)
+        first.heartbeat()
+    assert kind(driver) == "consumer"
+    driver.now_ms = last_heard_ms + driver.config.session_timeout_ms + 1
+    driver.change_topics({"t": 8})
+    assert kind(driver) == "classic"
+    driver.restart()
+    assert kind(driver) == "classic", "the records say so, too"
+    assert isinstance(first.heartbeat(), RebalanceInProgress)
+    joined = first.join()
+    assert isinstance(joined, Joined)
+    assert joined.leader == first.member_id
