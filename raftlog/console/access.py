@@ -88,7 +88,7 @@ class Sessions:
         """Return the name and the password of each user with a session."""
         return {
             (each.user, each.password)
-            for each in self._sessions.values()
+            for each in list(self._sessions.values())  # a thread does it; the event loop begins sessions meanwhile
             if each.user is not None and each.password is not None
         }
 

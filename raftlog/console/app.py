@@ -229,7 +229,10 @@ async def _sweep(console: Console) -> None:
     """End what idle sessions leave behind, again and again."""
     while True:
         await asyncio.sleep(SWEEP_S)
-        await run_in_threadpool(console.end_views)
+        try:
+            await run_in_threadpool(console.end_views)
+        except Exception:  # else no password would be forgotten any more
+            logger.exception("what ended sessions leave behind could not be ended; it is tried again")
 
 
 class _Guard:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
-from raftlog.console.access import MOST_SESSIONS, PAUSE_S, TRIES, Sessions
+from raftlog.console.access import MOST_SESSIONS, PAUSE_S, TRIES, Session, Sessions
 
 
 class Clock:
@@ -61,6 +62,22 @@ def test_a_login_ends_with_its_session_even_if_the_browser_never_comes_back() ->
     assert (first.password, len(sessions)) == (None, 1)
     sessions.end(second)
     assert sessions.logins() == set()
+
+
+def test_sessions_may_begin_while_a_thread_looks_for_logins() -> None:
+    sessions = make_sessions(Clock())
+
+    class Watched(Session):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "user":
+                sessions.begin()  # the event loop does it, between two steps of the thread
+            return super().__getattribute__(name)
+
+    for _ in range(2):
+        began = sessions.begin()
+        sessions._sessions[began.token] = Watched(began.token, began.form_token, 0.0)
+    assert sessions.logins() == set()
+    assert len(sessions) == 4
 
 
 def test_a_form_of_another_session_is_not_believed() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from typing import Any, cast
 
 import pytest
 
-from raftlog.console.app import MOST_FORM_BYTES, Settings, _find_page, _inside
+from raftlog.console.app import MOST_FORM_BYTES, Settings, _find_page, _inside, _sweep
 from tests.support.console import Client, serve
 
 
@@ -133,3 +135,27 @@ def test_live_updates_find_pages_as_browsers_write_their_paths() -> None:
     assert found is not None
     assert found[1] == {"group": "billing/europe"}
     assert _find_page("/no-such-page") is None
+
+
+async def test_the_sweep_goes_on_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("raftlog.console.app.SWEEP_S", 0.001)
+    again = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    calls: list[None] = []
+
+    class Console:
+        def end_views(self) -> None:
+            calls.append(None)
+            if len(calls) == 1:
+                raise RuntimeError("a view would not close")
+            loop.call_soon_threadsafe(again.set)
+
+    sweeping = asyncio.create_task(_sweep(cast(Any, Console())))
+    async with asyncio.timeout(30):
+        await again.wait()
+    sweeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await sweeping
+    assert "a view would not close" in caplog.text
