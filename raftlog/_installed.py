@@ -19,7 +19,16 @@ from typing import Final
 from raftlog.errors import InternalError, InvalidConfig
 
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
-    "server": ("pysyncobj", "uvloop", "prometheus_client", "aiokafka", "grpc_health", "grpc_reflection", "joserfc"),
+    "server": (
+        "pysyncobj",
+        "uvloop",
+        "prometheus_client",
+        "aiokafka",
+        "grpc_health",
+        "grpc_reflection",
+        "joserfc",
+        "re2",
+    ),
     "cli": ("typer", "rich"),
     "console": ("jinja2", "starlette", "uvicorn"),
     "prometheus": ("prometheus_client",),

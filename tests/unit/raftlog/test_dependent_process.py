@@ -88,7 +88,7 @@ def test_a_server_does_not_get_the_clients_setting_and_finds_its_root_first(monk
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(_installed.server_root()), "elsewhere"]
 
 
-IMPORTED_AS = {"grpcio_health_checking": "grpc_health", "grpcio_reflection": "grpc_reflection"}
+IMPORTED_AS = {"grpcio_health_checking": "grpc_health", "grpcio_reflection": "grpc_reflection", "google_re2": "re2"}
 
 
 @pytest.mark.parametrize("extra", _installed.PACKAGES)
