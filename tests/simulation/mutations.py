@@ -18,7 +18,11 @@ from typing import Any
 
 from tests.simulation.parts import Parts
 
-STORIES = {"quorum": ("test_stories",), "brokers": ("test_replication_stories", "test_idempotence_stories")}
+STORIES = {
+    "quorum": ("test_stories",),
+    "brokers": ("test_replication_stories", "test_idempotence_stories"),
+    "cluster": ("test_member_stories",),
+}
 """The modules with the stories of each kind."""
 ENOUGH_SCHEDULES = 150
 """A planted bug has to be caught within so many."""

@@ -21,7 +21,6 @@ SEEDS = {
     "a follower does not note": 1,
     "a prepared transaction times out": 3,
     "a truncation cuts no transactions": 9,
-    "a session that never ends": 66,
     "acknowledged without a lease": 2,
     "an append that was refused is forgotten": 44,
     "another's id under one's own name": 1,

@@ -8,8 +8,8 @@ SCHEDULES = 20
 """Within so many any mixture of faults shows a bug."""
 
 
-def _bug(why: str, *rewrites: Rewrite) -> Mutation:
-    return Mutation(why, rewrites, schedules=SCHEDULES, kind="cluster")
+def _bug(why: str, *rewrites: Rewrite, story: str | None = None) -> Mutation:
+    return Mutation(why, rewrites, schedules=SCHEDULES, story=story, kind="cluster")
 
 
 def _in(target: str, old: str, new: str) -> Rewrite:
@@ -83,6 +83,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
             "self.session_deadline_ms = sent_ms + self._session_timeout_ms * _MARGIN",
             "self.session_deadline_ms = math.inf",
         ),
+        story="test_a_member_that_is_cut_off_has_let_go_when_its_partition_is_given_away",
     ),
     "let go before it is": _bug(
         "a member tells the group that it has let go of a partition which it still reads",
