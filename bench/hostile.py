@@ -430,7 +430,7 @@ async def _streams(field_: Battlefield, number: int) -> None:
 
 
 async def _ids(field_: Battlefield, number: int) -> None:
-    """Write with producer ids, epochs and sequences that nobody was given."""
+    """Send records with producer ids that no broker has given out, and with made-up epochs and sequence numbers."""
     channel = field_.channel(field_.addresses[number % len(field_.addresses)], number)
     try:
         token = await field_.token(channel, "mallory", USERS["mallory"])

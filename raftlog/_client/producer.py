@@ -1970,7 +1970,7 @@ class ProducerEngine:
         """Of tasks that wait for memory."""
 
         # The cluster
-        if gate is None and options.enable_idempotence:  # as in `produce_call`; nobody waits for the streams of others
+        if gate is None and options.enable_idempotence:  # it may share calls, see `produce_call`
             self.connections = shared_connections(loop, options.pem, options.sasl)
         else:
             self.connections = connections(options.pem, options.sasl)

@@ -64,6 +64,10 @@ class Node(log_pb2_grpc.LogServicer):
             self.cluster.answered += 1
 
         self.cluster.produce_calls.append(self.node)
+        if faults.refuse_produce_calls:
+            faults.refuse_produce_calls -= 1
+            await self.cluster.acks_released()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
         if self.cluster.serves_many and MANY_REQUESTS in tuple(context.invocation_metadata() or ()):
             await self.cluster.awake(self.node)
             await context.send_initial_metadata((MANY_REQUESTS,))

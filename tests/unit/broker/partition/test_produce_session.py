@@ -120,6 +120,18 @@ async def test_requests_of_a_message_are_answered_by_themselves_and_in_one_messa
             ]
 
 
+async def test_a_message_of_answers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce_session, "_MESSAGE_RESULTS", 2)
+    async with Parts(tmp_path) as parts:
+        parts.disk.held = True
+        async with session(parts, many=True, max_in_flight=20) as (requests, writer):
+            requests.send(together(*(request(number) for number in range(6))))
+            await settle()
+            parts.disk.release()
+            messages = await writer.wait_for(3)
+            assert [[each.correlation_id for each in (one, *one.more)] for one in messages] == [[0, 1], [2, 3], [4, 5]]
+
+
 async def test_a_refusal_breaks_the_chain_of_its_lane_only(tmp_path: Path) -> None:
     async with Parts(tmp_path) as parts, session(parts, many=True, max_in_flight=20) as (requests, writer):
         broken = request(1, lane=1)

@@ -163,6 +163,21 @@ def test_a_broker_that_serves_one_producer_on_a_call_gets_a_call_of_each(cluster
     assert of_each(cluster, 0) == {b"%d" % name: [*range(5)] for name in range(COUNT)}
 
 
+def test_a_call_that_fails_before_the_broker_speaks_is_followed_by_a_shared_one(cluster: FakeCluster) -> None:
+    cluster.hold_acks()
+    cluster.faults.refuse_produce_calls = 1
+    with ExitStack() as stack:
+        producers = [stack.enter_context(Producer(cluster.bootstrap, **FAST)) for _ in range(COUNT)]
+        sent = [each for name, producer in enumerate(producers) for each in send(producer, name, 1)]
+        until(lambda: all(producer._engine._streams for producer in producers))
+        until(lambda: len(calls_of(*producers)) == 1)
+        cluster.release_acks()
+        for delivery in sent:
+            delivery.result(SOON_S)
+        assert len(calls_of(*producers)) == 1
+    assert cluster.produce_calls == [1, 1]
+
+
 def test_a_producer_with_much_to_send_moves_to_a_call_of_its_own(cluster: FakeCluster) -> None:
     with Producer(cluster.bootstrap, **FAST) as small, Producer(cluster.bootstrap, **FAST) as large:
         small.send("t", b"0:0", partition=0).result(SOON_S)
