@@ -75,8 +75,7 @@ async def controller(directory: str, port: int) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
-        broker_id, broker = next(iter(sorted(metadata.image.brokers.items())))
-        del broker_id
+        _, broker = min(metadata.image.brokers.items())
         for _ in range(int(line.split()[1])):
             command = allocate(broker.broker_epoch)
             command.allocate_producer_ids.broker_id = broker.broker_id

@@ -788,9 +788,10 @@ class BrokerConfig(Settings):
     group_consumer_migration_policy = text(
         Migration.BIDIRECTIONAL.value,
         choices=tuple(each.value for each in Migration),
-        doc="Whether a consumer group with members moves between Kafka's classic protocol and the one in which the "
-        "coordinator assigns. `upgrade`: to the latter, when a member joins that speaks it, from "
-        "metadata.version 8 on. `downgrade`: to the classic one, when the last such member has left.",
+        doc="Whether a consumer group with members changes its protocol. `upgrade`: a classic group becomes one in "
+        "which the coordinator assigns, when a member of that protocol joins (from metadata.version 8 on). "
+        "`downgrade`: it becomes a classic one when the last such member leaves. `bidirectional`: both. "
+        "`disabled`: neither.",
     )
     group_consumer_assignors = names(
         ASSIGNORS,

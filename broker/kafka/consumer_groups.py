@@ -118,7 +118,8 @@ class Matches:
             matching = asyncio.ensure_future(self._match(regex))
             matching.add_done_callback(lambda _: self._one_at_a_time.release())
             await asyncio.shield(matching)  # the thread goes on even if the client is gone
-        _, names, refusal = self._found[regex] = self._found.pop(regex)
+        found = self._found[regex] = self._found.pop(regex)  # the last one that was asked for comes last
+        _, names, refusal = found
         if refusal:
             raise InvalidRegularExpression(refusal)
         return names
@@ -130,19 +131,16 @@ class Matches:
         if self._is_known(regex):  # another member has had it matched meanwhile
             return
         image = self._image()
-        names, refusal = await asyncio.to_thread(_matched, regex, image)
+        names: tuple[str, ...] = ()
+        refusal = ""
+        try:
+            names = await asyncio.to_thread(_matching, regex, image)
+        except InvalidRegularExpression as error:
+            refusal = str(error)
         self._found.pop(regex, None)
         self._found[regex] = image.topic_id_by_name, names, refusal
         if len(self._found) > MAX_MATCHED:
             del self._found[next(iter(self._found))]  # the one that was asked for longest ago
-
-
-def _matched(regex: str, image: MetadataImage) -> tuple[tuple[str, ...], str]:
-    """Return the topics that match, and why the expression is refused, if it is."""
-    try:
-        return _matching(regex, image), ""
-    except InvalidRegularExpression as error:
-        return (), str(error)
 
 
 def _matching(regex: str, image: MetadataImage) -> tuple[str, ...]:

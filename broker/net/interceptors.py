@@ -197,6 +197,11 @@ async def _identify(context: Any) -> None:
 _headers_sent: ContextVar[bool] = ContextVar("headers_sent", default=False)
 
 
+def sends_many_requests(context: Any) -> bool:
+    """Whether the client may put several produce requests into a message."""
+    return MANY_REQUESTS in tuple(context.invocation_metadata() or ())
+
+
 async def send_headers(context: Any) -> None:
     """Send the headers of a stream by themselves, once: an interceptor or the handler, whichever comes first.
 
@@ -204,8 +209,7 @@ async def send_headers(context: Any) -> None:
     """
     if not _headers_sent.get():
         _headers_sent.set(True)  # of this call: gRPC serves each in a task of its own
-        asked = MANY_REQUESTS in tuple(context.invocation_metadata() or ())
-        await context.send_initial_metadata((MANY_REQUESTS,) if asked else ())
+        await context.send_initial_metadata((MANY_REQUESTS,) if sends_many_requests(context) else ())
 
 
 class CallTimer(RewrittenHandlers):

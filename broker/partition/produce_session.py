@@ -230,7 +230,7 @@ class ProduceSession:
                     for owed in owing:
                         owed.held_until_ms = quotas.now_ms() + delay_ms
                     await quotas.hold(self._who, key, delay_ms)
-                owing.clear()
+                del owed, owing  # and the answers
                 while self._in_flight >= self._max_in_flight:
                     self._room.clear()
                     await self._room.wait()

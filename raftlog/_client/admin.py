@@ -283,9 +283,8 @@ V = TypeVar("V")
 
 STATE_TOPIC: Final = "__transaction_state"
 _AT_A_TIME: Final = 32
-_IDS_AT_A_TIME: Final = 5_000
-_TOPICS_AT_A_TIME: Final = 5_000
-"""That one request names."""
+_NAMES_AT_A_TIME: Final = 5_000
+"""Topics or groups that one request names."""
 
 
 def abort_stages_command(sink_id: str, batch_id: int | None = None) -> str:
@@ -915,8 +914,8 @@ class AdminEngine:
         wanted = list(dict.fromkeys(names_of(topics)))
         errors: dict[str, RaftlogError] = {}
         found: dict[str, Mapping[str, ConfigDescription]] = {}
-        for at in range(0, len(wanted), _TOPICS_AT_A_TIME):
-            piece = wanted[at : at + _TOPICS_AT_A_TIME]
+        for at in range(0, len(wanted), _NAMES_AT_A_TIME):
+            piece = wanted[at : at + _NAMES_AT_A_TIME]
             request = admin_pb2.DescribeTopicConfigsRequest(topics=piece, min_metadata_offset=self._metadata.min_offset)
             try:
                 response: admin_pb2.DescribeTopicConfigsResponse = await self._anyone(
@@ -1472,7 +1471,7 @@ class AdminEngine:
         pieces: list[list[int]] = [[]]
         if producer_ids is not None:
             named = sorted(set(producer_ids))
-            pieces = [named[at : at + _IDS_AT_A_TIME] for at in range(0, len(named), _IDS_AT_A_TIME)]
+            pieces = [named[at : at + _NAMES_AT_A_TIME] for at in range(0, len(named), _NAMES_AT_A_TIME)]
         found = {}
         reasons: list[RaftlogError] = []
         for piece in pieces:

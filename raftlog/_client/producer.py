@@ -18,7 +18,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ import grpc
 from raftlog._client.connections import Connections, client_id_metadata, connections, from_grpc, shared_connections
 from raftlog._client.coordinators import TRANSACTIONS, CoordinatorOptions, Coordinators
 from raftlog._client.groups import Entry, commit_errors, in_pieces, passes, to_commit
-from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, MetadataCache
+from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, MetadataCache, monotonic_ms
 from raftlog._client.options import ProducerOptions
 from raftlog._core.accumulator import (
     BATCH_BYTES,
@@ -613,11 +612,6 @@ SLICE_BYTES: Final = 1 << 20
 Callbacks = list[Callable[[], None]]
 
 
-def monotonic_ms() -> float:
-    """Return the monotonic clock in milliseconds."""
-    return time.monotonic() * 1000.0
-
-
 def on_numbers_refused(
     engine: ProducerEngine,
     ids: Identity,
@@ -795,8 +789,6 @@ class ProduceCall:
     def join(self, stream: ProduceStream) -> None:
         """Send the requests of this producer too; `stream.ended` tells it of the end."""
         self._streams[stream] = next(self._lanes)
-        if self._task.done():
-            self._loop.call_soon(self._over, self._task)
         self.ready(stream)
 
     def leave(self, stream: ProduceStream) -> None:
@@ -1970,7 +1962,9 @@ class ProducerEngine:
         """Of tasks that wait for memory."""
 
         # The cluster
-        if gate is None and options.enable_idempotence:  # it may share calls, see `produce_call`
+        self._shares = gate is None and options.enable_idempotence
+        """Whether this producer shares calls and connections with others of the process, see `produce_call`."""
+        if self._shares:
             self.connections = shared_connections(loop, options.pem, options.sasl)
         else:
             self.connections = connections(options.pem, options.sasl)
@@ -2422,7 +2416,7 @@ class ProducerEngine:
         breaks because of another producer.
         """
         options = self.options
-        shares = not alone and self.gate is None and options.enable_idempotence
+        shares = self._shares and not alone
         who = (options.pem, options.sasl, options.client_id)
         key = (os.getpid(), id(self.loop), address, *who, options.request_timeout_ms)
         call = _shared_calls.get(key) if shares else None

@@ -204,10 +204,12 @@ def decode_produce(data: bytes) -> Produce:
     try:
         if len(data) < SMALL_BYTES:
             message = log_pb2.ProduceRequest.FromString(data)
+            if not message.more:
+                return _small(message)
             _check_requests(len(message.more))
             more = [_small(each) for each in message.more]
             message.ClearField("more")
-            return _small(message)._replace(more=more) if more else _small(message)
+            return _small(message)._replace(more=more)
         return _large(memoryview(data))
     except DecodeError as error:
         raise InvalidRequestError(f"the message is not a ProduceRequest: {error}") from None

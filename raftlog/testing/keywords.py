@@ -279,9 +279,9 @@ class ServerKeywords(TypedDict, total=False):
     group_consumer_max_size: int
     """Most members of one group."""
     group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"]
-    """Whether a consumer group with members moves between Kafka's classic protocol and the one in which the coordinator
-    assigns. `upgrade`: to the latter, when a member joins that speaks it, from metadata.version 8 on. `downgrade`: to
-    the classic one, when the last such member has left."""
+    """Whether a consumer group with members changes its protocol. `upgrade`: a classic group becomes one in which the
+    coordinator assigns, when a member of that protocol joins (from metadata.version 8 on). `downgrade`: it becomes a
+    classic one when the last such member leaves. `bidirectional`: both. `disabled`: neither."""
     group_consumer_assignors: str
     """Assignors that distribute partitions, by name, the default first. Names that are not built in are looked up among
     the entry points `raftlog.assignors` of the packages installed with the server."""

@@ -64,14 +64,14 @@ class ProduceRequest(_message.Message):
     sink_id: _builtins.str
     """of staged batches"""
     lane: _builtins.int
-    """Of several producers that send on this stream, the one whose request this is: each has its own chains. A broker
-    reads it, and `more`, only from a client that may send several requests at once (docs/protocol.md).
-    """
+    """Of several producers that send on this stream, the one whose request this is: each has its own chains."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducePartition]: ...
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceRequest]:
-        """further requests, each answered by itself; they have no `more` of their own"""
+        """Further requests, each answered by itself, without `more` of their own. Only on a call with the metadata of
+        docs/protocol.md: on another one they are an error, which ends the call.
+        """
 
     def __init__(
         self,

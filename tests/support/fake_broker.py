@@ -148,6 +148,8 @@ class FakeCluster:
         self.ports: dict[int, int] = {}
         self.requests: list[tuple[int, int]] = []
         """(node, batches) of each produce request."""
+        self.messages: list[int] = []
+        """How many requests each produce message had."""
         self.produce_calls: list[int] = []
         """The node of each produce call that was begun."""
         self.serves_many = True

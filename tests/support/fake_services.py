@@ -73,6 +73,7 @@ class Node(log_pb2_grpc.LogServicer):
             await context.send_initial_metadata((MANY_REQUESTS,))
         async for message in requests:
             await self.cluster.awake(self.node)
+            self.cluster.messages.append(1 + len(message.more))
             for request in (message, *message.more):
                 self.cluster.requests.append((self.node, len(request.partitions)))
                 if faults.drop_produce_before_append:

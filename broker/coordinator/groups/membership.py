@@ -342,7 +342,7 @@ def disconnected(change: Change, to: object, member_id: str) -> None:
 
 
 def give_up(change: Change, member_id: str) -> None:
-    """Remove a member; the others get its partitions. Those of a classic group to be assign them by themselves."""
+    """Remove a member. The others get its partitions, or join again if the group becomes a classic one."""
     if migration.goes_back(change, member_id):
         migration.downgrade(change, member_id)
         return

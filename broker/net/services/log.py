@@ -17,7 +17,7 @@ from grpc import aio
 from broker.config.config import BrokerConfig
 from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
-from broker.net.interceptors import send_headers
+from broker.net.interceptors import send_headers, sends_many_requests
 from broker.net.services.calls import Answer, end_stream
 from broker.partition.fetch_session import AT_A_TIME, MAX_PARTS, FetchSession, readable_end
 from broker.partition.partition import Partition
@@ -100,7 +100,7 @@ class LogService:
     ) -> None:
         """Serve a stream of produce requests."""
         who = caller.get()
-        many = wire.MANY_REQUESTS in tuple(context.invocation_metadata() or ())
+        many = sends_many_requests(context)
         if many:  # the client waits for this before it sends for a second producer
             await send_headers(context)
         session = ProduceSession(

@@ -712,7 +712,7 @@ def _roles_of(admin: raftlog.Admin, principal: str | None) -> list[Role]:
 
 
 def is_about(wanted: AclFilter, acl: AclBinding) -> bool:
-    """Whether a permission is about the resources of a filter of `AclOptions.resource_filters`, whosever it is."""
+    """Whether a permission is about the resources of a filter of `AclOptions`, whatever its principal."""
     if wanted.resource_type not in (None, acl.resource_type):
         return False
     if wanted.pattern_type not in (None, PatternType.ANY, PatternType.MATCH, acl.pattern_type):

@@ -182,10 +182,10 @@ def revoke(
     wanted = acls.said(lambda: [acls.as_principal(each) for each in principal])
     with connect_admin(bootstrap) as admin:
         admin.alter_role(role, revoke=wanted)
-        left = [each for each in wanted if any(found.name == role for found in admin.describe_roles(principal=each))]
+        everybody_has_it = any(_EVERYBODY in each.principals for each in admin.describe_roles(role))
     print_done(f"role {role} revoked from {', '.join(wanted)}", {"role": role, "revoked": wanted}, output)
-    if left:
-        print_note(f"{', '.join(left)}: still has the role, which {_EVERYBODY} has")
+    if everybody_has_it and _EVERYBODY not in wanted:
+        print_note(f"{', '.join(wanted)}: still has the role, which {_EVERYBODY} has")
 
 
 @app.command("list")

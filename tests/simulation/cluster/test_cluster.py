@@ -72,7 +72,6 @@ def test_surroundings_are_exchanged_and_come_back() -> None:
         assert {
             "raftlog._client.metadata.time",
             "raftlog._client.group_consumer.uuid",
-            "raftlog._client.producer.time",
             "raftlog._delivery.time",
             "raftlog.aio._producer._time_ns",
         } <= set(exchanged)

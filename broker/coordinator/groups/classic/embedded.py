@@ -118,7 +118,7 @@ def _join(change: Change, command: JoinClassic) -> None:
 def _join_in_place_of(change: Change, command: JoinClassic, member: Member, former: str) -> None:
     """A static member is back: it gets a new member id, and the old one is fenced (KIP-345)."""
     if change.draft.members[former].classic is None and migration.goes_back(change, former):
-        # The last of those that let the coordinator assign has become one that does not.
+        # The last member that let the coordinator assign has come back as a classic one.
         migration.downgrade(change, former)
         calls.follow(change, command)
         return
@@ -283,7 +283,7 @@ def _leave(change: Change, command: LeaveClassic) -> None:
 
 
 def _let_go(change: Change, member_id: str, instance_id: str) -> None:
-    if change.soft.classic is not None:  # with the one before it the group has become a classic one
+    if change.soft.classic is not None:  # an earlier member of this call was the last that let it assign
         raise _rebalancing(change)
     draft = change.draft
     holder = draft.instances.get(instance_id) if instance_id else None

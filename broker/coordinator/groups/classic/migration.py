@@ -1,9 +1,9 @@
 """The move of a group with members from the classic protocol to KIP-848, and back, as Kafka does it.
 
-    upgrade      a classic group, which a member joins that lets the coordinator assign: what its members may read
-                 stays theirs, in the epoch that was the generation, and they go on as `embedded` says
-    downgrade    a group which the last member has left that lets the coordinator assign, or whose session is over:
-                 what the others may read is told to the classic machine, which asks them to join again
+    upgrade      a member that lets the coordinator assign joins a classic group: the members keep what they may
+                 read, in the epoch that was the generation, and go on as `embedded` says
+    downgrade    the last member that lets the coordinator assign leaves, or its session ends: what the others may
+                 read is told to the classic machine, which asks them to join again
 
 `group.consumer.migration.policy` allows both, one, or none. The members must be consumers (protocol type `consumer`).
 No group moves up while the cluster may have brokers that do not know such groups (`LIVE_GROUPS_LEVEL`).
@@ -128,9 +128,9 @@ def _stored_assignment(change: Change, member: ClassicMember) -> bytes:
 
 
 def _may_read(change: Change, member_id: str, told: bytes) -> set[TopicPartition]:
-    """Return what a member may read: also in a rebalance that is what it was told last, until it joins again.
+    """Return what a member may read: the last assignment that it was told, until it joins again.
 
-    It may stand in an assignment of the coordinator's, if of a move down only the first records were written.
+    If only the first records of a downgrade were written, the coordinator's stored assignment counts too.
     """
     left = change.draft.assignments.get(member_id, Assignment())
     return {*partitions_of(change, assigned_partitions(CONSUMER, told)), *left.assigned, *left.pending_revocation}

@@ -28,7 +28,7 @@ spec:
         app.kubernetes.io/component: {{ .component }}
         {{- with $values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
-        # Of this set's own files, without the labels of the ConfigMap: they have the chart's version.
+        # Of this set's files only: the ConfigMap's labels change with every chart version.
         checksum/config: {{ include "raftlog.config" (dict "root" $root "component" .component) | sha256sum }}
         {{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:

@@ -65,8 +65,22 @@ def test_producers_with_the_same_settings_share_a_call_to_each_broker(cluster: F
             delivery.result(SOON_S)
         assert len({producer._engine.connections for producer in producers}) == 1
     assert sorted(cluster.produce_calls) == [1, 2]
+    assert max(cluster.messages) > 1, "requests of several producers go together"
     for partition in range(2):
         assert of_each(cluster, partition) == {b"%d" % name: [*range(5)] for name in range(COUNT)}
+
+
+def test_a_message_takes_no_further_request_once_it_is_large(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "_MESSAGE_BYTES", 1)
+    with ExitStack() as stack:
+        producers = [stack.enter_context(Producer(cluster.bootstrap, **FAST)) for _ in range(COUNT)]
+        sent = [each for name, one in enumerate(producers) for each in send(one, name, 5)]
+        for delivery in sent:
+            delivery.result(SOON_S)
+        assert len(calls_of(*producers)) == 1
+    assert max(cluster.messages) == 1
 
 
 @pytest.mark.parametrize(

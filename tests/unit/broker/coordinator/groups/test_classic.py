@@ -128,15 +128,15 @@ class Client:
         self.waiting = Stream()
         return self.ask(LeaveClassic(self.waiting, "g", ((self.member_id, self.instance),)))
 
-    def commit(self, offset: int) -> common_pb2.ErrorCode.ValueType:
-        """Commit an offset of partition 0; return the error's code."""
+    def commit(self, offset: int, partition: int = 0) -> common_pb2.ErrorCode.ValueType:
+        """Commit an offset of a partition; return the error's code."""
         self.waiting = Stream()
         request = group_pb2.CommitOffsetsRequest(
             group_id="g",
             member_id=self.member_id,
             member_epoch=self.generation,
             instance_id=self.instance,
-            offsets=[group_pb2.CommitOffset(topic_id=T, offset=offset, leader_epoch=-1)],
+            offsets=[group_pb2.CommitOffset(topic_id=T, partition=partition, offset=offset, leader_epoch=-1)],
         )
         answer = self.ask(CommitOffsets(self.waiting, request))
         if isinstance(answer, RaftlogError):
