@@ -272,7 +272,7 @@ def copied(picture: Picture, move: Move) -> int:
 
 def picture_of(view: View) -> tuple[Picture, list[Answer[Any]]]:
     """Return the cluster as a plan needs it, and the answers that it is made of."""
-    # A plan is made of what is there now: an older answer could lack a topic, and the plan its moves.
+    # A page may show a plan that is some seconds old, but none that was made of older answers: they could lack a topic.
     cluster, topics, sizes = view.cluster(), view.topics(ahead=False), view.sizes()
     of_part = sizes.value.of_part if sizes.value is not None else {}
     free = {broker: size.usable for broker, size in sizes.value.of_broker.items()} if sizes.value is not None else {}
