@@ -586,10 +586,12 @@ class GroupPart:
                     self.progress.drop(step.partitions, lost=True)
                     told(self.listener.on_partitions_lost(step.partitions))
                 case Change.REVOKED:
-                    if self.progress.auto:
-                        self._commit_now(step.partitions, self.engine.options.default_api_timeout_ms)
-                    self.progress.drop(step.partitions, lost=False)
-                    told(self.listener.on_partitions_revoked(step.partitions))
+                    try:
+                        if self.progress.auto:
+                            self._commit_now(step.partitions, self.engine.options.default_api_timeout_ms)
+                    finally:  # they go also if the commit is interrupted
+                        self.progress.drop(step.partitions, lost=False)
+                        told(self.listener.on_partitions_revoked(step.partitions))
                 case Change.ASSIGNED:
                     told(self.listener.on_partitions_assigned(step.partitions))
         finally:

@@ -52,6 +52,8 @@ class Faults:
     def __init__(self) -> None:
         self.refuse: list[RaftlogError] = []
         """Errors for the next batches, one each, instead of appending them."""
+        self.late_headers = False
+        """The headers of produce calls come once `acks_released`."""
         self.refuse_produce_calls = 0
         """So many calls end before the broker has said anything, once `acks_released`."""
         self.refuse_when: Callable[[str, int, int], RaftlogError | None] = lambda topic, partition, count: None

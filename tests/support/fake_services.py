@@ -70,6 +70,8 @@ class Node(log_pb2_grpc.LogServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
         if self.cluster.serves_many and MANY_REQUESTS in tuple(context.invocation_metadata() or ()):
             await self.cluster.awake(self.node)
+            if faults.late_headers:
+                await self.cluster.acks_released()
             await context.send_initial_metadata((MANY_REQUESTS,))
         async for message in requests:
             await self.cluster.awake(self.node)

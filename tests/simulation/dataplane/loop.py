@@ -12,7 +12,7 @@ import random
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, TypeVar, cast
 
 from tests.simulation.process import Process
@@ -27,13 +27,16 @@ SHORTEST_S = 1e-6
 class _Handle:
     """A callback that may be cancelled."""
 
-    __slots__ = ("_when", "arguments", "callback", "is_cancelled")
+    __slots__ = ("_context", "_when", "arguments", "callback", "is_cancelled")
 
-    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...], when: float) -> None:
+    def __init__(
+        self, callback: Callable[..., object], arguments: tuple[Any, ...], when: float, context: Context
+    ) -> None:
         self.callback = callback
         self.arguments = arguments
         self.is_cancelled = False
         self._when = when
+        self._context = context
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -46,7 +49,7 @@ class _Handle:
 
     def run(self) -> None:
         if not self.is_cancelled:
-            self.callback(*self.arguments)
+            self._context.run(self.callback, *self.arguments)
 
 
 class SimLoop:
@@ -73,21 +76,23 @@ class SimLoop:
         return self._process.host.local_s()
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
-        return self._call_after(0.0, callback, args)
+        return self._call_after(0.0, callback, args, context)
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
-        return self._call_after(self._random.uniform(0, HAND_OVER_S), callback, args)
+        return self._call_after(self._random.uniform(0, HAND_OVER_S), callback, args, context)
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
-        return self._call_after(max(SHORTEST_S, delay), callback, args)
+        return self._call_after(max(SHORTEST_S, delay), callback, args, context)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
-        return self._call_after(max(SHORTEST_S, when - self.time()), callback, args)
+        return self._call_after(max(SHORTEST_S, when - self.time()), callback, args, context)
 
-    def _call_after(self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...]) -> _Handle:
-        handle = _Handle(callback, args, self.time() + delay_s)
+    def _call_after(
+        self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> _Handle:
+        handle = _Handle(callback, args, self.time() + delay_s, copy_context() if context is None else context)
         self._process.after(delay_s, handle.run)
         return handle
 
@@ -97,7 +102,7 @@ class SimLoop:
     def create_task(
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[T]:
-        task = asyncio.Task(coro, loop=self.as_loop, name=name)
+        task = asyncio.Task(coro, loop=self.as_loop, name=name, context=context)
         self._tasks.append(task)  # of a dead process too: what it would do at its end must never happen
         return task
 

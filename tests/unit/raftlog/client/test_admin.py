@@ -661,7 +661,7 @@ class TestListOfTransactions:
         self, tool_cluster: ToolCluster, tool_admin: Admin, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A coordinator refuses a request that names too many."""
-        monkeypatch.setattr(engine, "_IDS_AT_A_TIME", 2)
+        monkeypatch.setattr(engine, "_NAMES_AT_A_TIME", 2)
         for number in range(5):
             tool_cluster.tools.transaction(f"id-{number}", (number, 0))
         tool_cluster.tools.loading[2] = CoordinatorLoadInProgress("__transaction_state-3 is being loaded")

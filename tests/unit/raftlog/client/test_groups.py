@@ -122,6 +122,28 @@ class TestSharing:
         assert consumer.assignment() == [TopicPartition("u", 0)]
         assert ("revoked", [ZERO, ONE, TWO, THREE]) in told.events
 
+    def test_the_listener_hears_of_partitions_that_go_also_if_the_commit_before_is_interrupted(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a call of the awaitable consumer is that its caller gives up."""
+        world.cluster.create_topic("u", 1)
+        consumer, told = world.consumer(), Told()
+        consumer.subscribe("t", listener=told)
+        group = consumer._group
+        assert group is not None
+        commits, interrupted = group._commit_now, []
+
+        def interrupt_once(*arguments: Any) -> None:
+            if not interrupted:
+                interrupted.append(arguments)
+                raise KeyboardInterrupt
+            commits(*arguments)
+
+        monkeypatch.setattr(group, "_commit_now", interrupt_once)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.subscribe(["u"])
+        assert told.events[1:] == [("revoked", [ZERO, ONE, TWO, THREE])]
+
     def test_a_pattern_is_resolved_here_and_follows_new_topics(self, world: World) -> None:
         world.members.first_new["t2"] = 0
         consumer = world.consumer(metadata_max_age_ms=100, auto_offset_reset="latest")

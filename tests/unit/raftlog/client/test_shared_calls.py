@@ -65,22 +65,27 @@ def test_producers_with_the_same_settings_share_a_call_to_each_broker(cluster: F
             delivery.result(SOON_S)
         assert len({producer._engine.connections for producer in producers}) == 1
     assert sorted(cluster.produce_calls) == [1, 2]
-    assert max(cluster.messages) > 1, "requests of several producers go together"
     for partition in range(2):
         assert of_each(cluster, partition) == {b"%d" % name: [*range(5)] for name in range(COUNT)}
 
 
-def test_a_message_takes_no_further_request_once_it_is_large(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("message_bytes", "most"), [(48 << 10, COUNT - 1), (1, 1)])
+def test_a_message_has_a_request_of_each_producer_that_waits_until_it_is_large(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, message_bytes: int, most: int
 ) -> None:
-    monkeypatch.setattr(producer_module, "_MESSAGE_BYTES", 1)
+    monkeypatch.setattr(producer_module, "_MESSAGE_BYTES", message_bytes)
+    monkeypatch.setattr(producer_module, "_ACCEPTED_S", SOON_S)
+    cluster.hold_acks()
+    cluster.faults.late_headers = True  # until then only the first one sends
     with ExitStack() as stack:
         producers = [stack.enter_context(Producer(cluster.bootstrap, **FAST)) for _ in range(COUNT)]
-        sent = [each for name, one in enumerate(producers) for each in send(one, name, 5)]
+        sent = [each for name, one in enumerate(producers) for each in send(one, name, 1)]
+        until(lambda: sum(len(call._ready) for call in calls_of(*producers) if call is not None) >= COUNT - 1)
+        cluster.release_acks()
         for delivery in sent:
             delivery.result(SOON_S)
         assert len(calls_of(*producers)) == 1
-    assert max(cluster.messages) == 1
+    assert max(cluster.messages) == most
 
 
 @pytest.mark.parametrize(
