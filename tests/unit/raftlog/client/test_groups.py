@@ -131,7 +131,8 @@ class TestSharing:
         consumer.subscribe("t", listener=told)
         group = consumer._group
         assert group is not None
-        commits, interrupted = group._commit_now, []
+        commits = group._commit_now
+        interrupted: list[object] = []
 
         def interrupt_once(*arguments: Any) -> None:
             if not interrupted:
