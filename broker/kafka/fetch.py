@@ -245,6 +245,7 @@ class Fetch:
         changed = asyncio.Event()
         try:
             while True:
+                begun_s = time.monotonic()
                 await attempt.read(changed.set)
                 remaining_s = deadline_s - loop.time()
                 if attempt.is_final or attempt.bytes >= request["min_bytes"] or remaining_s <= 0:
@@ -259,6 +260,7 @@ class Fetch:
             attempt.stop_waiting(changed.set)
         await attempt.convert()
         attempt.withhold_without_lease()
+        attempt.trace(begun_s)
         is_first = request["session_epoch"] in (FULL_EPOCH, NO_EPOCH)
         return {
             "session_id": NO_SESSION if session is None else session.id,
@@ -369,7 +371,7 @@ class _Attempt:
         )
         self._who = who
         self._reads = Decisions.of(who, Acl.READ, Acl.TOPIC)
-        self._read: list[tuple[_Part, Fields, str, Partition, ReadResult]] = []
+        self._read: list[tuple[_Part, Fields, str, Partition, ReadResult, bool]] = []
         self._waited: list[Partition] = []
         self.bytes = 0
         self.is_final = False
@@ -408,7 +410,7 @@ class _Attempt:
             partition, result, from_follower = found
             room -= len(result.records)
             self.bytes += len(result.records)
-            self._read.append((wanted, answer, topic.name, partition, result))
+            self._read.append((wanted, answer, topic.name, partition, result, from_follower))
             partition.wait(wake, from_follower=from_follower)
             self._waited.append(partition)
 
@@ -423,7 +425,7 @@ class _Attempt:
         """Turn what was read into the response."""
         takes_zstd = self._version >= ZSTD_FROM
         loop = asyncio.get_running_loop()
-        for wanted, answer, topic, partition, result in self._read:
+        for wanted, answer, topic, partition, result, _ in self._read:
             try:
                 records: list[bytes] = []
                 aborted: list[Fields] | None = None
@@ -459,6 +461,13 @@ class _Attempt:
             return
         for _, answer in self._wanted:
             self._refuse(answer, NotLeader("this broker has no lease; refresh metadata"))
+
+    def trace(self, begun_s: float) -> None:
+        """Make the spans of the records that leave; their read began at `begun_s`."""
+        for wanted, answer, _, partition, result, from_follower in self._read:
+            if partition.traces and answer["records"]:
+                size = len(result.records)
+                partition.traces.fetched(wanted.offset, result.next_offset, size, begun_s, from_follower=from_follower)
 
     def responses(self, session: _Session | None, *, everything: bool) -> list[Fields]:
         """Return the results by topic; in a session those with news, unless `everything` is wanted."""

@@ -15,6 +15,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Final
 
 from broker.coordinator.internal_topics import refuse_internal
@@ -22,7 +23,7 @@ from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.kafka import errors
 from broker.kafka.codec import Fields
 from broker.kafka.messages import PRODUCE
-from broker.kafka.record_batches import from_kafka, producer_in, says_transactional
+from broker.kafka.record_batches import from_kafka, producer_in, says_transactional, traceparents_in
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
 from broker.partition.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
@@ -138,11 +139,15 @@ class Produce:
                 answer(None)
                 return
             topic = self._topic(named, version, who)
-            partition, batch, checked, session_epoch = await self._checked(topic, part, request, version, checks)
+            found = await self._checked(topic, part, request, version, checks)
+            partition, (batch, checked, traceparents), session_epoch = found
             counted = self._replica_manager.counters.topic(topic.name)
             end_offset = partition.log_end_offset
+            append = partition.append
+            if partition.traces is not None and traceparents:
+                append = partial(partition.traces.append, partition, traceparents)
             try:
-                base_offset, append_time_ms = partition.append(
+                base_offset, append_time_ms = append(
                     batch,
                     partition.leader_epoch,
                     None if request["acks"] == NO_ACK else answer,
@@ -184,8 +189,8 @@ class Produce:
 
     async def _checked(
         self, topic: TopicImage, part: Fields, request: Fields, version: int, checks: ProducerChecks | None
-    ) -> tuple[Partition, bytes, BatchHeader, int]:
-        """Return the partition, the batch in format 1, its header, and as what `Partition.append` takes the epoch."""
+    ) -> tuple[Partition, tuple[bytes, BatchHeader, list[str]], int]:
+        """Return the partition, what `_converted` returns, and as what `Partition.append` takes the epoch."""
         partition = self._replica_manager.find(topic.topic_id, part["index"])
         partition.check_serving()
         records = part["records"]
@@ -208,11 +213,11 @@ class Produce:
                 epoch = await self._epoch(partition, owner, checks, add=add)
                 session_epoch = -1 if add else client_epoch
         if len(records) <= ON_LOOP_BYTES:
-            batch, header = _converted(partition, records, epoch)
+            converted = _converted(partition, records, epoch)
         else:
             loop = asyncio.get_running_loop()
-            batch, header = await loop.run_in_executor(self._disk, _converted, partition, records, epoch)
-        return partition, batch, header, session_epoch
+            converted = await loop.run_in_executor(self._disk, _converted, partition, records, epoch)
+        return partition, converted, session_epoch
 
     async def _epoch(
         self, partition: Partition, owner: tuple[str, int, int], checks: ProducerChecks, *, add: bool
@@ -231,9 +236,11 @@ class Produce:
         return epoch
 
 
-def _converted(partition: Partition, records: Any, epoch: int | None) -> tuple[bytes, BatchHeader]:
+def _converted(partition: Partition, records: Any, epoch: int | None) -> tuple[bytes, BatchHeader, list[str]]:
+    """Return the batch in format 1, its header, and the spans that its records name, where they are traced."""
     batch = from_kafka(records, partition.inflate_limits, epoch)
-    return batch, partition.check(batch)
+    header = partition.check(batch)
+    return batch, header, [] if partition.traces is None else traceparents_in(batch)
 
 
 class _Answer:

@@ -39,6 +39,7 @@ import pyarrow as pa
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
+from raftlog._core.traceparent import MAX_TRACES, TRACEPARENT, parse_traceparent
 from raftlog.errors import BatchTooExpansive, CorruptRecordError, InvalidRecord, UnsupportedCompression
 from raftlog.format import (
     DEFAULT_LIMITS,
@@ -150,6 +151,21 @@ def from_kafka(records: Buffer, limits: InflateLimits = DEFAULT_LIMITS, transact
         if producer_id == _NO_PRODUCER[0]
         else (producer_id, producer_epoch if transaction_epoch is None else transaction_epoch, base_sequence),
     )
+
+
+def traceparents_in(batch: Buffer) -> list[str]:
+    """Return the first span of each sampled trace that the records of a batch in format 1 name, at most MAX_TRACES."""
+    columns = decode_batch(batch, 0, check_checksum=False).columns
+    if "headers" not in columns.schema.names:
+        return []
+    found: dict[int, str] = {}
+    for headers in columns.column(columns.schema.names.index("headers")).to_pylist():
+        for name, content in headers or ():
+            if name == TRACEPARENT and (parent := parse_traceparent(content)) is not None and parent.sampled:
+                found.setdefault(parent.trace_id, str(parent))
+        if len(found) >= MAX_TRACES:
+            break
+    return list(found.values())[:MAX_TRACES]
 
 
 def says_transactional(records: Buffer) -> bool:

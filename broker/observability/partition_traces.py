@@ -1,6 +1,7 @@
 """The spans of one partition's records on this broker, for sampled traces.
 
-The producer sends its trace with a batch, and the leader passes it on with a frame:
+The producer sends its trace with a batch (a Kafka client only with the records), and the leader passes it on with a
+frame:
 
     send          the producer's (raftlog/_tracing.py)
       append      on the leader: until the producer is answered
@@ -45,6 +46,7 @@ class Appended(Protocol):
         *,
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
+        session_epoch: int = -1,
     ) -> tuple[int, int]:
         """Append a batch; return its base offset and log append time."""
         ...
@@ -110,6 +112,7 @@ class PartitionTraces:
         *,
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
+        session_epoch: int = -1,
     ) -> tuple[int, int]:
         """Append a batch with spans around it; returns and raises as `partition.append` does."""
         parents = sampled_traces(traceparents)
@@ -122,6 +125,7 @@ class PartitionTraces:
                 None if answer is None else spans.answering(answer),
                 all_replicas=all_replicas,
                 checked=checked,
+                session_epoch=session_epoch,
             )
         except BaseException as error:
             spans.end(error)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 from opentelemetry import trace
 
@@ -32,7 +33,9 @@ def collector() -> Iterator[Collector]:
 def cluster(collector: Collector) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # ms until spans are sent; OpenTelemetry's own setting
-        with Cluster(3, config=STEADY, tracing_exporter="otlp", tracing_otlp_endpoint=collector.endpoint) as cluster:
+        with Cluster(
+            3, kafka=True, config=STEADY, tracing_exporter="otlp", tracing_otlp_endpoint=collector.endpoint
+        ) as cluster:
             yield cluster
 
 
@@ -87,6 +90,30 @@ def test_a_record_takes_its_trace_through_the_cluster(cluster: Cluster, collecto
     assert append.attributes["messaging.destination.name"] == "traced"
     assert append.attributes["messaging.batch.message_count"] == 1
     assert append.attributes["raftlog.base_offset"] == sent.offset
+    assert not any(span.failed for span in spans)
+
+
+def test_a_record_of_a_kafka_client_takes_the_trace_of_its_header_along(cluster: Cluster, collector: Collector) -> None:
+    """As OpenTelemetry's instrumentations of Kafka's clients write it."""
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topic("traced-kafka", 1, 3, timeout=60)
+    servers = {"bootstrap.servers": cluster.kafka_bootstrap, "log_level": 0}
+    producer = confluent_kafka.Producer({**servers, "linger.ms": 100, "compression.type": "lz4"})
+    for number, flags in enumerate(("00", "01", "01")):  # two sampled spans of one trace: the first counts
+        traceparent = f"00-{0xABC:032x}-{number + 1:016x}-{flags}"
+        producer.produce("traced-kafka", b"%d" % number, headers=[("traceparent", traceparent)])
+    assert producer.flush(60) == 0
+    consumer = confluent_kafka.Consumer({**servers, "group.id": "unused"})
+    consumer.assign([confluent_kafka.TopicPartition("traced-kafka", 0, 0)])
+    assert consumer.poll(60) is not None
+    consumer.close()
+
+    names = ["append traced-kafka", "commit traced-kafka", "fetch traced-kafka", *["replicate traced-kafka"] * 2]
+    spans = of_trace(collector.wait(lambda spans: has(of_trace(spans, 0xABC), names)), 0xABC)
+    append = next(span for span in spans if span.name.startswith("append"))
+    assert append.parent_id == 2
+    assert append.attributes["messaging.batch.message_count"] == 3
+    assert {span.parent_id for span in spans if span is not append} == {append.span_id}
     assert not any(span.failed for span in spans)
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
-from broker.kafka.record_batches import from_kafka, says_transactional, to_kafka
+from broker.kafka.record_batches import from_kafka, says_transactional, to_kafka, traceparents_in
+from raftlog._core.traceparent import MAX_TRACES
 from raftlog.errors import BatchTooExpansive, CorruptRecordError, InvalidRecord, RaftlogError, UnsupportedCompression
 from raftlog.format import (
     Attributes,
@@ -133,6 +134,18 @@ def test_raw_snappy_is_read_as_well() -> None:
     assert rows_by_kafka_python(b"".join(to_kafka(stamped(from_kafka(batch), Codec.NONE)))) == [
         (1, b"k", b"v" * 100, [])
     ]
+
+
+def test_the_first_span_of_each_sampled_trace_is_found() -> None:
+    def named(trace_id: int, span_id: int, flags: int = 1) -> list[tuple[str, bytes | None]]:
+        return [("other", None), ("traceparent", b"00-%032x-%016x-%02x" % (trace_id, span_id, flags))]
+
+    rows: list[Row] = [(0, None, b"v", headers) for headers in (named(1, 5, 0), named(2, 6), [], named(2, 7))]
+    rows += [(0, None, b"v", [("traceparent", b"nonsense"), ("traceparent", None)])]
+    assert traceparents_in(from_kafka(kafka_batch(rows))) == [f"00-{2:032x}-{6:016x}-01"]
+    many: list[Row] = [(0, None, b"v", named(number, 1)) for number in range(1, 40)]
+    assert len(traceparents_in(from_kafka(kafka_batch(many)))) == MAX_TRACES
+    assert traceparents_in(from_kafka(kafka_batch([(0, None, b"v", [])]))) == []
 
 
 def test_a_batch_of_columns_becomes_records() -> None:
