@@ -24,6 +24,7 @@ from typing import Final, Protocol, TypeVar
 
 from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
+from broker.log.producer_state import REMEMBERED_BATCHES
 from broker.quotas.manager import QuotaManager, whole_ms
 from broker.replicas.replica_manager import TOPIC_ID_BYTES, ReplicaManager
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
@@ -39,7 +40,7 @@ from raftlog.errors import (
 )
 from raftlog.format import BatchHeader, checking_cost_bytes
 from raftlog.format.header import says_transactional
-from raftlog.format.wire import MANY_REQUESTS, Produce, ProducePart
+from raftlog.format.wire import MANY_REQUESTS, MAX_PRODUCERS, Produce, ProducePart
 from raftlog.v1 import log_pb2
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.quotas import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
@@ -49,14 +50,16 @@ logger = logging.getLogger(__name__)
 
 MAX_BROKEN_CHAINS: Final = 16_384
 """Partitions with a refused batch that one stream may have; bounds memory, and no ordinary client reaches it."""
+MAX_LANES: Final = 10 * MAX_PRODUCERS
+"""Producers of one stream of which the client has not said that they have left; bounds memory likewise."""
 CHECK_ON_LOOP_BYTES: Final = 4 << 20
 """Checking this many bytes takes a few milliseconds; nothing may block the event loop for more than ten."""
 
 Checked = dict[int, BatchHeader | RaftlogError]
 """Results of batches that were checked off the event loop, by their place in the request."""
 
-_Place = tuple[bytes, int, int]
-"""A topic id, a partition and a lane: what has an order of its own on a stream."""
+_Chains = dict[tuple[bytes, int], int]
+"""Of one lane, by topic id and partition: the largest chain in which a batch was refused, until a larger one comes."""
 
 Message = TypeVar("Message", contravariant=True)
 
@@ -127,7 +130,8 @@ class ProduceSession:
         self._quotas = quotas
         self._replica_manager = replica_manager
         self._disk = disk
-        self._max_in_flight = max_in_flight
+        # So that no producer of a shared stream waits for another one's answers, whatever the configured number.
+        self._max_in_flight = max(max_in_flight, MAX_PRODUCERS * REMEMBERED_BATCHES) if many else max_in_flight
         self._default_timeout_ms = default_timeout_ms
         self._in_flight = 0
         self._failure: RaftlogError | None = None
@@ -138,7 +142,7 @@ class ProduceSession:
         self._withheld: list[_Request] = []
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
-        self._broken_chains: dict[_Place, int] = {}
+        self._lanes: dict[int, _Chains] = {}
         self._topics = Decisions.of(who, Acl.WRITE, Acl.TOPIC)
         self._producers = producers
 
@@ -214,6 +218,8 @@ class ProduceSession:
                 arrived_s = time.monotonic()
                 worked_s, size_bytes = 0.0, 0
                 owing: list[_Request] = []
+                for lane in message.head.left_lanes:
+                    self._lanes.pop(lane, None)  # from now on only answers that are owed refer to its chains
                 for request in (message, *message.more):
                     checked = await self._check_ahead(request)
                     begun_s = time.monotonic()
@@ -307,8 +313,9 @@ class ProduceSession:
         checked: BatchHeader | RaftlogError | None,
     ) -> None:
         result = owed.response.results.add()
-        key = (part.head.topic_id, part.head.partition, request.lane)
+        key = (part.head.topic_id, part.head.partition)
         chain = part.head.chain
+        chains = self._chains_of(request.lane)
         answered = False
 
         # Refers to no `part`: its payload must be freed while the answer is owed.
@@ -323,13 +330,13 @@ class ProduceSession:
                 result.error.CopyFrom(to_wire(error))
                 result.base_offset = -1
                 if not isinstance(error, DuplicateSequence):  # which says that the batch is in the log
-                    self._break_chain(key, chain)
+                    self._break_chain(chains, key, chain)
             owed.missing -= 1
             if not owed.missing:
                 self._finish(owed)
 
         try:
-            base_offset, append_time_ms, log_start_offset = self._append(part, answer, request, checked)
+            base_offset, append_time_ms, log_start_offset = self._append(part, answer, request, chains, checked)
         except RaftlogError as error:
             answer(error)
         except Exception as error:  # a bug in one append must not take the client's other partitions down
@@ -351,10 +358,11 @@ class ProduceSession:
         """
         refused = _Request(request.head.correlation_id, arrived_s)
         is_refused = False
+        chains = self._chains_of(request.head.lane)
         for number, part in enumerate(request.parts):
             result = refused.response.results.add(base_offset=-1)
             try:
-                self._append(part, None, request.head, checked.get(number))
+                self._append(part, None, request.head, chains, checked.get(number))
                 self._requests.outcomes["NONE"] += 1
             except RaftlogError as error:
                 self._requests.outcomes[type(error).__name__] += 1
@@ -371,16 +379,18 @@ class ProduceSession:
         part: ProducePart,
         answer: Answer | None,
         request: log_pb2.ProduceRequest,
+        chains: _Chains,
         checked: BatchHeader | RaftlogError | None,
     ) -> tuple[int, int, int]:
         head = part.head
-        if self._broken_chains and head.chain <= self._broken_chains.get(
-            (head.topic_id, head.partition, request.lane), -1
-        ):
-            raise ChainBroken(
-                f"a batch before this one was refused in chain {head.chain}; "
-                "send both again, in order, in a larger chain"
-            )
+        if chains:
+            key = (head.topic_id, head.partition)
+            if head.chain <= chains.get(key, -1):
+                raise ChainBroken(
+                    f"a batch before this one was refused in chain {head.chain}; "
+                    "send both again, in order, in a larger chain"
+                )
+            chains.pop(key, None)
         self._check_permissions(request, part)
         if isinstance(checked, RaftlogError):
             raise checked
@@ -417,17 +427,25 @@ class ProduceSession:
         if self._producers is not None:
             self._producers.check(request, part.records)
 
-    def _break_chain(self, key: _Place, chain: int) -> None:
+    def _chains_of(self, lane: int) -> _Chains:
+        chains = self._lanes.get(lane)
+        if chains is None:
+            if len(self._lanes) >= MAX_LANES:
+                raise BrokerOverloaded(f"more than {MAX_LANES} producers on one stream; open a new one")
+            chains = self._lanes[lane] = {}
+        return chains
+
+    def _break_chain(self, chains: _Chains, key: tuple[bytes, int], chain: int) -> None:
         if len(key[0]) != TOPIC_ID_BYTES:
             return  # no such partition exists, so there is no order to keep
-        if key not in self._broken_chains and len(self._broken_chains) >= MAX_BROKEN_CHAINS:
+        if key not in chains and sum(map(len, self._lanes.values())) >= MAX_BROKEN_CHAINS:
             # Not raised here: this may run within a partition that is answering other clients too.
             self._failure = BrokerOverloaded(
                 f"more than {MAX_BROKEN_CHAINS} partitions of one stream were refused; open a new one"
             )
             self._answer_ready.set()
             return
-        self._broken_chains[key] = max(chain, self._broken_chains.get(key, 0))
+        chains[key] = max(chain, chains.get(key, 0))
 
     def _time_out(self, owed: _Request, timeout_ms: int) -> None:
         error = RequestTimedOut(

@@ -76,7 +76,7 @@ from raftlog.errors import (
     from_wire,
 )
 from raftlog.format import Attributes
-from raftlog.format.wire import MANY_REQUESTS, Produce, ProducePart, encode_produce
+from raftlog.format.wire import MANY_REQUESTS, MAX_PRODUCERS, Produce, ProducePart, encode_produce
 from raftlog.types import GroupMetadata, Header, OffsetAndMetadata, TopicPartition
 from raftlog.v1 import common_pb2, group_pb2, log_pb2, transaction_pb2, transaction_pb2_grpc
 
@@ -730,8 +730,6 @@ _MESSAGE_BYTES: Final = 48 << 10
 """Requests of several producers go into one message up to about this size."""
 _BULK_BYTES: Final = 32 << 10
 """A producer with so much to send at once moves to a call of its own."""
-_MOST_PRODUCERS: Final = 100
-"""Of one call. Five unanswered requests of each are half of what a broker takes (max.in.flight.requests)."""
 _ACCEPTED_S: Final = 3.0
 """How long a broker may take to say whether it serves several producers on a call."""
 
@@ -756,6 +754,8 @@ class ProduceCall:
         """None: the broker has not answered yet."""
         self._streams: dict[ProduceStream, int] = {}
         """With their lanes: the broker keeps the order of each by itself."""
+        self._left_lanes: list[int] = []
+        """Of producers that have left; the next message tells the broker."""
         self._lanes = itertools.count(1) if shared else itertools.repeat(0)
         self._ready: dict[ProduceStream, None] = {}
         """Those that may have a request, the one that has waited longest first."""
@@ -784,7 +784,7 @@ class ProduceCall:
     @property
     def has_room(self) -> bool:
         """Whether another producer may join."""
-        return self.is_shared and self._ended_by is None and len(self._streams) < _MOST_PRODUCERS
+        return self.is_shared and self._ended_by is None and len(self._streams) < MAX_PRODUCERS
 
     def join(self, stream: ProduceStream) -> None:
         """Send the requests of this producer too; `stream.ended` tells it of the end."""
@@ -793,8 +793,10 @@ class ProduceCall:
 
     def leave(self, stream: ProduceStream) -> None:
         """Send nothing more of this producer, and drop the answers that it waits for."""
-        if self._streams.pop(stream, None) is None:
+        lane = self._streams.pop(stream, None)
+        if lane is None:
             return
+        self._left_lanes.append(lane)
         self._ready.pop(stream, None)
         for correlation_id in [each for each, owner in self._owners.items() if owner is stream]:
             del self._owners[correlation_id]
@@ -913,6 +915,8 @@ class ProduceCall:
                 break
         if not requests:
             return None
+        requests[0].head.left_lanes.extend(self._left_lanes)
+        self._left_lanes.clear()
         return requests[0] if len(requests) == 1 else requests[0]._replace(more=requests[1:])
 
     async def _read(self) -> None:

@@ -24,6 +24,9 @@ MAX_PARTS: Final = 10_000
 MAX_REQUESTS: Final = 1_000
 """Produce requests in one message."""
 
+MAX_PRODUCERS: Final = 100
+"""Producers that a client has on one `Produce` call."""
+
 SMALL_BYTES: Final = 16 << 10
 """A produce request or a frame of replicas below this size is read by the protobuf runtime, payload and all."""
 

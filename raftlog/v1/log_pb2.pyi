@@ -55,6 +55,7 @@ class ProduceRequest(_message.Message):
     SINK_ID_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    LEFT_LANES_FIELD_NUMBER: _builtins.int
     correlation_id: _builtins.int
     acks: Global___Acks.ValueType
     timeout_ms: _builtins.int
@@ -73,6 +74,12 @@ class ProduceRequest(_message.Message):
         docs/protocol.md: on another one they are an error, which ends the call.
         """
 
+    @_builtins.property
+    def left_lanes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Lanes whose producers have left the stream, none of them used again: the broker forgets what it knows of them. Read in
+        a message's first request only.
+        """
+
     def __init__(
         self,
         *,
@@ -84,10 +91,11 @@ class ProduceRequest(_message.Message):
         sink_id: _builtins.str = ...,
         lane: _builtins.int = ...,
         more: _abc.Iterable[Global___ProduceRequest] | None = ...,
+        left_lanes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "correlation_id", b"correlation_id", "lane", b"lane", "more", b"more", "partitions", b"partitions", "sink_id", b"sink_id", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "correlation_id", b"correlation_id", "lane", b"lane", "left_lanes", b"left_lanes", "more", b"more", "partitions", b"partitions", "sink_id", b"sink_id", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

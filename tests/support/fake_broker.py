@@ -152,6 +152,8 @@ class FakeCluster:
         """(node, batches) of each produce request."""
         self.messages: list[int] = []
         """How many requests each produce message had."""
+        self.left_lanes: list[int] = []
+        """The lanes that produce messages have named as left."""
         self.produce_calls: list[int] = []
         """The node of each produce call that was begun."""
         self.serves_many = True

@@ -76,6 +76,7 @@ class Node(log_pb2_grpc.LogServicer):
         async for message in requests:
             await self.cluster.awake(self.node)
             self.cluster.messages.append(1 + len(message.more))
+            self.cluster.left_lanes.extend(message.left_lanes)
             for request in (message, *message.more):
                 self.cluster.requests.append((self.node, len(request.partitions)))
                 if faults.drop_produce_before_append:

@@ -145,6 +145,69 @@ async def test_a_refusal_breaks_the_chain_of_its_lane_only(tmp_path: Path) -> No
         assert found == {1: common_pb2.FENCED_LEADER_EPOCH, 2: 0, 3: common_pb2.CHAIN_BROKEN, 4: 0}
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_larger_chain_or_the_end_of_a_producer_frees_what_was_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    monkeypatch.setattr(produce_session, "MAX_BROKEN_CHAINS", 1)
+    async with Parts(tmp_path) as parts, session(parts, many=True) as (requests, writer):
+        for lane in range(8):
+            broken, next_one = request(lane, lane=lane), request(100 + lane, lane=lane, chain=2)
+            broken.parts[0].head.leader_epoch = 1
+            if leaves:
+                next_one = request(100 + lane, lane=100)
+                next_one.head.left_lanes.append(lane)
+            requests.send(broken)
+            requests.send(next_one)
+        await settle()
+        answers = [each for message in writer.written for each in (message, *message.more)]
+        assert {each.correlation_id: each.results[0].error.code for each in answers} == {
+            **dict.fromkeys(range(8), common_pb2.FENCED_LEADER_EPOCH),
+            **dict.fromkeys(range(100, 108), 0),
+        }
+
+
+async def test_what_a_producer_that_has_left_is_refused_later_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce_session, "MAX_BROKEN_CHAINS", 1)
+    async with Parts(tmp_path) as parts:
+        parts.disk.held = True
+        async with session(parts, many=True) as (requests, writer):
+            requests.send(together(*(request(lane, lane=lane) for lane in range(3))))
+            leaves = request(3, lane=3)._replace(parts=())
+            leaves.head.left_lanes.extend(range(3))
+            requests.send(leaves)
+            await writer.wait_for(1)
+            parts.registry.find(TOPIC_ID, 0).close(UnknownTopicId("deleted"))
+            _, refused = await writer.wait_for(2)
+            codes = [each.results[0].error.code for each in (refused, *refused.more)]
+            assert codes == [common_pb2.UNKNOWN_TOPIC_ID] * 3
+
+
+async def test_a_stream_with_too_many_producers_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce_session, "MAX_LANES", 3)
+    async with Parts(tmp_path) as parts:
+        with pytest.raises(BrokerOverloaded, match="more than 3 producers"):
+            async with session(parts, many=True) as (requests, _):
+                requests.send(together(*(request(number, lane=number) for number in range(4))))
+
+
+async def test_no_producer_of_a_stream_waits_for_the_answers_of_others(tmp_path: Path) -> None:
+    """Each may have as many unanswered batches as a broker recognises, however low max.in.flight.requests is."""
+    async with Parts(tmp_path) as parts:
+        parts.disk.held = True
+        async with session(parts, many=True, max_in_flight=1) as (requests, writer):
+            for number in range(5):
+                requests.send(together(*(request(100 * number + lane, lane=lane) for lane in range(100))))
+            requests.send(request(500, lane=1))
+            await settle()
+            assert requests.taken == 5
+            parts.disk.release()
+            answers = [each for message in await writer.wait_for(2) for each in (message, *message.more)]
+            assert {each.correlation_id for each in answers} == set(range(501))
+
+
 async def test_several_requests_in_a_message_are_for_clients_that_have_said_so(tmp_path: Path) -> None:
     async with Parts(tmp_path) as parts:
         with pytest.raises(InvalidRequestError, match="raftlog-produce: many-requests"):
@@ -152,7 +215,8 @@ async def test_several_requests_in_a_message_are_for_clients_that_have_said_so(t
                 requests.send(together(request(1), request(2)))
 
 
-async def test_unanswered_requests_of_a_message_count_each(tmp_path: Path) -> None:
+async def test_unanswered_requests_of_a_message_count_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce_session, "MAX_PRODUCERS", 0)
     async with Parts(tmp_path) as parts:
         parts.disk.held = True
         async with session(parts, many=True, max_in_flight=3) as (requests, writer):

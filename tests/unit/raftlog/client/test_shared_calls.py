@@ -115,6 +115,7 @@ def test_a_producer_that_closes_leaves_the_others_their_call_and_their_answers(c
         delivery.result(SOON_S)
         stays.send("t", b"0:2", partition=0).result(SOON_S)
     assert cluster.produce_calls == [1], "the call has gone on"
+    assert cluster.left_lanes == [2], "the broker is told once"
 
 
 @pytest.mark.parametrize("fault", ["drop_produce_before_append", "drop_produce_after_append"])
@@ -211,7 +212,7 @@ def test_a_producer_with_much_to_send_moves_to_a_call_of_its_own(cluster: FakeCl
 
 
 def test_a_call_has_room_for_so_many_producers(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "_MOST_PRODUCERS", 5)
+    monkeypatch.setattr(producer_module, "MAX_PRODUCERS", 5)
     with ExitStack() as stack:
         producers = [stack.enter_context(Producer(cluster.bootstrap, **FAST)) for _ in range(COUNT)]
         for name, producer in enumerate(producers):
