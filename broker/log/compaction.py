@@ -134,7 +134,7 @@ ROW_BYTES: Final = 24
 _LOG_APPEND_TIME: Final = int(Attributes.LOG_APPEND_TIME)
 _TIMESTAMP: Final = int(Attributes.TIMESTAMP)
 _TRANSACTIONAL: Final = int(Attributes.TRANSACTIONAL)
-_NO_VALUES: Final = pa.array([], pa.binary())
+_NO_VALUES: Final = pa.nulls(0, pa.binary())
 
 
 class EncodingFailed(Exception):
@@ -386,7 +386,7 @@ def _timestamps(part: Part) -> Any:
 
 _MERGE_BYTES: Final = 16 << 20
 """Keys are collected up to at least this size before duplicates are removed."""
-_NO_KEYS: Final = pa.array([], pa.binary())
+_NO_KEYS: Final = pa.nulls(0, pa.binary())
 
 
 class LastOffsets:
