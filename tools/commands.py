@@ -124,26 +124,26 @@ def _setup(arguments: list[str]) -> int:
 
 
 def _test(arguments: list[str]) -> int:
-    """run the tests: ./dev test [--long] [PYTEST-ARGUMENT...]"""
+    """run the tests: ./dev test [--long] [--phase-1 | --phase-2 | PYTEST-ARGUMENT...]"""
     long = "--long" in arguments
     selection = ["-rfEs"]  # also reports skipped tests, with reasons
     selection += ["--hypothesis-profile=long"] if long else ["-m", "not long"]
-    rest = [argument for argument in arguments if argument != "--long"]
-    if rest:
-        return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
     cores = os.cpu_count() or 1
     # Tests that only compute come first and use all cores; tests in real time never run beside them. These wait for
     # more than half of the time, so there are two more workers. A file's tests stay together, as they share servers.
-    phases = (
-        (cores, ("tests/unit", "tests/conformance", "tests/simulation", "tests/fuzz")),
-        (cores + 2, ("tests/integration", "tests/chaos")),
-    )
+    phases = {
+        "--phase-1": (cores, ("tests/unit", "tests/conformance", "tests/simulation", "tests/fuzz")),
+        "--phase-2": (cores + 2, ("tests/integration", "tests/chaos")),
+    }
+    rest = [argument for argument in arguments if argument not in ("--long", *phases)]
+    if rest:
+        return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
     seed = os.environ.setdefault("SIMULATION_SEED", str(random.SystemRandom().randrange(10**6, 10**9)))
     print(f"fresh schedules: SIMULATION_SEED={seed}", flush=True)
     common = [*selection, "--dist", "loadfile", "--no-loadscope-reorder"]
     codes = [
         _in_environment(PYTHON, "-m", "pytest", *common, "-n", str(workers), *directories)
-        for workers, directories in phases
+        for workers, directories in [phases[name] for name in phases if name in arguments] or phases.values()
     ]
     return max(codes)
 

@@ -1,4 +1,7 @@
-"""Programs that are found on the path, or else built once from their Go module, of a pinned version."""
+"""Programs that are found on the path, or else built once from their Go module, of a pinned version.
+
+Run as a module, it makes sure of helm, without anything that `./dev setup` installs.
+"""
 
 from __future__ import annotations
 
@@ -71,3 +74,10 @@ class GoProgram:
 HELM: Final = GoProgram("helm", "helm.sh/helm/v3/cmd/helm", "v3.19.0", "HELM")
 COMPOSE: Final = GoProgram("docker-compose", "github.com/docker/compose/v2/cmd", "v2.40.3", "DOCKER_COMPOSE")
 """Also as a program by itself, and not only as a plugin of docker's."""
+
+
+if __name__ == "__main__":
+    try:
+        HELM.find_or_build()
+    except StepFailed as error:
+        sys.exit(f"error: {error}")
