@@ -53,6 +53,7 @@ from broker.kafka.produce import NO_ACK, Produce, Refused
 from broker.kafka.sasl import AUTHENTICATE_S, MAX_BEFORE_BYTES, OPEN, Door, NotAdmitted, Session
 from broker.kafka.transactions import TransactionApis
 from broker.net.connections import ConnectionLimits, limits_of
+from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
 from broker.observability.counters import Counters
 from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, QuotaManager, whole_ms
@@ -77,8 +78,6 @@ FIRST_S: Final = 30.0
 IDLE_S: Final = 600.0
 FRAME_S: Final = 30.0
 RESPONSE_S: Final = 60.0
-LOGGED_EVERY_S: Final = 60.0
-MAX_LOGGED: Final = 1_024
 BACKLOG: Final = 1_024
 ACCEPT_AGAIN_S: Final = 1.0
 """The pause after the operating system had no file descriptor left for a connection."""
@@ -159,7 +158,7 @@ class KafkaListener:
         """One for each connection, from its first moment."""
         self._connections: set[_Connection] = set()
         """Those behind their TLS handshake."""
-        self._logged: dict[tuple[str, str], float] = {}
+        self._logged = Rarely()
         offered = {*handlers, api.PRODUCE, api.FETCH, api.SASL_HANDSHAKE, api.SASL_AUTHENTICATE}
         assert offered == REQUESTS.keys(), "every API in the table has a handler, and no other"
 
@@ -207,17 +206,11 @@ class KafkaListener:
 
     def tell(self, host: str, why: str) -> None:
         """Log why a connection was closed, once a minute for each address and reason."""
-        now_s = time.monotonic()
-        key = host, why.partition(":")[0]
-        if now_s - self._logged.get(key, -LOGGED_EVERY_S) < LOGGED_EVERY_S:
-            return
-        if len(self._logged) >= MAX_LOGGED:
-            self._logged.clear()
-        self._logged[key] = now_s
-        logger.warning(
-            "a Kafka client was disconnected",
-            extra={"event": "kafka_disconnected", "host": host, "reason": why},
-        )
+        if self._logged.may_log((host, why.partition(":")[0]), 1_000 * time.monotonic()):
+            logger.warning(
+                "a Kafka client was disconnected",
+                extra={"event": "kafka_disconnected", "host": host, "reason": why},
+            )
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -27,7 +27,7 @@ import grpc
 
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
-from broker.net.interceptors import RewrittenHandlers, host_of, preceded
+from broker.net.interceptors import Rarely, RewrittenHandlers, host_of, preceded
 from broker.security.authorizer import NODE_PREFIX
 from broker.security.caller import caller
 from broker.security.client_listener import UNKNOWN_HOST
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 MAX_RATES: Final = 10_000
 """Addresses whose rate is followed; beyond it, the oldest one begins anew."""
-LOGGED_EVERY_MS: Final = 60_000.0
-MAX_LOGGED: Final = 1_024
 MAX_DESCRIPTORS: Final = 1 << 20
 _NO_LIMIT: Final = 2**31 - 1
 
@@ -72,7 +70,7 @@ class ConnectionLimits:
         self._open: Counter[str] = Counter()
         self._total = 0
         self._rates: dict[str, TokenBucket] = {}
-        self._logged_ms: dict[tuple[str, str], float] = {}
+        self._logged = Rarely()
         self.refused: Counter[str] = Counter()
         """Refused connections, by the limit."""
 
@@ -127,10 +125,7 @@ class ConnectionLimits:
 
     def _refuse(self, host: str, limit: str, value: float, now_ms: float) -> str:
         self.refused[limit] += 1
-        if now_ms - self._logged_ms.get((host, limit), -LOGGED_EVERY_MS) >= LOGGED_EVERY_MS:
-            if len(self._logged_ms) >= MAX_LOGGED:
-                self._logged_ms.clear()
-            self._logged_ms[host, limit] = now_ms
+        if self._logged.may_log((host, limit), now_ms):
             logger.warning(
                 "connections refused",
                 extra={
@@ -287,7 +282,7 @@ class StreamLimits(RewrittenHandlers):
         self._per_ip = per_ip
         self._clock = clock
         self._open: Counter[tuple[str, str]] = Counter()
-        self._logged_ms: dict[tuple[str, str], float] = {}
+        self._logged = Rarely()
 
     @property
     def open(self) -> int:
@@ -329,13 +324,8 @@ class StreamLimits(RewrittenHandlers):
         task.add_done_callback(leave)
 
     def _log(self, key: str, name: str, limit: int, host: str) -> None:
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._logged_ms.get((key, host), -LOGGED_EVERY_MS) < LOGGED_EVERY_MS:
-            return
-        if len(self._logged_ms) >= MAX_LOGGED:
-            self._logged_ms.clear()
-        self._logged_ms[key, host] = now_ms
-        logger.warning(
-            "streams refused",
-            extra={"event": "streams_refused", "host": host, "of": name, "limit": key, "value": limit},
-        )
+        if self._logged.may_log((key, host), self._clock.monotonic_ms()):
+            logger.warning(
+                "streams refused",
+                extra={"event": "streams_refused", "host": host, "of": name, "limit": key, "value": limit},
+            )

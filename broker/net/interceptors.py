@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import unquote
@@ -70,9 +70,25 @@ LARGE_METHODS: Final = frozenset({"/raftlog.v1.Log/Produce"})
 """Methods that socket.request.max.bytes and `raftlog.format.wire.MAX_PARTS` bound instead."""
 
 
-LOGGED_EVERY_S: Final = 60.0
-MAX_LOGGED: Final = 1024
-"""Pairs of address and method whose last line is remembered."""
+LOGGED_EVERY_MS: Final = 60_000.0
+MAX_LOGGED: Final = 1_024
+"""Keys whose last line is remembered."""
+
+
+class Rarely:
+    """Says whether to log what a client can bring about at will: once a minute for each key."""
+
+    def __init__(self) -> None:
+        self._logged_ms: dict[Hashable, float] = {}
+
+    def may_log(self, key: Hashable, now_ms: float) -> bool:
+        """Whether to log a line about the key, which is assumed to be logged then. `now_ms` is monotonic."""
+        if now_ms - self._logged_ms.get(key, -math.inf) < LOGGED_EVERY_MS:
+            return False
+        if len(self._logged_ms) >= MAX_LOGGED:
+            self._logged_ms.clear()
+        self._logged_ms[key] = now_ms
+        return True
 
 
 class MalformedRequest(DecodeError):
@@ -82,7 +98,7 @@ class MalformedRequest(DecodeError):
 class _Unread(NamedTuple):
     """Stands for a malformed request of a unary call until the handler can refuse it."""
 
-    error: MalformedRequest
+    why: str
 
 
 class RequestBounds(RewrittenHandlers):
@@ -90,7 +106,7 @@ class RequestBounds(RewrittenHandlers):
 
     def __init__(self) -> None:
         super().__init__()
-        self._logged_s: dict[tuple[str, str], float] = {}
+        self._logged = Rarely()
 
     def rewrite(self, method: str, handler: Any) -> Any:
         """Return the handler with a bounded parser, and with a refusal of what that does not accept."""
@@ -99,20 +115,20 @@ class RequestBounds(RewrittenHandlers):
 
         async def coroutine(request: Any, context: Any) -> Any:
             if isinstance(request, _Unread):
-                await self._refuse(method, context, request.error)
+                await self._refuse(method, context, request.why)
             try:
                 return await behavior(request, context)
             except MalformedRequest as error:  # of a stream
-                await self._refuse(method, context, error)
+                await self._refuse(method, context, str(error))
 
         async def generator(request: Any, context: Any) -> Any:
             if isinstance(request, _Unread):
-                await self._refuse(method, context, request.error)
+                await self._refuse(method, context, request.why)
             try:
                 async for response in behavior(request, context):
                     yield response
             except MalformedRequest as error:
-                await self._refuse(method, context, error)
+                await self._refuse(method, context, str(error))
 
         return handler._replace(
             request_deserializer=_bounded(
@@ -123,34 +139,34 @@ class RequestBounds(RewrittenHandlers):
             **{kind: generator if inspect.isasyncgenfunction(behavior) else coroutine},
         )
 
-    async def _refuse(self, method: str, context: Any, error: MalformedRequest) -> NoReturn:
+    async def _refuse(self, method: str, context: Any, why: str) -> NoReturn:
         """Abort the call, and log it unless the same address and method were logged within a minute."""
         key = host_of(context.peer()), method
-        now_s = time.monotonic()
-        if now_s - self._logged_s.get(key, -math.inf) >= LOGGED_EVERY_S:
-            if len(self._logged_s) >= MAX_LOGGED:
-                self._logged_s.clear()
-            self._logged_s[key] = now_s
-            logger.warning("malformed request refused", extra={"peer": key[0], "method": method, "error": str(error)})
-        text = f"malformed request: {error}"
+        if self._logged.may_log(key, 1_000 * time.monotonic()):
+            logger.warning("malformed request refused", extra={"peer": key[0], "method": method, "error": why})
+        text = f"malformed request: {why}"
         await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(text), text)
 
 
 def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream: bool) -> Callable[[bytes], Any]:
-    """Return a parser that checks the length first; in streams it raises `MalformedRequest`."""
+    """Return a parser that checks the length first; in streams it raises `MalformedRequest`.
+
+    A refusal does not hold on to the request: an exception that were raised or kept with it would do so for as long as
+    its traceback lives, which may be until the next garbage collection.
+    """
 
     def parse_bounded(data: bytes) -> Any:
-        try:
-            if most_bytes is not None and len(data) > most_bytes:
-                raise MalformedRequest(
-                    f"the request has {len(data)} bytes, this method takes at most {most_bytes}; split the request"
-                )
-            return parse(data)
-        except (DecodeError, RaftlogError) as error:
-            malformed = error if isinstance(error, MalformedRequest) else MalformedRequest(str(error))
-            if is_stream:
-                raise malformed from error
-            return _Unread(malformed)
+        if most_bytes is not None and len(data) > most_bytes:
+            why = f"the request has {len(data)} bytes, this method takes at most {most_bytes}; split the request"
+        else:
+            try:
+                return parse(data)
+            except (DecodeError, RaftlogError) as error:
+                why = str(error)
+        del data
+        if is_stream:
+            raise MalformedRequest(why)
+        return _Unread(why)
 
     return parse_bounded
 

@@ -33,6 +33,11 @@ FIRST_BYTE_S: Final = 10.0
 BACKLOG: Final = 1_024
 HANDSHAKE_MS: Final = 10_000
 """A connection that has not finished TLS's and HTTP/2's handshakes by then is closed; gRPC's default is two minutes."""
+WINDOW_BYTES: Final = 512 << 10
+"""What a client may send of each call before the broker reads it; a message that is read has all the room it needs.
+
+Probing, gRPC's default, lets the window of every call grow to 8 MiB, whether or not its data is read.
+"""
 KEEPALIVE_MS: Final = 20_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 
@@ -108,6 +113,8 @@ def server_options(config: BrokerConfig, most_connections: int) -> list[tuple[st
     return [
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", limit),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.max_concurrent_streams", min(config.max_streams, config.max_streams_per_connection)),
         ("grpc.max_allowed_incoming_connections", most_connections),
         ("grpc.max_connection_idle_ms", config.connections_max_idle_ms),

@@ -11,8 +11,9 @@ but no call is admitted with it; after a login by OAUTHBEARER, whose end the iss
 
 If the listener requires a token, unauthenticated clients can call `Authenticate` only. Its concurrent calls are few and
 each waits for its request for a short time, so a client that begins calls and never finishes them takes no room from
-authenticated clients. If callers may be anonymous, other calls are open to such an attack; then the network has to
-decide which clients reach the broker.
+authenticated clients. gRPC assembles a request as soon as it is to be read, however long it is; so only a few requests
+of unauthenticated clients are read at a time, and of the others there is no more than HTTP/2's window. If callers may
+be anonymous, other calls are open to such attacks; then the network has to decide which clients reach the broker.
 
 Only the process that issued a token accepts it: each process makes its own key.
 
@@ -29,17 +30,19 @@ import hashlib
 import hmac
 import inspect
 import json
+import logging
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import grpc
 
 from broker.clock import Clock
-from broker.net.interceptors import RewrittenHandlers, host_of, send_headers
+from broker.net.interceptors import Rarely, RewrittenHandlers, host_of, send_headers
 from broker.observability.counters import Counters
 from broker.security.audit import network_of
 from broker.security.authorizer import NODE_PREFIX
@@ -52,6 +55,8 @@ from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM
 from raftmeta.acls import ANONYMOUS, RESERVED, USER_PREFIX, why_no_name
 from raftmeta.credentials import Credential, Mechanism
 from raftmeta.quorum.peer_identity import node_ids_named, node_ids_of
+
+logger = logging.getLogger(__name__)
 
 LIFETIME_MS: Final = 3_600_000
 MAX_TOKEN_CHARS: Final = 4_096
@@ -116,9 +121,19 @@ MAX_STRANGERS: Final = 500
 """Concurrent calls of `Authenticate`."""
 MAX_STRANGERS_OF_NETWORK: Final = 50
 """Those of one network; a well-behaved client needs a few ms for each."""
-REQUEST_S: Final = 10.0
-"""How long a call of `Authenticate` waits for its request."""
+MAX_READ: Final = 3
+"""Requests of unauthenticated clients that are read at a time, each of up to socket.request.max.bytes."""
+MAX_READ_OF_NETWORK: Final = 1
+MAX_UNREAD: Final = 32
+"""Such requests that wait for their turn to be read, each with up to a window of data (`WINDOW_BYTES`)."""
+MAX_UNREAD_OF_NETWORK: Final = 8
+TURN_S: Final = 10.0
+"""How long a request waits for its turn."""
+REQUEST_S: Final = 2.0
+"""How long a request may take once it is its turn; a login is sent together with the headers of its call."""
 assert MAX_STRANGERS_OF_NETWORK < MAX_STRANGERS
+assert MAX_READ_OF_NETWORK < MAX_READ
+assert MAX_UNREAD_OF_NETWORK < MAX_UNREAD
 
 _SCHEME: Final = "Bearer "
 _MAX_SHOWN_NODES: Final = 10
@@ -193,6 +208,52 @@ class Strangers:
         return True
 
 
+class Turns:
+    """Lets few requests of unauthenticated clients be read at a time, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._reading: Counter[str] = Counter()
+        """By network."""
+        self._waiting: dict[asyncio.Future[None], str] = {}
+        """With their networks."""
+
+    @asynccontextmanager
+    async def turn(self, host: str) -> AsyncIterator[None]:
+        """Enter when it is the request's turn.
+
+        Raises:
+            BrokerOverloaded: too many are waiting, or waiting took TURN_S.
+        """
+        network = network_of(host)
+        unread = list(self._waiting.values())
+        if len(unread) >= MAX_UNREAD or unread.count(network) >= MAX_UNREAD_OF_NETWORK:
+            raise BrokerOverloaded(_CROWDED)
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[admitted] = network
+        self._admit()
+        try:
+            try:
+                async with asyncio.timeout(TURN_S):
+                    await admitted
+            except TimeoutError:
+                raise BrokerOverloaded(_CROWDED) from None
+            yield
+        finally:
+            if self._waiting.pop(admitted, None) is None:
+                self._reading[network] -= 1
+                self._reading += Counter()  # without networks that have none
+                self._admit()
+
+    def _admit(self) -> None:
+        for admitted, network in list(self._waiting.items()):
+            if self._reading.total() >= MAX_READ:
+                return
+            if self._reading[network] < MAX_READ_OF_NETWORK and not admitted.done():
+                del self._waiting[admitted]
+                self._reading[network] += 1
+                admitted.set_result(None)
+
+
 class Identify(RewrittenHandlers):
     """The interceptor; it has to be the outermost one. Call `check` when credentials may have changed.
 
@@ -230,6 +291,8 @@ class Identify(RewrittenHandlers):
         self._hosts: dict[str, str] = {}
         self._streams: set[_Stream] = set()
         self._strangers = Strangers(max_strangers)
+        self._turns = Turns()
+        self._logged = Rarely()
 
     def count_streams(self) -> int:
         """Return the number of open streams with a token."""
@@ -339,22 +402,35 @@ class Identify(RewrittenHandlers):
         async def identified(requests: Any, context: Any) -> Any:
             found = self._caller(_NO_LOGIN, context, open_to_all=True)
             if not self._strangers.enter_task(found.host):
-                self._counters.unauthenticated_calls += 1
-                await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, BrokerOverloaded(_CROWDED), _CROWDED)
-            try:
-                async with asyncio.timeout(REQUEST_S):
-                    request = await anext(aiter(requests), None)
-            except TimeoutError:
-                self._counters.unauthenticated_calls += 1
-                late = f"no request came within {REQUEST_S:g} s"
-                await refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, RequestTimedOut(late), late)
-            if request is None:
-                empty = "the call ended without a request"
-                await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(empty), empty)
+                await self._turn_away(context, found.host)
+            request = await self._request_of(requests, context, found.host)
             caller.set(found)
             return await call(request, context)
 
         return identified
+
+    async def _request_of(self, requests: Any, context: Any, host: str) -> Any:
+        """Return the request of an unauthenticated client in its turn, or abort the call."""
+        try:
+            async with self._turns.turn(host), asyncio.timeout(REQUEST_S):
+                request = await anext(aiter(requests), None)
+        except BrokerOverloaded:
+            await self._turn_away(context, host)
+        except TimeoutError:
+            self._counters.unauthenticated_calls += 1
+            late = f"no request came within {REQUEST_S:g} s"
+            await refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, RequestTimedOut(late), late)
+        if request is None:
+            empty = "the call ended without a request"
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(empty), empty)
+        return request
+
+    async def _turn_away(self, context: Any, host: str) -> NoReturn:
+        """Abort the call of an unauthenticated client, one of too many."""
+        self._counters.unauthenticated_calls += 1
+        if self._logged.may_log(host, self._clock.monotonic_ms()):
+            logger.warning("logins refused: too many at a time", extra={"event": "logins_refused", "host": host})
+        await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, BrokerOverloaded(_CROWDED), _CROWDED)
 
     async def _set_caller(self, context: Any) -> Login | None:
         """Set `caller` and return the login, or abort the call."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from grpc import aio
 
-from broker.net.interceptors import MAX_REQUEST_BYTES, RequestBounds
+from broker.net.interceptors import MAX_REQUEST_BYTES, MalformedRequest, RequestBounds, _bounded
 from raftlog.v1 import log_pb2
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
@@ -73,6 +76,35 @@ async def test_a_malformed_request_is_refused_and_logged_once_without_a_tracebac
     (line,) = [record for record in caplog.records if record.name != "asyncio"]
     assert (line.levelname, line.__dict__["peer"], line.__dict__["method"]) == ("WARNING", "127.0.0.1", method)
     assert line.exc_info is None
+
+
+class Message:
+    """Stands for bytes, of which none can be followed with a weak reference."""
+
+    def __len__(self) -> int:
+        return MAX_REQUEST_BYTES + 1
+
+
+@pytest.mark.parametrize("most", [MAX_REQUEST_BYTES, None], ids=["too long", "malformed"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_refused_request_is_not_held_until_the_next_garbage_collection(is_stream: bool, most: int | None) -> None:
+    def parse(data: Any) -> Any:
+        raise DecodeError("malformed")
+
+    refusals: list[object] = []
+    message: Any = Message()
+    lives = weakref.ref(message)
+    gc.disable()
+    try:
+        try:
+            refusals.append(_bounded(parse, most, is_stream=is_stream)(message))
+        except MalformedRequest as error:
+            refusals.append(error)
+        del message
+        assert lives() is None
+    finally:
+        gc.enable()
+    assert refusals
 
 
 @pytest.mark.parametrize("method", [UNARY, STREAM])
