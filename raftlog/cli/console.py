@@ -69,7 +69,7 @@ def console(
     """
     if (package := missing_from("console")) is not None:
         raise InvalidConfig(needs("the console", package, "console"))
-    from raftlog.console.app import LOOPBACK, Server, Settings  # here: it imports a web server
+    from raftlog.console.app import LOOPBACK, Server, Settings, keep_memory_small  # here: it imports a web server
 
     if (tls_certificate is None) != (tls_key is None):
         raise typer.BadParameter("--tls-certificate and --tls-key belong together")
@@ -102,6 +102,7 @@ def console(
     logging.getLogger("raftlog.console.audit").setLevel(logging.INFO)
     server = Server(settings, host, port, str(tls_certificate) if tls else None, str(tls_key) if tls else None)
     server.announce = lambda url: print(f"the console is at {url}; Ctrl-C stops it", flush=True)
+    keep_memory_small()
     server.run()
     if not server.started:
         raise typer.Exit(1)

@@ -1,12 +1,13 @@
 """The web application: routes, the cookie of sessions, security headers, live updates, and the process that serves it.
 
-    GET  PATH            a page (pages.py)
-    GET  /live?path=PATH server-sent events: the live part of that page, whenever it has changed
+    GET  PATH            a page (pages.py): what is known within `PAGE_S`
+    GET  /live?path=PATH server-sent events: the live part of that page, whenever it has changed; with `whole=1` first
+                         the whole page, until it lacks no answer
     POST /do/NAME        a change (actions.py), then back to the page it came from
     POST /login, /logout
     GET  /static/NAME    scripts and styles
 
-Every page works without scripts; they only replace the live part and draw plots. The content security policy allows
+Every page works without scripts; they only replace what has changed and draw plots. The content security policy allows
 nothing but files of the console itself, so text of records can never become a script.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import datetime
 import functools
 import logging
@@ -23,7 +25,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import anyio.to_thread
@@ -66,6 +68,12 @@ MOST_VIEWS: Final = 100
 """Users with a view of their own at a time; the one that was used least recently gives way."""
 SWEEP_S: Final = 10.0
 """How long a password may outlive a session whose browser has gone away."""
+PAGE_S: Final = 0.15
+"""How long a page waits for answers."""
+SOON_S: Final = 0.1
+"""The time between two live updates as long as an answer is missing."""
+LIVE_S: Final = 1.0
+"""The same for a live update: what came meanwhile is shown, and the rest with the next one."""
 STREAM_S: Final = 600.0
 """How long a stream of live updates runs; the browser opens the next one."""
 HEADERS: Final = {
@@ -95,6 +103,14 @@ class Settings:
     session_timeout_s: float = 1800.0
     hosts: tuple[str, ...] = LOOPBACK
     tls: bool = False
+
+
+class Drawn(NamedTuple):
+    """A page as HTML, its status code, and whether it lacks no answer."""
+
+    html: str
+    code: int
+    complete: bool
 
 
 class Console:
@@ -172,25 +188,31 @@ class Console:
                 view.close()
             self._views.clear()
 
-    def render(self, look: Look, page: Page, *, only_live: bool = False) -> str:
-        """Return a page as HTML, or only the part that changes by itself."""
-        template = self.templates.get_template(page.template)
-        old = [each for each in page.answers if each.error is not None]
-        values = {
-            **page.values,
-            "title": page.title,
-            "look": look,
-            "fields": look.fields,
-            "old": old[0] if old else None,
-            "old_s": min((look.view.age_s(each) for each in old), default=0.0),
-            "read_only": look.read_only,
-            "bootstrap": self.settings.bootstrap,
-            "with_login": self.settings.with_login,
-            "version": __version__,
-        }
-        if only_live:
-            return template.render(**values, layout="live.html")
-        return template.render(**values, layout="base.html", note=look.session.take_note())
+    def draw(self, look: Look, make: Callable[[Look], Page], layout: str, patience_s: float = PAGE_S) -> Drawn:
+        """Return a page as HTML. `layout`: base.html, whole.html for its inner part, or live.html for its live part."""
+        with look.view.hurry(patience_s) as hurry:
+            look.view.cluster()  # first: while no broker answers that, a page asks for nothing else
+            try:
+                page, code = make(look), 200
+            except RaftlogError as error:
+                page, code = _problem_page(error)
+            old = [each for each in page.answers if each.error is not None or (each.pending and each.value)]
+            values = {
+                **page.values,
+                "title": page.title,
+                "look": look,
+                "fields": look.fields,
+                "old": old[0] if old else None,
+                "old_s": min((look.view.age_s(each) for each in old), default=0.0),
+                "read_only": look.read_only,
+                "bootstrap": self.settings.bootstrap,
+                "with_login": self.settings.with_login,
+                "version": __version__,
+                "hurry": hurry,
+                "note": look.session.take_note() if layout == "base.html" else None,
+            }
+            html = self.templates.get_template(page.template).render(**values, layout=layout)
+            return Drawn(html, code, not hurry.ran_out)
 
 
 def create_app(settings: Settings) -> Starlette:
@@ -298,17 +320,9 @@ def _page(console: Console, page: Callable[[Look], Page], request: Request) -> R
         response: Response = RedirectResponse(f"/login?after={after}", 303)
         return _with_cookie(console, response, session) if new else response
     look = _look(console, session, request.url.path, request.url.query, request.path_params)
-    try:
-        look.view.cluster()  # first, so that a page of a cluster that is down waits once
-        response = HTMLResponse(console.render(look, page(look)))
-    except RaftlogError as error:
-        response = _problem(console, look, error)
+    drawn = console.draw(look, page, "base.html")
+    response = HTMLResponse(drawn.html, drawn.code)
     return _with_cookie(console, response, session) if new else response
-
-
-def _problem(console: Console, look: Look, error: RaftlogError) -> Response:
-    page, code = _problem_page(error)
-    return HTMLResponse(console.render(look, page), code)
 
 
 def _problem_page(error: RaftlogError) -> tuple[Page, int]:
@@ -327,8 +341,12 @@ def _lost(console: Console, request: Request, error: Exception) -> Response:
     session, _ = _session(console, request, use=False)
     if _must_log_in(console, session):
         return RedirectResponse("/login", 303)
-    look = _look(console, session, request.url.path, "", {})
-    return _problem(console, look, ResourceNotFound(f"there is no page {request.url.path}"))
+
+    def lost(look: Look) -> Page:
+        raise ResourceNotFound(f"there is no page {look.path}")
+
+    drawn = console.draw(_look(console, session, request.url.path, "", {}), lost, "base.html")
+    return HTMLResponse(drawn.html, drawn.code)
 
 
 # Logins and changes
@@ -446,30 +464,29 @@ async def _live(console: Console, request: Request) -> Response:
         return PlainTextResponse("there is no such page", 404)
     page, names = found
 
-    def draw() -> str:
-        look = _look(console, session, target.path, target.query, names)
-        look.view.cluster()
-        try:
-            return console.render(look, page(look), only_live=True)
-        except RaftlogError as error:
-            return console.render(look, _problem_page(error)[0], only_live=True)
+    def draw(layout: str) -> Drawn:
+        return console.draw(_look(console, session, target.path, target.query, names), page, layout, LIVE_S)
 
     async def events() -> AsyncIterator[str]:
         console.streams += 1
         try:
+            whole = request.query_params.get("whole") == "1" and "last-event-id" not in request.headers
             last, until_s = None, time.monotonic() + STREAM_S
             yield "retry: 2000\n\n"
             while time.monotonic() < until_s and not await request.is_disconnected():
                 if console.sessions.find(session.token, use=False) is None:
                     yield "event: over\ndata: over\n\n"
                     return
-                html = await run_in_threadpool(draw)
-                if html != last:
-                    yield "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
-                    last = html
+                drawn = await run_in_threadpool(draw, "whole.html" if whole else "live.html")
+                if drawn.html != last:
+                    data = "".join(f"data: {line}\n" for line in drawn.html.splitlines())
+                    kind = "event: whole\n" if whole else "id: live\n"  # by the id a stream that goes on is known
+                    yield f"{kind}{data}\n"
+                    last = drawn.html
                 else:
                     yield ": alive\n\n"
-                await asyncio.sleep(EVERY_S)
+                whole = whole and not drawn.complete
+                await asyncio.sleep(EVERY_S if drawn.complete else SOON_S)
         finally:
             console.streams -= 1
 
@@ -491,6 +508,8 @@ def _find_page(path: str) -> tuple[Callable[[Look], Page], dict[str, str]] | Non
 
 # Templates
 
+_NO_BREAK: Final = "\u00a0"
+
 
 def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -501,7 +520,7 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        size=lambda value: "–" if value is None else size_text(int(value)),
+        size=lambda value: "–" if value is None else size_text(int(value)).replace(" ", _NO_BREAK),
         count=lambda value: "–" if value is None else f"{value:,}".replace(",", "\u202f"),
         rate=lambda value: "–" if value is None else f"{value:,.0f}".replace(",", "\u202f"),
         age=_age,
@@ -531,8 +550,8 @@ def _age(seconds: float | None) -> str:
         return "–"
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+            return f"{seconds / length:.0f}{_NO_BREAK}{unit}"
+    return f"{seconds:.{1 if seconds < 10 else 0}f}{_NO_BREAK}s"
 
 
 def _moment(time_ms: int | None) -> str:
@@ -550,6 +569,22 @@ def _with_fields(fields: Mapping[str, str], **changes: object) -> str:
 
 
 # The process
+
+_M_ARENA_MAX: Final = -8
+_M_MMAP_THRESHOLD: Final = -3
+_M_TRIM_THRESHOLD: Final = -1
+
+
+def keep_memory_small() -> None:
+    """Have glibc give memory back to the system soon. For a process of its own; other C libraries stay as they are.
+
+    Answers about all topics take megabytes for a moment, in some thread. By default each thread has an arena that keeps
+    them, and glibc keeps ever larger blocks in arenas.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, 64 << 10), (_M_TRIM_THRESHOLD, 128 << 10)):
+            mallopt(option, value)
 
 
 class Server(uvicorn.Server):

@@ -22,7 +22,7 @@ from raftlog.console.access import Session
 from raftlog.console.actions import why_not
 from raftlog.console.messages import LONGEST_ALONE, OUTCOMES, AuditFilter, Query, arrow_of, audit_line, search, table_of
 from raftlog.console.rebalance import AT_A_TIME
-from raftlog.console.view import Answer, Health, View
+from raftlog.console.view import Answer, View
 from raftlog.errors import (
     AuthorizationError,
     GroupIdNotFound,
@@ -113,9 +113,9 @@ def overview(look: Look) -> Page:
     view = look.view
     cluster, topics, quorum, groups = view.cluster(), view.topics(), view.quorum(), view.groups()
     log_end = view.log_end()
-    health = topics.value.health if topics.value is not None else Health()
+    health = topics.value.health if topics.value is not None else None
     rate = None
-    if log_end.value is not None and log_end.error is None and not health.leaderless:
+    if log_end.value is not None and log_end.error is None and health is not None and not health.leaderless:
         rate = view.note_total("records", log_end.value)
     listed = [each for each in groups.value or () if each.state != "empty"][:MOST_GROUPS_OF_OVERVIEW]
     lags = {group: lag_of(found) for group, found in view.lags(each.group_id for each in listed).items()}
@@ -126,7 +126,7 @@ def overview(look: Look) -> Page:
         "Overview",
         {
             "cluster": cluster.value,
-            "quorum": quorum.value,
+            "quorum": quorum,
             "health": health,
             "rate": rate,
             "lags": sorted(lags.items(), key=lambda each: -each[1].records)[:8],
@@ -213,8 +213,9 @@ def plan(look: Look) -> Page:
     leaving = _number(look.fields["leaving"]) if look.fields.get("leaving") else None
     by = rebalance.Balance.BYTES if look.fields.get("by") == "bytes" else rebalance.Balance.REPLICAS
     made = look.view.ask(f"plan {leaving} {by.value}", lambda: _planned(look.view, leaving, by), ahead=True)
-    found = made.value or _planned(look.view, leaving, by)  # while no broker answers: of what was known
+    found = made.value or Plan(None, [], 0, 0, "", [], {}, {}, [], [made])
     values = {
+        "known": made.value is not None,
         **found._asdict(),
         "moves": found.shown,
         "by": by.value,
@@ -344,10 +345,10 @@ def _topic(look: Look) -> tuple[TopicDescription | None, Answer[Any]]:
     name = look.names["topic"]
     found = look.view.topics()
     topic = found.value.by_name.get(name) if found.value is not None else None
-    if topic is None and found.value is not None:
-        # It may be younger than the last answer.
+    if topic is None:
+        # It may be younger than the last answer, and one topic is told sooner than all.
         asked = look.view.ask(f"topic {name}", lambda: look.view.admin.describe_topic(name))
-        if asked.value is None:
+        if asked.value is None and not asked.pending:
             raise asked.error or UnknownTopicOrPartition(f"there is no topic {name}")
         return asked.value, asked
     return topic, found
@@ -391,7 +392,9 @@ def topic(look: Look) -> Page:
         "name": name,
         "list": cut(rows, look.fields),
         "rate": rate,
-        "records": sum(row.end - row.start for row in rows if row.end is not None and row.start is not None),
+        "records": sum(row.end - row.start for row in rows if row.end is not None and row.start is not None)
+        if replicas.value is not None
+        else None,
         "size_bytes": sizes.value.of_topic.get(name, 0) if sizes.value is not None else None,
         "under_way": [] if found is None else moving([found]),
         "plots": [(f"topic {name}", "Records per second", look.view.plot(f"topic {name}"))],
@@ -424,7 +427,7 @@ def messages(look: Look) -> Page:
         query, problem = Query(), str(error)
     asked: Answer[Any] | None = None
     if problem is None:
-        asked = look.view.ask(f"messages {name} {query}", lambda: _search(look.view, name, query))
+        asked = look.view.records(f"{name} {query}", lambda: _search(look.view, name, query))
         if asked.error is not None and asked.value is None:
             problem = str(asked.error)
     values = {
@@ -433,6 +436,7 @@ def messages(look: Look) -> Page:
         "query": query,
         "problem": problem,
         "found": asked.value if asked is not None else None,
+        "reading": asked is not None and asked.pending,
         "table": table_of(asked.value.records) if query.view == "table" and asked is not None and asked.value else None,
         "live": look.fields.get("live") == "1",
     }
@@ -449,21 +453,22 @@ def message(look: Look) -> Page:
     """One record, whole."""
     name, partition, offset = look.names["topic"], _number(look.names["partition"]), _number(look.names["offset"])
     query = Query(begin="offset", partition=partition, offset=offset, limit=1)
-    asked = look.view.ask(f"message {name} {partition} {offset}", lambda: _search(look.view, name, query))
-    if asked.value is None:
-        raise asked.error or ResourceNotFound("the record is not known yet")
-    record = next((each for each in asked.value.records if each.offset == offset), None)
-    if record is None:
+    asked = look.view.records(f"{name} {query}", lambda: _search(look.view, name, query))
+    if asked.value is None and asked.error is not None:
+        raise asked.error
+    found = asked.value.records if asked.value is not None else ()
+    record = next((each for each in found if each.offset == offset), None)
+    if record is None and not asked.pending:
         raise ResourceNotFound(f"{name}-{partition} has no record at offset {offset}: it was removed, or is a marker")
     form = look.fields.get("form", "auto")
-    is_arrow = arrow_of(record.value, 0) is not None
+    is_arrow = record is not None and arrow_of(record.value, 0) is not None
     values = {
         "record": record,
         "name": name,
         "form": form,
         "longest": LONGEST_ALONE,
         "is_arrow": is_arrow,
-        "table": table_of([record]) if is_arrow and form in ("auto", "arrow") else None,
+        "table": table_of([record]) if record is not None and is_arrow and form in ("auto", "arrow") else None,
     }
     return Page("message.html", f"{name}-{partition} at {offset}", values)
 
@@ -507,8 +512,8 @@ def group(look: Look) -> Page:
     lags = look.view.lag(group_id)
     if described.value is None and isinstance(described.error, GroupIdNotFound):
         raise described.error
-    total = lag_of(lags.value)
-    if lags.value is not None:
+    total = lag_of(lags.value) if lags.value is not None else None
+    if total is not None:
         look.view.note(f"lag {group_id}", total.records)
     names = {member.member_id: member.client_id for member in described.value.members} if described.value else {}
     values = {
@@ -583,7 +588,7 @@ def transactions(look: Look) -> Page:
     only_open = look.fields.get("all") != "1"
     rows = [each for each in found.value or () if not only_open or each.started_ms]
     rows = matching(rows, look.fields, lambda each: f"{each.transactional_id} {each.sink_id} {each.producer_id}")
-    hanging = look.view.ask("hanging", lambda: look.view.admin.find_hanging_transactions(missing=[]), 15.0, ahead=True)
+    hanging = look.view.hanging()
     values = {
         "list": cut(rows, look.fields),
         "hanging": hanging.value or [],
@@ -640,7 +645,7 @@ def audit(look: Look) -> Page:
             limit=MOST_AUDIT_LINES,
             audit=AuditFilter(*(look.fields.get(name, "").strip() for name in names)),
         )
-        asked = look.view.ask(f"messages {AUDIT_TOPIC} {query}", lambda: _search(look.view, AUDIT_TOPIC, query))
+        asked = look.view.records(f"{AUDIT_TOPIC} {query}", lambda: _search(look.view, AUDIT_TOPIC, query))
     except InvalidRequestError as error:
         problem = str(error)
     if asked is not None and isinstance(asked.error, AuthorizationError):
@@ -654,6 +659,7 @@ def audit(look: Look) -> Page:
         "problem": problem,
         "is_off": is_off,
         "found": found,
+        "reading": asked is not None and asked.pending,
         "lines": [(record, audit_line(record.value)) for record in records],
         "filters": query.filters,
         "outcomes": OUTCOMES,

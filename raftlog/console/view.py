@@ -4,6 +4,8 @@ Each question has a name. `View.ask` returns its last answer if that is fresh, a
 asks, others wait for its answer. If brokers do not answer, the last answer stays and says since when it is old, so that
 a page goes on while a broker is down. If no broker answers, no other question is asked for two seconds. A question that
 takes long is asked more seldom: it costs a tenth of the time.
+
+A page does not wait for long (`View.hurry`): it shows what is known by then, and its live part brings the rest.
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import raftlog
 from raftlog._core.descriptions import (
     ClusterDescription,
     GroupListing,
+    HangingTransaction,
     LogDirDescription,
     PartitionDescription,
     PartitionLag,
@@ -53,19 +58,24 @@ HISTORY: Final = 300
 MOST_PLOTS: Final = 500
 PATIENCE_MS: Final = 5_000
 AT_A_TIME: Final = 8
+SEARCHES_AT_A_TIME: Final = 4
 CLUSTER: Final = "cluster"
 """The question that any broker can answer."""
 
 
 @dataclass(slots=True)
 class Answer(Generic[T]):
-    """What brokers answered. `value`: None if they never did. `error`: why the last request failed."""
+    """What brokers answered. `value`: None if they never did. `error`: why the last request failed.
+
+    `pending`: a newer answer is on its way, and the caller was in too much of a hurry to wait for it.
+    """
 
     value: T | None = None
     at_s: float = float("-inf")
     error: RaftlogError | None = None
     asked_s: float = float("-inf")
     took_s: float = 0.0
+    pending: bool = False
 
     @property
     def refused(self) -> bool:
@@ -100,10 +110,11 @@ class Topics(NamedTuple):
 
     @classmethod
     def of(cls, topics: Iterable[TopicDescription]) -> Topics:
-        """Return them. Partitions that are alike share one description, which keeps ten thousand topics small."""
+        """Return them. Topics whose partitions are alike share their descriptions: ten thousand topics stay small."""
         by_name: dict[str, TopicDescription] = {}
         health = Health()
         alike: dict[tuple[object, ...], PartitionDescription] = {}
+        all_alike: dict[tuple[int, ...], list[PartitionDescription]] = {}
         for topic in topics:
             health.topics += not topic.internal
             parts = []
@@ -114,7 +125,8 @@ class Topics(NamedTuple):
                 health.offline_replicas += len(part.offline_replicas)
                 health.moving += bool(part.adding_replicas or part.removing_replicas)
                 parts.append(alike.setdefault(_fingerprint(part), part))
-            by_name[topic.name] = topic._replace(partitions=parts)
+            key = tuple(map(id, parts))  # of objects that `alike` keeps
+            by_name[topic.name] = topic._replace(partitions=all_alike.setdefault(key, parts))
         return cls(by_name, health)
 
 
@@ -157,11 +169,24 @@ class Sizes(NamedTuple):
         return found
 
 
+@dataclass(slots=True)
+class Hurry:
+    """How long a page waits for all its answers. `until_s`: by the view's clock. `ran_out`: it went without some."""
+
+    until_s: float
+    ran_out: bool = False
+
+
+_HURRY: Final[ContextVar[Hurry | None]] = ContextVar("hurry", default=None)
+
+
 class _Slot:
+    """A question. `asking`: while a thread asks it, or will as soon as one is free."""
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.answer: Answer[Any] = Answer()
-        self.refreshing = False
+        self.asking: Future[None] | None = None
 
 
 class View:
@@ -189,6 +214,9 @@ class View:
         self._slots: dict[str, _Slot] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="console")
+        self._parts = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="console-part")
+        """For parts of a question: its own thread waits for them."""
+        self._searches = ThreadPoolExecutor(SEARCHES_AT_A_TIME, thread_name_prefix="console-search")
         self._plots: dict[str, deque[Point]] = {}
         self._totals: dict[str, tuple[float, int]] = {}
         self._epochs: deque[tuple[int, int, int]] = deque(maxlen=HISTORY)
@@ -201,7 +229,8 @@ class View:
         if self.rebalance is not None:
             self.rebalance.stop()
         self._closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._parts, self._searches):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.admin.close()
         self._of_all.close()
 
@@ -212,27 +241,77 @@ class View:
 
     # Questions
 
-    def ask(self, name: str, question: Callable[[], T], every_s: float = EVERY_S, *, ahead: bool = False) -> Answer[T]:
+    @contextmanager
+    def hurry(self, patience_s: float) -> Iterator[Hurry]:
+        """Within the block all of this thread's questions together wait for `patience_s` at most."""
+        made = Hurry(self._now_s() + patience_s)
+        before = _HURRY.set(made)
+        try:
+            yield made
+        finally:
+            _HURRY.reset(before)
+
+    def ask(
+        self,
+        name: str,
+        question: Callable[[], T],
+        every_s: float = EVERY_S,
+        *,
+        ahead: bool = False,
+        pool: ThreadPoolExecutor | None = None,
+    ) -> Answer[T]:
         """Return the answer to a question: the last one if it is fresh, else a new one.
 
         `ahead`: an answer that was fresh less than `AHEAD_S` ago is returned at once, and the next one is asked for
-        beside the page. For what takes long and is on pages that update themselves.
+        beside the page. For what takes long and is on pages that update themselves. In a `hurry`, a thread of `pool`
+        asks.
         """
         slot = self._slot(name)
+        hurry = _HURRY.get()
         with slot.lock:
-            last = slot.answer
-            began_s = self._now_s()
+            last, began_s = slot.answer, self._now_s()
             fresh_s = max(every_s, SHARE * last.took_s)
             if began_s - last.asked_s < fresh_s:
                 return last
-            if ahead and last.error is None and began_s - last.asked_s < fresh_s + AHEAD_S:
-                self._refresh(slot, question)
-                return last
-            if name != CLUSTER and (outage := self._outage()) is not None:
+            asking = slot.asking
+            if asking is None and name != CLUSTER and (outage := self._outage()) is not None:
                 slot.answer = Answer(last.value, last.at_s, outage, last.asked_s)
                 return slot.answer
-            slot.answer = self._asked(last, question)
-            return slot.answer
+            early = ahead and last.error is None and began_s - last.asked_s < fresh_s + AHEAD_S
+            beside = (early or hurry is not None) and not self._closed
+            # A caller without a hurry asks by itself what still waits for a thread: so no thread waits for a thread.
+            mine = not beside and (asking is None or asking.cancel())
+            if mine or asking is None:
+                asking = slot.asking = Future()
+                if mine:
+                    asking.set_running_or_notify_cancel()
+                else:
+                    (pool or self._pool).submit(self._answer, slot, asking, question)
+        if early:
+            return last
+        if mine:
+            self._answer(slot, asking, question)
+        try:
+            asking.result(None if hurry is None else max(0.0, hurry.until_s - self._now_s()))
+        except (TimeoutError, CancelledError):
+            assert hurry is not None, "callers without a hurry wait only for threads that ask"
+            hurry.ran_out = True
+            return replace(slot.answer, pending=True)
+        return slot.answer
+
+    def _answer(self, slot: _Slot, asking: Future[None], question: Callable[[], Any]) -> None:
+        """Ask a question, unless a caller has taken it over."""
+        if not asking.running() and not asking.set_running_or_notify_cancel():
+            return
+        try:
+            found = self._asked(slot.answer, question)
+        except BaseException as bug:
+            slot.asking = None
+            asking.set_exception(bug)
+            return
+        with slot.lock:
+            slot.answer, slot.asking = found, None
+        asking.set_result(None)
 
     def _asked(self, last: Answer[T], question: Callable[[], T]) -> Answer[T]:
         """Ask brokers. `last`: what they answered before."""
@@ -245,19 +324,6 @@ class View:
         # A failure is slow, and is tried again all the same: the broker may be back.
         took_s = self._now_s() - began_s if error is None else 0.0
         return Answer(value, at_s, error, self._now_s(), took_s)
-
-    def _refresh(self, slot: _Slot, question: Callable[[], Any]) -> None:
-        """Ask again beside the page, which shows the last answer meanwhile. The caller holds the slot's lock."""
-        if slot.refreshing or self._closed:
-            return
-        slot.refreshing = True
-
-        def refresh() -> None:
-            found = self._asked(slot.answer, question)
-            with slot.lock:
-                slot.answer, slot.refreshing = found, False
-
-        self._pool.submit(refresh)
 
     def _outage(self) -> RaftlogError | None:
         """Return why no broker answered a moment ago: then a page does not wait for each of its questions in turn."""
@@ -372,6 +438,10 @@ class View:
         """Ask for all groups."""
         return self.ask("groups", lambda: self.admin.list_groups(missing=[]), ahead=True)
 
+    def records(self, what: str, search: Callable[[], T]) -> Answer[T]:
+        """Search records. Searches are slow and have threads of their own."""
+        return self.ask(f"records {what}", search, pool=self._searches)
+
     def lag(self, group_id: str) -> Answer[dict[TopicPartition, PartitionLag]]:
         """Ask for the lag of a group."""
         return self.ask(f"lag {group_id}", lambda: self.admin.group_lag(group_id), ahead=True)
@@ -386,13 +456,19 @@ class View:
         """Ask for all transactional ids and open stages."""
         return self.ask("transactions", lambda: self.admin.list_transactions(missing=[]), ahead=True)
 
+    def hanging(self) -> Answer[list[HangingTransaction]]:
+        """Ask for hanging transactions, in all partitions."""
+
+        def question() -> list[HangingTransaction]:
+            with self._large:
+                return self._of_all.find_hanging_transactions(missing=[])
+
+        return self.ask("hanging", question, SELDOM_S, ahead=True)
+
     def doctor(self) -> Answer[Report]:
         """Return the last examination of the cluster; a new one, if it is due, goes on beside the page."""
-        slot = self._slot("doctor")
-        due = self._now_s() - slot.answer.asked_s >= max(SELDOM_S, SHARE * slot.answer.took_s)
-        if due and not slot.lock.locked():
-            self._pool.submit(self.ask, "doctor", self._examined, SELDOM_S)
-        return slot.answer
+        with self.hurry(0):
+            return self.ask("doctor", self._examined, SELDOM_S, ahead=True)
 
     def _examined(self) -> Report:
         with self._large:
@@ -408,7 +484,7 @@ class View:
                 return error
 
         wanted = list(keys)
-        return dict(zip(wanted, self._pool.map(ask, wanted), strict=True))
+        return dict(zip(wanted, self._parts.map(ask, wanted), strict=True))
 
     # Plots
 

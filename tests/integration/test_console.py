@@ -115,6 +115,12 @@ def page(browser: Any) -> Iterator[Any]:
     assert problems == []
 
 
+def whole(page: Any, url: str) -> None:
+    """Open a page, and wait until it lacks no answer."""
+    page.goto(url)
+    page.locator("[data-pending]").wait_for(state="detached")
+
+
 @needs_browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_page_is_accessible_in_both_themes(browser: Any, url: str, theme: str) -> None:
@@ -128,8 +134,8 @@ def test_every_page_is_accessible_in_both_themes(browser: Any, url: str, theme: 
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
     for name, path in PAGES.items():
-        reply = page.goto(url + path)
-        assert reply.status == (404 if name == "not-found" else 200), name
+        assert Client(url).get(path).code == (404 if name == "not-found" else 200), name
+        whole(page, url + path)
         page.screenshot(path=PICTURES / f"{name}-{theme}.png", full_page=True)
         violations = Axe().run(page).response["violations"]
         problems += [(name, each["id"], each["nodes"][0]["html"][:200]) for each in violations]
@@ -144,9 +150,8 @@ def test_every_page_is_accessible_in_both_themes(browser: Any, url: str, theme: 
     if theme == "light":
         page.set_viewport_size({"width": 400, "height": 800})
         for name, path in PAGES.items():
-            page.goto(url + path)
-            if FOR_DOCS:
-                page.screenshot(path=PICTURES / f"{name}-narrow.png")
+            whole(page, url + path)
+            page.screenshot(path=PICTURES / f"{name}-narrow.png")
             wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert wide <= 0, f"{name} is wider than a narrow window"
     context.close()

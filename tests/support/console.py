@@ -5,12 +5,15 @@ from __future__ import annotations
 import http.client
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from raftlog.console.app import COOKIE, Server, Settings
+
+WAIT_S: Final = 60.0
 
 
 @contextmanager
@@ -27,12 +30,22 @@ def serve(settings: Settings) -> Iterator[str]:
     thread = threading.Thread(target=server.run, name="console", daemon=True)
     thread.start()
     try:
-        assert listens.wait(60), "the console does not listen"
+        assert listens.wait(WAIT_S), "the console does not listen"
         yield address[0]
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(WAIT_S)
         assert not thread.is_alive()
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class Reply(NamedTuple):
@@ -52,8 +65,13 @@ class Client:
         self.form_token = ""
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
-        """Ask for a page."""
-        return self._request("GET", path, None, headers or {})
+        """Ask for a page, again as long as it says that answers are on their way; notes are on the first one."""
+        until_s, notes = time.monotonic() + WAIT_S, ""
+        while "data-pending" in (reply := self._request("GET", path, None, headers or {})).text:
+            assert time.monotonic() < until_s, f"{path} stays without some answers"
+            notes += "".join(re.findall(r'<p class="note-line .*?</p>', reply.text))
+            time.sleep(0.05)
+        return reply._replace(text=notes + reply.text)
 
     def post(self, path: str, **fields: str) -> Reply:
         """Send a form, with the token of the last page unless `form_token` is given."""
@@ -61,7 +79,7 @@ class Client:
         return self._request("POST", path, body, {"Content-Type": "application/x-www-form-urlencoded"})
 
     def _request(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Reply:
-        connection = http.client.HTTPConnection(self.address, timeout=60)
+        connection = http.client.HTTPConnection(self.address, timeout=WAIT_S)
         try:
             cookie = {"Cookie": f"{COOKIE}={self.cookie}"} if self.cookie else {}
             connection.request(method, path, body, {**cookie, **headers})

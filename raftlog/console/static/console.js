@@ -1,7 +1,11 @@
 // Live updates and plots. Every page works without this file.
 "use strict";
 
-const live = document.querySelector("[data-live]");
+const whole = document.getElementById("whole");
+
+// The part that the server replaces. The whole page is replaced as long as it lacks an answer.
+const livePart = () => document.querySelector("[data-live]");
+const isPending = () => document.querySelector("[data-pending]") !== null;
 
 // hh:mm:ss, UTC.
 function clockTime(seconds) {
@@ -36,38 +40,54 @@ function drawPlots(root) {
 }
 
 // A person who types, has something selected, or scrolls a table sideways is not disturbed.
-function isBusy() {
+function isBusy(root) {
   const selected = document.getSelection();
-  if (selected && !selected.isCollapsed && live.contains(selected.anchorNode)) return true;
+  if (selected && !selected.isCollapsed && root.contains(selected.anchorNode)) return true;
   const focused = document.activeElement;
-  return live.contains(focused) && focused.matches("input, select, textarea");
+  return root.contains(focused) && focused.matches("input, select, textarea");
 }
 
-function replace(html) {
-  const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-  const scrolled = Array.from(live.querySelectorAll(".wide"), (each) => each.scrollLeft);
-  live.innerHTML = html;
-  live.querySelectorAll(".wide").forEach((each, index) => (each.scrollLeft = scrolled[index] || 0));
+function replace(root, html) {
+  const focused = root.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  const scrolled = Array.from(root.querySelectorAll(".wide"), (each) => each.scrollLeft);
+  root.innerHTML = html;
+  root.querySelectorAll(".wide").forEach((each, index) => (each.scrollLeft = scrolled[index] || 0));
   if (focused !== null) {
-    const again = Array.from(live.querySelectorAll("a")).find((each) => each.getAttribute("href") === focused);
+    const again = Array.from(root.querySelectorAll("a")).find((each) => each.getAttribute("href") === focused);
     if (again) again.focus({ preventScroll: true });
   }
-  drawPlots(live);
+  drawPlots(root);
 }
 
-function follow() {
+// `updates`: whether the page has a live part; if not, its answers are waited for, and that is all.
+function follow(updates) {
   const lost = document.getElementById("lost");
-  const source = new EventSource("/live?path=" + encodeURIComponent(location.pathname + location.search));
+  const path = encodeURIComponent(location.pathname + location.search);
+  const source = new EventSource("/live?path=" + path + (isPending() ? "&whole=1" : ""));
+  let late = null; // a whole page that came while the person was busy
+  const showWhole = () => {
+    if (late === null || isBusy(whole)) return;
+    replace(whole, late);
+    late = null;
+    if (!updates && !isPending()) source.close();
+  };
   source.onopen = () => (lost.hidden = true);
   source.onerror = () => (lost.hidden = document.hidden);
   source.onmessage = (event) => {
     lost.hidden = true;
-    if (!isBusy()) replace(event.data);
+    if (late !== null) showWhole();
+    else if (updates && !isBusy(livePart())) replace(livePart(), event.data);
   };
+  source.addEventListener("whole", (event) => {
+    lost.hidden = true;
+    late = event.data;
+    showWhole();
+  });
+  whole.addEventListener("focusout", () => setTimeout(showWhole));
   source.addEventListener("over", () => location.reload());
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) source.close();
-    else if (source.readyState === EventSource.CLOSED) location.reload();
+    else if (source.readyState === EventSource.CLOSED && (updates || isPending())) location.reload();
   });
   window.addEventListener("pagehide", () => source.close());
 }
@@ -75,4 +95,6 @@ function follow() {
 drawPlots(document);
 // Records are read anew only where a person has asked for it.
 const isRecords = /\/messages$|^\/audit$/.test(location.pathname);
-if (live && live.children.length && (!isRecords || new URLSearchParams(location.search).get("live") === "1")) follow();
+const wanted = !isRecords || new URLSearchParams(location.search).get("live") === "1";
+const updates = whole !== null && wanted && livePart().children.length > 0;
+if (updates || isPending()) follow(updates);

@@ -6,16 +6,7 @@ from itertools import count
 from typing import Any
 
 from raftlog.console.access import MOST_SESSIONS, PAUSE_S, TRIES, Session, Sessions
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.support.console import Clock
 
 
 def make_sessions(clock: Clock, timeout_s: float = 60.0) -> Sessions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,22 +21,16 @@ from raftlog.console.app import Console, Settings
 from raftlog.console.pages import Look
 from raftlog.console.rebalance import Rebalance
 from raftlog.console.view import EVERY_S, SELDOM_S, View
+from raftlog.errors import ClusterAuthorizationFailed
 from raftlog.types import TopicPartition
 from tests.support import patience, pictures
+from tests.support.console import Clock
 
 VIEWERS = 8
 WATCHED_S = 60.0
 TOPICS = 120
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+WAIT_S = 60.0
+NUMBERS = {"broker": "7", "partition": "7", "offset": "7"}
 
 
 class Admin:
@@ -127,13 +123,44 @@ def test_brokers_are_asked_once_in_two_seconds_however_many_people_look(view: Vi
             clock.now_s = 1000.0 + step * 0.5
             list(people.map(lambda page: page(look_at(view)), looked * VIEWERS))
             # An answer that is under way while the clock is set forward would count as one that took long.
-            patience.until(
-                lambda: not any(slot.refreshing for slot in list(view._slots.values())), within_s=30, pause_s=0
-            )
+            patience.until(lambda: not any(slot.asking for slot in list(view._slots.values())), within_s=30, pause_s=0)
     often, seldom = int(WATCHED_S / EVERY_S) + 1, int(WATCHED_S / SELDOM_S) + 1  # the doctor asks for all by itself
     assert {name: count for name, count in admin.asked.items() if count > often + seldom} == {}
     assert admin.asked["describe_topic_configs"] <= seldom
     assert admin.asked["describe_topics"] > often // 2, "pages do not stay as they were"
+
+
+class Silent:
+    """An admin client of brokers that do not answer before the test lets them, and then refuse."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.wait
+
+    def wait(self, *_: Any, **__: Any) -> None:
+        assert self.answers.wait(WAIT_S)
+        raise ClusterAuthorizationFailed("no")
+
+
+@pytest.mark.parametrize("path", [path for path in pages.PAGES if not path.endswith("/reset")])
+def test_a_page_is_there_at_once_and_claims_nothing_that_is_not_known(
+    path: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = Silent()
+    monkeypatch.setattr(pages, "_search", admin.wait)
+    view = View("127.0.0.1:1", {}, make_admin=lambda *_, **__: admin, now_s=clock)  # type: ignore[arg-type] # a stand-in
+    look = Look(view, Session("", "", 0.0), {}, dict.fromkeys(("topic", "group", "id"), "x") | NUMBERS, path, False)
+    drawn = Console(Settings("127.0.0.1:1")).draw(look, pages.PAGES[path], "base.html", patience_s=0)
+    admin.answers.set()
+    view.close()
+    assert (drawn.code, drawn.complete, "data-pending" in drawn.html) == (200, False, True)
+    told = re.sub(r"<[^>]*>", " ", drawn.html[drawn.html.index("<main") : drawn.html.index("<footer")])
+    assert not re.search(r"\b0\b|no problems|no group|nothing|there (is|are) no", told, re.IGNORECASE), told
 
 
 def test_topics_are_searched_sorted_and_cut_before_they_become_rows(view: View) -> None:
@@ -158,9 +185,9 @@ def test_creating_a_topic_is_offered_to_those_who_may(
     admin.may_create_topics = may
     assert (why_not(view, "create-topic") is None) is offered
     console = Console(Settings("127.0.0.1:1"))
-    listed = console.render(look_at(view), pages.topics(look_at(view)))
+    listed = console.draw(look_at(view), pages.topics, "base.html").html
     assert ("/create-topic" in listed) is offered
-    form = console.render(look_at(view), pages.new_topic(look_at(view)))
+    form = console.draw(look_at(view), pages.new_topic, "base.html").html
     assert ("this needs Create on the cluster, or on some topics" in form) is not offered
     assert ("<fieldset disabled>" in form) is not offered
 

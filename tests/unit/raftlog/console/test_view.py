@@ -9,22 +9,13 @@ from typing import Any
 import pytest
 
 from raftlog.console.actions import ACTIONS, NEEDS, why_not
-from raftlog.console.view import AHEAD_S, EVERY_S, MOST_ANSWERS, MOST_PLOTS, SHARE, View
+from raftlog.console.view import AHEAD_S, AT_A_TIME, EVERY_S, MOST_ANSWERS, MOST_PLOTS, SHARE, View
 from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed
 from raftlog.security import AclOperation
+from tests.support.console import Clock
 from tests.support.patience import until
 
 WAIT_S = 60.0
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class NoAdmin:
@@ -212,3 +203,57 @@ def test_a_page_does_not_wait_for_the_next_answer(view: View, clock: Clock) -> N
     until(lambda: view.ask("topics", lambda: "newer", ahead=True).value == "new", within_s=WAIT_S)
     clock.now_s += EVERY_S + AHEAD_S
     assert view.ask("topics", lambda: "newest", ahead=True).value == "newest", "an older answer is waited for"
+
+
+def test_a_page_in_a_hurry_shows_what_is_known_and_gets_the_rest_later(view: View, clock: Clock) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    asked: list[int] = []
+
+    def slow() -> str:
+        asked.append(1)
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        return "known"
+
+    for _ in range(3):
+        with view.hurry(0.01) as hurry:
+            answer = view.ask("topics", slow)
+        assert (answer.value, answer.pending, hurry.ran_out) == (None, True, True)
+    assert begun.wait(WAIT_S)
+    go_on.set()
+    with view.hurry(WAIT_S) as hurry:
+        answer = view.ask("topics", slow)
+    assert (answer.value, answer.pending, hurry.ran_out, asked) == ("known", False, False, [1])
+    clock.now_s += EVERY_S + AHEAD_S
+    go_on.clear()
+    with view.hurry(0.01) as hurry:
+        answer = view.ask("topics", slow, ahead=True)
+    assert (answer.value, answer.pending, hurry.ran_out) == ("known", True, True), "it is old: the page says so"
+    go_on.set()
+
+
+def test_questions_that_wait_for_one_another_find_a_thread(view: View) -> None:
+    """More of them than there are threads: those that a question needs are asked by its own thread."""
+    full = threading.Barrier(AT_A_TIME + 1)
+
+    def needs(number: int) -> int:
+        full.wait(WAIT_S)
+        return number + (view.ask("shared", lambda: sum(view.each([10, 20], lambda each: each))).value or 0)
+
+    with view.hurry(0):
+        for number in range(AT_A_TIME):
+            view.ask(f"needs {number}", lambda number=number: needs(number))  # type: ignore[misc] # bound now
+        view.ask("shared", lambda: 30)  # no thread is left for it
+    full.wait(WAIT_S)
+    for number in range(AT_A_TIME):
+        with view.hurry(WAIT_S):
+            assert view.ask(f"needs {number}", lambda: -1).value == number + 30
+
+
+def test_a_question_that_breaks_is_asked_again(view: View) -> None:
+    def breaks() -> int:
+        raise ZeroDivisionError
+
+    with view.hurry(WAIT_S), pytest.raises(ZeroDivisionError):
+        view.ask("x", breaks)
+    assert view.ask("x", lambda: 1).value == 1
