@@ -36,12 +36,22 @@ from broker.coordinator.groups.assignors import Assignor
 from broker.coordinator.groups.classic.commands import Joined
 from broker.coordinator.groups.classic.consumer import CONSUMER
 from broker.coordinator.groups.commands import Decision, GroupConfig, Now, Send
-from broker.coordinator.groups.group import AWAY, Assignment, Committed, Fence, Group, Head, Member, Pending
+from broker.coordinator.groups.group import (
+    AWAY,
+    Assignment,
+    ClassicPart,
+    Committed,
+    Fence,
+    Group,
+    Head,
+    Member,
+    Pending,
+)
 from broker.coordinator.groups.records import by_topic
 from broker.coordinator.groups.sessions import GroupSessions, Kind, Session, Timers
 from broker.coordinator.groups.topics import TopicPartition, TopicsView
 from raftlog._core.words import some
-from raftlog.errors import RaftlogError
+from raftlog.errors import GroupMaxSizeReached, RaftlogError
 from raftlog.v1 import group_pb2
 
 K = TypeVar("K")
@@ -314,6 +324,19 @@ class Change:
         """Whether it has members, those of a classic group that are joining included."""
         return bool(self.draft.members) or (self.soft.classic is not None and bool(self.soft.classic.members))
 
+    def check_room(self, members: int) -> None:
+        """Check that one more member may join, where there are `members`.
+
+        Raises:
+            GroupMaxSizeReached: it may not.
+        """
+        most = self.context.config.max_size
+        if members >= most:
+            raise GroupMaxSizeReached(
+                f"the group {self.group_id!r} has {members} members, no more than {most} may join "
+                "(group.consumer.max.size)"
+            )
+
     def send(self, to: object, message: group_pb2.GroupResponse | Reply | RaftlogError | None) -> None:
         """Tell a stream, or a call."""
         self._decision.effects.append(Send(to, message))
@@ -450,7 +473,7 @@ class Change:
         assignment = self.draft.assignments.get(member_id, Assignment())
         member = self.draft.members[member_id]
         if member.classic is not None:
-            self._finish_join(member, member.classic.protocols[0][0], session, assignment)
+            self._finish_join(member, member.classic, session, assignment)
             return
         if assignment.pending_revocation or session.let_go_by:
             deadline_ms = self.now.monotonic_ms + self.rebalance_timeout_ms(member)
@@ -460,16 +483,15 @@ class Change:
         if session.push(assignment, note):
             self.send(session.to, group_pb2.GroupResponse(assignment=self._message(member, assignment, note)))
 
-    def _finish_join(self, member: Member, protocol: str, session: Session, assignment: Assignment) -> None:
+    def _finish_join(self, member: Member, said: ClassicPart, session: Session, assignment: Assignment) -> None:
         """Answer the join of a classic member that was waiting for the assignment of the group's epoch."""
         head = self.head
         if session.joining is None or head.assignment_epoch < head.group_epoch:
             return
-        assert member.classic is not None, "only classic members join by calls"
-        joined = Joined(member.member_id, assignment.member_epoch, CONSUMER, protocol)
-        self.send(session.joining, joined)
+        protocol, _ = said.protocols[0]
+        self.send(session.joining, Joined(member.member_id, assignment.member_epoch, CONSUMER, protocol))
         session.joining = None
-        session.deadline_ms = self.now.monotonic_ms + member.classic.session_timeout_ms
+        session.deadline_ms = self.now.monotonic_ms + said.session_timeout_ms
         session.act_by_ms = self.now.monotonic_ms + self.rebalance_timeout_ms(member)
         self.watch(session, member.member_id)
 

@@ -7,7 +7,14 @@ from typing import Final
 
 from broker.coordinator.groups.assignors import Assignor
 from broker.coordinator.groups.topics import TopicPartition
-from raftlog.errors import FencedMemberEpoch, InvalidGroupId, InvalidRequestError, UnsupportedAssignor
+from raftlog.errors import (
+    FencedInstanceId,
+    FencedMemberEpoch,
+    InvalidGroupId,
+    InvalidRequestError,
+    UnknownMemberId,
+    UnsupportedAssignor,
+)
 from raftlog.v1 import group_pb2
 
 MAX_ID: Final = 255
@@ -19,6 +26,16 @@ MAX_TOPIC_NAME: Final = 249
 MAX_PRODUCER_EPOCH: Final = 32_766
 """That of a transaction; its marker's is one above."""
 MAX_REBALANCE_TIMEOUT_MS: Final = 24 * 60 * 60 * 1000
+
+
+def unknown_member(group_id: str, member_id: str) -> UnknownMemberId:
+    """Return the refusal of a member that is none, or no longer."""
+    return UnknownMemberId(f"the group {group_id!r} has no member {member_id!r}: join again")
+
+
+def fenced_instance(instance_id: str) -> FencedInstanceId:
+    """Return the refusal of a static member's former process (KIP-345)."""
+    return FencedInstanceId(f"another process has joined with the instance id {instance_id!r}")
 
 
 def check_group_id(group_id: str) -> None:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from broker.coordinator.core import Decision, Now, Send
 from broker.coordinator.groups.classic.commands import ClassicCommand
 from broker.coordinator.groups.classic.machine import ClassicConfig
+from broker.coordinator.groups.group import Member
 from raftlog.v1 import group_pb2
 
 
@@ -60,6 +61,10 @@ class GroupConfig:
         assert self.offsets_retention_check_interval_ms > 0
         assert self.offset_metadata_max_bytes >= 0
         assert self.producer_id_expiration_ms > 0
+
+    def session_timeout_ms_of(self, member: Member) -> int:
+        """Return how long a member may be silent: a classic one has asked for a time."""
+        return self.session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
 
 
 __all__ = [

@@ -414,8 +414,7 @@ class GroupCoordinator:
             return GroupSessions()
         soft = self._soft[group.group_id] = GroupSessions(check=True)
         for member_id, member in group.members.items():
-            part, timeout_ms = member.classic, self._context.config.session_timeout_ms
-            due_ms = now.monotonic_ms + (timeout_ms if part is None else part.session_timeout_ms)
+            due_ms = now.monotonic_ms + self._context.config.session_timeout_ms_of(member)
             soft.sessions[member_id] = Session(due_ms, timer_ms=due_ms)
             self._timers.at(due_ms, Kind.MEMBER, group.group_id, member_id)
         self._timers.at(now.monotonic_ms, Kind.GROUP, group.group_id)

@@ -25,16 +25,21 @@ from dataclasses import replace
 
 from broker.coordinator.groups import rebalance
 from broker.coordinator.groups.change import Change
-from broker.coordinator.groups.checks import check_join, check_owned, check_subscription, read_partitions
+from broker.coordinator.groups.checks import (
+    check_join,
+    check_owned,
+    check_subscription,
+    fenced_instance,
+    read_partitions,
+    unknown_member,
+)
 from broker.coordinator.groups.classic import migration
 from broker.coordinator.groups.commands import Heartbeat, Join, Leave, Now
 from broker.coordinator.groups.group import Assignment, Group, Member, Subscription
 from broker.coordinator.groups.records import read_subscription
 from broker.coordinator.groups.sessions import NEVER, GroupSessions, Session
 from raftlog.errors import (
-    FencedInstanceId,
     FencedMemberEpoch,
-    GroupMaxSizeReached,
     InvalidRequestError,
     UnknownMemberId,
     UnreleasedInstanceId,
@@ -52,7 +57,9 @@ def join(change: Change, command: Join) -> None:
     check_join(request, change.context.assignors)
     if (classic := change.soft.classic) is not None and not classic.is_idle:
         if request.member_epoch > 0:
-            raise _unknown(change, request.member_id)
+            if classic.instances.get(request.instance_id, request.member_id) != request.member_id:
+                raise fenced_instance(request.instance_id)
+            raise unknown_member(change.group_id, request.member_id)
         migration.upgrade(change, request.member_id)
     known = change.draft.members.get(request.member_id)
     if known is not None and known.classic is not None:
@@ -65,10 +72,6 @@ def join(change: Change, command: Join) -> None:
         _join_in_place_of(change, command, former)
     else:
         _join_anew(change, command)
-
-
-def _unknown(change: Change, member_id: str) -> UnknownMemberId:
-    return UnknownMemberId(f"the group {change.group_id!r} has no member {member_id}: join again")
 
 
 def _said(command: Join) -> Member:
@@ -110,27 +113,14 @@ def _connect(change: Change, command: Join, owned: frozenset[tuple[bytes, int]])
 
 def heard_of(change: Change, member_id: str, session: Session) -> None:
     """Begin a member's session anew."""
-    session.deadline_ms = change.now.monotonic_ms + session_timeout_ms(change.draft.members[member_id], change)
+    timeout_ms = change.context.config.session_timeout_ms_of(change.draft.members[member_id])
+    session.deadline_ms = change.now.monotonic_ms + timeout_ms
     session.heard_of_ms = change.now.monotonic_ms
     change.watch(session, member_id)
 
 
-def check_room(change: Change) -> None:
-    """Check that one more member may join.
-
-    Raises:
-        GroupMaxSizeReached: it may not.
-    """
-    most = change.context.config.max_size
-    if len(change.draft.members) >= most:
-        raise GroupMaxSizeReached(
-            f"the group {change.group_id!r} has {len(change.draft.members)} members, no more than {most} may join "
-            "(group.consumer.max.size)"
-        )
-
-
 def _join_anew(change: Change, command: Join) -> None:
-    check_room(change)
+    change.check_room(len(change.draft.members))
     member = _said(command)
     change.soft.classic = None
     say(change, member, Subscription(), is_new=True)
@@ -169,9 +159,9 @@ def _come_back(change: Change, command: Join, known: Member | None) -> None:
     request = command.request
     holder = change.draft.instances.get(request.instance_id) if request.instance_id else None
     if holder is not None and holder != request.member_id:
-        raise FencedInstanceId(f"another process has joined with the instance id {request.instance_id!r}")
+        raise fenced_instance(request.instance_id)
     if known is None:
-        raise _unknown(change, request.member_id)
+        raise unknown_member(change.group_id, request.member_id)
     session = change.soft.sessions.get(request.member_id)
     if session is not None and session.expelled:
         raise FencedMemberEpoch("the member has not let go of its partitions in time: join again")
@@ -202,20 +192,28 @@ def _join_in_place_of(change: Change, command: Join, former: str) -> None:
     Where either of the two speaks the classic protocol the former one is fenced at once: a static member of that
     protocol does not say that it leaves, its next process takes its place (KIP-345).
     """
-    instance_id = command.request.instance_id
     if change.draft.members[former].classic is None and not change.draft.assignments.get(former, Assignment()).away:
         raise UnreleasedInstanceId(
-            f"the member {former} has the instance id {instance_id!r}; it has to leave, or be silent for "
-            f"{change.context.config.session_timeout_ms} ms"
+            f"the member {former} has the instance id {command.request.instance_id!r}; it has to leave, or be silent "
+            f"for {change.context.config.session_timeout_ms} ms"
         )
     member = _said(command)
-    take_over(change, member, former, FencedInstanceId(f"another process has joined as {instance_id!r}"))
+    take_over(change, member, former)
     _connect(change, command, frozenset())
     change.touch(member.member_id)
     change.reconcile(member.member_id)
 
 
-def take_over(change: Change, member: Member, former: str, why: FencedInstanceId) -> None:
+def fence(change: Change, former: str, instance_id: str) -> None:
+    """Tell a static member's former process that another one has its place."""
+    session = change.soft.sessions.pop(former, None)
+    if session is not None:
+        for to in (session.to, session.joining):
+            if to is not None:
+                change.send(to, fenced_instance(instance_id))
+
+
+def take_over(change: Change, member: Member, former: str) -> None:
     """Give a static member that started anew the partitions of its former process, without a rebalance."""
     draft = change.draft
     left = draft.assignments.get(former, Assignment())
@@ -223,10 +221,7 @@ def take_over(change: Change, member: Member, former: str, why: FencedInstanceId
     target = draft.targets.get(former, frozenset())
     if member.subscription != before:
         _bump(change, before, member.subscription)
-    session = change.soft.sessions.pop(former, None)
-    if session is not None:
-        for to in {session.to, session.joining} - {None}:
-            change.send(to, why)
+    fence(change, former, member.instance_id)
     # One after the other; no partition that is free in between goes to another member.
     draft.set_member(former, None)
     draft.set_target(former, None)
@@ -247,7 +242,7 @@ def session_of(change: Change, to: object, member_id: str) -> Session:
     """
     session = change.soft.sessions.get(member_id)
     if session is None:
-        raise _unknown(change, member_id)
+        raise unknown_member(change.group_id, member_id)
     if session.to is not to:
         raise FencedMemberEpoch("this stream is not the member's any more")
     return session
@@ -281,11 +276,6 @@ def heartbeat(change: Change, command: Heartbeat) -> None:
     epoch = change.draft.assignments.get(member_id, Assignment()).member_epoch
     change.send(command.to, group_pb2.GroupResponse(heartbeat=group_pb2.HeartbeatAnswer(member_epoch=epoch)))
     session.answered()
-
-
-def session_timeout_ms(member: Member, change: Change) -> int:
-    """Return how long a member may be silent: a classic one has asked for a time."""
-    return change.context.config.session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
 
 
 def echo(
@@ -359,7 +349,7 @@ def on_deadline(change: Change, member_id: str, timer_ms: float) -> None:
     now_ms = change.now.monotonic_ms
     session.timer_ms = NEVER
     if session.joining is not None:  # it waits for the assignment, and sends nothing before
-        timeout_ms = session_timeout_ms(change.draft.members[member_id], change)
+        timeout_ms = change.context.config.session_timeout_ms_of(change.draft.members[member_id])
         session.deadline_ms = max(session.deadline_ms, now_ms + timeout_ms)
     if session.deadline_ms <= now_ms:
         if session.to is not None:

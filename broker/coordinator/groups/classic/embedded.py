@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from broker.coordinator.groups.change import Change
+from broker.coordinator.groups.checks import fenced_instance, unknown_member
 from broker.coordinator.groups.classic import calls, migration
 from broker.coordinator.groups.classic.commands import (
     Alive,
@@ -36,18 +37,16 @@ from broker.coordinator.groups.classic.commands import (
     Synced,
 )
 from broker.coordinator.groups.classic.consumer import CONSUMER, read_said
-from broker.coordinator.groups.classic.machine import MAX_BYTES, check_session_timeout
+from broker.coordinator.groups.classic.machine import MAX_BYTES, check_session_timeout, rebalancing
 from broker.coordinator.groups.group import Assignment, ClassicPart, Member, Subscription
-from broker.coordinator.groups.membership import check_room, give_up, heard_of, say, take_over
+from broker.coordinator.groups.membership import fence, give_up, heard_of, say, take_over
 from broker.coordinator.groups.sessions import NEVER, Session
 from raftlog.errors import (
-    FencedInstanceId,
     IllegalGeneration,
     InconsistentGroupProtocol,
     InvalidRequestError,
     MemberIdRequired,
     RaftlogError,
-    RebalanceInProgress,
     UnknownMemberId,
 )
 
@@ -82,24 +81,29 @@ def follow(change: Change, command: ClassicCommand) -> None:
 def _join(change: Change, command: JoinClassic) -> None:
     calls.check_join(command)
     check_session_timeout(change.context.config.classic, command.session_timeout_ms)
+    if command.member_id not in change.draft.members and not change.context.may_upgrade():
+        raise InconsistentGroupProtocol(
+            f"the coordinator assigns in {change.group_id!r}, and an older broker may take it over that would refuse "
+            "classic members for good: upgrade all brokers, then run `raftlog cluster features upgrade`"
+        )
     member, owned = _said(change, command)
     former = change.draft.instances.get(command.instance_id) if command.instance_id else None
     if command.member_id:
         if former is not None and former != command.member_id:
-            raise FencedInstanceId(f"another process has joined with the instance id {command.instance_id!r}")
+            raise fenced_instance(command.instance_id)
         known = change.draft.members.get(command.member_id)
         if known is None and owned:
             # It is no member any more, and others may have what it reads: it has to stop first.
-            raise _unknown(change, command.member_id)
+            raise unknown_member(change.group_id, command.member_id)
         if known is None:
-            check_room(change)
+            change.check_room(len(change.draft.members))
         else:
             _check_known(change, known, command.instance_id)
     elif former is not None:
         _join_in_place_of(change, command, member, former)
         return
     else:
-        check_room(change)
+        change.check_room(len(change.draft.members))
         if command.requires_id and not command.instance_id:
             needed = MemberIdRequired(f"join again with the member id {member.member_id}")
             change.send(command.to, Joined(member.member_id, error=needed))
@@ -111,7 +115,7 @@ def _join(change: Change, command: JoinClassic) -> None:
         draft.set_assignment(member.member_id, Assignment())
     session = sessions.setdefault(member.member_id, Session(0.0))
     if session.joining is not None:  # sent again over another connection
-        change.send(session.joining, _rebalancing(change))
+        change.send(session.joining, rebalancing(change.group_id))
     _wait(change, command, session, frozenset(migration.partitions_of(change, owned)))
 
 
@@ -119,11 +123,11 @@ def _join_in_place_of(change: Change, command: JoinClassic, member: Member, form
     """A static member is back: it gets a new member id, and the old one is fenced (KIP-345)."""
     if change.draft.members[former].classic is None and migration.goes_back(change, former):
         # The last member that let the coordinator assign has come back as a classic one.
+        fence(change, former, command.instance_id)
         migration.downgrade(change, former)
         calls.follow(change, command)
         return
-    fenced = FencedInstanceId(f"another process has joined with the instance id {command.instance_id!r}")
-    take_over(change, member, former, fenced)
+    take_over(change, member, former)
     session = change.soft.sessions[member.member_id] = Session(0.0)
     _wait(change, command, session, frozenset())
 
@@ -185,28 +189,20 @@ def _check_protocols(change: Change, member_id: str, command: JoinClassic) -> No
 # Members
 
 
-def _unknown(change: Change, member_id: str) -> UnknownMemberId:
-    return UnknownMemberId(f"the group {change.group_id!r} has no member {member_id!r}: join again")
-
-
-def _rebalancing(change: Change) -> RebalanceInProgress:
-    return RebalanceInProgress(f"the members of {change.group_id!r} are joining again")
-
-
 def _check_known(change: Change, member: Member, instance_id: str) -> None:
     session = change.soft.sessions.get(member.member_id)
     if member.classic is None or member.instance_id != instance_id or (session is not None and session.expelled):
-        raise _unknown(change, member.member_id)
+        raise unknown_member(change.group_id, member.member_id)
 
 
 def _member(change: Change, member_id: str, instance_id: str) -> tuple[Member, Session, Assignment]:
     holder = change.draft.instances.get(instance_id) if instance_id else None
     if holder is not None and holder != member_id:
-        raise FencedInstanceId(f"another process has joined with the instance id {instance_id!r}")
+        raise fenced_instance(instance_id)
     member = change.draft.members.get(member_id)
     session = change.soft.sessions.get(member_id)
     if member is None or session is None:
-        raise _unknown(change, member_id)
+        raise unknown_member(change.group_id, member_id)
     _check_known(change, member, instance_id)
     return member, session, change.draft.assignments.get(member_id, Assignment())
 
@@ -239,7 +235,7 @@ def _sync(change: Change, command: SyncClassic) -> None:
     is_behind = change.head.group_epoch > current.member_epoch and not current.pending_revocation
     if session.joining is not None or is_behind:
         _ask_to_join(change, member, session)
-        raise _rebalancing(change)
+        raise rebalancing(change.group_id)
     session.act_by_ms = NEVER
     heard_of(change, member.member_id, session)
     assignment = migration.assignment_bytes(change, member.classic.protocols, current.assigned)
@@ -252,7 +248,7 @@ def _heartbeat(change: Change, command: HeartbeatClassic) -> None:
     heard_of(change, member.member_id, session)
     if _has_to_join(change, member.member_id, current):
         _ask_to_join(change, member, session)
-        change.send(command.to, _rebalancing(change))
+        change.send(command.to, rebalancing(change.group_id))
     else:
         change.send(command.to, Alive())
 
@@ -284,14 +280,14 @@ def _leave(change: Change, command: LeaveClassic) -> None:
 
 def _let_go(change: Change, member_id: str, instance_id: str) -> None:
     if change.soft.classic is not None:  # an earlier member of this call was the last that let it assign
-        raise _rebalancing(change)
+        raise rebalancing(change.group_id)
     draft = change.draft
     holder = draft.instances.get(instance_id) if instance_id else None
     if instance_id and member_id and holder not in (None, member_id):
-        raise FencedInstanceId(f"another process has joined with the instance id {instance_id!r}")
+        raise fenced_instance(instance_id)
     member = draft.members.get(member_id or holder or "")
     if member is None or member.instance_id != (instance_id or member.instance_id):
-        raise _unknown(change, member_id or instance_id)
+        raise unknown_member(change.group_id, member_id or instance_id)
     away = draft.assignments.get(member.member_id, Assignment()).away
     if member.classic is None and not away:
         # It may read on until it hears of it, and nothing but its own leave or silence says that it does not.

@@ -41,6 +41,7 @@ from enum import Enum
 from typing import Final
 
 from broker.coordinator.core import Reply
+from broker.coordinator.groups.checks import fenced_instance, unknown_member
 from broker.coordinator.groups.classic.commands import (
     Alive,
     HeartbeatClassic,
@@ -53,7 +54,6 @@ from broker.coordinator.groups.classic.commands import (
     Synced,
 )
 from raftlog.errors import (
-    FencedInstanceId,
     GroupMaxSizeReached,
     IllegalGeneration,
     InconsistentGroupProtocol,
@@ -95,6 +95,11 @@ def check_session_timeout(config: ClassicConfig, session_timeout_ms: int) -> Non
             f"the session timeout is {session_timeout_ms} ms; group.min.session.timeout.ms="
             f"{config.min_session_timeout_ms} and group.max.session.timeout.ms={config.max_session_timeout_ms}"
         )
+
+
+def rebalancing(group_id: str) -> RebalanceInProgress:
+    """Return the answer to a member that has to join again."""
+    return RebalanceInProgress(f"the members of {group_id!r} are joining again")
 
 
 class State(Enum):
@@ -175,6 +180,14 @@ class ClassicGroup:
         self.unsynced: set[str] = set()
         """Members of this generation that have not asked for its assignment."""
         self.effects = Effects()
+        self._size = 0
+        """Of all members. Like the next two it is kept, so that a join looks at no other member."""
+        self._offered: Counter[str] = Counter()
+        """By how many members each protocol is offered."""
+        self._joining = 0
+        """How many members wait for their join's reply."""
+        self._checked = State.EMPTY
+        """In which state the invariants of all members were checked last."""
         self._due_ms = NEVER
         """When the group stops to wait: for joins, or for syncs."""
         self._initial_left_ms: int | None = None
@@ -198,6 +211,7 @@ class ClassicGroup:
         group.protocol_type, group.protocol, group.leader = chosen
         for member in members:
             group.members[member.member_id] = member
+            group._count(member, 1)
             if member.instance_id:
                 group.instances[member.instance_id] = member.member_id
             group._heard(member, now_ms)
@@ -224,9 +238,10 @@ class ClassicGroup:
         """Ask the members whose calls wait to join again: the group is not a classic one from now on."""
         for member in self.members.values():
             if member.joining is not None:
-                self._reply(member.joining, self._rebalancing())
+                self._reply(member.joining, rebalancing(self.group_id))
                 member.joining = None
-            self._give_up_sync(member, self._rebalancing())
+            self._give_up_sync(member, rebalancing(self.group_id))
+        self._joining = 0
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -278,11 +293,11 @@ class ClassicGroup:
                 f"generation {self.generation} of {self.group_id!r} uses {self.protocol!r}, not {command.protocol!r}"
             )
         if self.state is State.PREPARING_REBALANCE:
-            raise self._rebalancing()
+            raise rebalancing(self.group_id)
         if self.state is State.COMPLETING_REBALANCE:
             if member.member_id == self.leader:
                 self._check_size(sum(map(len, command.assignments.values())))
-            self._give_up_sync(member, self._rebalancing())  # sent again over another connection
+            self._give_up_sync(member, rebalancing(self.group_id))  # sent again over another connection
             member.syncing = command.to
             self.unsynced.discard(member.member_id)
             if member.member_id == self.leader:
@@ -306,7 +321,7 @@ class ClassicGroup:
         self._check_generation(command.generation)
         self._heard(member, now_ms)
         is_over = self.state is State.PREPARING_REBALANCE
-        self._reply(command.to, self._rebalancing() if is_over else Alive())
+        self._reply(command.to, rebalancing(self.group_id) if is_over else Alive())
 
     def leave(self, command: LeaveClassic, now_ms: float) -> None:
         """Handle members that leave, or that an administrator removes."""
@@ -360,7 +375,7 @@ class ClassicGroup:
         member = self._member(member_id, instance_id)
         self._check_generation(generation)
         if self.state is State.COMPLETING_REBALANCE and not transactional:
-            raise self._rebalancing()
+            raise rebalancing(self.group_id)
         self._heard(member, now_ms)
 
     # Joining
@@ -392,8 +407,7 @@ class ClassicGroup:
         if command.instance_id in self.instances:
             return
         if self.state is State.PREPARING_REBALANCE:  # those that do not come again have no place
-            is_full = sum(member.joining is not None for member in self.members.values()) >= most
-            is_full = is_full and (known is None or known.joining is None)
+            is_full = self._joining >= most and (known is None or known.joining is None)
         else:
             is_full = known is None and len(self.members) >= most
         if is_full or (not command.member_id and len(self.pending) >= most):
@@ -403,14 +417,22 @@ class ClassicGroup:
             )
 
     def _check_size(self, more: int) -> None:
-        if sum(member.size for member in self.members.values()) + more > MAX_BYTES:
+        if self._size + more > MAX_BYTES:
             raise InvalidRequestError(
                 f"the members of {self.group_id!r} say and get more than {MAX_BYTES} bytes: use fewer topics or members"
             )
 
     def _common_protocols(self) -> set[str]:
-        counts = Counter(name for member in self.members.values() for name in dict(member.protocols))
-        return {name for name, count in counts.items() if count == len(self.members)}
+        return {name for name, count in self._offered.items() if count == len(self.members)}
+
+    def _count(self, member: ClassicMember, by: int) -> None:
+        """Count what a member says and whether it waits; `by` -1: it is about to change, or is gone."""
+        self._size += by * member.size
+        self._joining += by * (member.joining is not None)
+        for name, _ in member.protocols:
+            self._offered[name] += by
+            if not self._offered[name]:
+                del self._offered[name]
 
     def _join_known(self, command: JoinClassic, now_ms: float) -> None:
         if self.pending.pop(command.member_id, None) is not None:
@@ -443,6 +465,7 @@ class ClassicGroup:
         if not self.members:
             self.protocol_type, self.leader = command.protocol_type, member_id
         self.members[member_id] = member
+        self._count(member, 1)
         if member.instance_id:
             self.instances[member.instance_id] = member_id
         self._has_grown = True
@@ -451,9 +474,11 @@ class ClassicGroup:
 
     def _update(self, member: ClassicMember, command: JoinClassic) -> None:
         if member.joining is not None:  # sent again over another connection
-            self._reply(member.joining, self._rebalancing())
+            self._reply(member.joining, rebalancing(self.group_id))
+        self._count(member, -1)
         member.joining = command.to
         member.protocols = command.protocols
+        self._count(member, 1)
         member.client_id, member.host = command.client_id, command.host
         member.session_timeout_ms = command.session_timeout_ms
         member.rebalance_timeout_ms = command.rebalance_timeout_ms
@@ -461,8 +486,9 @@ class ClassicGroup:
     def _replace(self, command: JoinClassic, now_ms: float) -> None:
         """A static member is back: it gets a new member id, and the old one is fenced (KIP-345)."""
         old = self.members[self.instances[command.instance_id]]
-        fenced = FencedInstanceId(f"another process has joined with the instance id {command.instance_id!r}")
+        fenced = fenced_instance(command.instance_id)
         was_leader, former_leader = old.member_id == self.leader, self.leader
+        self._count(old, -1)
         self._give_up_sync(old, fenced)
         if old.joining is not None:
             self._reply(old.joining, fenced)
@@ -480,6 +506,7 @@ class ClassicGroup:
         self.members = {
             each.member_id: each for each in (member if each is old else each for each in self.members.values())
         }
+        self._count(member, 1)
         self.instances[member.instance_id] = member.member_id
         if old.member_id in self.unsynced:
             self.unsynced.discard(old.member_id)
@@ -498,6 +525,7 @@ class ClassicGroup:
             self._reply(command.to, reply)
             return
         member.joining = command.to
+        self._joining += 1
         self._heard(member, now_ms)
         self._go_on(now_ms, changed=True)
 
@@ -514,7 +542,7 @@ class ClassicGroup:
         """Ask everybody to join again."""
         if self.state is State.COMPLETING_REBALANCE:
             for member in self.members.values():
-                self._give_up_sync(member, self._rebalancing())
+                self._give_up_sync(member, rebalancing(self.group_id))
         self.unsynced.clear()
         first = self.state is State.EMPTY
         self.state = State.PREPARING_REBALANCE
@@ -529,7 +557,7 @@ class ClassicGroup:
         self._join_if_all(now_ms)
 
     def _join_if_all(self, now_ms: float) -> None:
-        is_all = not self.pending and all(member.joining is not None for member in self.members.values())
+        is_all = not self.pending and self._joining == len(self.members)
         if not self.members or (is_all and self._initial_left_ms is None):
             self._complete_join(now_ms)
 
@@ -578,7 +606,9 @@ class ClassicGroup:
         if self.effects.store is Store.NOTHING:
             self.effects.store = Store.GENERATION
         self._set_due(now_ms + self.rebalance_timeout_ms)
+        self._joining = 0
         for member in self.members.values():
+            self._size -= len(member.assignment)
             member.assignment = b""
             if member.joining is not None:
                 self.unsynced.add(member.member_id)
@@ -600,6 +630,7 @@ class ClassicGroup:
         self.effects.store = Store.ALL
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
+            self._size += len(member.assignment)
             if member.syncing is not None:
                 self._reply(member.syncing, Synced(self.protocol_type, self.protocol, member.assignment))
                 member.syncing = None
@@ -622,24 +653,22 @@ class ClassicGroup:
         if instance_id:
             known = self.instances.get(instance_id)
             if known is not None and known != member_id:
-                raise FencedInstanceId(f"another process has joined with the instance id {instance_id!r}")
+                raise fenced_instance(instance_id)
         member = self.members.get(member_id)
         if member is None or (instance_id and member.instance_id != instance_id):
-            raise UnknownMemberId(f"the group {self.group_id!r} has no member {member_id!r}: join again")
+            raise unknown_member(self.group_id, member_id)
         return member
 
     def _check_generation(self, generation: int) -> None:
         if generation != self.generation:
             raise IllegalGeneration(f"{self.group_id!r} is in generation {self.generation}, not {generation}")
 
-    def _rebalancing(self) -> RebalanceInProgress:
-        return RebalanceInProgress(f"the members of {self.group_id!r} are joining again")
-
     def _remove(self, member: ClassicMember, why: RaftlogError) -> None:
         """Remove a member, and tell its call; what follows for the group is up to the caller."""
         if member.joining is not None:
             self._reply(member.joining, why)
         self._give_up_sync(member, why)
+        self._count(member, -1)
         del self.members[member.member_id]
         self.unsynced.discard(member.member_id)
         if self.instances.get(member.instance_id) == member.member_id:
@@ -683,7 +712,13 @@ class ClassicGroup:
         assert (self.state is State.EMPTY) == (not self.members), "an empty group has no members, and no other"
         assert self.state is not State.STABLE or self.assigned_generation == self.generation, "stable: assigned"
         assert not self.members or self.leader in self.members, "the leader is a member"
+        if self.state is self._checked:  # what follows looks at every member, and each of them joins and syncs
+            return
+        self._checked = self.state
         assert self.unsynced <= self.members.keys(), "only members sync"
+        assert self._size == sum(member.size for member in self.members.values()), "kept as it is"
+        assert self._joining == sum(member.joining is not None for member in self.members.values()), "kept as it is"
+        assert self._offered == Counter(name for member in self.members.values() for name, _ in member.protocols)
         for member in self.members.values():
             assert member.joining is None or self.state is State.PREPARING_REBALANCE, "joins wait while preparing"
             assert member.syncing is None or self.state is State.COMPLETING_REBALANCE, "syncs wait while completing"

@@ -21,17 +21,12 @@ from dataclasses import replace
 from broker.coordinator.groups.change import Change
 from broker.coordinator.groups.classic import calls
 from broker.coordinator.groups.classic.consumer import CONSUMER, assigned_partitions, read_said, written_assignment
-from broker.coordinator.groups.classic.machine import ClassicGroup, ClassicMember, Store
+from broker.coordinator.groups.classic.machine import ClassicGroup, ClassicMember, Store, rebalancing
 from broker.coordinator.groups.group import Assignment, ClassicHead, ClassicPart, Member, Subscription
 from broker.coordinator.groups.records import by_topic
 from broker.coordinator.groups.sessions import NEVER, Session
 from broker.coordinator.groups.topics import TopicPartition
-from raftlog.errors import (
-    GroupMaxSizeReached,
-    InconsistentGroupProtocol,
-    RebalanceInProgress,
-    UnknownMemberId,
-)
+from raftlog.errors import InconsistentGroupProtocol, UnknownMemberId
 
 
 def partitions_of(change: Change, topics: dict[str, list[int]]) -> Iterable[TopicPartition]:
@@ -67,7 +62,7 @@ def upgrade(change: Change, member_id: str) -> None:
     may_read = {member_id: _may_read(change, member_id, told) for member_id, told in assignments.items()}
     _forget_machine(change, machine, assignments)
     given: set[TopicPartition] = set()
-    topics = change.context.topics
+    draft, topics, generation = change.draft, change.context.topics, machine.generation
     known = dict(change.head.known_topics)
     for member in stay:
         said = read_said(member.protocols[0][1])
@@ -77,18 +72,17 @@ def upgrade(change: Change, member_id: str) -> None:
             if (topic := topics.by_name(name)) is not None:
                 known.setdefault(topic.topic_id, topic.partitions)
         _store(change, member, assignments[member.member_id], Subscription(said.topics), said.rack)
-        draft, generation = change.draft, machine.generation
         draft.set_target(member.member_id, frozenset(owned))
         draft.set_assignment(member.member_id, Assignment(generation, generation, dict.fromkeys(owned, generation), {}))
         due_ms = change.now.monotonic_ms + member.session_timeout_ms
         session = change.soft.sessions[member.member_id] = Session(due_ms, host=member.host)
         session.heard_of_ms = change.now.monotonic_ms
         change.watch(session, member.member_id)
-    change.draft.set_head(
+    draft.set_head(
         replace(
             change.head,
-            group_epoch=machine.generation + 1,
-            assignment_epoch=machine.generation,
+            group_epoch=generation + 1,
+            assignment_epoch=generation,
             assignor="",
             known_topics=known,
             classic=None,
@@ -107,11 +101,7 @@ def _check_upgrade(change: Change, machine: ClassicGroup, member_id: str) -> Non
         )
     if member_id in machine.members:
         raise UnknownMemberId(f"{member_id} is a member of {group_id!r} that assigns by itself: use another member id")
-    if len(machine.members) >= config.max_size:
-        raise GroupMaxSizeReached(
-            f"the group {group_id!r} has {len(machine.members)} members, no more than {config.max_size} may join "
-            "(group.consumer.max.size)"
-        )
+    change.check_room(len(machine.members))
     for member in machine.members.values():
         try:
             read_said(member.protocols[0][1])
@@ -202,7 +192,6 @@ def downgrade(change: Change, leaving: str) -> None:
     told that theirs is an old one.
     """
     draft, soft = change.draft, change.soft
-    again = RebalanceInProgress(f"the members of {change.group_id!r} are joining again")
     members = []
     for member_id, member in draft.members.items():
         if member_id == leaving:
@@ -210,7 +199,7 @@ def downgrade(change: Change, leaving: str) -> None:
         assert member.classic is not None, "all others speak the classic protocol"
         session = soft.sessions.get(member_id)
         if session is not None and session.joining is not None:
-            change.send(session.joining, again)
+            change.send(session.joining, rebalancing(change.group_id))
         current = draft.assignments.get(member_id, Assignment())
         may_read = {**current.assigned, **current.pending_revocation}
         members.append(

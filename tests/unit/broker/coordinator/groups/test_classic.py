@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from broker.coordinator.groups.classic.commands import (
     Synced,
 )
 from broker.coordinator.groups.classic.consumer import assigned_partitions, subscribed_topics
-from broker.coordinator.groups.classic.machine import MAX_BYTES, ClassicConfig
+from broker.coordinator.groups.classic.machine import MAX_BYTES, WHOLE_GROUP, ClassicConfig, ClassicGroup, State
 from broker.coordinator.groups.commands import (
     Command,
     CommitOffsets,
@@ -299,6 +300,44 @@ def test_a_leader_that_joins_again_has_reason_for_a_rebalance() -> None:
 
 
 # Members that go
+
+
+def test_a_rebalance_costs_each_member_the_same_however_many_there_are() -> None:
+    def calls(members: int) -> int:
+        """Return how often a function is called, or a generator gives an element, in a rebalance of so many."""
+        group, count = ClassicGroup("g", ClassicConfig(initial_rebalance_delay_ms=10)), 0
+
+        def join(member_id: str, new: str = "") -> None:
+            said = ("range", subscription("t")), ("roundrobin", subscription("t"))
+            command = JoinClassic(
+                object(), "g", member_id, new, "", "client", "h", "consumer", said, SESSION_MS, REBALANCE_MS
+            )
+            group.join(command, 0.0)
+
+        def sync() -> None:
+            for member_id in list(group.members):
+                group.sync(SyncClassic(object(), "g", member_id, "", group.generation), 20.0)
+
+        def note(_frame: object, event: str, _of: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        for number in range(members):
+            join("", f"m{number}")
+        for now_ms in (20.0, 40.0):  # the delay is extended once
+            group.on_deadline(WHOLE_GROUP, now_ms)
+        sync()
+        sys.setprofile(note)
+        try:
+            for member_id in list(group.members):
+                join(member_id)
+            sync()
+        finally:
+            sys.setprofile(None)
+        assert (group.generation, group.state) == (2, State.STABLE)
+        return count
+
+    assert calls(400) / calls(100) < 5
 
 
 def test_a_silent_member_is_removed() -> None:

@@ -231,6 +231,25 @@ def test_no_live_group_moves_up_while_a_broker_may_not_know_such_groups() -> Non
     assert kind(driver) == "consumer"
 
 
+def test_no_classic_member_joins_where_the_coordinator_assigns_while_a_broker_may_not_know_such_groups() -> None:
+    driver = driver_of()
+    known = False
+    driver.core = GroupCoordinator(driver.config, driver.topics, driver.assignors, lambda: known)
+    driver.core.loaded(driver.now)
+    new = driver.join("n", "t")
+    client, static = Client(driver), Client(driver, "a")
+    for each in (client, static):
+        assert isinstance(each.join(requires_id=True), InconsistentGroupProtocol)
+    assert [each.member_id for each in driver.described().members] == ["n"]
+    assert given(new) == {0, 1, 2, 3}
+    known = True
+    client.join()
+    known = False
+    driver.follow(new)
+    assert isinstance(client.answer(), Joined)
+    assert isinstance(client.join(), Joined), "a member stays one"
+
+
 def test_a_policy_may_keep_a_group_in_which_the_coordinator_assigns() -> None:
     config = GroupConfig(classic=ClassicConfig(initial_rebalance_delay_ms=10), migration=Migration.UPGRADE)
     driver = GroupDriver({"t": 4}, config)
@@ -294,6 +313,18 @@ def test_a_static_member_that_changes_its_protocol_keeps_its_partitions() -> Non
     again.join()
     assert kind(driver) == "classic", "the last one has come back as a classic member"
     assert isinstance(second.heartbeat(), RebalanceInProgress)
+
+
+def test_a_static_member_that_changes_its_protocol_fences_its_former_process_as_the_group_goes_back() -> None:
+    driver = driver_of()
+    stable(driver, "")
+    new = driver.join("n", "t", instance="a")
+    driver.follow(new)
+    Client(driver, "a").join()
+    assert kind(driver) == "classic"
+    assert isinstance(new.error, FencedInstanceId)
+    back = driver.join("n", "t", epoch=new.assignment.member_epoch, instance="a")
+    assert isinstance(back.error, FencedInstanceId), "also where the stream had ended before"
 
 
 def test_the_coordinator_changes_between_any_two_records() -> None:
