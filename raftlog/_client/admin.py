@@ -1396,7 +1396,7 @@ class AdminEngine:
         for group_id, group in described.items():
             if group.HasField("committed"):
                 committed = _in_order(group.committed.offsets)
-            else:  # a broker of an older version
+            else:  # a broker of an older version, or an answer that was full
                 try:
                     committed = await self._committed(group_id, timeout)
                 except RaftlogError as error:

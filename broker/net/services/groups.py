@@ -472,6 +472,10 @@ logger = logging.getLogger(__name__)
 
 MAX_GROUPS: Final = 10_000
 """Groups that one request may name."""
+MAX_COMMITTED: Final = 100_000
+"""Committed offsets in one description of groups."""
+COMMITTED_AT_A_TIME: Final = 50
+"""Groups whose offsets are fetched at once."""
 SORTED_HERE: Final = 2_000
 """A longer list is sorted on another thread."""
 
@@ -649,18 +653,13 @@ class GroupService(group_pb2_grpc.GroupServicer):
                 if not group.error.code:
                     group.authorized_operations = authorized_operations(caller.get(), Acl.GROUP, group.group_id)
         if request.include_committed:
-            await all_of(self._add_committed(group, context) for group in groups if not group.error.code)
-        return group_pb2.DescribeGroupsResponse(groups=groups)
 
-    async def _add_committed(self, group: group_pb2.GroupDescription, context: Context) -> None:
-        request = group_pb2.FetchOffsetsRequest(group_id=group.group_id, member_epoch=-1, all=True)
-        answer = await self.FetchOffsets(request, context)
-        if answer.error.code and answer.error.code != GroupIdNotFound.code:
-            del group.members[:]
-            group.error.CopyFrom(answer.error)
-        else:
-            group.committed.SetInParent()  # present even if it is empty
-            group.committed.offsets.extend(answer.offsets)
+            async def fetch(group_id: str) -> group_pb2.FetchOffsetsResponse:
+                asked = group_pb2.FetchOffsetsRequest(group_id=group_id, member_epoch=-1, all=True)
+                return await self.FetchOffsets(asked, context)
+
+            await add_committed([group for group in groups if not group.error.code], fetch)
+        return group_pb2.DescribeGroupsResponse(groups=groups)
 
     async def _describe(self, group_id: str, wait_s: float) -> group_pb2.GroupDescription:
         description = group_pb2.GroupDescription(group_id=group_id, coordinator_id=-1, offsets_partition=-1)
@@ -728,6 +727,28 @@ class GroupService(group_pb2_grpc.GroupServicer):
 def _checked(request: _Q, check: Callable[[Any], None], part: object) -> _Q:
     check(part)
     return request
+
+
+async def add_committed(
+    groups: Sequence[group_pb2.GroupDescription], fetch: Callable[[str], Awaitable[group_pb2.FetchOffsetsResponse]]
+) -> None:
+    """Add the committed offsets of groups, in order, as long as there are at most MAX_COMMITTED.
+
+    The others come without: the client asks for the offsets of each.
+    """
+    count = 0
+    for at in range(0, len(groups), COMMITTED_AT_A_TIME):
+        piece = groups[at : at + COMMITTED_AT_A_TIME]
+        for group, answer in zip(piece, await all_of(fetch(group.group_id) for group in piece), strict=True):
+            count += len(answer.offsets)
+            if count > MAX_COMMITTED:
+                return
+            if answer.error.code and answer.error.code != GroupIdNotFound.code:
+                del group.members[:]
+                group.error.CopyFrom(answer.error)
+            else:
+                group.committed.SetInParent()  # present even if it is empty
+                group.committed.offsets.extend(answer.offsets)
 
 
 async def _check_ids(group_ids: Sequence[str], context: Context) -> None:

@@ -13,8 +13,10 @@ from broker.coordinator.groups.commands import Command, CommitInSession, Disconn
 from broker.coordinator.groups.coordinators import GroupShard
 from broker.net.services import groups as group_permissions
 from broker.net.services.groups import (
+    COMMITTED_AT_A_TIME,
     GroupSession,
     MemberPermissions,
+    add_committed,
     check_described,
     committed,
     fetched,
@@ -421,3 +423,22 @@ def test_answers_that_do_not_fit_their_call_are_errors_of_all_of_it() -> None:
     assert (wrote.error.code, len(wrote.results)) == (common_pb2.INTERNAL, 0)
     got = asyncio.run(fetched(asked(), who, IDS.get, fetch))
     assert (got.error.code, len(got.offsets)) == (common_pb2.INTERNAL, 0)
+
+
+def test_a_description_of_groups_has_committed_offsets_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client asks for those of the other groups one by one (`raftlog/_client/admin.py`)."""
+    monkeypatch.setattr(group_permissions, "MAX_COMMITTED", 3 * COMMITTED_AT_A_TIME)
+    groups = [GroupDescription(group_id=f"g{number}") for number in range(10 * COMMITTED_AT_A_TIME)]
+    asked: list[str] = []
+
+    async def fetch(group_id: str) -> FetchOffsetsResponse:
+        asked.append(group_id)
+        if group_id == "g1":
+            return FetchOffsetsResponse(error=Error(code=GROUP_REFUSED))
+        return FetchOffsetsResponse(offsets=[CommittedOffset(topic="t", partition=number) for number in range(2)])
+
+    asyncio.run(add_committed(groups, fetch))
+    most = 3 * COMMITTED_AT_A_TIME // 2 + 1
+    assert [each.HasField("committed") for each in groups] == [number < most and number != 1 for number in range(500)]
+    assert groups[1].error.code == GROUP_REFUSED
+    assert asked == [each.group_id for each in groups[: 2 * COMMITTED_AT_A_TIME]]
