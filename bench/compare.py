@@ -244,20 +244,38 @@ def _fetch(what: str, command: list[str], **environment: str) -> None:
 
 
 def kafka_jars() -> Path:
-    """Return the directory of Kafka's jars; fetched once, by Maven."""
-    jars = CACHE / f"kafka-{KAFKA}"
-    if not list(jars.glob("kafka_2.13-*.jar")):
-        if shutil.which("java") is None:
-            raise Missing("Kafka: no Java here")
-        jars.mkdir(parents=True, exist_ok=True)
-        (CACHE / "pom.xml").write_text(
-            '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-            "<groupId>raftlog</groupId><artifactId>bench</artifactId><version>1</version><packaging>pom</packaging>"
-            "<dependencies><dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>"
-            f"<version>{KAFKA}</version></dependency></dependencies></project>"
+    """Return the directory of Kafka's jars, with its tools and Connect; fetched once, by Maven."""
+    names = ("kafka_2.13", "kafka-tools", "connect-file", "connect-json", "connect-runtime")
+    return maven_jars(f"kafka-{KAFKA}", *(f"org.apache.kafka:{name}:{KAFKA}" for name in names))
+
+
+def maven_jars(name: str, *artifacts: str, without: str = "") -> Path:
+    """Return a directory, of this name, with the jars of GROUP:ARTIFACT:VERSIONs and all that they need; fetched once.
+
+    `without`: the GROUP of jars to leave out.
+    """
+    jars, pom = CACHE / name, CACHE / f"{name}.xml"
+    named = "".join(
+        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>".format(
+            *artifact.split(":")
         )
+        for artifact in artifacts
+    )
+    project = (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>raftlog</groupId><artifactId>bench</artifactId><version>1</version><packaging>pom</packaging>"
+        f"<dependencies>{named}</dependencies></project>"
+    )
+    if not jars.is_dir() or not pom.exists() or pom.read_text() != project:
+        if shutil.which("java") is None:
+            raise Missing(f"{name}: no Java here")
+        CACHE.mkdir(parents=True, exist_ok=True)
+        fetching = CACHE / f"{name}.pom"
+        fetching.write_text(project)
         copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={jars}"]
-        _fetch("Kafka", ["mvn", "-q", "-B", "-f", str(CACHE / "pom.xml"), *copy])
+        left_out = [f"-DexcludeGroupIds={without}"] if without else []
+        _fetch(name, ["mvn", "-q", "-B", "-f", str(fetching), *copy, *left_out])
+        fetching.rename(pom)
     return jars
 
 

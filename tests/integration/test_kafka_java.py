@@ -5,74 +5,43 @@ The jars are those of `./dev bench compare`: fetched once, into build/bench.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import threading
 from pathlib import Path
 
 import confluent_kafka
 import pytest
 
 import raftlog
-from bench.compare import Missing, kafka_jars
 from raftlog.testing import Cluster
+from tests.support.kafka_java import JavaProgram, jars_or_skip
 from tests.support.patience import until
 from tests.support.up_to_date import heard_everywhere
 
 pytestmark = pytest.mark.long
 
-MEMBER = Path(__file__).parent.parent / "support" / "java" / "GroupMember.java"
 PARTITIONS = 4
 TOPIC = "moved"
 TIMEOUT_S = 240.0
 
 
-class JavaMember:
+class JavaMember(JavaProgram):
     """One JVM with one consumer."""
 
     def __init__(self, jars: Path, cluster: Cluster, protocol: str) -> None:
         self.read: list[int] = []
         self.partitions = 0
-        self._process = subprocess.Popen(
-            ["java", "-cp", f"{jars}/*", str(MEMBER), cluster.kafka_bootstrap, TOPIC, TOPIC, protocol],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._follow, daemon=True)
-        self._reader.start()
+        super().__init__(jars, "GroupMember", cluster.kafka_bootstrap, TOPIC, TOPIC, protocol, on_line=self._hear)
 
-    def _follow(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            what, _, number = line.strip().partition(" ")
-            if what == "read":
-                self.read.append(int(number))
-            elif what == "has":
-                self.partitions = int(number)
-
-    def leave(self) -> None:
-        """Let it commit, and leave."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait(TIMEOUT_S) == 0
-        self._reader.join(TIMEOUT_S)
-
-    def kill(self) -> None:
-        """End it, whatever it does."""
-        self._process.kill()
-        self._process.wait()
+    def _hear(self, line: str) -> None:
+        what, _, number = line.partition(" ")
+        if what == "read":
+            self.read.append(int(number))
+        elif what == "has":
+            self.partitions = int(number)
 
 
 @pytest.fixture
 def jars() -> Path:
-    if shutil.which("javac") is None:
-        pytest.skip("Java's clients judge nothing here: there is no Java compiler (install a JDK)")
-    try:
-        return kafka_jars()
-    except Missing as why:
-        pytest.skip(f"Java's clients judge nothing here: {why}")
+    return jars_or_skip()
 
 
 def test_javas_consumers_move_a_live_group_to_the_protocol_of_the_coordinator_and_back(jars: Path) -> None:
@@ -109,7 +78,7 @@ def test_javas_consumers_move_a_live_group_to_the_protocol_of_the_coordinator_an
         def leaves(kind: str) -> None:
             member = members.pop(0)
             gone.append(member)
-            member.leave()
+            member.end(TIMEOUT_S)
             go_on(kind)
 
         def joins(protocol: str, kind: str) -> None:
