@@ -55,7 +55,6 @@ _SOURCES: Final[dict[int, int]] = {
     admin_pb2.ConfigEntry.DEFAULT: AS_DEFAULT,
     admin_pb2.ConfigEntry.DYNAMIC_BROKER_LOGGER: OF_LOGGER,
 }
-_DYNAMIC: Final = (OF_TOPIC, OF_BROKER, OF_ALL_BROKERS)
 _RESOURCES: Final = {2: ConfigResource.TOPIC, 4: ConfigResource.BROKER, 8: ConfigResource.BROKER_LOGGER}
 """Kafka's types of resources that have configs."""
 _TYPES: Final = {"bool": 1, "string": 2, "int": 5, "ms": 5, "bytes": 5, "float": 6, "list": 7}

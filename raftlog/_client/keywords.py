@@ -15,8 +15,8 @@ Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 """Values of `compression.type`."""
 
 
-class ProducerKeywords(TypedDict, total=False):
-    """What `Producer` takes."""
+class CommonKeywords(TypedDict, total=False):
+    """What every client takes."""
 
     bootstrap_servers: str | Sequence[str] | None
     """The same as `bootstrap`, under Kafka's name."""
@@ -70,6 +70,56 @@ class ProducerKeywords(TypedDict, total=False):
     """The user's password; better keep it in a file and set sasl.password.location."""
     sasl_password_location: str | None
     """File with the user's password, in place of sasl.password. Read again for every login."""
+
+
+class AdminKeywords(CommonKeywords, total=False):
+    """What `Admin` takes."""
+
+    default_api_timeout_ms: int | str | None
+    """How long a call may take, retries included."""
+
+
+class ConsumerKeywords(CommonKeywords, total=False):
+    """What `Consumer` takes."""
+
+    client_rack: str | None
+    """The rack of this client, as in the brokers' `broker.rack`: it reads from an in-sync replica in this rack, if
+    there is one; empty: from leaders only."""
+    max_poll_records: int | None
+    """Most records that one `poll` returns."""
+    fetch_max_bytes: int | str | None
+    """Bytes that may be fetched and not yet polled, over all partitions."""
+    max_partition_fetch_bytes: int | str | None
+    """Bytes of one partition in one message, unless a single batch is larger."""
+    check_crcs: bool | None
+    """Whether the checksum of every batch is verified."""
+    consumer_timeout_ms: int | str | None
+    """How long iteration waits for a record before it ends; none: for ever."""
+    default_api_timeout_ms: int | str | None
+    """How long calls to the cluster may take, retries included."""
+    metadata_max_age_ms: int | str | None
+    """How often a subscription looks for new topics and partitions."""
+    group_instance_id: str | None
+    """Makes the consumer a static member: if it restarts within the session timeout, it gets its partitions back
+    without a rebalance."""
+    group_remote_assignor: str | None
+    """How the coordinator distributes partitions: sticky, range, roundrobin, or another assignor of its server; empty:
+    its default."""
+    enable_auto_commit: bool | None
+    """Whether a consumer with a group commits by itself the records that earlier polls have returned."""
+    auto_commit_interval_ms: int | str | None
+    """How often the consumer commits by itself."""
+    max_poll_interval_ms: int | str | None
+    """How long a member of a group may take between two polls, or to release a partition, before other members get its
+    partitions."""
+    tracing: bool | None
+    """Whether records carry the trace of the current span, and sampled traces get spans; needs the extra
+    `raftlog[otel]`, and an application that sets OpenTelemetry up."""
+
+
+class ProducerKeywords(CommonKeywords, total=False):
+    """What `Producer` takes."""
+
     enable_idempotence: bool | None
     """Whether brokers recognise retries, so that every record is in the log once and in order; needs acks=all, retries,
     and at most 5 requests in flight."""
@@ -108,210 +158,9 @@ class ProducerKeywords(TypedDict, total=False):
     `raftlog[otel]`, and an application that sets OpenTelemetry up."""
 
 
-class ConsumerKeywords(TypedDict, total=False):
-    """What `Consumer` takes."""
-
-    bootstrap_servers: str | Sequence[str] | None
-    """The same as `bootstrap`, under Kafka's name."""
-    configs: Mapping[str, object] | None
-    """The same as `config`."""
-    client_id: str | None
-    """Name of this client in the logs of brokers."""
-    request_timeout_ms: int | str | None
-    """How long one request may stay unanswered."""
-    retry_backoff_ms: int | str | None
-    """Pause before the first retry; it doubles with every further retry."""
-    retry_backoff_max_ms: int | str | None
-    """Longest pause between retries."""
-    reconnect_backoff_ms: int | str | None
-    """Pause before a broken connection is opened again; it doubles with every further failure."""
-    reconnect_backoff_max_ms: int | str | None
-    """Longest pause between attempts to connect; a broker that is back is found within this time."""
-    security_protocol: Literal["plaintext", "ssl", "sasl_ssl", "PLAINTEXT", "SSL", "SASL_SSL"] | None
-    """The protocol of the brokers' listeners: plaintext, TLS (ssl), or TLS with logins (sasl_ssl)."""
-    ssl_ca_location: str | None
-    """PEM file with the certificates of the CAs that a broker's certificate is checked against; empty: gRPC's list of
-    public CAs. With ssl and sasl_ssl. Read again when it changes."""
-    ssl_certificate_location: str | None
-    """PEM file with this client's certificate, followed by the intermediate certificates, and with the private key,
-    unless ssl.key.location names another file; for brokers with ssl.client.auth=required. Read again when it
-    changes."""
-    ssl_key_location: str | None
-    """PEM file with this client's private key. Read again when it changes."""
-    ssl_key_password_location: str | None
-    """File with the password of this client's private key, if that is encrypted (needs cryptography)."""
-    ssl_key_password_command: str | None
-    """A command that prints the password of this client's private key, run without a shell; in place of
-    ssl.key.password.location."""
-    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
-    """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
-    for a JSON Web Token of an issuer that the brokers trust."""
-    sasl_oauthbearer_token_endpoint_url: str | None
-    """With OAUTHBEARER: https://HOST/PATH of an issuer, which is asked for tokens with the client's id and secret
-    (OAuth's client credentials grant), or file:///PATH of a file with a token, read for every login."""
-    sasl_oauthbearer_token_command: str | None
-    """With OAUTHBEARER: a command that prints a token, run for every login, without a shell."""
-    sasl_oauthbearer_client_credentials_client_id: str | None
-    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's id there."""
-    sasl_oauthbearer_client_credentials_client_secret: str | None
-    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's secret there."""
-    sasl_oauthbearer_scope: str | None
-    """With an issuer in sasl.oauthbearer.token.endpoint.url: the scope to ask for."""
-    sasl_username: str | None
-    """The user that logs in; ACLs name it User:NAME. With sasl_ssl."""
-    sasl_password: str | None
-    """The user's password; better keep it in a file and set sasl.password.location."""
-    sasl_password_location: str | None
-    """File with the user's password, in place of sasl.password. Read again for every login."""
-    client_rack: str | None
-    """The rack of this client, as in the brokers' `broker.rack`: it reads from an in-sync replica in this rack, if
-    there is one; empty: from leaders only."""
-    max_poll_records: int | None
-    """Most records that one `poll` returns."""
-    fetch_max_bytes: int | str | None
-    """Bytes that may be fetched and not yet polled, over all partitions."""
-    max_partition_fetch_bytes: int | str | None
-    """Bytes of one partition in one message, unless a single batch is larger."""
-    check_crcs: bool | None
-    """Whether the checksum of every batch is verified."""
-    consumer_timeout_ms: int | str | None
-    """How long iteration waits for a record before it ends; none: for ever."""
-    default_api_timeout_ms: int | str | None
-    """How long calls to the cluster may take, retries included."""
-    metadata_max_age_ms: int | str | None
-    """How often a subscription looks for new topics and partitions."""
-    group_instance_id: str | None
-    """Makes the consumer a static member: if it restarts within the session timeout, it gets its partitions back
-    without a rebalance."""
-    group_remote_assignor: str | None
-    """How the coordinator distributes partitions: sticky, range, roundrobin, or another assignor of its server; empty:
-    its default."""
-    enable_auto_commit: bool | None
-    """Whether a consumer with a group commits by itself the records that earlier polls have returned."""
-    auto_commit_interval_ms: int | str | None
-    """How often the consumer commits by itself."""
-    max_poll_interval_ms: int | str | None
-    """How long a member of a group may take between two polls, or to release a partition, before other members get its
-    partitions."""
-    tracing: bool | None
-    """Whether records carry the trace of the current span, and sampled traces get spans; needs the extra
-    `raftlog[otel]`, and an application that sets OpenTelemetry up."""
-
-
-class AdminKeywords(TypedDict, total=False):
-    """What `Admin` takes."""
-
-    bootstrap_servers: str | Sequence[str] | None
-    """The same as `bootstrap`, under Kafka's name."""
-    configs: Mapping[str, object] | None
-    """The same as `config`."""
-    client_id: str | None
-    """Name of this client in the logs of brokers."""
-    request_timeout_ms: int | str | None
-    """How long one request may stay unanswered."""
-    retry_backoff_ms: int | str | None
-    """Pause before the first retry; it doubles with every further retry."""
-    retry_backoff_max_ms: int | str | None
-    """Longest pause between retries."""
-    reconnect_backoff_ms: int | str | None
-    """Pause before a broken connection is opened again; it doubles with every further failure."""
-    reconnect_backoff_max_ms: int | str | None
-    """Longest pause between attempts to connect; a broker that is back is found within this time."""
-    security_protocol: Literal["plaintext", "ssl", "sasl_ssl", "PLAINTEXT", "SSL", "SASL_SSL"] | None
-    """The protocol of the brokers' listeners: plaintext, TLS (ssl), or TLS with logins (sasl_ssl)."""
-    ssl_ca_location: str | None
-    """PEM file with the certificates of the CAs that a broker's certificate is checked against; empty: gRPC's list of
-    public CAs. With ssl and sasl_ssl. Read again when it changes."""
-    ssl_certificate_location: str | None
-    """PEM file with this client's certificate, followed by the intermediate certificates, and with the private key,
-    unless ssl.key.location names another file; for brokers with ssl.client.auth=required. Read again when it
-    changes."""
-    ssl_key_location: str | None
-    """PEM file with this client's private key. Read again when it changes."""
-    ssl_key_password_location: str | None
-    """File with the password of this client's private key, if that is encrypted (needs cryptography)."""
-    ssl_key_password_command: str | None
-    """A command that prints the password of this client's private key, run without a shell; in place of
-    ssl.key.password.location."""
-    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
-    """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
-    for a JSON Web Token of an issuer that the brokers trust."""
-    sasl_oauthbearer_token_endpoint_url: str | None
-    """With OAUTHBEARER: https://HOST/PATH of an issuer, which is asked for tokens with the client's id and secret
-    (OAuth's client credentials grant), or file:///PATH of a file with a token, read for every login."""
-    sasl_oauthbearer_token_command: str | None
-    """With OAUTHBEARER: a command that prints a token, run for every login, without a shell."""
-    sasl_oauthbearer_client_credentials_client_id: str | None
-    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's id there."""
-    sasl_oauthbearer_client_credentials_client_secret: str | None
-    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's secret there."""
-    sasl_oauthbearer_scope: str | None
-    """With an issuer in sasl.oauthbearer.token.endpoint.url: the scope to ask for."""
-    sasl_username: str | None
-    """The user that logs in; ACLs name it User:NAME. With sasl_ssl."""
-    sasl_password: str | None
-    """The user's password; better keep it in a file and set sasl.password.location."""
-    sasl_password_location: str | None
-    """File with the user's password, in place of sasl.password. Read again for every login."""
-    default_api_timeout_ms: int | str | None
-    """How long a call may take, retries included."""
-
-
-class StageKeywords(TypedDict, total=False):
+class StageKeywords(CommonKeywords, total=False):
     """What `StagedWriter` takes."""
 
-    bootstrap_servers: str | Sequence[str] | None
-    """The same as `bootstrap`, under Kafka's name."""
-    configs: Mapping[str, object] | None
-    """The same as `config`."""
-    client_id: str | None
-    """Name of this client in the logs of brokers."""
-    request_timeout_ms: int | str | None
-    """How long one request may stay unanswered."""
-    retry_backoff_ms: int | str | None
-    """Pause before the first retry; it doubles with every further retry."""
-    retry_backoff_max_ms: int | str | None
-    """Longest pause between retries."""
-    reconnect_backoff_ms: int | str | None
-    """Pause before a broken connection is opened again; it doubles with every further failure."""
-    reconnect_backoff_max_ms: int | str | None
-    """Longest pause between attempts to connect; a broker that is back is found within this time."""
-    security_protocol: Literal["plaintext", "ssl", "sasl_ssl", "PLAINTEXT", "SSL", "SASL_SSL"] | None
-    """The protocol of the brokers' listeners: plaintext, TLS (ssl), or TLS with logins (sasl_ssl)."""
-    ssl_ca_location: str | None
-    """PEM file with the certificates of the CAs that a broker's certificate is checked against; empty: gRPC's list of
-    public CAs. With ssl and sasl_ssl. Read again when it changes."""
-    ssl_certificate_location: str | None
-    """PEM file with this client's certificate, followed by the intermediate certificates, and with the private key,
-    unless ssl.key.location names another file; for brokers with ssl.client.auth=required. Read again when it
-    changes."""
-    ssl_key_location: str | None
-    """PEM file with this client's private key. Read again when it changes."""
-    ssl_key_password_location: str | None
-    """File with the password of this client's private key, if that is encrypted (needs cryptography)."""
-    ssl_key_password_command: str | None
-    """A command that prints the password of this client's private key, run without a shell; in place of
-    ssl.key.password.location."""
-    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "OAUTHBEARER"] | None
-    """The mechanism of the login, with sasl_ssl: SCRAM for a user with a password, which is never sent, or OAUTHBEARER
-    for a JSON Web Token of an issuer that the brokers trust."""
-    sasl_oauthbearer_token_endpoint_url: str | None
-    """With OAUTHBEARER: https://HOST/PATH of an issuer, which is asked for tokens with the client's id and secret
-    (OAuth's client credentials grant), or file:///PATH of a file with a token, read for every login."""
-    sasl_oauthbearer_token_command: str | None
-    """With OAUTHBEARER: a command that prints a token, run for every login, without a shell."""
-    sasl_oauthbearer_client_credentials_client_id: str | None
-    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's id there."""
-    sasl_oauthbearer_client_credentials_client_secret: str | None
-    """With an issuer in sasl.oauthbearer.token.endpoint.url: the client's secret there."""
-    sasl_oauthbearer_scope: str | None
-    """With an issuer in sasl.oauthbearer.token.endpoint.url: the scope to ask for."""
-    sasl_username: str | None
-    """The user that logs in; ACLs name it User:NAME. With sasl_ssl."""
-    sasl_password: str | None
-    """The user's password; better keep it in a file and set sasl.password.location."""
-    sasl_password_location: str | None
-    """File with the user's password, in place of sasl.password. Read again for every login."""
     acks: Literal["all", "-1", "1", "0", -1, 1, 0] | None
     """Which replicas hold a record before it is acknowledged: all in sync, the leader (1), or none (0)."""
     enable_idempotence: bool | None

@@ -218,8 +218,6 @@ TABLE_SCHEMA: Final = pa.schema(
 )
 """The schema of the tables that `poll_arrow` returns."""
 
-_TOPIC_TYPE: Final = TABLE_SCHEMA.field("topic").type
-
 
 def _rounded(rows: int) -> int:
     """Return the next power of two, so that few cached buffers serve all sizes."""

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 from importlib import import_module
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 from typer.exceptions import TyperException
@@ -93,12 +93,6 @@ def tree(name: str | None = None) -> typer.Typer:
             app.command(each)(command)
     client_config.add_to(app)
     return app
-
-
-def __getattr__(name: str) -> Any:
-    if name != "app":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return tree()
 
 
 def _version(wanted: bool) -> None:

@@ -205,16 +205,6 @@ class AppendWorkload:
         )
 
 
-def bisect_from(times: list[float], at_s: float) -> int:
-    """Return how many of the ascending times are later."""
-    count = 0
-    for each in reversed(times):
-        if each <= at_s:
-            break
-        count += 1
-    return count
-
-
 class RefusedRead(AssertionError):
     """A replica says that a partition is not to be read from it, now."""
 

@@ -18,7 +18,6 @@ from tests.support.memory_storage import MemoryStorage
 
 Record = tuple[int, int, bytes | None, bytes | None]
 """(offset, timestamp, key, value)"""
-KEEP_ALL_MS = 1 << 40
 
 
 def keyed_batch(

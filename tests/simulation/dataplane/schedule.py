@@ -28,7 +28,6 @@ PRODUCERS = 2
 CONSUMERS = 2
 IDEMPOTENT_PRODUCERS = 2
 FIRST_CLIENT = 100
-PROBE_S = 0.3
 
 
 class DataSimulation(Simulation):

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 from typer.testing import CliRunner
 
-from raftlog.cli.app import app
+from raftlog.cli.app import tree
 from tests.support.chart import AUTH, TLS, Manifest, Render, Values, named, renderer
 from tools.helm import KUBERNETES
 
@@ -110,7 +110,7 @@ def test_what_it_refuses(render: Render, values: Values, reason: str) -> None:
 
 def test_the_command_line_takes_every_option(render: Render, tmp_path: Path) -> None:
     """The options that the chart writes are those of `raftlog console`."""
-    page = CliRunner().invoke(app, ["console", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+    page = CliRunner().invoke(tree(), ["console", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
     for values in (PLAIN, {**USERS, "console": {"enabled": True, "ingress": INGRESS}}):
         for option in console(render, values)["args"]:
             assert not option.startswith("--") or option in page

@@ -16,7 +16,7 @@ import typer
 from broker.config.config import BrokerConfig
 from raftlog._client.options import SECURITY_KEYS
 from raftlog.cli import client_config
-from raftlog.cli.app import app
+from raftlog.cli.app import tree
 from raftmeta.quorum.peer_identity import node_ids_named
 from tests.support.chart import documents
 from tools.helm import CHART, KUBERNETES, MANIFESTS
@@ -230,7 +230,7 @@ def test_a_broker_is_drained_before_it_stops(started: list[Pod], tmp_path: Path)
         assert said[:4] == [str(pod.config.node_id), "broker", "drain", "--self"]
         here = {"/etc/raftlog/server.toml": tmp_path / "raftlog", "/etc/raftlog/client.toml": tmp_path / "raftlog"}
         arguments = [str(here.get(each, each)) for each in said[3:]]
-        command = typer.main.get_command(app).commands["broker"].commands["drain"]  # type: ignore[attr-defined]
+        command = typer.main.get_command(tree()).commands["broker"].commands["drain"]  # type: ignore[attr-defined]
         given = command.make_context("drain", arguments).params
         assert given["until_restart"] is True, "nobody undrains it"
         grace_s = pod.stateful["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]

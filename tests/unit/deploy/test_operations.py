@@ -13,7 +13,7 @@ import yaml
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from broker.config.config import BrokerConfig
-from raftlog.cli.app import app
+from raftlog.cli.app import tree
 from tools.environment import ROOT
 from tools.helm import CHART
 
@@ -51,7 +51,7 @@ def test_a_command_that_there_is_not_would_be_noticed(line: str) -> None:
 
 def check(line: str) -> None:
     """Check that the command line would take this; what stands for values is not looked at."""
-    command, rest = typer.main.get_command(app), shlex.split(line)[1:]
+    command, rest = typer.main.get_command(tree()), shlex.split(line)[1:]
     while isinstance(command, TyperGroup) and rest and not rest[0].startswith("-"):
         name = rest.pop(0)
         assert name in command.commands, line

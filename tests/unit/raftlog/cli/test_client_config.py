@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from raftlog._client.options import ADMIN_KEYS, PRODUCER_KEYS, SECURITY_KEYS, AdminOptions
-from raftlog.cli.app import app as raftlog_app
+from raftlog.cli.app import tree
 from raftlog.cli.client_config import add_to, default_to, settings_for, using
 from raftlog.cli.output import BootstrapOption
 from raftlog.errors import InvalidConfig
@@ -165,9 +165,7 @@ def _options(command: Any, path: str = "raftlog") -> dict[str, dict[str, Any]]:
 
 def test_everything_with_an_address_has_it() -> None:
     with_address = {
-        path: options
-        for path, options in _options(typer.main.get_command(raftlog_app)).items()
-        if "--bootstrap" in options
+        path: options for path, options in _options(typer.main.get_command(tree())).items() if "--bootstrap" in options
     }
     assert len(with_address) > 20
     assert {"raftlog cluster features", "raftlog cluster features upgrade"} <= with_address.keys()
@@ -177,7 +175,7 @@ def test_everything_with_an_address_has_it() -> None:
 
 def test_an_option_of_features_that_upgrade_would_not_see_is_refused(tmp_path: Path) -> None:
     said = CliRunner().invoke(
-        raftlog_app, ["cluster", "features", "--client-config", str(tmp_path / "none.toml"), "upgrade"]
+        tree(), ["cluster", "features", "--client-config", str(tmp_path / "none.toml"), "upgrade"]
     )
     assert said.exit_code == 2
     assert "--client-config" in said.output

@@ -24,7 +24,6 @@ from tests.support.fake_broker import FakeCluster
 from tests.support.group_world import ONE, ZERO, World, until
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
-ONES: dict[str, Any] = {"max_partition_fetch_bytes": 1}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from raftlog._core.descriptions import (
 from raftlog._doctor.checks import CHECKS
 from raftlog._doctor.picture import Finding, Picture, Unanswered
 from raftlog._doctor.report import examine
-from raftlog.cli.app import app
+from raftlog.cli.app import tree
 from raftlog.cli.doctor import FailOn, is_bad, told
 from raftlog.errors import StorageError
 from raftlog.types import TopicPartition
@@ -480,7 +480,7 @@ def commands() -> dict[str, Any]:
         else:
             found[words] = {option for parameter in command.params for option in parameter.opts}
 
-    walk(get_command(app), "")
+    walk(get_command(tree()), "")
     return found
 
 
