@@ -255,6 +255,7 @@ def maven_jars(name: str, *artifacts: str, without: str = "") -> Path:
     `without`: the GROUP of jars to leave out.
     """
     jars, pom = CACHE / name, CACHE / f"{name}.xml"
+    fetched = jars / "fetched.xml"
     named = "".join(
         "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>".format(
             *artifact.split(":")
@@ -266,16 +267,15 @@ def maven_jars(name: str, *artifacts: str, without: str = "") -> Path:
         "<groupId>raftlog</groupId><artifactId>bench</artifactId><version>1</version><packaging>pom</packaging>"
         f"<dependencies>{named}</dependencies></project>"
     )
-    if not jars.is_dir() or not pom.exists() or pom.read_text() != project:
+    if not fetched.exists() or fetched.read_text() != project:
         if shutil.which("java") is None:
             raise Missing(f"{name}: no Java here")
         CACHE.mkdir(parents=True, exist_ok=True)
-        fetching = CACHE / f"{name}.pom"
-        fetching.write_text(project)
+        pom.write_text(project)
         copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={jars}"]
         left_out = [f"-DexcludeGroupIds={without}"] if without else []
-        _fetch(name, ["mvn", "-q", "-B", "-f", str(fetching), *copy, *left_out])
-        fetching.rename(pom)
+        _fetch(name, ["mvn", "-q", "-B", "-f", str(pom), *copy, *left_out])
+        fetched.write_text(project)  # several tests may fetch at once, the same
     return jars
 
 
