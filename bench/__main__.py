@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from bench import (
     catch_up,
@@ -21,6 +23,7 @@ from bench import (
     produce,
     quorum,
     quotas,
+    regression,
     scale,
     scrape,
     sdk,
@@ -55,13 +58,28 @@ SUITES = {
     "spark": spark.run,
     "console": console.run,
     "compare": compare.run,
+    "regression": regression.run,
 }
+BY_NAME_ONLY = ("compare", "regression")
+"""Suites that run only when they are named: they need more than this checkout."""
 
 
 def main() -> int:
     """Run the suites; the exit code is 1 when a target was missed."""
     parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}; by default all but compare")
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}; by default all but the last two"
+    )
+    parser.add_argument(
+        "--against", metavar="VERSION", help="regression: a wheel or a git ref to compare with; by default the last tag"
+    )
+    parser.add_argument(
+        "--slower",
+        metavar="PERCENT",
+        type=float,
+        default=regression.SLOWER_PERCENT,
+        help="regression: how much slower than that version a path may be, %(default)g by default",
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
     arguments = parser.parse_args()
     unknown = set(arguments.suites) - set(SUITES)
@@ -69,8 +87,10 @@ def main() -> int:
         parser.error(f"no suite {', '.join(sorted(unknown))}; the suites are {', '.join(SUITES)}")
     report = Report()
     report.add("warm-up", "touching memory first", f"{touch_memory():.0f} s")
-    for name in arguments.suites or [name for name in SUITES if name != "compare"]:  # which fetches and writes
-        SUITES[name](report)
+    suites: dict[str, Callable[[Report], None]] = {**SUITES}
+    suites["regression"] = partial(regression.run, against=arguments.against, slower_percent=arguments.slower)
+    for name in arguments.suites or [name for name in SUITES if name not in BY_NAME_ONLY]:
+        suites[name](report)
     report.show(arguments.json)
     return 0 if report.all_met else 1
 
