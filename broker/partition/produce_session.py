@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -88,16 +89,16 @@ class _Request:
         "missing",
         "open",
         "response",
-        "timer",
+        "timeout_ms",
     )
 
-    def __init__(self, correlation_id: int, arrived_s: float) -> None:
+    def __init__(self, correlation_id: int, arrived_s: float, timeout_ms: int) -> None:
         self.arrived_s = arrived_s
         self.begun_s = self.appended_s = self.complete_s = time.monotonic()
         self.response = log_pb2.ProduceResponse(correlation_id=correlation_id)
         self.open: list[Answer] = []
         self.missing = 0
-        self.timer: asyncio.TimerHandle | None = None
+        self.timeout_ms = timeout_ms
         self.held_until_ms = 0.0
         """When the client's next request is read; 0: at once."""
 
@@ -143,6 +144,10 @@ class ProduceSession:
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._lanes: dict[int, _Chains] = {}
+        self._unanswered: dict[_Request, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._times_out_s = math.inf
+        """When `_timer` fires."""
         self._topics = Decisions.of(who, Acl.WRITE, Acl.TOPIC)
         self._producers = producers
 
@@ -174,6 +179,8 @@ class ProduceSession:
             self._counters.produces_unanswered -= self._in_flight
             self._in_flight = 0
             self._lease.stop_waiting(self._release_withheld)
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _take_ready(self) -> list[_Request]:
         """Return the answers of the next message: what may go now and fits it, or without `many` the first of them."""
@@ -289,7 +296,7 @@ class ProduceSession:
         if head.acks == log_pb2.NO_ACK:
             self._handle_unacknowledged(request, checked, arrived_s)
             return None
-        owed = _Request(head.correlation_id, arrived_s)
+        owed = _Request(head.correlation_id, arrived_s, head.timeout_ms or self._default_timeout_ms)
         owed.missing = len(request.parts)
         self._in_flight += 1
         self._counters.produces_unanswered += 1
@@ -300,9 +307,8 @@ class ProduceSession:
             self._serve(part, owed, head, checked.get(number))
         owed.appended_s = time.monotonic()
         if owed.missing:
-            timeout_ms = head.timeout_ms or self._default_timeout_ms
-            loop = asyncio.get_running_loop()
-            owed.timer = loop.call_later(timeout_ms / 1000, self._time_out, owed, timeout_ms)
+            self._unanswered[owed] = None
+            self._time_out_by(owed.begun_s + owed.timeout_ms / 1_000)
         return owed
 
     def _serve(
@@ -356,7 +362,7 @@ class ProduceSession:
 
         The client has counted the records as sent, so those on their way to this broker are lost.
         """
-        refused = _Request(request.head.correlation_id, arrived_s)
+        refused = _Request(request.head.correlation_id, arrived_s, self._default_timeout_ms)
         is_refused = False
         chains = self._chains_of(request.head.lane)
         for number, part in enumerate(request.parts):
@@ -447,16 +453,32 @@ class ProduceSession:
             return
         chains[key] = max(chain, chains.get(key, 0))
 
-    def _time_out(self, owed: _Request, timeout_ms: int) -> None:
-        error = RequestTimedOut(
-            f"not acknowledged within {timeout_ms} ms; the records are in the log and may yet be committed"
-        )
-        for answer in owed.open:
-            answer(error)
+    def _time_out_by(self, due_s: float) -> None:
+        """Look for requests out of time at `due_s` at the latest: one timer serves all requests, most in time."""
+        if due_s >= self._times_out_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._times_out_s = due_s
+        delay_s = due_s - time.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._time_out)
+
+    def _time_out(self) -> None:
+        self._timer, self._times_out_s = None, math.inf
+        now_s = time.monotonic()
+        for owed in list(self._unanswered):
+            due_s = owed.begun_s + owed.timeout_ms / 1_000
+            if due_s > now_s:
+                self._time_out_by(due_s)
+                continue
+            error = RequestTimedOut(
+                f"not acknowledged within {owed.timeout_ms} ms; the records are in the log and may yet be committed"
+            )
+            for answer in list(owed.open):
+                answer(error)
 
     def _finish(self, owed: _Request) -> None:
-        if owed.timer is not None:
-            owed.timer.cancel()
+        self._unanswered.pop(owed, None)
         owed.open.clear()
         owed.complete_s = time.monotonic()
         self._answers.append(owed)

@@ -37,6 +37,7 @@ MANY_REQUESTS: Final = ("raftlog-produce", "many-requests")
 the broker's initial metadata: it accepts that, and may send several answers in a message."""
 
 _NESTED: Final = "a request within `more` has `more` of its own"
+_MANY_PARTS: Final = f"at most {MAX_PARTS} parts fit one message"
 
 _VARINT: Final = 0
 _FIXED64: Final = 1
@@ -133,7 +134,7 @@ def _cut(data: memoryview, *fields: int) -> tuple[bytes, tuple[list[memoryview],
                 found[fields.index(tag >> 3)].append(data[position:kept])
                 count += 1
                 if count > MAX_PARTS:
-                    raise ValueError(f"at most {MAX_PARTS} parts fit one message")
+                    raise ValueError(_MANY_PARTS)
             position += length
         if position > end:
             raise ValueError("a field goes beyond the end of the message")
@@ -233,11 +234,16 @@ def _small(request: log_pb2.ProduceRequest) -> Produce:
 
 def _large(data: memoryview, *, most: int = MAX_PARTS, within: bool = False) -> Produce:
     """Take apart a request of at most `most` parts; `within`: it is one of the further requests of another."""
+    if within and len(data) < SMALL_BYTES:
+        message = log_pb2.ProduceRequest.FromString(bytes(data))
+        if len(message.partitions) > most:
+            raise ValueError(_MANY_PARTS)
+        return _small(message)
     head, (messages, further) = _cut(data, _PARTITIONS, _MORE)
     if further and within:
         raise ValueError(_NESTED)
     if len(messages) > most:  # before any of them is built
-        raise ValueError(f"at most {MAX_PARTS} parts fit one message")
+        raise ValueError(_MANY_PARTS)
     parts = [
         ProducePart(log_pb2.ProducePartition.FromString(part), records)
         for part, records in _parts(messages, _PRODUCE_RECORDS)

@@ -207,7 +207,8 @@ def test_a_message_of_very_many_tiny_parts_is_refused_before_they_are_built() ->
         decode_produce(whole + b"\x22\x00")
 
 
-def test_the_parts_of_all_requests_of_a_message_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("parts", [150, MAX_PARTS])
+def test_the_parts_of_all_requests_of_a_message_count_together(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
     built: list[bytes] = []
 
     class Counting(wire.ProducePart):
@@ -216,10 +217,10 @@ def test_the_parts_of_all_requests_of_a_message_count_together(monkeypatch: pyte
             return super().__new__(cls, head, records)
 
     monkeypatch.setattr(wire, "ProducePart", Counting)
-    further = b"\x22\x00" * MAX_PARTS
+    further = b"\x22\x00" * parts
     prefix = b"\x42" + wire._varint(len(further))
     with pytest.raises(InvalidRequestError, match="at most 10000 parts"):
-        decode_produce((prefix + further) * 50)
+        decode_produce((prefix + further) * 100)
     assert len(built) <= MAX_PARTS, "the others are not built before they are refused"
 
 

@@ -229,6 +229,23 @@ async def test_unanswered_requests_of_a_message_count_each(tmp_path: Path, monke
             assert [each.results[0].base_offset for each in answers] == list(range(12))
 
 
+async def test_each_request_has_its_own_time_limit(tmp_path: Path) -> None:
+    async with Parts(tmp_path) as parts:
+        parts.disk.held = True
+        async with session(parts) as (requests, writer):
+            requests.send(request(1))
+            for number in (2, 3):  # a shorter limit than the one that is waited for, and one after that was over
+                hurried = request(number, chain=number)
+                hurried.head.timeout_ms = 1
+                requests.send(hurried)
+                found = (await writer.wait_for(number - 1))[-1]
+                code = found.results[0].error.code
+                assert (found.correlation_id, code) == (number, common_pb2.REQUEST_TIMED_OUT)
+            parts.disk.release()
+            last = (await writer.wait_for(3))[-1]
+            assert (last.correlation_id, last.results[0].error.code) == (1, 0)
+
+
 async def test_acks_zero_is_answered_only_when_it_is_refused(tmp_path: Path) -> None:
     async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
         requests.send(request(1, acks=log_pb2.NO_ACK))
