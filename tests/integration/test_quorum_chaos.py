@@ -19,7 +19,7 @@ from raftlog.testing import ServerFailed
 from tests.support.history.recorder import Recorder, WatchedCluster
 from tests.support.history.workloads import of_calls
 from tests.support.linearizability import Operation, check_by_key
-from tests.support.metadata_workload import ConfigModel, Workload, check_barriers, without_unseen_sets
+from tests.support.metadata_workload import ConfigModel, Workload, check_barriers, without_unread_values
 
 FAULTS_PAUSE_S = (0.5, 2.0)
 """At most three restarts a second, also after all servers were killed."""
@@ -154,7 +154,7 @@ def test_what_clients_saw_has_an_order(enough: int, clients: int, topics: int, s
     check_barriers(workload.barriers)
     names = {id(operation): name for name, operation in workload.history}
     checked = check_by_key(
-        without_unseen_sets(operation for _, operation in workload.history),
+        without_unread_values(operation for _, operation in workload.history),
         ConfigModel(),
         lambda operation: names[id(operation)],
     )

@@ -7,6 +7,10 @@ an answer may have happened at any moment after its invocation, or never.
 The search is that of Wing and Gong with Lowe's memory of configurations: take the first operation that can come next,
 go on, and step back when the answer of an operation comes before the operation could be placed. It is exponential at
 worst, and linear where few operations overlap. Objects that do not touch one another (keys) are searched one by one.
+
+Operations without an answer overlap everything that comes later, so there can be many. Two rules keep them from being
+tried in every combination, and lose no order: one that would change nothing is not placed, as it can be left out; and
+of those with the same request the one that was invoked first is placed first.
 """
 
 from __future__ import annotations
@@ -98,13 +102,15 @@ def check(history: Sequence[Operation], model: Model[State]) -> list[Operation]:
 class _Event:
     """An invocation or an answer in the list of those not placed yet; both ends of the list are no events."""
 
-    __slots__ = ("answer", "before", "number", "operation", "then")
+    __slots__ = ("answer", "before", "needs", "number", "operation", "then")
 
     def __init__(self, number: int, operation: Operation | None) -> None:
         self.number = number
         self.operation = operation
         self.answer: _Event | None = None
         """Of an invocation: its answer; None for an answer, or where there is none."""
+        self.needs = 0
+        """Of an invocation: the operations that are placed before it, as bits."""
         self.before: _Event = self
         self.then: _Event | None = None
 
@@ -121,10 +127,14 @@ class _Search(Generic[State]):
 
     def _build(self) -> _Event:
         events: list[tuple[float, int, _Event]] = []
+        unanswered: dict[object, int] = {}  # by request: the last one
         for number, operation in enumerate(self._history):
             invocation = _Event(number, operation)
             events.append((operation.invoked_at, 0, invocation))  # at equal times the two overlap
-            if operation.returned_at is not None:
+            if operation.returned_at is None:
+                invocation.needs = 1 << unanswered[operation.request] if operation.request in unanswered else 0
+                unanswered[operation.request] = number
+            else:
                 invocation.answer = _Event(number, None)
                 events.append((operation.returned_at, 1, invocation.answer))
         events.sort(key=lambda each: each[:2])
@@ -144,6 +154,8 @@ class _Search(Generic[State]):
             operation = None if event is None else event.operation
             if event is not None and operation is not None:
                 fits, after = self._model.step(state, operation.request, operation.answer)
+                if event.answer is None:
+                    fits = fits and after != state and not event.needs & ~placed
                 configuration = (placed | 1 << event.number, after)
                 if fits and configuration not in seen:
                     seen.add(configuration)

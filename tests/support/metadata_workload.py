@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -24,6 +24,9 @@ KEY = "retention.ms"
 ATTEMPT_S = 3.0
 REFUSED_CODES = {common_pb2.INVALID_REPLICATION_FACTOR, common_pb2.BROKER_OVERLOADED, common_pb2.STORAGE_FULL}
 """Answers that say for certain that nothing was changed, and nothing about the topic."""
+
+UNREAD = "unread"
+"""Stands for every value that no read returned."""
 
 ConfigState = str | None
 """The value of KEY; None: there is no such topic."""
@@ -54,21 +57,23 @@ class ConfigModel:
         return answer in (NO_ANSWER, "ok" if possible else otherwise), after if possible else state
 
 
-def without_unseen_sets(history: Iterable[Operation]) -> list[Operation]:
-    """Leave out what cannot matter: reads without an answer, and sets without one whose value was never read.
+def without_unread_values(history: Iterable[Operation]) -> list[Operation]:
+    """Return a history that has an order exactly if this one has, without what cannot matter.
 
-    Values are unique, so an order with such a set in it explains everything just as well without.
+    Reads without an answer are left out. Values that no read returned become one, UNREAD: no answer tells them apart.
+    A set without an answer and with such a value is left out: an order explains everything just as well without it.
     """
     operations = list(history)
-    seen = {each.answer for each in operations if isinstance(each.request, tuple) and each.request[0] == "read"}
-    return [
-        each
-        for each in operations
-        if each.answer is not NO_ANSWER
-        or not isinstance(each.request, tuple)
-        or each.request[0] in ("create", "delete")
-        or (each.request[0] == "set" and each.request[1] in seen)
-    ]
+    read = {each.answer for each in operations if each.request == ("read",)}
+    kept = []
+    for each in operations:
+        assert isinstance(each.request, tuple)
+        kind, *values = each.request
+        unread = bool(values) and values[0] not in read
+        if each.answer is NO_ANSWER and (kind == "read" or (kind == "set" and unread)):
+            continue
+        kept.append(replace(each, request=(kind, UNREAD)) if unread else each)
+    return kept
 
 
 @dataclass(slots=True)

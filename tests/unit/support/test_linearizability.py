@@ -99,6 +99,23 @@ def test_a_long_history_takes_no_long_time() -> None:
         check([*history, read(9_000, 9_001, 5)], Register())
 
 
+def test_many_operations_without_answers_take_no_long_time() -> None:
+    """Clients of a cluster that is down for long have many: a check that tried all combinations would never end."""
+
+    class Counting(Register):
+        steps = 0
+
+        def step(self, state: object, request: object, answer: object) -> tuple[bool, object]:
+            self.steps += 1
+            assert self.steps < 100_000, "every combination is tried"
+            return super().step(state, request, answer)
+
+    unanswered = [write(at, None, value) for at in range(10) for value in "ab"]
+    answered = [operation for at in range(30, 40) for operation in (write(at, at + 0.5, "c"), read(at, at + 0.9, "a"))]
+    with pytest.raises(NotLinearizable):
+        check([*unanswered, *answered, read(60, 61, "z")], Counting())
+
+
 @st.composite
 def small_histories(draw: st.DrawFn) -> list[Operation]:
     operations = []
