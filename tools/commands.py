@@ -140,7 +140,8 @@ def _test(arguments: list[str]) -> int:
         return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
     seed = os.environ.setdefault("SIMULATION_SEED", str(random.SystemRandom().randrange(10**6, 10**9)))
     print(f"fresh schedules: SIMULATION_SEED={seed}", flush=True)
-    common = [*selection, "--dist", "loadfile", "--no-loadscope-reorder"]
+    # A worker that dies ends the run with a failure: xdist would wait for ever for one that it started in its place.
+    common = [*selection, "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
     codes = [
         _in_environment(PYTHON, "-m", "pytest", *common, "-n", str(workers), *directories)
         for workers, directories in [phases[name] for name in phases if name in arguments] or phases.values()
