@@ -19,7 +19,7 @@ from raftlog.config import parse_size_bytes
 from raftlog.console.messages import parse_headers
 from raftlog.console.rebalance import AT_A_TIME, Rebalance
 from raftlog.console.view import View
-from raftlog.errors import InvalidRequestError, RaftlogError
+from raftlog.errors import ElectionNotNeeded, InvalidRequestError, RaftlogError
 from raftlog.security import AclBinding, AclFilter, AclOperation, AclPermission, PatternType, ResourceType
 from raftlog.types import TopicPartition
 
@@ -114,7 +114,10 @@ def add_partitions(view: View, fields: Fields) -> str:
 def elect(view: View, fields: Fields) -> str:
     """Let preferred replicas lead."""
     topic = _text(fields, "topic")
-    view.admin.elect_leaders(topic)
+    try:
+        view.admin.elect_leaders(topic)
+    except ElectionNotNeeded:
+        return f"The preferred replicas of {topic} lead already."
     return f"The preferred replicas of {topic} lead."
 
 

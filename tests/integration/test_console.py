@@ -1,4 +1,6 @@
-"""The console in a real browser, against real clusters: every page, every change, a broker's death, logins.
+"""The console in a real browser, against three brokers with TLS and users: pages, changes, a broker's death, logins.
+
+Users: boss is a super user; ACLs let ops do everything to topics, groups and the cluster; ada may read one topic.
 
 Pictures of all pages in both themes go to artifacts/console.
 """
@@ -17,12 +19,12 @@ from typing import Any
 import pytest
 
 from raftlog import AclBinding, AclOperation, Admin, Producer, ResourceType, TopicPartition
-from raftlog.console.app import Settings
+from raftlog.console.app import COOKIE, Settings
 from raftlog.testing import Cluster
 from tests.support.console import Client, serve
 from tests.support.patience import until
 from tests.support.raftlog_up import raftlog_up
-from tests.support.steady import PATIENT, STEADY
+from tests.support.steady import PATIENT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(
@@ -63,32 +65,76 @@ PAGES = {
     "not-found": "/topics/no-such-topic",
 }
 GROUP = "billing/europe"
+USERS = {"boss": "open, sesame", "ops": "all hands", "ada": "difference-engine"}
+EVERYTHING = (
+    (ResourceType.CLUSTER, "raftlog-cluster"),
+    (ResourceType.TOPIC, "*"),
+    (ResourceType.GROUP, "*"),
+    (ResourceType.TRANSACTIONAL_ID, "*"),
+)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Three brokers with records, a group, a transactional id, and a topic with a long name."""
-    config: dict[str, int] = {**PATIENT, "offsets.topic.num.partitions": 3, "transaction.state.log.num.partitions": 3}
+    config: dict[str, Any] = {**PATIENT, "offsets.topic.num.partitions": 3, "transaction.state.log.num.partitions": 3}
     config |= {"audit.topic.enable": True, "audit.topic.num.partitions": 3}
-    with Cluster(3, config=config) as made, Admin(made.bootstrap) as admin:
+    config |= {"authorizer": "acl", "super.users": "User:boss"}
+    with Cluster(3, users=USERS, config=config) as made, admin_of(made) as admin:
         for topic in ("flights", LONG):
             admin.create_topic(topic, partitions=3, replication_factor=3, configs={"min.insync.replicas": "2"})
-        with Producer(made.bootstrap, transactional_id="transfers") as producer, producer.transaction():
+        for topic in ("theirs", "adas"):
+            admin.create_topic(topic)
+        admin.create_acls([AclBinding("User:ops", AclOperation.ALL, kind, name) for kind, name in EVERYTHING])
+        admin.create_acls(
+            [
+                AclBinding("User:ada", operation, ResourceType.TOPIC, "adas")
+                for operation in (AclOperation.DESCRIBE, AclOperation.READ)
+            ]
+        )
+        client = dict(made.client_config)
+        with (
+            Producer(made.bootstrap, transactional_id="transfers", config=client) as producer,
+            producer.transaction(),
+        ):
             for number in range(FLIGHTS):
                 value = {"carrier": ("AA", "UA", "DL")[number % 3], "flight": number, "note": "<b>bold</b>"}
                 headers = [("trace", str(number).encode())]
                 producer.send("flights", json.dumps(value).encode(), key=b"%d" % number, headers=headers)
             producer.send(LONG, b"\x00\xff\x10", key=None)
         admin.alter_group_offsets(GROUP, {TopicPartition("flights", 0): 5})
-        admin.alter_user("ada", "difference-engine")
+        admin.alter_user("eve", "a secret of eve")
         until(lambda: "__audit" in admin.list_topics(internal=True), within_s=WAIT_S)
         yield made
 
 
+def admin_of(cluster: Cluster) -> Admin:
+    """Return an admin client of the super user."""
+    return Admin(cluster.bootstrap, config=dict(cluster.client_config))
+
+
 @pytest.fixture(scope="module")
 def url(cluster: Cluster) -> Iterator[str]:
-    with serve(Settings(cluster.bootstrap)) as address:
+    client = {key: value for key, value in cluster.client_config.items() if not key.startswith("sasl")}
+    with serve(Settings(cluster.bootstrap, client=client, with_login=True)) as address:
         yield address
+
+
+def logged_in(url: str, user: str) -> Client:
+    """Return a client that has logged in as this user."""
+    client = Client(url)
+    client.get("/login")
+    reply = client.post("/login", user=user, password=USERS[user], after="/topics")
+    assert (reply.code, reply.headers["location"]) == (303, "/topics")
+    return client
+
+
+def context_of(browser: Any, url: str, user: str, **more: Any) -> Any:
+    """Return a browser's window in which a user has logged in."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, **more)
+    context.set_default_timeout(WAIT_MS)
+    context.add_cookies([{"name": COOKIE, "value": logged_in(url, user).cookie, "url": url}])
+    return context
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +148,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page whose errors fail the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(WAIT_MS)
+def page(browser: Any, url: str) -> Iterator[Any]:
+    """A page of ops whose errors fail the test."""
+    context = context_of(browser, url, "ops")
     made = context.new_page()
     problems: list[str] = []
     made.on("pageerror", lambda error: problems.append(str(error)))
@@ -127,14 +172,14 @@ def test_every_page_is_accessible_in_both_themes(browser: Any, url: str, theme: 
     from axe_playwright_python.sync_playwright import Axe
 
     PICTURES.mkdir(parents=True, exist_ok=True)
-    context = browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(WAIT_MS)
+    boss = logged_in(url, "boss")
+    context = context_of(browser, url, "boss", color_scheme=theme)
     page = context.new_page()
     problems: list[object] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
     for name, path in PAGES.items():
-        assert Client(url).get(path).code == (404 if name == "not-found" else 200), name
+        assert boss.get(path).code == (404 if name == "not-found" else 200), name
         whole(page, url + path)
         page.screenshot(path=PICTURES / f"{name}-{theme}.png", full_page=True)
         violations = Axe().run(page).response["violations"]
@@ -167,7 +212,7 @@ def test_a_topic_from_its_creation_to_its_end(page: Any, url: str, cluster: Clus
     page.get_by_label("Config").fill("retention.ms=3600000")
     page.get_by_role("button", name="Create").click()
     page.get_by_text("Topic bookings was created.").wait_for()
-    with Admin(cluster.bootstrap) as admin:
+    with admin_of(cluster) as admin:
         until(lambda: len(admin.describe_topic("bookings").partitions) == 2, within_s=WAIT_S)
         page.goto(f"{url}/topics/bookings/messages")
         page.get_by_text("Produce a record").click()
@@ -182,6 +227,9 @@ def test_a_topic_from_its_creation_to_its_end(page: Any, url: str, cluster: Clus
 
         page.goto(f"{url}/topics/bookings/config?q=retention.ms")
         entry = page.locator("article", has=page.get_by_role("heading", name="retention.ms set here"))
+        entry.get_by_label("retention.ms").fill("7200000")
+        entry.get_by_role("button", name="Set").click()
+        page.get_by_text("retention.ms is 7200000 now.").wait_for()
         entry.get_by_role("button", name="Back to the default").click()
         page.get_by_text("retention.ms has its default again.").wait_for()
         assert admin.describe_configs(topic="bookings")["retention.ms"].source != "dynamic_topic"
@@ -190,6 +238,14 @@ def test_a_topic_from_its_creation_to_its_end(page: Any, url: str, cluster: Clus
         page.get_by_text("Add partitions").first.click()
         page.get_by_role("button", name="Add partitions").click()
         page.get_by_text("Topic bookings has 3 partitions now.").wait_for()
+        page.get_by_text("Elect preferred leaders").click()
+        page.get_by_role("button", name="Elect").click()
+        page.get_by_text("The preferred replicas of bookings lead already.").wait_for()
+        page.get_by_text("Move a partition").click()
+        page.get_by_label("Replicas, the preferred").fill("3,1")
+        page.get_by_role("button", name="Move", exact=True).click()
+        page.get_by_text("bookings-0 moves to brokers 3, 1.").wait_for()
+        until(lambda: admin.describe_topic("bookings").partitions[0].replicas == [3, 1], within_s=WAIT_S)
         page.get_by_text("Delete records").first.click()
         form = page.locator("form[action='/do/delete-records']")
         for partition in range(3):
@@ -222,15 +278,74 @@ def test_offsets_of_a_group_are_reset_as_the_preview_shows(page: Any, url: str, 
     page.get_by_role("row", name="flights-0 5 2 -3").wait_for()
     page.get_by_role("button", name="Set these offsets").click()
     page.get_by_text(f"1 offset of group {GROUP} set.").wait_for()
-    with Admin(cluster.bootstrap) as admin:
+    with admin_of(cluster) as admin:
         assert admin.group_offsets(GROUP)[TopicPartition("flights", 0)].offset == 2
         admin.alter_group_offsets(GROUP, {TopicPartition("flights", 0): 5})
+        admin.alter_group_offsets("old-job", {TopicPartition("flights", 0): 5})
+        page.goto(f"{url}/groups/old-job")
+        page.get_by_text("Delete the group").first.click()
+        page.locator("form[action='/do/delete-group'] [name=typed]").fill("old-job")
+        page.get_by_role("button", name="Delete the group").click()
+        page.get_by_text("Group old-job was deleted.").wait_for()
+        assert "old-job" not in [each.group_id for each in admin.list_groups()]
+
+
+@needs_browser
+def test_users_and_acls_are_made_and_deleted(page: Any, url: str, cluster: Cluster) -> None:
+    page.goto(f"{url}/security")
+    page.get_by_text("Create a user, or change a password").click()
+    form = page.locator("form[action='/do/set-user']")
+    for repeated, said in (("mistyped", "the two passwords differ"), ("a long secret", "has this password now")):
+        form.get_by_label("Name").fill("mallory")
+        form.locator("[name=password]").fill("a long secret")
+        form.locator("[name=repeated]").fill(repeated)
+        form.get_by_role("button", name="Save").click()
+        page.get_by_text(said).wait_for()
+        page.get_by_text("Create a user, or change a password").click()
+    page.get_by_text("Add an ACL").first.click()
+    form = page.locator("form[action='/do/add-acl']")
+    form.get_by_label("Principal").fill("User:mallory")
+    form.get_by_label("Operation").select_option("READ")
+    form.get_by_label("Resource").select_option("TOPIC")
+    form.locator("[name=resource_name]").fill("flights")
+    form.get_by_role("button", name="Add the ACL").click()
+    page.get_by_text("User:mallory has the ACL now.").wait_for()
+    page.get_by_role("button", name="Delete the ACL of User:mallory on flights").click()
+    page.get_by_text("The ACL was deleted.").wait_for()
+    page.get_by_text("Delete a user").first.click()
+    form = page.locator("form[action='/do/delete-user']")
+    for field in ("user", "typed"):
+        form.locator(f"[name={field}]").fill("mallory")
+    form.get_by_role("button", name="Delete the user").click()
+    page.get_by_text("User mallory was deleted").wait_for()
+    with admin_of(cluster) as admin:
+        assert "mallory" not in [each.user for each in admin.describe_users()]
+
+
+@needs_browser
+def test_a_transaction_is_seen_and_aborted_and_new_records_come_live(page: Any, url: str, cluster: Cluster) -> None:
+    client = dict(cluster.client_config)
+    with Producer(cluster.bootstrap, transactional_id="stuck", config=client) as producer:
+        producer.begin_transaction()
+        producer.send("flights", b"never committed").result(WAIT_S)
+        page.goto(f"{url}/transactions")
+        page.get_by_role("row", name="stuck ongoing").get_by_role("link", name="stuck").click()
+        page.get_by_role("button", name="Abort the transaction").click()
+        page.get_by_text("The transaction of stuck is aborted").wait_for()
+    page.goto(f"{url}/topics/adas/messages?live=1")
+    page.get_by_text("There are no records here.").wait_for()
+    with Producer(cluster.bootstrap, config=client) as producer:
+        producer.send("adas", b"look, no hands").result(WAIT_S)
+    page.get_by_text("look, no hands").wait_for()
 
 
 @needs_browser
 def test_a_broker_is_drained_and_a_plan_carried_out(page: Any, url: str, cluster: Cluster) -> None:
-    with Admin(cluster.bootstrap) as admin:
+    with admin_of(cluster) as admin:
         admin.create_topic("uneven", replica_assignment=[[1], [1], [1]])
+        with Producer(cluster.bootstrap, config=dict(cluster.client_config)) as producer:
+            for partition in range(3):
+                producer.send("uneven", os.urandom(400_000), partition=partition).result(WAIT_S)
         until(lambda: len(admin.describe_topics(["uneven"])) == 1, within_s=WAIT_S)
         page.goto(f"{url}/brokers")
         page.get_by_role("link", name="Plan a rebalance").click()
@@ -242,6 +357,11 @@ def test_a_broker_is_drained_and_a_plan_carried_out(page: Any, url: str, cluster
             return bool(carry_out.count())
 
         until(planned, within_s=WAIT_S)
+        page.get_by_label("Throttle on each broker").fill("1KiB")
+        carry_out.click()
+        page.get_by_role("button", name="Cancel the rebalance").click()
+        page.get_by_text("The last rebalance was cancelled").wait_for()
+        until(planned, within_s=WAIT_S)
         carry_out.click()
         page.get_by_text("The rebalance has begun").wait_for()
         page.get_by_text("The last rebalance is done").wait_for()
@@ -252,6 +372,10 @@ def test_a_broker_is_drained_and_a_plan_carried_out(page: Any, url: str, cluster
         until(lambda: preferred() == {1, 2, 3} and not admin.list_reassignments(), within_s=WAIT_S)
         admin.delete_topic("uneven")
         page.goto(f"{url}/brokers/3")
+        page.get_by_role("button", name="Cordon").click()
+        page.get_by_text("Broker 3 gets no new replicas.").wait_for()
+        page.get_by_role("button", name="Uncordon").click()
+        page.get_by_text("Broker 3 gets replicas again.").wait_for()
         page.get_by_role("button", name="Drain").click()
         page.get_by_text("Broker 3 is drained").wait_for()
         page.locator("h1 .badge", has_text="drained").wait_for()
@@ -268,20 +392,27 @@ def test_the_page_goes_on_while_a_broker_is_killed(page: Any, url: str, cluster:
     try:
         page.get_by_text("2 of 3 up").wait_for()
         page.locator(".warn", has_text="Under-replicated").wait_for()
+        for name, path in PAGES.items():
+            if not name.startswith("audit"):  # which ops may not read
+                whole(page, url + path)
+                assert page.locator("h1").inner_text() != "The cluster does not answer", name
+        whole(page, f"{url}/brokers/3")
+        page.locator("h1 .badge", has_text="fenced").wait_for()
     finally:
         cluster.start(3)
+    page.goto(url)
     page.get_by_text("3 of 3 up").wait_for()
     page.locator(".cards > div:not(.warn)", has_text="Under-replicated").wait_for()
 
 
 def test_records_of_a_topic_never_become_markup(url: str) -> None:
-    reply = Client(url).get("/topics/flights/messages")
+    reply = logged_in(url, "boss").get("/topics/flights/messages")
     assert "&lt;b&gt;bold" in reply.text
     assert "<b>bold" not in reply.text
 
 
 def test_a_search_finds_what_it_is_asked_for(url: str) -> None:
-    client = Client(url)
+    client = logged_in(url, "ops")
     found = client.get("/topics/flights/messages?begin=oldest&path=$.carrier+%3D%3D+UA&limit=200").text
     assert "100 records shown, 300 looked at" in found
     table = client.get("/topics/flights/messages?view=table&path=$.carrier+%3D%3D+UA").text
@@ -315,29 +446,9 @@ def test_up_serves_the_console_and_ends_it() -> None:
     assert overview() == ""
 
 
-@pytest.fixture(scope="module")
-def secured() -> Iterator[str]:
-    """The console of a cluster with users: boss may do everything, ada may read one topic."""
-    users = {"boss": "open, sesame", "ada": "difference-engine"}
-    config: dict[str, Any] = {**STEADY, "authorizer": "acl", "super.users": "User:boss", "audit.topic.enable": True}
-    with Cluster(1, users=users, config=config) as cluster:
-        with Admin(cluster.bootstrap, config=dict(cluster.client_config)) as admin:
-            admin.create_topic("theirs")
-            admin.create_topic("adas")
-            admin.create_acls(
-                [
-                    AclBinding("User:ada", operation, ResourceType.TOPIC, "adas")
-                    for operation in (AclOperation.DESCRIBE, AclOperation.READ)
-                ]
-            )
-        client = {key: value for key, value in cluster.client_config.items() if not key.startswith("sasl")}
-        with serve(Settings(cluster.bootstrap, client=client, with_login=True)) as address:
-            yield address
-
-
 @needs_browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_what_a_user_may_not_do_is_shown_accessibly(browser: Any, secured: str, theme: str) -> None:
+def test_what_a_user_may_not_do_is_shown_accessibly(browser: Any, url: str, theme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     context = browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 800})
@@ -349,7 +460,7 @@ def test_what_a_user_may_not_do_is_shown_accessibly(browser: Any, secured: str, 
         page.screenshot(path=PICTURES / f"{name}-{theme}.png", full_page=True)
         problems.extend((name, each["id"]) for each in Axe().run(page).response["violations"])
 
-    page.goto(f"{secured}/topics/adas")
+    page.goto(f"{url}/topics/adas")
     look("login")
     page.get_by_label("Name").fill("ada")
     page.get_by_label("Password").fill("wrong")
@@ -362,14 +473,14 @@ def test_what_a_user_may_not_do_is_shown_accessibly(browser: Any, secured: str, 
     assert page.get_by_role("button", name="Delete the topic").is_disabled()
     look("refused")
     for name, path in (("refused-config", "/topics/adas/config"), ("refused-security", "/security")):
-        page.goto(secured + path)
+        page.goto(url + path)
         look(name)
     context.close()
     assert problems == []
 
 
-def test_logins_and_acls(secured: str) -> None:
-    ada = Client(secured)
+def test_logins_and_acls(url: str) -> None:
+    ada = Client(url)
     ada.get("/login")
     planted = ada.cookie
     wrong = ada.post("/login", user="ada", password="open, sesame", after="/")
@@ -394,9 +505,7 @@ def test_logins_and_acls(secured: str) -> None:
     ada.post("/logout")
     assert ada.get("/topics").code == 303
 
-    boss = Client(secured)
-    boss.get("/login")
-    boss.post("/login", user="boss", password="open, sesame", after="/")
+    boss = logged_in(url, "boss")
     assert "theirs" in boss.get("/topics").text
     assert "You may not" not in boss.get("/topics/theirs").text
     assert "User:ada" in boss.get("/security").text
