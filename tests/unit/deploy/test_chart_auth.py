@@ -235,6 +235,12 @@ def test_the_job_takes_away_and_overwrites_only_what_it_is_told_to(render: Rende
     assert arguments(pruneAcls=True) == ["--prune-acls", "--force"]
 
 
+def test_the_log_of_a_job_that_fails_stays(render: Render) -> None:
+    """Kubernetes deletes the pod of a job that gives up, and with it the reason, unless the pod has failed for good."""
+    manifests = render({"tls": TLS, "auth": WITH_ACLS, **WANTED, **ACLS})
+    assert pod_of(named(manifests, "Job", "raftlog-apply"))["restartPolicy"] == "Never"
+
+
 def test_there_is_no_job_for_nothing(render: Render) -> None:
     assert not [each for each in render({"tls": TLS, "auth": AUTH}) if each["kind"] == "Job"]
 
