@@ -66,7 +66,8 @@ class GoProgram:
         with tempfile.TemporaryDirectory(dir=self.built.parent) as place:
             # `go install` refuses modules with directives like `exclude`, as Compose's is.
             for command in (["mod", "init", "build"], ["get", module], ["build", "-o", self.name, self.package]):
-                if subprocess.run([go, *command], cwd=place, env={**os.environ, "GOFLAGS": ""}, check=False).returncode:
+                environment = {**os.environ, "GOFLAGS": "", "CGO_ENABLED": "0"}  # one file that runs in any container
+                if subprocess.run([go, *command], cwd=place, env=environment, check=False).returncode:
                     raise StepFailed(f"go {' '.join(command)} failed; see above")
             (Path(place) / self.name).replace(self.built)
 

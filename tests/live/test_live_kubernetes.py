@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import time
 import urllib.request
@@ -17,13 +18,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kafka
 import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
 
 from raftlog.testing import CertificateAuthority
-from tools import docker, helm
+from tools import docker
 from tools.go_programs import HELM
+from tools.helm import CHART, EXAMPLES
 from tools.k8s.cluster import NODES, Cluster, NotHere
 from tools.progress import StepFailed
 
@@ -38,6 +41,7 @@ UNPLANNED_S = 15.0
 """The same after a pod or a node has vanished: time-outs of a broker's session, of an election and of the clients."""
 PATIENCE_S = 300.0
 IMAGE = "raftlog:0.1.0"
+PREVIOUS = "raftlog:previous"
 TOPIC: Values = {"name": "live", "partitions": 6}
 SMALL: Values = {"requests": {"cpu": "50m", "memory": "128Mi"}}
 BASE: Values = {
@@ -95,10 +99,10 @@ class Release:
     def install(self) -> None:
         self.upgrade({}, "--install", "--create-namespace", "--wait", "--wait-for-jobs")
 
-    def upgrade(self, values: Values, *arguments: str) -> None:
+    def upgrade(self, values: Values, *arguments: str, chart: Path = CHART) -> None:
         self._values = merged(self._values, values)
         self._file.write_text(json.dumps(self._values))
-        self.helm("upgrade", "logs", str(helm.CHART), "--values", str(self._file), "--timeout", "300s", *arguments)
+        self.helm("upgrade", "logs", str(chart), "--values", str(self._file), "--timeout", "300s", *arguments)
 
     def test(self) -> None:
         """Run `helm test`, which leaves no topic behind."""
@@ -124,12 +128,25 @@ class Release:
     def get(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
-    def node_of(self, pod: str) -> str:
-        return str(self.get("pod", pod)["spec"]["nodeName"])
+    def address_of(self, pod: str) -> str:
+        return str(self.get("pod", pod)["status"]["podIP"])
+
+    def pods(self) -> dict[str, tuple[str, int]]:
+        """Return the ids of the servers' pods, with their restarts: the same as before if none was touched."""
+        found = self.get("pods", "--selector", "app.kubernetes.io/component in (broker, controller)")["items"]
+        return {
+            each["metadata"]["name"]: (
+                each["metadata"]["uid"],
+                each["status"]["containerStatuses"][0]["restartCount"],
+            )
+            for each in found
+        }
 
     def rolled_out(self, *sets: str) -> None:
-        for name in sets or ("broker", "controller"):
-            self.kubectl("rollout", "status", f"statefulset/logs-raftlog-{name}", f"--timeout={PATIENCE_S:g}s")
+        """Wait for these sets, or for all."""
+        names = [f"logs-raftlog-{each}" for each in sets]
+        for name in names or [each["metadata"]["name"] for each in self.get("statefulset")["items"]]:
+            self.kubectl("rollout", "status", f"statefulset/{name}", f"--timeout={PATIENCE_S:g}s")
 
     def restart(self, name: str) -> None:
         self.kubectl("rollout", "restart", f"statefulset/logs-raftlog-{name}")
@@ -145,16 +162,21 @@ class Release:
 
     def start_workload(self) -> None:
         name = "workload"
-        program = (Path(__file__).parent / "workload.py").read_text()
+        programs = {each: (Path(__file__).parent / each).read_text() for each in ("workload.py", "kafka_workload.py")}
         container = {
             "name": name,
             "image": IMAGE,
             "command": ["/opt/raftlog/bin/python", "/work/workload.py", "live", str(RATE), "8000"],
             "env": [
                 {"name": "RAFTLOG_BOOTSTRAP", "value": f"logs-raftlog.{self.namespace}.svc:9092"},
+                {"name": "PYTHONPATH", "value": "/packages"},
                 *self.client.get("env", ()),
             ],
-            "volumeMounts": [{"name": "work", "mountPath": "/work"}, *self.client.get("mounts", ())],
+            "volumeMounts": [
+                {"name": "work", "mountPath": "/work"},
+                {"name": "kafka", "mountPath": "/packages/kafka", "readOnly": True},
+                *self.client.get("mounts", ()),
+            ],
         }
         pod = {
             "apiVersion": "v1",
@@ -165,7 +187,11 @@ class Release:
                 "terminationGracePeriodSeconds": 1,
                 "enableServiceLinks": False,
                 "containers": [container],
-                "volumes": [{"name": "work", "configMap": {"name": name}}, *self.client.get("volumes", ())],
+                "volumes": [
+                    {"name": "work", "configMap": {"name": name}},
+                    {"name": "kafka", "hostPath": {"path": str(Path(kafka.__file__).parent)}},
+                    *self.client.get("volumes", ()),
+                ],
             },
         }
         self.cluster.apply(
@@ -173,7 +199,7 @@ class Release:
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
                 "metadata": {"name": name, "namespace": self.namespace},
-                "data": {"workload.py": program},
+                "data": programs,
             },
             pod,
         )
@@ -183,13 +209,17 @@ class Release:
         self.ask("step")
 
     def ask(self, what: str) -> Any:
-        address = self.get("pod", "workload")["status"]["podIP"]
-        with urllib.request.urlopen(f"http://{address}:8000/{what}", timeout=400) as answer:
+        with urllib.request.urlopen(f"http://{self.address_of('workload')}:8000/{what}", timeout=400) as answer:
             return json.load(answer)
 
     def raftlog(self, *arguments: str) -> str:
         """Run a command in the workload's pod."""
         return self.kubectl("exec", "workload", "--", "raftlog", *arguments)
+
+    def begin(self, *command: str) -> subprocess.Popen[str]:
+        """Begin a command in the workload's pod."""
+        exec_ = ("kubectl", "--namespace", self.namespace, "exec", "workload", "--")
+        return subprocess.Popen([*exec_, *command], env=self.cluster.variables(), stdout=subprocess.PIPE, text=True)
 
     def healthy(self) -> None:
         """Wait until every pod is ready and every partition has all replicas in sync."""
@@ -256,7 +286,13 @@ def step(release: Release, name: str, longest_gap_s: float) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def apart(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
-    release = Release(cluster, "apart", {"topics": [TOPIC]}, tmp_path_factory.mktemp("apart"))
+    values: Values = {
+        "topics": [TOPIC, {"name": "kafka", "partitions": 3}],
+        "kafka": {"enabled": True},
+        "console": {"enabled": True},
+        "brokers": {"resources": {"limits": {"memory": "1Gi"}}},
+    }
+    release = Release(cluster, "apart", values, tmp_path_factory.mktemp("apart"))
     release.install()
     try:
         release.test()
@@ -273,10 +309,103 @@ def test_the_chart_is_installed_and_tested(apart: Release) -> None:
     assert not [name for name in topics if name.startswith("helm-test")]
 
 
+def test_the_console_shows_the_cluster(apart: Release) -> None:
+    address = "http://logs-raftlog-console:8080/topics"
+    program = f"import urllib.request; print(urllib.request.urlopen({address!r}, timeout=60).read().decode())"
+    assert 'href="/topics/live"' in apart.kubectl("exec", "workload", "--", "/opt/raftlog/bin/python", "-c", program)
+
+
+PORTS = {"clients": 9092, "kafka": 9192, "nodes": 9093, "metrics": 9464}
+CONNECT = """
+import socket, sys
+from concurrent.futures import ThreadPoolExecutor
+def reach(place):
+    address, _, port = place.partition(":")
+    try:
+        socket.create_connection((address, int(port)), timeout=5).close()
+    except OSError:
+        return None
+    return place
+print(*filter(None, ThreadPoolExecutor(16).map(reach, sys.argv[1:])))
+"""
+
+
+def reached(cluster: Cluster, namespace: str, pod: str, places: dict[str, str]) -> set[str]:
+    """Return the names of the places to which a pod can connect."""
+    python = ("exec", pod, "--", "/opt/raftlog/bin/python", "-c", CONNECT)
+    answered = cluster.kubectl("--namespace", namespace, *python, *places.values()).split()
+    return {name for name, place in places.items() if place in answered}
+
+
+def test_enforced_policies_keep_strangers_out(apart: Release) -> None:
+    cluster, namespace, name = apart.cluster, "strangers", "stranger"
+    container = {"name": name, "image": IMAGE, "command": ["sleep", "infinity"]}
+    spec = {"nodeName": "n2", "terminationGracePeriodSeconds": 1, "containers": [container]}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec},
+    )
+    broker, controller = (apart.address_of(f"logs-raftlog-{each}-1") for each in ("broker", "controller"))
+    places = {f"broker {each}": f"{broker}:{port}" for each, port in PORTS.items()}
+    places |= {f"controller {each}": f"{controller}:{PORTS[each]}" for each in ("nodes", "metrics")}
+    try:
+        cluster.kubectl("-n", namespace, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+        assert reached(cluster, namespace, name, places) == places.keys(), "nothing is enforced yet"
+        with step(apart, "policies enforced, broker-2 deleted by force", UNPLANNED_S), cluster.policies():
+            until("policy that holds", lambda: not reached(cluster, namespace, name, places))
+            clients = {"broker clients", "broker kafka", "broker metrics", "controller metrics"}
+            assert reached(cluster, apart.namespace, "workload", places) == clients
+            apart.kubectl("delete", "pod", "logs-raftlog-broker-2", "--force", "--grace-period=0")
+            apart.healthy()
+            assert not reached(cluster, namespace, name, places)
+    finally:
+        cluster.kubectl("delete", "namespace", namespace, "--wait=true")
+
+
+def test_kafka_clients_go_on_when_a_broker_dies(apart: Release) -> None:
+    with step(apart, "broker-2 deleted by force under Kafka clients", UNPLANNED_S):
+        python = ("/opt/raftlog/bin/python", "/work/kafka_workload.py", "logs-raftlog-kafka:9192", "kafka", "20")
+        with apart.begin(*python) as clients:
+            time.sleep(8)
+            apart.kubectl("delete", "pod", "logs-raftlog-broker-2", "--force", "--grace-period=0")
+            result = json.loads(clients.communicate()[0])
+    print(f"\nKafka clients: {json.dumps(result)}")
+    assert result["acked"] == result["sent"] > 0
+    assert (result["lost"], result["duplicates"], result["errors"]) == (0, 0, [])
+
+
 @pytest.mark.parametrize("pod", ["broker-1", "broker-2"])
 def test_a_broker_is_deleted_by_force(apart: Release, pod: str) -> None:
     with step(apart, f"{pod} deleted by force", UNPLANNED_S):
         apart.kubectl("delete", "pod", f"logs-raftlog-{pod}", "--force", "--grace-period=0")
+
+
+def test_a_broker_that_runs_out_of_memory_comes_back(apart: Release) -> None:
+    pod = "logs-raftlog-broker-1"
+    eaters = """for each in $(seq 16); do
+        /opt/raftlog/bin/python -c "import time; held = b'x' * 90_000_000; time.sleep(60)" &
+    done; wait"""
+
+    def reason() -> str:
+        (container,) = apart.get("pod", pod)["status"]["containerStatuses"]
+        return str(container["lastState"].get("terminated", {}).get("reason"))
+
+    with step(apart, "broker-1 out of memory", UNPLANNED_S):
+        # Each is smaller than the broker, which the kernel therefore chooses.
+        apart.kubectl("exec", pod, "--", "sh", "-c", eaters, check=False)
+        until("broker that was killed", lambda: reason() == "OOMKilled")
+
+
+def test_probes_are_answered_under_load(apart: Release) -> None:
+    before = apart.pods()
+    perf = ("raftlog", "perf", "produce", "load", "--create", "--partitions", "6", "--replication-factor", "3")
+    with step(apart, "two producers without a bound for 30 s", UNPLANNED_S):
+        loads = [apart.begin(*perf, "--seconds", "30", "--records", "100000000", "-o", "json") for _ in range(2)]
+        rates = [json.loads(each.communicate()[0]) for each in loads]
+        assert [each.returncode for each in loads] == [0, 0]
+    print(f"\nload: {json.dumps(rates)}")
+    apart.raftlog("topic", "delete", "load")
+    assert apart.pods() == before
 
 
 def test_the_active_controller_is_deleted_by_force(apart: Release) -> None:
@@ -305,6 +434,26 @@ def test_a_wrong_configuration_stops_at_the_first_pods_and_is_taken_back(apart: 
         time.sleep(30)
         assert [each["status"]["readyReplicas"] for each in apart.get("statefulset")["items"]] == [2, 2]
         apart.upgrade({"config": {"log.retention.days": None}})
+
+
+def test_a_drain_that_fails_does_not_hold_up_the_stop(apart: Release) -> None:
+    pod = "logs-raftlog-broker-2"
+    with step(apart, "preStop of broker-2 fails", PLANNED_S):
+        apart.kubectl("exec", pod, "--", "rm", "/run/raftlog/environment")
+        apart.kubectl("delete", "pod", pod)
+        assert pod in apart.kubectl("get", "events", "--field-selector=reason=FailedPreStopHook")
+
+
+def test_a_new_version_of_the_chart_leaves_the_pods_alone(apart: Release, tmp_path: Path) -> None:
+    chart = tmp_path / CHART.name
+    shutil.copytree(CHART, chart)
+    described = yaml.safe_load((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(yaml.safe_dump({**described, "version": "99.0.0"}))
+    before = apart.pods()
+    with step(apart, "upgrade of the chart's version", PLANNED_S):
+        apart.upgrade({}, chart=chart)
+        assert [each["chart"] for each in json.loads(apart.helm("list", "-o", "json"))] == ["raftlog-99.0.0"]
+    assert apart.pods() == before
 
 
 def last_words(release: Release, pod: str) -> str:
@@ -345,24 +494,42 @@ def test_a_second_node_is_not_drained_beside_the_first(apart: Release) -> None:
                 apart.cluster.kubectl("uncordon", node)
 
 
-def test_a_fourth_broker_takes_its_share_and_leaves_again(apart: Release) -> None:
+def test_a_fourth_broker_takes_its_share_has_a_full_volume_and_leaves_again(apart: Release) -> None:
+    pod, claim = "logs-raftlog-broker-3", "data-logs-raftlog-broker-3"
+    apart.cluster.offer_small_volume("small", "n2", 256 << 20)
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "local",
+        "volumeName": "small",
+        "resources": {"requests": {"storage": "100Gi"}},
+    }
+    metadata = {"name": claim, "namespace": apart.namespace}
+    apart.cluster.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
     with step(apart, "three brokers to four, rebalanced", PLANNED_S):
         apart.upgrade({"brokers": {"replicas": 4}})
         apart.rolled_out("broker")
         apart.raftlog("cluster", "rebalance", "--execute")
         assert replicas_on(apart, 3) > 0
+    with step(apart, "volume of broker-3 full", UNPLANNED_S):
+        for size in ("1M", "4k"):
+            dd = ("dd", "if=/dev/zero", "of=/var/lib/raftlog/filler", f"bs={size}", "oflag=append", "conv=notrunc")
+            apart.kubectl("exec", pod, "--", *dd, check=False)
+        until("broker that refuses writes", lambda: is_full(apart))
+        time.sleep(20)
+        apart.kubectl("exec", pod, "--", "rm", "/var/lib/raftlog/filler")
+        until("broker with space", lambda: not is_full(apart))
     with step(apart, "four brokers to three, decommissioned", PLANNED_S):
-        decommission = subprocess.Popen(
-            [
-                *("kubectl", "--namespace", apart.namespace, "exec", "workload", "--"),
-                *("raftlog", "broker", "decommission", "3", "--wait"),
-            ],
-            env=apart.cluster.variables(),
-        )
+        decommission = apart.begin("raftlog", "broker", "decommission", "3", "--wait")
         until("broker without replicas", lambda: replicas_on(apart, 3) == 0)
         apart.upgrade({"brokers": {"replicas": 3}})
         assert decommission.wait(PATIENCE_S) == 0
-        apart.kubectl("delete", "pvc", "data-logs-raftlog-broker-3")
+        apart.kubectl("delete", "pvc", claim)
+
+
+def is_full(release: Release) -> bool:
+    """Whether a broker refuses writes for want of space."""
+    report = json.loads(release.raftlog("doctor", "--interval", "0", "--fail-on", "never", "-o", "json"))
+    return "disk-full" in {each["check"] for each in report["findings"]}
 
 
 def replicas_on(release: Release, broker_id: int) -> int:
@@ -417,14 +584,30 @@ def certificate(authority: CertificateAuthority, name: str, hosts: list[str], no
     return {"tls.crt": content.decode(), "tls.key": key.decode(), "ca.crt": authority.ca_file.read_text()}
 
 
+def secrets(authority: CertificateAuthority, namespace: str, passwords: str) -> dict[str, dict[str, str]]:
+    """Return new certificates of brokers and controllers, and the passwords of two users."""
+    hosts = [f"logs-raftlog.{namespace}.svc", f"*.logs-raftlog-broker.{namespace}.svc", "127.0.0.1"]
+    controllers = [f"*.logs-raftlog-controller.{namespace}.svc"]
+    return {
+        "brokers": certificate(authority, "brokers", hosts, [0, 1, 2]),
+        "controllers": certificate(authority, "controllers", controllers, [1000, 1001, 1002]),
+        "admin": {"password": f"{passwords} of the admin"},
+        "shop": {"password": f"{passwords} of the shop"},
+    }
+
+
 @pytest.fixture(scope="module")
-def secured(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def secured(
+    cluster: Cluster, authority: CertificateAuthority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Release]:
     """The values of `examples/production.yaml`, with three brokers and certificates from Secrets."""
     directory = tmp_path_factory.mktemp("secured")
     namespace = "secured"
-    authority = CertificateAuthority(directory / "ca")
-    hosts = [f"logs-raftlog.{namespace}.svc", f"*.logs-raftlog-broker.{namespace}.svc", "127.0.0.1"]
-    controllers = [f"*.logs-raftlog-controller.{namespace}.svc"]
     acl = {"principal": "User:shop", "operations": ["All"]}
     values: Values = {
         "insecure": False,
@@ -457,12 +640,7 @@ def secured(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ],
     }
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    cluster.apply(
-        secret(namespace, "brokers", certificate(authority, "brokers", hosts, [0, 1, 2])),
-        secret(namespace, "controllers", certificate(authority, "controllers", controllers, [1000, 1001, 1002])),
-        secret(namespace, "admin", {"password": "of the admin"}),
-        secret(namespace, "shop", {"password": "of the shop"}),
-    )
+    cluster.apply(*(secret(namespace, *each) for each in secrets(authority, namespace, "first").items()))
     release.install()
     try:
         release.test()
@@ -479,34 +657,74 @@ def test_a_secured_cluster_is_restarted_one_by_one(secured: Release) -> None:
         secured.restart("controller")
 
 
+def test_certificates_and_passwords_are_rotated(secured: Release, authority: CertificateAuthority) -> None:
+    new = secrets(authority, secured.namespace, "second")
+    before = secured.pods()
+    listeners = {
+        f"{secured.address_of(f'logs-raftlog-{name}-{ordinal}')}:{port}": f"{name}s"
+        for name, port in (("broker", 9092), ("broker", 9093), ("controller", 9093))
+        for ordinal in range(3)
+    }
+    show = "import ssl, sys; print(*(ssl.get_server_certificate(each.split(':')) for each in sys.argv[1:]), sep=',')"
+
+    def presented() -> bool:
+        python = ("exec", "logs-raftlog-broker-0", "--", "/opt/raftlog/bin/python", "-c", show)
+        shown = secured.kubectl(*python, *listeners).split(",")
+        return all(each.strip() in new[name]["tls.crt"] for name, each in zip(listeners.values(), shown, strict=True))
+
+    def mounted() -> bool:
+        files = {f"logs-raftlog-broker-{each}": ("/etc/raftlog-admin/admin", "admin") for each in range(3)}
+        files["workload"] = ("/password/password", "shop")
+        return all(
+            secured.kubectl("exec", pod, "--", "cat", file) == new[name]["password"]
+            for pod, (file, name) in files.items()
+        )
+
+    with step(secured, "certificates and passwords rotated", PLANNED_S):
+        secured.cluster.apply(*(secret(secured.namespace, *each) for each in new.items()))
+        until("new secrets in all pods", mounted)
+        until("new certificates at all listeners", presented)
+        secured.upgrade({"job": {"setPasswords": True}})
+        secured.test()  # as the admin
+    assert secured.pods() == before
+
+
 def test_a_broker_of_a_secured_cluster_is_deleted_by_force(secured: Release) -> None:
     with step(secured, "secured broker-1 deleted by force", UNPLANNED_S):
         secured.kubectl("delete", "pod", "logs-raftlog-broker-1", "--force", "--grace-period=0")
 
 
 def test_a_stranger_may_nothing(secured: Release) -> None:
-    command = [
-        "kubectl",
-        "--namespace",
-        secured.namespace,
-        "exec",
-        "workload",
-        "--",
-        "raftlog",
-        "topic",
-        "create",
-        "other",
-    ]
-    done = subprocess.run(command, env=secured.cluster.variables(), capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "User:shop may not" in done.stderr
+    with pytest.raises(StepFailed, match="User:shop may not"):
+        secured.raftlog("topic", "create", "other")
+
+
+# Both roles in each pod
+
+
+def test_the_previous_image_is_upgraded(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.load(docker.ensure_previous_image().tag, PREVIOUS)
+    values: Values = {"image": {"tag": "previous"}, "controllers": {"mode": "combined"}, "topics": [TOPIC]}
+    release = Release(cluster, "combined", values, tmp_path)
+    try:
+        release.install()
+        release.start_workload()
+        with step(release, "upgrade of the image", PLANNED_S):
+            release.upgrade({"image": {"tag": IMAGE.partition(":")[2]}})
+            release.rolled_out()
+        with step(release, "upgrade of the features", PLANNED_S):
+            release.raftlog("cluster", "features", "upgrade")
+        release.test()
+        release.finish()
+    finally:
+        release.remove()
 
 
 # One node, to try things
 
 
 def test_one_pod_with_both_roles(cluster: Cluster, tmp_path: Path) -> None:
-    release = Release(cluster, "alone", yaml.safe_load((helm.EXAMPLES / "dev.yaml").read_text()), tmp_path)
+    release = Release(cluster, "alone", yaml.safe_load((EXAMPLES / "dev.yaml").read_text()), tmp_path)
     try:
         release.install()
         release.test()

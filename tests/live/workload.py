@@ -9,6 +9,7 @@ consumer read the rest, and answers with the whole result.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import sys
@@ -43,6 +44,7 @@ class Checks:
         self.reading = True
         self._last_s = time.monotonic()
         self._gap_s = 0.0
+        self._gap_ended = ""
         self._longest_s = 0.0
         self._step = (0, 0)
 
@@ -51,7 +53,9 @@ class Checks:
         now_s = time.monotonic()
         with self.lock:
             self.places[number] = place
-            self._gap_s = max(self._gap_s, now_s - self._last_s)
+            if now_s - self._last_s > self._gap_s:
+                self._gap_s = now_s - self._last_s
+                self._gap_ended = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             self._last_s = now_s
 
     def failed(self, where: str, error: BaseException) -> None:
@@ -66,6 +70,7 @@ class Checks:
             acked, errors = len(self.places), len(self.errors)
             found = {
                 "gap_s": round(gap_s, 2),
+                "gap_ended": self._gap_ended,
                 "acked": acked - self._step[0],
                 "errors": self.errors[self._step[1] :],
             }

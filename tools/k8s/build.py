@@ -16,11 +16,16 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from tools.go_programs import GoProgram
 from tools.progress import Progress, StepFailed, run_logged
 
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raftlog-dev" / "k8s"
 PROGRAMS: Final = Path(__file__).parent / "programs"
 COMPONENTS: Final = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubelet")
+POLICIES: Final = GoProgram(
+    "kube-network-policies", "sigs.k8s.io/kube-network-policies/cmd", "v0.8.0", "KUBE_NETWORK_POLICIES"
+)
+"""Built when policies are to be enforced, by itself: its client of Kubernetes is an older one."""
 OLDEST_GO: Final = (1, 25)
 _GOGC: Final = os.environ.get("GOGC", "400")
 """How rarely the compiler collects its garbage: with Go's default the build takes longer, and less memory."""

@@ -45,6 +45,7 @@ STATE: Final = build.CACHE / "state"
 NODES: Final = ("n1", "n2", "n3")
 VOLUMES_PER_NODE: Final = 8
 PAUSE_IMAGE: Final = "docker.io/raftlog/pause:1"
+POLICIES_IMAGE: Final = "docker.io/raftlog/kube-network-policies:1"
 _MARK: Final = "RAFTLOG_K8S"
 _NET: Final = "10.200"
 _MASTER: Final = f"{_NET}.0.1"
@@ -55,6 +56,12 @@ _HOST_INTERFACE: Final = "rk8s-host"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _TOOLS: Final = ("containerd", "ctr", "runc", "iptables", "ip", "nsenter", "unshare")
 _PACKAGES: Final = "apt-get install --no-install-recommends containerd runc iptables iproute2 util-linux"
+_TO_POLICIES: Final = """-F POSTROUTING
+-A POSTROUTING -m owner --uid-owner 0 -j ACCEPT
+-A POSTROUTING -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
+-A POSTROUTING -j NFQUEUE --queue-num 100 --queue-bypass"""
+"""The rules that kube-network-policies makes with nftables, which some kernels cannot (CONFIG_NFT_QUEUE); here it is
+asked about every pod."""
 _SYSCTLS: Final = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -171,6 +178,68 @@ class Cluster:
             self.kubectl("delete", "pv", name, "--wait=true")
         self._offer_volumes([name for name in used if _is_ours(name)])
 
+    def offer_small_volume(self, name: str, node: str, size: int) -> None:
+        """Offer a volume with a file system of its own on a node, so that it can be full; it ends with the node."""
+        directory = STATE / "volumes" / name
+        directory.mkdir(exist_ok=True)
+        image = directory.with_suffix(".img")
+        with image.open("wb") as file:
+            file.truncate(size)
+        _run("mkfs.ext4", "-q", "-m", "0", str(image))
+        on_node = ("nsenter", f"--mount=/proc/{_pid_of(node)}/ns/mnt")
+        _run(*on_node, "umount", str(directory), check=False)  # of an earlier one
+        _run(*on_node, "mount", "-o", "loop", str(image), str(directory))
+        self.apply(_volume(name, node))
+
+    @contextlib.contextmanager
+    def policies(self) -> Iterator[None]:
+        """Have kube-network-policies decide on every new connection, as the network's plug-in enforces no policy."""
+        self._run_policies()
+        try:
+            for node in NODES:
+                _restore_rules(node, _TO_POLICIES)
+            yield
+        finally:
+            for node in NODES:
+                _restore_rules(node, "-F POSTROUTING")
+
+    def _run_policies(self) -> None:
+        program, name, namespace = build.POLICIES.find_or_build(), build.POLICIES.name, "kube-system"
+        archive = STATE / f"{name}.tar"
+        _make_image(program, archive, POLICIES_IMAGE)
+        for node in NODES:
+            self._import(node, archive)
+        archive.unlink()
+        metadata, labels = {"name": name, "namespace": namespace}, {"app": name}
+        container = {
+            "name": name,
+            "image": POLICIES_IMAGE,
+            "args": ["--hostname-override=$(NODE)", "--fail-open", "--netfilter-bug-1766-fix=false"],
+            "env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+            "securityContext": {"privileged": True},
+        }
+        pod = {"serviceAccountName": name, "hostNetwork": True, "containers": [container]}
+        self.apply(
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "ClusterRoleBinding",
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+                "subjects": [{"kind": "ServiceAccount", **metadata}],
+            },
+            {
+                "apiVersion": "apps/v1",
+                "kind": "DaemonSet",
+                "metadata": metadata,
+                "spec": {
+                    "selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": labels}, "spec": pod},
+                },
+            },
+        )
+        self.kubectl("-n", namespace, "rollout", "status", f"daemonset/{name}", "--timeout=120s")
+
     # Faults
 
     def stop_kubelet(self, node: str) -> None:
@@ -197,7 +266,7 @@ class Cluster:
         progress.say("network and certificates")
         _make_network()
         _make_certificates()
-        _make_pause_image(self.binaries / "pause", STATE / "pause.tar")
+        _make_image(self.binaries / "pause", STATE / "pause.tar", PAUSE_IMAGE)
         progress.say("control plane")
         self._start_control_plane()
         progress.say("nodes")
@@ -414,28 +483,11 @@ conf_dir = "{directory}/cni"
             "provisioner": "kubernetes.io/no-provisioner",
             "volumeBindingMode": "WaitForFirstConsumer",
         }
-        volumes = []
         for name in names:
             directory = STATE / "volumes" / name
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True)
-            on_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [name.partition("-")[0]]}
-            volumes.append(
-                {
-                    "apiVersion": "v1",
-                    "kind": "PersistentVolume",
-                    "metadata": {"name": name},
-                    "spec": {
-                        "capacity": {"storage": "200Gi"},
-                        "accessModes": ["ReadWriteOnce"],
-                        "persistentVolumeReclaimPolicy": "Retain",
-                        "storageClassName": "local",
-                        "local": {"path": str(directory)},
-                        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_node]}]}},
-                    },
-                }
-            )
-        self.apply(storage_class, *volumes)
+        self.apply(storage_class, *(_volume(name, name.partition("-")[0]) for name in names))
 
     # The end
 
@@ -609,6 +661,16 @@ def _make_network() -> None:
         _ip(*place, "route", "add", _SERVICES, "via", _address_of(NODES[0]))
 
 
+def _restore_rules(node: str, rules: str) -> None:
+    _run(
+        "nsenter",
+        f"--net=/run/netns/{NAME}-{node}",
+        "iptables-restore",
+        "--noflush",
+        stdin=f"*mangle\n{rules}\nCOMMIT\n",
+    )
+
+
 def _forward(namespace: str) -> None:
     command = "echo 1 > /proc/sys/net/ipv4/ip_forward"
     _run("nsenter", f"--net=/run/netns/{namespace}", "sh", "-c", command)
@@ -700,12 +762,30 @@ def _store(path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePriva
 # Nodes
 
 
-def _make_pause_image(program: Path, archive: Path) -> None:
-    """Write an image with one file, in the form of `docker save`."""
+def _volume(name: str, node: str) -> dict[str, Any]:
+    """Return a volume that is a directory of a node."""
+    on_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "200Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "local",
+            "local": {"path": str(STATE / "volumes" / name)},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_node]}]}},
+        },
+    }
+
+
+def _make_image(program: Path, archive: Path, tag: str) -> None:
+    """Write an image that has a program without libraries and nothing else, in the form of `docker save`."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         data = program.read_bytes()
-        entry = tarfile.TarInfo("pause")
+        entry = tarfile.TarInfo("program")
         entry.size, entry.mode = len(data), 0o755
         tar.addfile(entry, io.BytesIO(data))
     digest = hashlib.sha256(layer.getvalue()).hexdigest()
@@ -713,10 +793,10 @@ def _make_pause_image(program: Path, archive: Path) -> None:
     config = {
         "architecture": architecture,
         "os": "linux",
-        "config": {"Entrypoint": ["/pause"]},
+        "config": {"Entrypoint": ["/program"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [PAUSE_IMAGE], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": [tag], "Layers": ["layer.tar"]}]
     with tarfile.open(archive, "w") as tar:
         for name, content in (
             ("manifest.json", json.dumps(manifest).encode()),

@@ -94,10 +94,10 @@ def test_the_versions_are_pinned() -> None:
     assert build.version_of("go.etcd.io/etcd/server/v3").startswith("v3.")
 
 
-def test_the_image_of_the_pause_program(tmp_path: Path) -> None:
+def test_the_image_of_one_program(tmp_path: Path) -> None:
     program = tmp_path / "pause"
     program.write_bytes(b"a program")
-    cluster._make_pause_image(program, tmp_path / "pause.tar")
+    cluster._make_image(program, tmp_path / "pause.tar", cluster.PAUSE_IMAGE)
     with tarfile.open(tmp_path / "pause.tar") as image:
         names = image.getnames()
         manifest = image.extractfile("manifest.json")
