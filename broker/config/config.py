@@ -320,7 +320,7 @@ class BrokerConfig(Settings):
         doc="A connection without a call, or without a request of a Kafka client, is closed after this time.",
     )
     max_streams_per_connection = integer(
-        1_000,
+        250,
         minimum=1,
         maximum=1_000_000,
         own=True,

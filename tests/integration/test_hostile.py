@@ -12,6 +12,18 @@ from bench.hostile import MEMORY_BYTES, measure, prepare, secured_cluster
 pytestmark = pytest.mark.long
 
 
+def test_a_flood_of_streams_of_a_user_without_rights() -> None:
+    """The quorum keeps its leader, and nothing of the brokers changes; with 1 000 streams a connection it does."""
+    with secured_cluster() as cluster:
+        prepare(cluster)
+        figures = measure(cluster, ("streams",), rounds=1)
+    assert figures.done["streams"]["opened"] > 0
+    assert figures.failures == []
+    assert all(each == figures.epochs[0] for each in figures.epochs), figures.epochs
+    assert figures.lost_leases == 0
+    assert max(figures.grown_bytes.values()) <= MEMORY_BYTES, figures.grown_bytes
+
+
 def test_sockets_made_up_producer_ids_and_guessed_passwords_at_once() -> None:
     """Honest clients get no error, no lease or leadership is lost, and nothing of the attackers gets through."""
     with secured_cluster() as cluster:
