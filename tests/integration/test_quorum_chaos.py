@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,7 +18,7 @@ from raftlog.errors import RaftlogError
 from raftlog.testing import ServerFailed
 from tests.support.history.recorder import Recorder, WatchedCluster
 from tests.support.history.workloads import of_calls
-from tests.support.linearizability import Operation, check_by_key
+from tests.support.linearizability import NotLinearizable, Operation, check
 from tests.support.metadata_workload import ConfigModel, Workload, check_barriers, without_unread_values
 
 FAULTS_PAUSE_S = (0.5, 2.0)
@@ -152,10 +152,12 @@ def test_what_clients_saw_has_an_order(enough: int, clients: int, topics: int, s
     print(f"{workload.acknowledged} acknowledged, {len(workload.barriers)} linearizable reads, {dict(monkey.done)}")
     assert workload.acknowledged >= enough
     check_barriers(workload.barriers)
-    names = {id(operation): name for name, operation in workload.history}
-    checked = check_by_key(
-        without_unread_values(operation for _, operation in workload.history),
-        ConfigModel(),
-        lambda operation: names[id(operation)],
-    )
-    assert len(checked) == topics
+    by_topic: dict[str, list[Operation]] = defaultdict(list)
+    for name, operation in workload.history:
+        by_topic[name].append(operation)
+    for name, operations in by_topic.items():
+        try:
+            check(without_unread_values(operations), ConfigModel())
+        except NotLinearizable as error:
+            raise NotLinearizable(f"{name}: {error}") from None
+    assert len(by_topic) == topics

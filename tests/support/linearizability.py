@@ -4,21 +4,23 @@ A history is linearizable if every operation can be given one moment between its
 taken in that order, each answer is the one the sequential object gives (Herlihy and Wing 1990). An operation without
 an answer may have happened at any moment after its invocation, or never.
 
-The search is that of Wing and Gong with Lowe's memory of configurations: take the first operation that can come next,
-go on, and step back when the answer of an operation comes before the operation could be placed. It is exponential at
-worst, and linear where few operations overlap. Objects that do not touch one another (keys) are searched one by one.
+The search is that of Wing and Gong with Lowe's memory of configurations: take an operation that can come next, go on,
+and step back where none can. It is exponential at worst, and linear where few operations overlap. Objects that do not
+touch one another (keys) are searched one by one.
 
-Operations without an answer overlap everything that comes later, so there can be many. Two rules keep them from being
-tried in every combination, and lose no order: one that would change nothing is not placed, as it can be left out; and
-of those with the same request the one that was invoked first is placed first.
+An answered operation that fits and changes nothing, such as a read, is placed at once: whatever follows is as possible
+after it. Operations without an answer overlap everything after them, so the search places as few of them as it can: one
+more only when it can go nowhere without; none that changes nothing; of two that ask for the same, the earlier. A
+configuration that was reached before with some of them is not looked at again with these and others.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 State = TypeVar("State", bound=Hashable)
 Key = TypeVar("Key", bound=Hashable)
@@ -99,113 +101,105 @@ def check(history: Sequence[Operation], model: Model[State]) -> list[Operation]:
     return _Search(history, model).run()
 
 
-class _Event:
-    """An invocation or an answer in the list of those not placed yet; both ends of the list are no events."""
+class _Node(NamedTuple, Generic[State]):
+    """A configuration: what is placed so far (bits of two ints), the state after it, and how the search came there."""
 
-    __slots__ = ("answer", "before", "needs", "number", "operation", "then")
+    answered: int
+    unanswered: int
+    state: State
+    last: Operation | None
+    before: _Node[State] | None
 
-    def __init__(self, number: int, operation: Operation | None) -> None:
-        self.number = number
-        self.operation = operation
-        self.answer: _Event | None = None
-        """Of an invocation: its answer; None for an answer, or where there is none."""
-        self.needs = 0
-        """Of an invocation: the operations that are placed before it, as bits."""
-        self.before: _Event = self
-        self.then: _Event | None = None
+    def path(self) -> list[Operation]:
+        found: list[Operation] = []
+        node: _Node[State] | None = self
+        while node is not None:
+            if node.last is not None:
+                found.append(node.last)
+            node = node.before
+        return found[::-1]
 
 
 class _Search(Generic[State]):
-    """One search. `_placed` is the set of placed operations as the bits of an int."""
+    """One search."""
 
     def __init__(self, history: Sequence[Operation], model: Model[State]) -> None:
-        self._history = sorted(history, key=lambda each: each.invoked_at)
         self._model = model
-        self._to_answer = sum(each.returned_at is not None for each in history)
-        self._head = self._build()
-        self._longest: list[Operation] = []
-
-    def _build(self) -> _Event:
-        events: list[tuple[float, int, _Event]] = []
-        unanswered: dict[object, int] = {}  # by request: the last one
-        for number, operation in enumerate(self._history):
-            invocation = _Event(number, operation)
-            events.append((operation.invoked_at, 0, invocation))  # at equal times the two overlap
-            if operation.returned_at is None:
-                invocation.needs = 1 << unanswered[operation.request] if operation.request in unanswered else 0
-                unanswered[operation.request] = number
-            else:
-                invocation.answer = _Event(number, None)
-                events.append((operation.returned_at, 1, invocation.answer))
-        events.sort(key=lambda each: each[:2])
-        head = last = _Event(-1, None)
-        for _, _, event in events:
-            last.then, event.before = event, last
-            last = event
-        return head
+        by_start = sorted(history, key=lambda each: each.invoked_at)
+        self._answered = [each for each in by_start if each.returned_at is not None]
+        self._unanswered = [each for each in by_start if each.returned_at is None]
+        self._seen: dict[tuple[int, State], list[int]] = defaultdict(list)
+        """By answered operations placed, and state: the smallest sets of others with which the search was there."""
 
     def run(self) -> list[Operation]:
-        state = self._model.initial
-        placed, answered = 0, 0
-        seen: set[tuple[int, State]] = set()
-        path: list[tuple[_Event, State]] = []
-        event = self._head.then
-        while answered < self._to_answer:
-            operation = None if event is None else event.operation
-            if event is not None and operation is not None:
-                fits, after = self._model.step(state, operation.request, operation.answer)
-                if event.answer is None:
-                    fits = fits and after != state and not event.needs & ~placed
-                configuration = (placed | 1 << event.number, after)
-                if fits and configuration not in seen:
-                    seen.add(configuration)
-                    path.append((event, state))
-                    placed, state = configuration
-                    answered += event.answer is not None
-                    _take_out(event)
-                    event = self._head.then
-                else:
-                    event = event.then
-                continue
-            # An answer whose operation is not placed, so that what was placed before it was not placed well.
-            if len(path) >= len(self._longest):
-                self._longest = [each.operation for each, _ in path if each.operation is not None]
-            if not path:
-                raise NotLinearizable(self._describe())
-            last, state = path.pop()
-            placed ^= 1 << last.number
-            answered -= last.answer is not None
-            _put_back(last)
-            event = last.then
-        return [each.operation for each, _ in path if each.operation is not None]
+        everything = (1 << len(self._answered)) - 1
+        longest = start = _Node(0, 0, self._model.initial, None, None)
+        now, later = [start], list[_Node[State]]()  # later: with one unanswered operation more
+        while now or later:
+            if not now:
+                now, later = later, now
+            node = now.pop()
+            if node.answered == everything:
+                return node.path()
+            longest = max(longest, node, key=lambda each: each.answered.bit_count())
+            for following in reversed(self._following(node)):
+                (now if following.unanswered == node.unanswered else later).append(following)
+        raise NotLinearizable(self._describe(longest))
 
-    def _describe(self) -> str:
-        state = self._model.initial
-        for operation in self._longest:
-            _, state = self._model.step(state, operation.request, operation.answer)
-        placed = {id(each) for each in self._longest}
-        rest = [each for each in self._history if id(each) not in placed]
+    def _following(self, node: _Node[State]) -> list[_Node[State]]:
+        """Return the configurations with one operation more, as far as they have to be looked at."""
+        answered, end = self._can_come_next(node.answered)
+        found: list[_Node[State]] = []
+        for number in answered:
+            operation = self._answered[number]
+            fits, state = self._model.step(node.state, operation.request, operation.answer)
+            if fits:
+                found.append(_Node(node.answered | 1 << number, node.unanswered, state, operation, node))
+                if state == node.state:
+                    found = found[-1:]
+                    break
+        else:
+            asked: set[object] = set()
+            for number, operation in enumerate(self._unanswered):
+                if operation.invoked_at > end:
+                    break
+                if node.unanswered >> number & 1 or operation.request in asked:
+                    continue
+                asked.add(operation.request)
+                _, state = self._model.step(node.state, operation.request, NO_ANSWER)
+                if state != node.state:
+                    found.append(_Node(node.answered, node.unanswered | 1 << number, state, operation, node))
+        return [each for each in found if self._is_new(each)]
+
+    def _can_come_next(self, placed: int) -> tuple[list[int], float]:
+        """Return the answered operations, not placed, that begin before the first of these ends; and when that is."""
+        end, found = math.inf, []
+        for number in range((~placed & placed + 1).bit_length() - 1, len(self._answered)):
+            operation = self._answered[number]
+            if operation.invoked_at > end:
+                break
+            if not placed >> number & 1:
+                assert operation.returned_at is not None
+                found.append(number)
+                end = min(end, operation.returned_at)
+        return [number for number in found if self._answered[number].invoked_at <= end], end
+
+    def _is_new(self, node: _Node[State]) -> bool:
+        before = self._seen[node.answered, node.state]
+        if any(each & node.unanswered == each for each in before):
+            return False
+        before.append(node.unanswered)
+        return True
+
+    def _describe(self, longest: _Node[State]) -> str:
+        path = longest.path()
+        placed = set(map(id, path))
+        rest = [each for each in self._answered if id(each) not in placed]
         return "\n  ".join(
             [
-                f"no order explains the answers of {len(self._history)} operations; the longest that was found ends in",
-                *map(str, self._longest[-8:]),
-                f"state: {state}; none of these can come next:",
+                f"no order explains {len(self._answered)} answers; the longest that was found ends in",
+                *map(str, path[-8:]),
+                f"state: {longest.state}; none of these can come next:",
                 *map(str, rest[:8]),
             ]
         )
-
-
-def _take_out(invocation: _Event) -> None:
-    for event in (invocation, invocation.answer):
-        if event is not None:
-            event.before.then = event.then
-            if event.then is not None:
-                event.then.before = event.before
-
-
-def _put_back(invocation: _Event) -> None:
-    for event in (invocation.answer, invocation):
-        if event is not None:
-            event.before.then = event
-            if event.then is not None:
-                event.then.before = event
