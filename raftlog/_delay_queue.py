@@ -415,7 +415,7 @@ class DelayQueue:
 
     >>> from raftlog import DelayQueue
     >>> with DelayQueue(cluster.bootstrap, "reminders") as queue:
-    ...     sent = queue.send(b"water the plants", delay=0.2).result(timeout=30)
+    ...     sent = queue.send(b"water the plants", delay=2).result(timeout=30)
     ...     early = queue.poll(timeout=0)
     ...     late = queue.poll(timeout=30)
     >>> early, [record.value for record in late]
