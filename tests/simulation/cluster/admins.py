@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from raftlog import aio
 from raftlog.errors import InvalidReplicationFactor, RaftlogError, RetriableError
+from raftlog.v1 import common_pb2
 from tests.simulation.cluster.book import Value
 from tests.simulation.cluster.client import QUICK, Application
 from tests.simulation.parts import Violation
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.schedule import ClusterSimulation
 
 CONFIGS = {"segment.bytes": ("1024", "5000"), "file.delete.delay.ms": ("0", "1000"), "max.message.bytes": ("100000",)}
+
+LATE = (common_pb2.REQUEST_TIMED_OUT, common_pb2.UNKNOWN_OUTCOME)
+"""Answers after which a change may still come."""
 
 
 class Administrator(Application):
@@ -25,8 +29,10 @@ class Administrator(Application):
         self._there = False
         """Whether the topic is there, as far as it was told."""
         self._certain = True
-        """Whether every change so far was answered: else one may come late."""
+        """Whether every attempt at a change so far was answered: else one may come late, and a topic with it."""
         self._changing = False
+        self._unanswered = 0
+        """Attempts of the client, which repeats them by itself, without an answer that says what was done."""
         self._told = False
         """Whether it was told of a change in this life: what others were told, a broker may not have heard of yet."""
 
@@ -41,11 +47,26 @@ class Administrator(Application):
     async def work(self) -> None:
         """One change after the other."""
         async with aio.Admin(self.bootstrap, request_timeout_ms=2_000, default_api_timeout_ms=3_000) as admin:
+            self._watch(admin)
             for _ in range(self.random.choice((5, 20, 10_000))):
                 if self.winding_down:
                     return
                 await self._change(admin)
                 await self.think(longest_s=self.random.choice((0.3, 1.0)))
+
+    def _watch(self, admin: aio.Admin) -> None:
+        """Count the attempts at the calls that create and delete topics, and the answers to them."""
+        engine: Any = admin._engine
+        ask = engine._response
+
+        async def watched(address: str, method: str, *rest: Any) -> Any:
+            counts = method in ("CreateTopic", "DeleteTopic")
+            self._unanswered += counts
+            response = await ask(address, method, *rest)
+            self._unanswered -= counts and response.error.code not in LATE
+            return response
+
+        engine._response = watched
 
     async def _change(self, admin: aio.Admin) -> None:
         chance = self.random
@@ -74,6 +95,7 @@ class Administrator(Application):
                 error = await self.attempt(self._list(admin, timeout))
         self._changing = False
         self.count(what if error is None else f"{what} fails")
+        self._certain &= not self._unanswered
         if isinstance(error, RetriableError):
             self._certain &= what not in ("create", "delete")
         elif what in ("create", "delete") and not isinstance(error, InvalidReplicationFactor):
