@@ -59,6 +59,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
+_DIED = pytest.StashKey[bool]()
+"""Whether a worker of xdist has died: of one that had no tests left, or none yet, xdist itself makes no failure."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Note the death of a worker; one that is done has no `error`."""
+    if error:
+        node.config.stash[_DIED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run in which a worker died has failed."""
+    if session.config.stash.get(_DIED, False):
+        session.exitstatus = max(session.exitstatus, pytest.ExitCode.TESTS_FAILED)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a coroutine test in an event loop of its own."""
