@@ -13,11 +13,11 @@ pytestmark = pytest.mark.long
 
 
 def test_a_flood_of_streams_of_a_user_without_rights() -> None:
-    """The quorum keeps its leader, and nothing of the brokers changes; with 1 000 streams a connection it does."""
+    """The quorum keeps its leader, and nothing of the brokers changes."""
     with secured_cluster() as cluster:
         prepare(cluster)
         figures = measure(cluster, ("streams",), rounds=1)
-    assert figures.done["streams"]["opened"] > 0
+    assert figures.done["streams"]["opened"] > 10_000, "more than stand at a time: they are opened again"
     assert figures.failures == []
     assert all(each == figures.epochs[0] for each in figures.epochs), figures.epochs
     assert figures.lost_leases == 0

@@ -71,6 +71,7 @@ def test_transactions_are_found_and_aborted(three: Cluster, topic: str, admin: A
     with producer_of(three, topic) as producer:
         producer.send(topic, b"no", partition=1).result(WAIT_S)
         described = admin.describe_transaction(topic)
+        admin.list_transactions(timeout=WAIT_S)  # waits for coordinators that are loading; the tool says that they are
         (listed,) = txn(three, "list", "--state", "ongoing", "--producer-id", str(described.producer_id))
         assert listed["transactional_id"] == topic
         assert txn(three, "describe", topic)[0]["partitions"] == [{"topic": topic, "partition": 1}]
