@@ -23,7 +23,7 @@ from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.kafka import errors
 from broker.kafka.codec import Fields
 from broker.kafka.messages import PRODUCE
-from broker.kafka.record_batches import from_kafka, producer_in, says_transactional, traceparents_in
+from broker.kafka.record_batches import from_kafka, producer_in, says_transactional
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
 from broker.partition.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
@@ -238,9 +238,10 @@ class Produce:
 
 def _converted(partition: Partition, records: Any, epoch: int | None) -> tuple[bytes, BatchHeader, list[str]]:
     """Return the batch in format 1, its header, and the spans that its records name, where they are traced."""
-    batch = from_kafka(records, partition.inflate_limits, epoch)
-    header = partition.check(batch)
-    return batch, header, [] if partition.traces is None else traceparents_in(batch)
+    traceparents: list[str] = []
+    traced = None if partition.traces is None else traceparents
+    batch = from_kafka(records, partition.inflate_limits, epoch, traced)
+    return batch, partition.check(batch), traceparents
 
 
 class _Answer:

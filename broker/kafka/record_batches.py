@@ -103,11 +103,17 @@ _headers = operator.attrgetter("headers")
 # From a Kafka producer
 
 
-def from_kafka(records: Buffer, limits: InflateLimits = DEFAULT_LIMITS, transaction_epoch: int | None = None) -> bytes:
+def from_kafka(
+    records: Buffer,
+    limits: InflateLimits = DEFAULT_LIMITS,
+    transaction_epoch: int | None = None,
+    traceparents: list[str] | None = None,
+) -> bytes:
     """Return, in format 1, the one batch that a Kafka producer sent for a partition.
 
     Everything that Kafka's format alone can say is checked here; the leader then checks the result as any other batch.
-    `transaction_epoch` replaces the producer's.
+    `transaction_epoch` replaces the producer's. `traceparents` receives the first span of each sampled trace that the
+    records name, at most MAX_TRACES.
 
     Raises:
         CorruptRecordError: cut short, a wrong checksum, or records that do not decode.
@@ -142,8 +148,11 @@ def from_kafka(records: Buffer, limits: InflateLimits = DEFAULT_LIMITS, transact
         plain = bytearray(records[:HEADER_BYTES])
         struct.pack_into(">h", plain, CHECKED_FROM, attributes & ~CODEC_MASK)
         whole = bytes(plain) + _inflate(records[HEADER_BYTES:], codec, limits)
+    rows = _rows(whole, record_count)
+    if traceparents is not None:
+        traceparents += _spans_in(rows)
     return _encode(
-        _rows(whole, record_count),
+        rows,
         codec,
         attributes & _TRANSACTIONAL,
         # without an id the other two mean nothing, and aiokafka sends 0 as the sequence
@@ -153,14 +162,10 @@ def from_kafka(records: Buffer, limits: InflateLimits = DEFAULT_LIMITS, transact
     )
 
 
-def traceparents_in(batch: Buffer) -> list[str]:
-    """Return the first span of each sampled trace that the records of a batch in format 1 name, at most MAX_TRACES."""
-    columns = decode_batch(batch, 0, check_checksum=False).columns
-    if "headers" not in columns.schema.names:
-        return []
+def _spans_in(rows: list[Any]) -> list[str]:
     found: dict[int, str] = {}
-    for headers in columns.column(columns.schema.names.index("headers")).to_pylist():
-        for name, content in headers or ():
+    for headers in filter(None, map(_headers, rows)):
+        for name, content in headers:
             if name == TRACEPARENT and (parent := parse_traceparent(content)) is not None and parent.sampled:
                 found.setdefault(parent.trace_id, str(parent))
         if len(found) >= MAX_TRACES:

@@ -283,6 +283,8 @@ V = TypeVar("V")
 
 STATE_TOPIC: Final = "__transaction_state"
 _AT_A_TIME: Final = 32
+_GROUPS_AT_A_TIME: Final = 8
+"""Groups whose offsets are asked for at once: there may be very many of each."""
 _NAMES_AT_A_TIME: Final = 5_000
 """Topics or groups that one request names."""
 
@@ -1389,23 +1391,40 @@ class AdminEngine:
         """
         wanted = list(dict.fromkeys(_checked(group_ids)))
         errors: dict[str, RaftlogError] = {}
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         described = await self._described_groups(
             wanted, {"include_committed": True}, None if missing is None else errors, timeout
         )
+        offsets = {
+            group_id: _in_order(group.committed.offsets)
+            for group_id, group in described.items()
+            if group.HasField("committed")
+        }
+        # the others are of a broker of an older version, or did not fit into its answer
+        deadline = max(started + self._limit_s(timeout), loop.time() + min(self._limit_s(timeout), _PATIENCE_S))
+        slots = asyncio.Semaphore(_GROUPS_AT_A_TIME)
+
+        async def fetch(group_id: str) -> None:
+            async with slots:
+                if missing is None and errors:
+                    return  # the call fails with the first error
+                try:
+                    if (left_s := deadline - loop.time()) <= 0:
+                        raise RequestTimedOut(f"no time was left to ask for the offsets of the group {group_id!r}")
+                    offsets[group_id] = await self._committed(group_id, left_s)
+                except RaftlogError as error:
+                    errors[group_id] = error
+
+        await asyncio.gather(*(fetch(group_id) for group_id in described if group_id not in offsets))
+        if missing is None and errors:
+            raise next(iter(errors.values()))
         groups: dict[str, tuple[_Committed, dict[TopicPartition, str]]] = {}
         for group_id, group in described.items():
-            if group.HasField("committed"):
-                committed = _in_order(group.committed.offsets)
-            else:  # a broker of an older version, or an answer that was full
-                try:
-                    committed = await self._committed(group_id, timeout)
-                except RaftlogError as error:
-                    if missing is None:
-                        raise
-                    errors[group_id] = error
-                    continue
-            members = describe_group(group).members
-            groups[group_id] = committed, {part: each.member_id for each in members for part in each.assigned}
+            if group_id in offsets:
+                members = describe_group(group).members
+                readers = {part: each.member_id for each in members for part in each.assigned}
+                groups[group_id] = offsets[group_id], readers
         places = await self._places(
             {
                 (group_id, part): committed[part].offset if part in committed else None

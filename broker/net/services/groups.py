@@ -476,6 +476,8 @@ MAX_COMMITTED: Final = 100_000
 """Committed offsets in one description of groups."""
 COMMITTED_AT_A_TIME: Final = 50
 """Groups whose offsets are fetched at once."""
+MAX_SKIPPED: Final = 50
+"""Groups whose offsets one description fetches in vain, because they do not fit."""
 SORTED_HERE: Final = 2_000
 """A longer list is sorted on another thread."""
 
@@ -732,23 +734,27 @@ def _checked(request: _Q, check: Callable[[Any], None], part: object) -> _Q:
 async def add_committed(
     groups: Sequence[group_pb2.GroupDescription], fetch: Callable[[str], Awaitable[group_pb2.FetchOffsetsResponse]]
 ) -> None:
-    """Add the committed offsets of groups, in order, as long as there are at most MAX_COMMITTED.
+    """Add the committed offsets of groups, in order, at most MAX_COMMITTED: groups that do not fit are skipped.
 
-    The others come without: the client asks for the offsets of each.
+    They come without: the client asks for the offsets of each. The rest comes without, and is not fetched, once nothing
+    more fits or MAX_SKIPPED groups did not fit.
     """
-    count = 0
+    count = skipped = 0
     for at in range(0, len(groups), COMMITTED_AT_A_TIME):
         piece = groups[at : at + COMMITTED_AT_A_TIME]
         for group, answer in zip(piece, await all_of(fetch(group.group_id) for group in piece), strict=True):
+            if count + len(answer.offsets) > MAX_COMMITTED:
+                skipped += 1
+                continue
             count += len(answer.offsets)
-            if count > MAX_COMMITTED:
-                return
             if answer.error.code and answer.error.code != GroupIdNotFound.code:
                 del group.members[:]
                 group.error.CopyFrom(answer.error)
             else:
                 group.committed.SetInParent()  # present even if it is empty
                 group.committed.offsets.extend(answer.offsets)
+        if count == MAX_COMMITTED or skipped >= MAX_SKIPPED:
+            return
 
 
 async def _check_ids(group_ids: Sequence[str], context: Context) -> None:

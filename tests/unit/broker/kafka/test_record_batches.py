@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import google_crc32c
 import pyarrow as pa
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
-from broker.kafka.record_batches import from_kafka, says_transactional, to_kafka, traceparents_in
+from broker.kafka.produce import _converted
+from broker.kafka.record_batches import from_kafka, says_transactional, to_kafka
 from raftlog._core.traceparent import MAX_TRACES
 from raftlog.errors import BatchTooExpansive, CorruptRecordError, InvalidRecord, RaftlogError, UnsupportedCompression
 from raftlog.format import (
@@ -141,11 +143,17 @@ def test_the_first_span_of_each_sampled_trace_is_found() -> None:
         return [("other", None), ("traceparent", b"00-%032x-%016x-%02x" % (trace_id, span_id, flags))]
 
     rows: list[Row] = [(0, None, b"v", headers) for headers in (named(1, 5, 0), named(2, 6), [], named(2, 7))]
+
+    def found_in(rows: list[Row]) -> list[str]:
+        found: list[str] = []
+        assert from_kafka(kafka_batch(rows), traceparents=found) == from_kafka(kafka_batch(rows))
+        return found
+
     rows += [(0, None, b"v", [("traceparent", b"nonsense"), ("traceparent", None)])]
-    assert traceparents_in(from_kafka(kafka_batch(rows))) == [f"00-{2:032x}-{6:016x}-01"]
+    assert found_in(rows) == [f"00-{2:032x}-{6:016x}-01"]
     many: list[Row] = [(0, None, b"v", named(number, 1)) for number in range(1, 40)]
-    assert len(traceparents_in(from_kafka(kafka_batch(many)))) == MAX_TRACES
-    assert traceparents_in(from_kafka(kafka_batch([(0, None, b"v", [])]))) == []
+    assert len(found_in(many)) == MAX_TRACES
+    assert found_in([(0, None, b"v", [])]) == []
 
 
 def test_a_batch_of_columns_becomes_records() -> None:
@@ -252,6 +260,19 @@ def test_a_bomb_is_refused_before_it_bursts(codec: Codec) -> None:
     packed = recompressed(kafka_batch([(1, None, noise, [])]), codec)
     with pytest.raises(BatchTooExpansive):
         from_kafka(packed, InflateLimits(max_bytes=1 << 20))
+
+
+def test_a_traced_batch_may_inflate_as_far_as_its_topic_allows() -> None:
+    span = f"00-{2:032x}-{6:016x}-01"
+    plain = kafka_batch([(1, None, bytes(2 << 20), [("traceparent", span.encode())])])
+    packed = pa.compress(plain[61:], codec="zstd", asbytes=True)
+    sent = patched(patched(plain[:61] + packed, 8, ">i", 49 + len(packed)), 21, ">h", Codec.ZSTD)
+    with pytest.raises(BatchTooExpansive):
+        from_kafka(sent)
+    partition = SimpleNamespace(inflate_limits=InflateLimits(max_ratio=1 << 30), traces=object(), check=parse_header)
+    assert _converted(cast("Any", partition), sent, None)[2] == [span]
+    partition.traces = None
+    assert _converted(cast("Any", partition), sent, None)[2] == []
 
 
 @given(st.data())

@@ -396,6 +396,34 @@ class TestLag:
             admin.group_lags(["g0", "none"])
         assert admin.group_lags([]) == {}
 
+    def test_the_timeout_counts_once_for_groups_that_are_asked_one_by_one(
+        self, cluster: FakeCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cluster.groups.tells_committed = False
+        names = [f"g{number}" for number in range(12)]
+        for name in names:
+            cluster.groups.add(name, 1, {A0: 0})
+        running = most = 0
+
+        async def silence(_: Any, group_id: str, timeout: float) -> Any:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(timeout)
+            running -= 1
+            raise RequestTimedOut(group_id)
+
+        monkeypatch.setattr(engine.AdminEngine, "_committed", silence)
+        missing: dict[str, RaftlogError] = {}
+        started = time.monotonic()
+        assert admin.group_lags(names, missing=missing, timeout=1) == {}
+        assert time.monotonic() - started < 6, "one after the other they would take 12 s"
+        assert {type(error) for error in missing.values()} == {RequestTimedOut}
+        assert sorted(missing) == sorted(names)
+        assert most == 8
+        with pytest.raises(RequestTimedOut):
+            admin.group_lags(names, timeout=0.2)
+
     def test_what_retention_took_is_no_backlog(self, cluster: FakeCluster, admin: Admin) -> None:
         fill(cluster, 0, 1_000, 2_000, int(time.time() * 1000) - 5_000)
         cluster.groups.add("g", 2, {A0: 0})

@@ -442,3 +442,29 @@ def test_a_description_of_groups_has_committed_offsets_up_to_a_bound(monkeypatch
     assert [each.HasField("committed") for each in groups] == [number < most and number != 1 for number in range(500)]
     assert groups[1].error.code == GROUP_REFUSED
     assert asked == [each.group_id for each in groups[: 2 * COMMITTED_AT_A_TIME]]
+
+
+def test_groups_whose_offsets_do_not_fit_leave_room_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_permissions, "MAX_COMMITTED", 10)
+    sizes = [11, 4, 0, 7, 6, 1]
+    groups = [GroupDescription(group_id=str(number)) for number in range(len(sizes))]
+
+    async def fetch(group_id: str) -> FetchOffsetsResponse:
+        return FetchOffsetsResponse(offsets=[CommittedOffset(topic="t")] * sizes[int(group_id)])
+
+    asyncio.run(add_committed(groups, fetch))
+    told = [len(each.committed.offsets) if each.HasField("committed") else None for each in groups]
+    assert told == [None, 4, 0, None, 6, None]
+
+
+def test_the_offsets_of_few_groups_are_fetched_in_vain() -> None:
+    groups = [GroupDescription(group_id=f"g{number}") for number in range(10 * COMMITTED_AT_A_TIME)]
+    asked: list[str] = []
+    many = FetchOffsetsResponse(offsets=[CommittedOffset()] * (group_permissions.MAX_COMMITTED + 1))
+
+    async def fetch(group_id: str) -> FetchOffsetsResponse:
+        asked.append(group_id)
+        return many
+
+    asyncio.run(add_committed(groups, fetch))
+    assert len(asked) == group_permissions.MAX_SKIPPED == COMMITTED_AT_A_TIME
