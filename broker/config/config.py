@@ -359,7 +359,7 @@ class BrokerConfig(Settings):
         minimum=1,
         maximum=100_000,
         own=True,
-        doc="Most unanswered requests of one produce stream; at least 500 of one that producers share.",
+        doc="Most unanswered requests of one produce stream; a stream that producers share may have 500 in any case.",
     )
     request_timeout_ms = duration_ms(
         30_000,

@@ -334,8 +334,12 @@ def to_kafka(batches: Buffer, *, takes_zstd: bool = True) -> list[bytes]:
     return found
 
 
+_OF_THE_LOG: Final = InflateLimits(max_bytes=1 << 30)
+"""The most that `max.inflate.bytes` can be: the batch was checked as it was written, maybe under another value."""
+
+
 def _records(batches: Buffer, position: int, header: BatchHeader, *, takes_zstd: bool) -> bytes:
-    columns = decode_batch(batches, position, check_checksum=False).columns
+    columns = decode_batch(batches, position, check_checksum=False, limits=_OF_THE_LOG).columns
     names, rows = columns.schema.names, columns.num_rows
     append_time = bool(header.attributes & _LOG_APPEND_TIME)
     timestamps: Any = repeat(header.base_timestamp_ms, rows)

@@ -105,7 +105,7 @@ class ServerKeywords(TypedDict, total=False):
     max_subscriptions: int
     """Most partitions that one fetch stream may read."""
     max_in_flight_requests: int
-    """Most unanswered requests of one produce stream; at least 500 of one that producers share."""
+    """Most unanswered requests of one produce stream; a stream that producers share may have 500 in any case."""
     request_timeout_ms: int | str
     """How long a produce request waits for its replicas, unless the request says otherwise."""
     producer_id_expiration_ms: int | str

@@ -287,3 +287,12 @@ def test_damaged_batches_are_refused_and_never_crash(data: Any) -> None:
         return
     (returned,) = to_kafka(taken)
     assert from_kafka(returned) == taken
+
+
+def test_a_batch_of_the_log_is_read_though_it_inflates_beyond_the_default_limit() -> None:
+    """It was written in a topic with a higher `max.inflate.bytes`."""
+    value = random.Random(1).randbytes(1 << 20) * 65
+    batch = encode_batch(Columns(pa.array([value], pa.binary())), 5, codec=Codec.ZSTD)
+    (returned,) = to_kafka(batch)
+    wide = InflateLimits(max_bytes=1 << 30)
+    assert decode_batch(from_kafka(returned, wide), 0, limits=wide).columns.column("value")[0].as_py() == value
