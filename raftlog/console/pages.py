@@ -131,6 +131,7 @@ def overview(look: Look) -> Page:
             "rate": rate,
             "lags": sorted(lags.items(), key=lambda each: -each[1].records)[:8],
             "groups": groups.value,
+            "with_members": listed,
             "report": view.doctor(),
             "plots": [
                 ("records", "Records per second", view.plot("records")),

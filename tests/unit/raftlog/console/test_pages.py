@@ -21,7 +21,7 @@ from raftlog.console.app import Console, Settings
 from raftlog.console.pages import Look
 from raftlog.console.rebalance import Rebalance
 from raftlog.console.view import EVERY_S, SELDOM_S, View
-from raftlog.errors import ClusterAuthorizationFailed
+from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed
 from raftlog.types import TopicPartition
 from tests.support import patience, pictures
 from tests.support.console import Clock
@@ -159,8 +159,8 @@ def test_a_page_is_there_at_once_and_claims_nothing_that_is_not_known(
     admin.answers.set()
     view.close()
     assert (drawn.code, drawn.complete, "data-pending" in drawn.html) == (200, False, True)
-    told = re.sub(r"<[^>]*>", " ", drawn.html[drawn.html.index("<main") : drawn.html.index("<footer")])
-    assert not re.search(r"\b0\b|no problems|no group|nothing|there (is|are) no", told, re.IGNORECASE), told
+    text = told(drawn.html)
+    assert not re.search(r"\b0\b|no problems|no group|nothing|there (is|are) no", text, re.IGNORECASE), text
 
 
 def test_topics_are_searched_sorted_and_cut_before_they_become_rows(view: View) -> None:
@@ -176,6 +176,26 @@ def test_alike_partitions_share_one_description(view: View) -> None:
     assert found is not None
     assert len({id(topic.partitions[0]) for topic in found.by_name.values()}) == 2
     assert (found.health.topics, found.health.partitions, found.health.under_replicated) == (TOPICS, TOPICS, 1)
+
+
+def told(html: str) -> str:
+    """Return the text of a page, without header and footer."""
+    return re.sub(r"<[^>]*>", " ", html[html.index("<main") : html.index("<footer")])
+
+
+def test_groups_have_members_even_if_their_lags_are_not_known(
+    view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(group_ids: list[str], **_: Any) -> Any:
+        raise BrokerUnavailable("no coordinator answers")
+
+    monkeypatch.setattr(admin, "group_lags", silent)
+    console = Console(Settings("127.0.0.1:1"))
+    text = told(console.draw(look_at(view), pages.overview, "base.html", WAIT_S).html)
+    assert ("No group has members." in text, "Not known yet." in text) == (False, True)
+    view.forget()
+    monkeypatch.setattr(admin, "list_groups", lambda **_: [GroupListing("old-job", "empty", 0, 1, "consumer")])
+    assert "No group has members." in told(console.draw(look_at(view), pages.overview, "base.html", WAIT_S).html)
 
 
 @pytest.mark.parametrize(("may", "offered"), [(True, True), (None, True), (False, False)])
