@@ -56,7 +56,7 @@ class Look:
         return why_not(self.view, action, name)
 
     def may_audit(self) -> bool:
-        """Whether there is an audit topic that this user may read."""
+        """Whether there is an audit topic that this user may read, as far as is known."""
         return self.view.may_audit(AUDIT_TOPIC)
 
     def may_look(self) -> bool:

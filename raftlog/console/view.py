@@ -38,7 +38,7 @@ from raftlog._doctor.collect import collect
 from raftlog._doctor.report import Report, examine
 from raftlog.cli.partitions.health import is_under_replicated
 from raftlog.console.rebalance import Rebalance
-from raftlog.errors import AuthorizationError, BrokerUnavailable, RaftlogError, RetriableError
+from raftlog.errors import AuthorizationError, BrokerUnavailable, RaftlogError, RetriableError, UnknownTopicOrPartition
 from raftlog.security import AclOperation, ResourceType
 from raftlog.types import TopicPartition
 
@@ -397,13 +397,18 @@ class View:
         return self.ask("topics", question, ahead=ahead)
 
     def may_audit(self, topic: str) -> bool:
-        """Whether the topic of audit records is there, and this user may read it."""
+        """Whether the topic of audit records is there, and this user may read it; True as long as that is unknown."""
 
         def question() -> bool:
-            found = self.admin.describe_topics([topic], internal=True, include_authorized_operations=True, timeout=1)
+            try:
+                found = self.admin.describe_topics(
+                    [topic], internal=True, include_authorized_operations=True, timeout=1
+                )
+            except (UnknownTopicOrPartition, AuthorizationError):
+                return False
             return found[0].authorized_operations is None or AclOperation.READ in found[0].authorized_operations
 
-        return self.ask("may audit", question, SELDOM_S).value or False
+        return self.ask("may audit", question, SELDOM_S).value is not False
 
     def replicas(self, topic: str) -> Answer[dict[TopicPartition, PartitionReplicas]]:
         """Ask leaders for the offsets of a topic's partitions; leaders that do not answer are left out."""

@@ -21,7 +21,13 @@ from raftlog.console.app import Console, Settings
 from raftlog.console.pages import Look
 from raftlog.console.rebalance import Rebalance
 from raftlog.console.view import EVERY_S, SELDOM_S, View
-from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed
+from raftlog.errors import (
+    BrokerUnavailable,
+    ClusterAuthorizationFailed,
+    RaftlogError,
+    TopicAuthorizationFailed,
+    UnknownTopicOrPartition,
+)
 from raftlog.types import TopicPartition
 from tests.support import patience, pictures
 from tests.support.console import Clock
@@ -210,6 +216,30 @@ def test_creating_a_topic_is_offered_to_those_who_may(
     form = console.draw(look_at(view), pages.new_topic, "base.html").html
     assert ("this needs Create on the cluster, or on some topics" in form) is not offered
     assert ("<fieldset disabled>" in form) is not offered
+
+
+@pytest.mark.parametrize(
+    ("error", "offered"),
+    [
+        (BrokerUnavailable("no broker answers"), True),
+        (UnknownTopicOrPartition("there is no topic '__audit'"), False),
+        (TopicAuthorizationFailed("no"), False),
+    ],
+)
+def test_audit_records_are_offered_unless_it_is_known_that_there_are_none_to_read(
+    view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch, error: RaftlogError, offered: bool
+) -> None:
+    answers = threading.Event()
+
+    def late(*_: Any, **__: Any) -> Any:
+        assert answers.wait(WAIT_S)
+        raise error
+
+    monkeypatch.setattr(admin, "describe_topics", late)
+    console = Console(Settings("127.0.0.1:1"))
+    assert 'href="/audit"' in console.draw(look_at(view), pages.quorum, "base.html", 0).html, "the first page of a user"
+    answers.set()
+    assert ('href="/audit"' in console.draw(look_at(view), pages.quorum, "base.html", WAIT_S).html) is offered
 
 
 def test_a_password_and_its_connections_end_with_the_session(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
