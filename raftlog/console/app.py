@@ -70,10 +70,10 @@ SWEEP_S: Final = 10.0
 """How long a password may outlive a session whose browser has gone away."""
 PAGE_S: Final = 0.15
 """How long a page waits for answers."""
+LIVE_S: Final = 1.0
+"""How long a live update waits for answers: what came meanwhile is shown, and the rest with the next one."""
 SOON_S: Final = 0.1
 """The time between two live updates as long as an answer is missing."""
-LIVE_S: Final = 1.0
-"""The same for a live update: what came meanwhile is shown, and the rest with the next one."""
 STREAM_S: Final = 600.0
 """How long a stream of live updates runs; the browser opens the next one."""
 HEADERS: Final = {
@@ -191,7 +191,7 @@ class Console:
     def draw(self, look: Look, make: Callable[[Look], Page], layout: str, patience_s: float = PAGE_S) -> Drawn:
         """Return a page as HTML. `layout`: base.html, whole.html for its inner part, or live.html for its live part."""
         with look.view.hurry(patience_s) as hurry:
-            look.view.cluster()  # first: while no broker answers that, a page asks for nothing else
+            look.view.cluster()  # first: after a failure a page asks for nothing else until brokers answer that
             try:
                 page, code = make(look), 200
             except RaftlogError as error:

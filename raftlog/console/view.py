@@ -2,10 +2,11 @@
 
 Each question has a name. `View.ask` returns its last answer if that is fresh, and asks otherwise; while one thread
 asks, others wait for its answer. If brokers do not answer, the last answer stays and says since when it is old, so that
-a page goes on while a broker is down. If no broker answers, no other question is asked for two seconds. A question that
-takes long is asked more seldom: it costs a tenth of the time.
+a page goes on while a broker is down. If no broker answers, no other question is asked for two seconds, nor while that
+one is asked again. A question that takes long is asked more seldom: it costs a tenth of the time.
 
-A page does not wait for long (`View.hurry`): it shows what is known by then, and its live part brings the rest.
+A page does not wait for long (`View.hurry`): it shows what is known by then, and is drawn again, whole, until it lacks
+nothing.
 """
 
 from __future__ import annotations
@@ -326,10 +327,12 @@ class View:
         return Answer(value, at_s, error, self._now_s(), took_s)
 
     def _outage(self) -> RaftlogError | None:
-        """Return why no broker answered a moment ago: then a page does not wait for each of its questions in turn."""
-        last = self._slot(CLUSTER).answer
-        silent = isinstance(last.error, RetriableError) and self._now_s() - last.asked_s < EVERY_S
-        return last.error if silent else None
+        """Return why no broker answered a moment ago, or the last time if brokers are being asked again: then a page
+        does not wait for each of its questions in turn, and leaves the threads to `CLUSTER`."""
+        slot = self._slot(CLUSTER)
+        last = slot.answer
+        recent = slot.asking is not None or self._now_s() - last.asked_s < EVERY_S
+        return last.error if isinstance(last.error, RetriableError) and recent else None
 
     def _slot(self, name: str) -> _Slot:
         with self._lock:

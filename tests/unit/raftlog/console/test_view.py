@@ -176,6 +176,31 @@ def test_while_no_broker_answers_a_page_waits_once(view: View, clock: Clock) -> 
     assert asked == [clock.now_s]
 
 
+def test_while_brokers_are_asked_again_after_an_outage_nothing_else_is_asked(view: View, clock: Clock) -> None:
+    go_on = threading.Event()
+
+    def silent() -> int:
+        raise BrokerUnavailable("nobody is there")
+
+    def slow() -> int:
+        assert go_on.wait(WAIT_S)
+        return 1
+
+    asked: list[int] = []
+    view.ask("cluster", silent)
+    clock.now_s += EVERY_S
+    with view.hurry(0):
+        assert view.ask("cluster", slow).pending
+        assert isinstance(view.ask("topics", lambda: asked.append(1)).error, BrokerUnavailable)
+    assert view._slots["topics"].asking is None
+    assert asked == []
+    go_on.set()
+    with view.hurry(WAIT_S):
+        view.ask("cluster", slow)
+        assert view.ask("topics", lambda: asked.append(1)).error is None
+    assert asked == [1]
+
+
 def test_a_refusal_of_one_question_leaves_the_others(view: View) -> None:
     def refused() -> int:
         raise ClusterAuthorizationFailed("no")
