@@ -341,12 +341,12 @@ def _lost(console: Console, request: Request, error: Exception) -> Response:
     session, _ = _session(console, request, use=False)
     if _must_log_in(console, session):
         return RedirectResponse("/login", 303)
-
-    def lost(look: Look) -> Page:
-        raise ResourceNotFound(f"there is no page {look.path}")
-
-    drawn = console.draw(_look(console, session, request.url.path, "", {}), lost, "base.html")
+    drawn = console.draw(_look(console, session, request.url.path, "", {}), _no_page, "base.html")
     return HTMLResponse(drawn.html, drawn.code)
+
+
+def _no_page(look: Look) -> Page:
+    raise ResourceNotFound(f"there is no page {look.path}")
 
 
 # Logins and changes
@@ -459,10 +459,7 @@ async def _live(console: Console, request: Request) -> Response:
     if console.streams >= MOST_STREAMS:
         return PlainTextResponse("too many open pages; this one does not update itself", 503)
     target = urlsplit(request.query_params.get("path", "/"))
-    found = _find_page(target.path)
-    if found is None:
-        return PlainTextResponse("there is no such page", 404)
-    page, names = found
+    page, names = _find_page(target.path) or (_no_page, {})
 
     def draw(layout: str) -> Drawn:
         return console.draw(_look(console, session, target.path, target.query, names), page, layout, LIVE_S)

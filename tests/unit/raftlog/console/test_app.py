@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import socket
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftlog.console.app import MOST_FORM_BYTES, Settings, _find_page, _inside, _sweep
+from raftlog.console.app import COOKIE, MOST_FORM_BYTES, Settings, _find_page, _inside, _sweep
 from tests.support.console import Client, serve
 
 
@@ -76,7 +77,6 @@ def test_a_form_before_any_page_is_refused(url: str) -> None:
 
 def test_unknown_actions_and_pages(client: Client) -> None:
     assert client.post("/do/drop-everything").code == 404
-    assert client.get("/live?path=/nothing").code == 404
     reply = client.get("/<script>alert(1)</script>")
     assert reply.code == 404
     assert "<script>alert" not in reply.text
@@ -135,6 +135,16 @@ def test_live_updates_find_pages_as_browsers_write_their_paths() -> None:
     assert found is not None
     assert found[1] == {"group": "billing/europe"}
     assert _find_page("/no-such-page") is None
+
+
+def test_a_page_that_does_not_exist_is_updated_like_others(client: Client) -> None:
+    connection = http.client.HTTPConnection(client.address, timeout=30)
+    connection.request("GET", "/live?path=/nothing", headers={"Cookie": f"{COOKIE}={client.cookie}"})
+    reply = connection.getresponse()
+    lines = [reply.readline().decode() for _ in range(8)]
+    connection.close()
+    assert reply.status == 200
+    assert any("there is no page /nothing" in line for line in lines), lines
 
 
 async def test_the_sweep_goes_on_after_a_failure(
