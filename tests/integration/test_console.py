@@ -12,16 +12,19 @@ import os
 import re
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from raftlog import AclBinding, AclOperation, Admin, Producer, ResourceType, TopicPartition
 from raftlog.console.app import COOKIE, Settings
+from raftlog.console.view import View
 from raftlog.testing import Cluster
-from tests.support.console import Client, serve
+from tests.support.console import Client, Silent, serve
 from tests.support.patience import until
 from tests.support.raftlog_up import raftlog_up
 from tests.support.steady import PATIENT
@@ -36,6 +39,7 @@ FOR_DOCS = os.environ.get("CONSOLE_PICTURES", "")
 DOCUMENTED = ("overview", "topic", "messages-table", "group", "audit")
 WAIT_MS = 60_000
 WAIT_S = 60.0
+SHOWN_MS = 1_500
 LONG = "a-topic-whose-name-is-longer-than-most-people-would-like-to-read-" + "x" * 100
 FLIGHTS = 300
 PAGES = {
@@ -163,7 +167,107 @@ def page(browser: Any, url: str) -> Iterator[Any]:
 def whole(page: Any, url: str) -> None:
     """Open a page, and wait until it lacks no answer."""
     page.goto(url)
+    settled(page)
+
+
+def settled(page: Any) -> None:
+    """Wait until the page lacks no answer: it may be replaced until then, though not while a form is filled in."""
     page.locator("[data-pending]").wait_for(state="detached")
+
+
+def told(page: Any, text: str) -> None:
+    """Wait until a change is answered with this text, and the page after it lacks no answer."""
+    page.get_by_text(text).wait_for()
+    settled(page)
+
+
+class Waiting(NamedTuple):
+    """A page that lacks all answers until `answers` is set."""
+
+    page: Any
+    url: str
+    answers: threading.Event
+
+
+@pytest.fixture
+def waiting(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
+    admin = Silent()
+    monkeypatch.setattr("raftlog.console.app.View", partial(View, make_admin=lambda *_, **__: admin))  # type: ignore[arg-type] # a stand-in
+    context = browser.new_context()
+    context.set_default_timeout(WAIT_MS)
+    try:
+        with serve(Settings("127.0.0.1:1")) as address:
+            yield Waiting(context.new_page(), address, admin.answers)
+            context.close()
+    finally:
+        admin.answers.set()
+
+
+def let_answers_come(waiting: Waiting) -> None:
+    """Let brokers answer, and wait until the whole page has come to the browser and had time to be shown."""
+    with waiting.page.expect_event("console", lambda said: said.text == "whole"):
+        waiting.answers.set()
+    waiting.page.wait_for_timeout(SHOWN_MS)
+
+
+WATCH = """
+    const Plain = window.EventSource;
+    window.EventSource = class extends Plain {
+        constructor(address) {
+            super(address);
+            this.addEventListener("whole", (event) => event.data.includes("data-pending") || console.log("whole"));
+        }
+    };
+"""
+"""Says on the browser's console when a whole page has come that lacks nothing."""
+
+
+@needs_browser
+def test_a_form_that_is_filled_in_while_answers_are_on_their_way_can_be_sent(waiting: Waiting) -> None:
+    page = waiting.page
+    page.add_init_script(WATCH)
+    page.goto(f"{waiting.url}/create-topic")
+    page.get_by_label("Name").fill("bookings")
+    let_answers_come(waiting)
+    page.get_by_role("button", name="Create").hover()
+    page.mouse.down()
+    page.wait_for_timeout(SHOWN_MS)
+    assert page.get_by_label("Name").input_value() == "bookings"
+    with page.expect_request("**/do/create-topic") as sent:
+        page.mouse.up()
+    assert "topic=bookings" in sent.value.post_data
+
+
+@needs_browser
+def test_what_a_person_has_opened_is_not_replaced_under_the_hand(waiting: Waiting) -> None:
+    page = waiting.page
+    page.add_init_script(WATCH)
+    page.goto(f"{waiting.url}/groups/billing")
+    page.locator("summary").click()
+    let_answers_come(waiting)
+    assert page.locator("details[open]").count() == 1
+    page.locator("summary").click()
+    settled(page)
+
+
+@needs_browser
+def test_a_page_without_a_stream_of_updates_gets_its_answers_all_the_same(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftlog.console.app.MOST_STREAMS", 0)
+    waiting.page.goto(f"{waiting.url}/create-topic")
+    waiting.page.locator("[data-pending]").wait_for(state="attached")
+    waiting.answers.set()
+    settled(waiting.page)
+
+
+@needs_browser
+def test_the_field_in_which_a_page_begins_keeps_the_focus(waiting: Waiting) -> None:
+    waiting.page.goto(f"{waiting.url}/create-topic")
+    waiting.page.locator("[data-pending]").wait_for(state="attached")
+    waiting.answers.set()
+    settled(waiting.page)
+    assert waiting.page.evaluate("document.activeElement.name") == "topic"
 
 
 @needs_browser

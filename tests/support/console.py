@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from raftlog.console.app import COOKIE, Server, Settings
+from raftlog.errors import ClusterAuthorizationFailed
 
 WAIT_S: Final = 60.0
 
@@ -46,6 +47,23 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+class Silent:
+    """An admin client of brokers that do not answer before the test lets them, and then refuse."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.wait
+
+    def wait(self, *_: Any, **__: Any) -> None:
+        assert self.answers.wait(WAIT_S)
+        raise ClusterAuthorizationFailed("no")
 
 
 class Reply(NamedTuple):

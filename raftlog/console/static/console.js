@@ -39,16 +39,36 @@ function drawPlots(root) {
   }
 }
 
-// A person who types, has something selected, or scrolls a table sideways is not disturbed.
+// Whether a person has changed a field. A list without a preset shows its first option.
+function isChanged(field) {
+  if (field.matches("select")) {
+    const options = Array.from(field.options);
+    const preset = options.some((each) => each.defaultSelected);
+    return options.some((each, index) => each.selected !== (preset ? each.defaultSelected : index === 0));
+  }
+  if (field.matches("[type=checkbox], [type=radio]")) return field.checked !== field.defaultChecked;
+  return field.value !== field.defaultValue;
+}
+
+// A person who types, presses a button, or has something selected is not disturbed.
 function isBusy(root) {
   const selected = document.getSelection();
   if (selected && !selected.isCollapsed && root.contains(selected.anchorNode)) return true;
+  if (root.querySelector(":active") !== null) return true;
   const focused = document.activeElement;
-  return root.contains(focused) && focused.matches("input, select, textarea");
+  // The field in which a page begins has the focus without anybody's doing; `replace` gives it back.
+  return root.contains(focused) && focused.matches("input:not([autofocus]), select, textarea");
+}
+
+// Nor does the whole page take away what a person has opened or filled in.
+function isInUse() {
+  const fields = Array.from(whole.querySelectorAll("input, select, textarea"));
+  return isBusy(whole) || whole.querySelector("details[open]") !== null || fields.some(isChanged);
 }
 
 function replace(root, html) {
   const focused = root.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  const atStart = root.contains(document.activeElement) && document.activeElement.matches("[autofocus]");
   const scrolled = Array.from(root.querySelectorAll(".wide"), (each) => each.scrollLeft);
   root.innerHTML = html;
   root.querySelectorAll(".wide").forEach((each, index) => (each.scrollLeft = scrolled[index] || 0));
@@ -56,6 +76,8 @@ function replace(root, html) {
     const again = Array.from(root.querySelectorAll("a")).find((each) => each.getAttribute("href") === focused);
     if (again) again.focus({ preventScroll: true });
   }
+  const start = atStart ? root.querySelector("[autofocus]") : null;
+  if (start) start.focus({ preventScroll: true });
   drawPlots(root);
 }
 
@@ -64,26 +86,36 @@ function follow(updates) {
   const lost = document.getElementById("lost");
   const path = encodeURIComponent(location.pathname + location.search);
   const source = new EventSource("/live?path=" + path + (isPending() ? "&whole=1" : ""));
-  let late = null; // a whole page that came while the person was busy
+  let late = null; // a whole page that is not shown yet
+  let trying = 0;
   const showWhole = () => {
-    if (late === null || isBusy(whole)) return;
+    clearTimeout(trying);
+    if (late === null) return;
+    if (isInUse()) {
+      trying = setTimeout(showWhole, 1000);
+      return;
+    }
     replace(whole, late);
     late = null;
     if (!updates && !isPending()) source.close();
   };
   source.onopen = () => (lost.hidden = true);
-  source.onerror = () => (lost.hidden = document.hidden);
+  const reload = () => (isInUse() ? setTimeout(reload, 2000) : location.reload());
+  source.onerror = () => {
+    lost.hidden = document.hidden;
+    // Refused: the session has ended, or too many pages are open. Answers that are missing come with the page itself.
+    if (source.readyState === EventSource.CLOSED && isPending()) setTimeout(reload, 2000);
+  };
   source.onmessage = (event) => {
     lost.hidden = true;
-    if (late !== null) showWhole();
-    else if (updates && !isBusy(livePart())) replace(livePart(), event.data);
+    showWhole();
+    if (updates && !isBusy(livePart())) replace(livePart(), event.data);
   };
   source.addEventListener("whole", (event) => {
     lost.hidden = true;
     late = event.data;
     showWhole();
   });
-  whole.addEventListener("focusout", () => setTimeout(showWhole));
   source.addEventListener("over", () => location.reload());
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) source.close();

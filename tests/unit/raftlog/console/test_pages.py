@@ -30,7 +30,7 @@ from raftlog.errors import (
 )
 from raftlog.types import TopicPartition
 from tests.support import patience, pictures
-from tests.support.console import Clock
+from tests.support.console import Clock, Silent
 
 VIEWERS = 8
 WATCHED_S = 60.0
@@ -134,23 +134,6 @@ def test_brokers_are_asked_once_in_two_seconds_however_many_people_look(view: Vi
     assert {name: count for name, count in admin.asked.items() if count > often + seldom} == {}
     assert admin.asked["describe_topic_configs"] <= seldom
     assert admin.asked["describe_topics"] > often // 2, "pages do not stay as they were"
-
-
-class Silent:
-    """An admin client of brokers that do not answer before the test lets them, and then refuse."""
-
-    def __init__(self) -> None:
-        self.answers = threading.Event()
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self.wait
-
-    def wait(self, *_: Any, **__: Any) -> None:
-        assert self.answers.wait(WAIT_S)
-        raise ClusterAuthorizationFailed("no")
 
 
 @pytest.mark.parametrize("path", [path for path in pages.PAGES if not path.endswith("/reset")])
