@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import raftlog
 from raftlog._core import rebalance
 from raftlog._core.descriptions import GroupListing, PartitionDescription, PartitionLag, TopicDescription
-from raftlog.cli.groups.reset_offsets import Target, parse_time_ms, resets_to
+from raftlog.cli.groups.reset_offsets import Reset, Target, parse_time_ms, resets_to
 from raftlog.cli.nodes.cluster import Picture
 from raftlog.cli.partitions.health import is_under_replicated, state_of
 from raftlog.cli.partitions.moving import Move, present
@@ -531,36 +531,53 @@ def group(look: Look) -> Page:
 TARGETS: Final = ("earliest", "latest", "offset", "shift", "time")
 
 
+class Preview(NamedTuple):
+    """What a reset would change. `topics`: those in which the group has offsets. `problem`: why it cannot be."""
+
+    topics: list[str]
+    changes: list[Reset]
+    problem: str | None = None
+
+
 def reset(look: Look) -> Page:
     """What a reset of a group's offsets would change, before it is done."""
     group_id = look.names["group"]
-    committed = look.view.admin.group_offsets(group_id)
-    topic = look.fields.get("topic", "").strip()
-    parts = sorted(part for part in committed if topic in ("", part.topic))
-    if topic and not parts:
-        described = look.view.admin.describe_topic(topic)
-        parts = [TopicPartition(topic, each.partition) for each in described.partitions]
-    changes, problem = [], None
-    to = look.fields.get("to", "")
-    if to:
-        try:
-            changes = resets_to(
-                look.view.admin, group_id, _target(to, look.fields.get("value", "").strip()), parts, committed
-            )
-        except (InvalidRequestError, ValueError) as error:
-            problem = str(error)
+    topic, to, value = (look.fields.get(name, "").strip() for name in ("topic", "to", "value"))
+    asked = look.view.ask(
+        f"reset {group_id} {[topic, to, value]}", lambda: _preview(look.view.admin, group_id, topic, to, value)
+    )
+    if asked.value is None and asked.error is not None:
+        raise asked.error
+    groups = look.view.groups()
+    known = groups.value is not None
+    found = asked.value or Preview([], [])
     values = {
         "group_id": group_id,
         "to": to,
-        "value": look.fields.get("value", ""),
+        "value": value,
         "topic": topic,
-        "topics": sorted({part.topic for part in committed}),
-        "changes": changes,
-        "problem": problem,
-        "wanted": " ".join(f"{each.part.topic}:{each.part.partition}:{each.new}" for each in changes),
-        "members": next((each.members for each in look.view.groups().value or () if each.group_id == group_id), 0),
+        **found._asdict(),
+        "known": asked.value is not None,
+        "wanted": " ".join(f"{each.part.topic}:{each.part.partition}:{each.new}" for each in found.changes),
+        "members": next((each.members for each in groups.value or () if each.group_id == group_id), 0)
+        if known
+        else None,
     }
-    return Page("reset.html", f"Reset offsets of {group_id}", values)
+    return Page("reset.html", f"Reset offsets of {group_id}", values, [asked, groups])
+
+
+def _preview(admin: raftlog.Admin, group_id: str, topic: str, to: str, value: str) -> Preview:
+    committed = admin.group_offsets(group_id)
+    topics = sorted({part.topic for part in committed})
+    parts = sorted(part for part in committed if topic in ("", part.topic))
+    if topic and not parts:
+        parts = [TopicPartition(topic, each.partition) for each in admin.describe_topic(topic).partitions]
+    if not to:
+        return Preview(topics, [])
+    try:
+        return Preview(topics, resets_to(admin, group_id, _target(to, value), parts, committed))
+    except (InvalidRequestError, ValueError) as error:
+        return Preview(topics, [], str(error))
 
 
 def _target(to: str, value: str) -> Target:

@@ -23,7 +23,6 @@ from raftlog.console.rebalance import Rebalance
 from raftlog.console.view import EVERY_S, SELDOM_S, View
 from raftlog.errors import (
     BrokerUnavailable,
-    ClusterAuthorizationFailed,
     RaftlogError,
     TopicAuthorizationFailed,
     UnknownTopicOrPartition,
@@ -136,7 +135,7 @@ def test_brokers_are_asked_once_in_two_seconds_however_many_people_look(view: Vi
     assert admin.asked["describe_topics"] > often // 2, "pages do not stay as they were"
 
 
-@pytest.mark.parametrize("path", [path for path in pages.PAGES if not path.endswith("/reset")])
+@pytest.mark.parametrize("path", pages.PAGES)
 def test_a_page_is_there_at_once_and_claims_nothing_that_is_not_known(
     path: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +169,26 @@ def test_alike_partitions_share_one_description(view: View) -> None:
 def told(html: str) -> str:
     """Return the text of a page, without header and footer."""
     return re.sub(r"<[^>]*>", " ", html[html.index("<main") : html.index("<footer")])
+
+
+@pytest.mark.parametrize(
+    ("known", "said"), [(False, "It is not known whether the group has members"), (True, "The group has 1 member:")]
+)
+def test_a_reset_warns_of_members_unless_it_knows_that_there_are_none(
+    view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch, known: bool, said: str
+) -> None:
+    def silent(**_: Any) -> Any:
+        raise BrokerUnavailable("no coordinator answers")
+
+    monkeypatch.setattr(admin, "group_offsets", lambda group_id: {}, raising=False)
+    if not known:
+        monkeypatch.setattr(admin, "list_groups", silent)
+    look = Look(view, Session("", "", 0.0), {"to": "earliest"}, {"group": "group-1"}, "/groups/group-1/reset", False)
+    monkeypatch.setattr(admin, "list_offsets", lambda parts: {}, raising=False)
+    drawn = Console(Settings("127.0.0.1:1")).draw(look, pages.reset, "base.html", WAIT_S)
+    assert said in told(drawn.html)
+    assert "stop them first" in told(drawn.html)
+    assert "There is nothing to reset" in told(drawn.html)
 
 
 def test_groups_have_members_even_if_their_lags_are_not_known(
