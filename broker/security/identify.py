@@ -29,6 +29,7 @@ import binascii
 import hashlib
 import hmac
 import inspect
+import itertools
 import json
 import logging
 import secrets
@@ -116,7 +117,7 @@ def _encode(data: bytes) -> str:
 AUTHENTICATE: Final = "/raftlog.v1.Security/Authenticate"
 """The only call that needs no authentication."""
 MAX_KNOWN: Final = 10_000
-"""Cached tokens, and cached addresses."""
+"""Cached tokens, cached addresses, and networks whose requests were read."""
 MAX_STRANGERS: Final = 500
 """Concurrent calls of `Authenticate`."""
 MAX_STRANGERS_OF_NETWORK: Final = 50
@@ -131,6 +132,8 @@ TURN_S: Final = 10.0
 """How long a request waits for its turn."""
 REQUEST_S: Final = 2.0
 """How long a request may take once it is its turn; a login is sent together with the headers of its call."""
+CROWDED_REQUEST_S: Final = 1.0
+"""The same if others wait when its turn begins."""
 assert MAX_STRANGERS_OF_NETWORK < MAX_STRANGERS
 assert MAX_READ_OF_NETWORK < MAX_READ
 assert MAX_UNREAD_OF_NETWORK < MAX_UNREAD
@@ -209,49 +212,78 @@ class Strangers:
 
 
 class Turns:
-    """Lets few requests of unauthenticated clients be read at a time, in the order in which they came."""
+    """Lets few requests of unauthenticated clients be read at a time.
+
+    The next one is of the network that was served longest ago, and there the one that came first: so a network whose
+    requests never come delays its own clients, and others by a turn at a time. When too many wait, the newest of the
+    network with most of them is turned away.
+    """
 
     def __init__(self) -> None:
         self._reading: Counter[str] = Counter()
         """By network."""
-        self._waiting: dict[asyncio.Future[None], str] = {}
-        """With their networks."""
+        self._waiting: dict[asyncio.Future[bool], str] = {}
+        """With their networks, as they came; the result: whether it is the request's turn, or it is turned away."""
+        self._served: dict[str, int] = {}
+        """The number of each network's last turn, in order."""
+        self._numbers = itertools.count(1)
 
     @asynccontextmanager
-    async def turn(self, host: str) -> AsyncIterator[None]:
-        """Enter when it is the request's turn.
+    async def turn(self, host: str) -> AsyncIterator[float]:
+        """Enter when it is the request's turn, with the seconds that the request may take.
 
         Raises:
             BrokerOverloaded: too many are waiting, or waiting took TURN_S.
         """
         network = network_of(host)
-        unread = list(self._waiting.values())
-        if len(unread) >= MAX_UNREAD or unread.count(network) >= MAX_UNREAD_OF_NETWORK:
+        if list(self._waiting.values()).count(network) >= MAX_UNREAD_OF_NETWORK:
             raise BrokerOverloaded(_CROWDED)
-        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[admitted] = network
         self._admit()
+        self._turn_away()
         try:
             try:
                 async with asyncio.timeout(TURN_S):
-                    await admitted
+                    is_turn = await admitted
             except TimeoutError:
-                raise BrokerOverloaded(_CROWDED) from None
-            yield
+                is_turn = False
+            if not is_turn:
+                raise BrokerOverloaded(_CROWDED)
+            yield CROWDED_REQUEST_S if self._waiting else REQUEST_S
         finally:
-            if self._waiting.pop(admitted, None) is None:
+            self._waiting.pop(admitted, None)
+            if admitted.done() and not admitted.cancelled() and admitted.result():
                 self._reading[network] -= 1
                 self._reading += Counter()  # without networks that have none
                 self._admit()
 
     def _admit(self) -> None:
-        for admitted, network in list(self._waiting.items()):
-            if self._reading.total() >= MAX_READ:
+        while self._reading.total() < MAX_READ:
+            ready = [
+                (admitted, network)
+                for admitted, network in self._waiting.items()
+                if self._reading[network] < MAX_READ_OF_NETWORK and not admitted.done()
+            ]
+            if not ready:
                 return
-            if self._reading[network] < MAX_READ_OF_NETWORK and not admitted.done():
-                del self._waiting[admitted]
-                self._reading[network] += 1
-                admitted.set_result(None)
+            admitted, network = min(ready, key=lambda each: self._served.get(each[1], 0))
+            del self._waiting[admitted]
+            self._reading[network] += 1
+            self._served.pop(network, None)
+            self._served[network] = next(self._numbers)
+            if len(self._served) > MAX_KNOWN:
+                del self._served[next(iter(self._served))]
+            admitted.set_result(True)
+
+    def _turn_away(self) -> None:
+        waiting = [(admitted, network) for admitted, network in self._waiting.items() if not admitted.done()]
+        if len(waiting) <= MAX_UNREAD:
+            return
+        of_network = Counter(network for _, network in waiting)
+        newest, _ = max(reversed(waiting), key=lambda each: of_network[each[1]])
+        del self._waiting[newest]
+        newest.set_result(False)
 
 
 class Identify(RewrittenHandlers):
@@ -259,7 +291,7 @@ class Identify(RewrittenHandlers):
 
     `required`: refuse callers without a token or a node's certificate. `certificates`: the listener asks for
     certificates. `max_strangers`: concurrent calls of `Authenticate`; fewer than the server's concurrent calls.
-    `host`: the address of all callers, where a proxy hides theirs.
+    `host`: the address of all callers, where a proxy hides theirs; each connection is a network of its own then.
     """
 
     def __init__(
@@ -401,24 +433,26 @@ class Identify(RewrittenHandlers):
     def _authenticate(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def identified(requests: Any, context: Any) -> Any:
             found = self._caller(_NO_LOGIN, context, open_to_all=True)
-            if not self._strangers.enter_task(found.host):
+            source = found.host if self._host is None else context.peer()
+            if not self._strangers.enter_task(source):
                 await self._turn_away(context, found.host)
-            request = await self._request_of(requests, context, found.host)
+            request = await self._request_of(requests, context, source, found.host)
             caller.set(found)
             return await call(request, context)
 
         return identified
 
-    async def _request_of(self, requests: Any, context: Any, host: str) -> Any:
+    async def _request_of(self, requests: Any, context: Any, source: str, host: str) -> Any:
         """Return the request of an unauthenticated client in its turn, or abort the call."""
+        seconds = REQUEST_S
         try:
-            async with self._turns.turn(host), asyncio.timeout(REQUEST_S):
+            async with self._turns.turn(source) as seconds, asyncio.timeout(seconds):
                 request = await anext(aiter(requests), None)
         except BrokerOverloaded:
             await self._turn_away(context, host)
         except TimeoutError:
             self._counters.unauthenticated_calls += 1
-            late = f"no request came within {REQUEST_S:g} s"
+            late = f"no request came within {seconds:g} s"
             await refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, RequestTimedOut(late), late)
         if request is None:
             empty = "the call ended without a request"

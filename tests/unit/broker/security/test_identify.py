@@ -30,6 +30,7 @@ from broker.security.identify import (
     Tokens,
     principal_of,
 )
+from raftlog.errors import BrokerOverloaded
 from raftlog.format.wire import MANY_REQUESTS
 from tests.support.frames import ACK, DATA, END_STREAM, PREFACE, SETTINGS, Frames, frame, headers
 from tests.support.held_timeouts import hold_timeouts
@@ -44,7 +45,12 @@ class World:
     """A server with a method of each kind that returns the caller, behind the interceptor."""
 
     def __init__(
-        self, *, required: bool = True, slots: int | None = None, max_strangers: int = identify.MAX_STRANGERS
+        self,
+        *,
+        required: bool = True,
+        slots: int | None = None,
+        max_strangers: int = identify.MAX_STRANGERS,
+        host: str | None = None,
     ) -> None:
         self._slots = slots
         self.book, self.clock, self.tokens, self.counters = Book(), Hands(), Tokens(), Counters()
@@ -56,6 +62,7 @@ class World:
             required=required,
             certificates=False,
             max_strangers=max_strangers,
+            host=host,
         )
         self.parsed: list[bytes] = []
         self.ended: list[str] = []
@@ -317,6 +324,132 @@ def test_strangers_are_read_in_turn_and_those_of_other_networks_meanwhile() -> N
         assert not turns._reading
 
     asyncio.run(scenario())
+
+
+class Silent:
+    """Calls that hold their turns until they are ended; `read`: the hosts whose turn has come."""
+
+    def __init__(self) -> None:
+        self.turns = identify.Turns()
+        self.read: list[str] = []
+        self.may_take: list[float] = []
+        self.refused: list[str] = []
+        self._ends: list[asyncio.Event] = []
+        self._calls: list[asyncio.Task[None]] = []
+
+    async def begin(self, *hosts: str) -> None:
+        self._calls += [asyncio.create_task(self._call(host)) for host in hosts]
+        await self._settle()
+
+    async def end(self) -> None:
+        """End the call that has held its turn for longest."""
+        self._ends.pop(0).set()
+        await self._settle()
+
+    async def end_all(self) -> None:
+        while self._ends:
+            await self.end()
+        await asyncio.wait_for(asyncio.gather(*self._calls), PATIENCE_S)
+        assert not self.turns._waiting
+        assert not self.turns._reading
+
+    async def _call(self, host: str) -> None:
+        try:
+            async with self.turns.turn(host) as seconds:
+                self.read.append(host)
+                self.may_take.append(seconds)
+                self._ends.append(asyncio.Event())
+                await self._ends[-1].wait()
+        except BrokerOverloaded:
+            self.refused.append(host)
+
+    async def _settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+ATTACKERS = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+HONEST = "10.1.0.1"
+
+
+def test_a_new_network_is_read_next_although_others_have_many_calls_waiting() -> None:
+    async def scenario() -> None:
+        calls = Silent()
+        await calls.begin(*ATTACKERS * 9, HONEST)
+        assert calls.read == [*ATTACKERS]
+        await calls.end()
+        assert calls.read[3:] == [HONEST]
+        await calls.begin(HONEST)
+        for _ in range(4):
+            await calls.end()
+        assert calls.read[4:] == [*ATTACKERS, HONEST], "the network that was served longest ago"
+        await calls.end_all()
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_turns_away_the_newest_of_the_network_with_most() -> None:
+    async def scenario() -> None:
+        calls = Silent()
+        await calls.begin(*ATTACKERS * 9, *["10.0.0.4"] * 8)
+        assert len(calls.turns._waiting) == identify.MAX_UNREAD
+        await calls.begin(HONEST)
+        assert calls.refused == ["10.0.0.4"]
+        await calls.begin("10.0.0.4")
+        assert calls.refused == ["10.0.0.4"] * 2, "it has as many as the others again"
+        await calls.begin(HONEST)
+        assert calls.refused[2:] == ["10.0.0.3"]
+        await calls.end()
+        assert calls.read[3:] == ["10.0.0.4"], "it came first of those that were never served"
+        await calls.end()
+        assert calls.read[4:] == [HONEST]
+        await calls.end_all()
+        assert calls.read.count(HONEST) == 2
+        assert len(calls.read) + len(calls.refused) == 38
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_is_shorter_while_others_wait() -> None:
+    async def scenario() -> None:
+        calls = Silent()
+        await calls.begin(*ATTACKERS, ATTACKERS[0], ATTACKERS[0])
+        await calls.end_all()
+        assert calls.may_take[:3] == [identify.REQUEST_S] * 3
+        assert calls.may_take[3:] == [identify.CROWDED_REQUEST_S, identify.REQUEST_S]
+
+    asyncio.run(scenario())
+
+
+def test_served_networks_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identify, "MAX_KNOWN", 2)
+
+    async def scenario() -> None:
+        calls = Silent()
+        await calls.begin(*ATTACKERS)
+        assert [*calls.turns._served] == [*ATTACKERS[1:]]
+        await calls.end_all()
+
+    asyncio.run(scenario())
+
+
+def test_where_addresses_are_hidden_each_connection_has_bounds_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While `listener.security.migration` is on, all clients have one host."""
+    hold_timeouts(monkeypatch, identify)
+    monkeypatch.setattr(identify, "MAX_STRANGERS_OF_NETWORK", 10)
+    world = World(host="unknown")
+
+    async def scenario() -> None:
+        attacker = Frames(*await asyncio.open_connection("127.0.0.1", world.port))
+        for number in range(12):
+            attacker.announce(AUTHENTICATE, 1 + 2 * number, size_bytes=30 << 20)
+        turns = world.identify._turns
+        await world.until(lambda: world.counters.unauthenticated_calls == 3)
+        assert (turns._reading.total(), len(turns._waiting)) == (1, identify.MAX_UNREAD_OF_NETWORK)
+        assert await world.unary(None, AUTHENTICATE) == repr(Caller("User:ANONYMOUS", "unknown"))
+        attacker.close()
+
+    world.run(scenario)
 
 
 def test_more_strangers_than_may_wait_are_turned_away_and_logged_once(
