@@ -251,6 +251,18 @@ def test_what_a_person_has_opened_is_not_replaced_under_the_hand(waiting: Waitin
 
 
 @needs_browser
+def test_a_click_is_not_lost_when_the_whole_page_comes_before_its_end(waiting: Waiting) -> None:
+    page = waiting.page
+    page.add_init_script(WATCH)
+    page.goto(f"{waiting.url}/groups/billing")
+    page.locator("summary").hover()
+    page.mouse.down()
+    let_answers_come(waiting)
+    page.mouse.up()
+    page.locator("details[open]").wait_for()
+
+
+@needs_browser
 def test_a_page_without_a_stream_of_updates_gets_its_answers_all_the_same(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
