@@ -52,7 +52,8 @@ AHEAD_S: Final = 10.0
 SELDOM_S: Final = 15.0
 """The same for what costs brokers more: sizes of logs, the doctor."""
 SHARE: Final = 10.0
-"""A question that took t seconds is not repeated for SHARE times t."""
+"""A question that took t seconds is not repeated for SHARE times t, but for `SELDOM_S` at most: one that waited for a
+broker that was dying says nothing of what the next one takes."""
 MOST_ANSWERS: Final = 500
 HISTORY: Final = 300
 """Points of a plot."""
@@ -271,7 +272,7 @@ class View:
         hurry = _HURRY.get()
         with slot.lock:
             last, began_s = slot.answer, self._now_s()
-            fresh_s = max(every_s, SHARE * last.took_s)
+            fresh_s = max(every_s, min(SHARE * last.took_s, SELDOM_S))
             if began_s - last.asked_s < fresh_s:
                 return last
             asking = slot.asking

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raftlog.console.actions import ACTIONS, NEEDS, why_not
-from raftlog.console.view import AHEAD_S, AT_A_TIME, EVERY_S, MOST_ANSWERS, MOST_PLOTS, SHARE, View
+from raftlog.console.view import AHEAD_S, AT_A_TIME, EVERY_S, MOST_ANSWERS, MOST_PLOTS, SELDOM_S, SHARE, View
 from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed
 from raftlog.security import AclOperation
 from tests.support.console import Clock
@@ -80,6 +80,20 @@ def test_a_slow_question_is_asked_more_seldom(view: View, clock: Clock) -> None:
     view.ask("topics", question)
     assert len(asked) == 1
     clock.now_s += 0.2
+    view.ask("topics", question)
+    assert len(asked) == 2
+
+
+def test_a_question_that_hung_once_is_asked_again_soon(view: View, clock: Clock) -> None:
+    """As those are that waited for a broker which was dying: the page shows soon that it is back."""
+    asked = []
+
+    def question() -> None:
+        asked.append(clock.now_s)
+        clock.now_s += 30.0 if len(asked) == 1 else 0.01
+
+    view.ask("topics", question)
+    clock.now_s += SELDOM_S + 0.1
     view.ask("topics", question)
     assert len(asked) == 2
 
