@@ -82,7 +82,7 @@ class Rarely:
         self._logged_ms: dict[Hashable, float] = {}
 
     def may_log(self, key: Hashable, now_ms: float) -> bool:
-        """Whether to log a line about the key, which is assumed to be logged then. `now_ms` is monotonic."""
+        """Return whether it is time for another line about the key; the caller then logs it. `now_ms` is monotonic."""
         if now_ms - self._logged_ms.get(key, -math.inf) < LOGGED_EVERY_MS:
             return False
         if len(self._logged_ms) >= MAX_LOGGED:
@@ -151,8 +151,8 @@ class RequestBounds(RewrittenHandlers):
 def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream: bool) -> Callable[[bytes], Any]:
     """Return a parser that checks the length first; in streams it raises `MalformedRequest`.
 
-    A refusal does not hold on to the request: an exception that were raised or kept with it would do so for as long as
-    its traceback lives, which may be until the next garbage collection.
+    A refusal does not hold on to the request. An exception that was raised here would: its traceback may live until the
+    next garbage collection, and the request with it.
     """
 
     def parse_bounded(data: bytes) -> Any:
