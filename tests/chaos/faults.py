@@ -15,6 +15,7 @@ from docker.errors import APIError
 
 from tests.chaos.host import in_network
 from tests.chaos.nodes import Node, NodeSet
+from tests.support.patience import until
 
 _GONE_S = 60.0
 FAILOVER_S = 3.0
@@ -93,7 +94,16 @@ class Pause(Fault):
     """All processes of the container stand still (`docker pause`)."""
 
     def do(self, nodes: NodeSet, victim: Node) -> None:
-        victim.docker.pause()
+        def paused() -> bool:
+            try:
+                victim.docker.pause()
+            except APIError as error:
+                if "unable to freeze" not in str(error):  # runc gives up while processes begin and end, and thaws them
+                    raise
+                return False
+            return True
+
+        until(paused, "the container can be frozen", within_s=_GONE_S)
 
     def end(self, nodes: NodeSet) -> None:
         node = self._node(nodes)
