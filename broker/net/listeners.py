@@ -34,7 +34,7 @@ BACKLOG: Final = 1_024
 HANDSHAKE_MS: Final = 10_000
 """A connection that has not finished TLS's and HTTP/2's handshakes by then is closed; gRPC's default is two minutes."""
 WINDOW_BYTES: Final = 512 << 10
-"""What a client may send of each call before the broker reads it; a message that is read has all the room it needs.
+"""What a client may send of each call before the broker reads it; gRPC widens the window for a message that is read.
 
 Probing, gRPC's default, lets the window of every call grow to 8 MiB, whether or not its data is read.
 """

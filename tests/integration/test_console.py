@@ -181,6 +181,18 @@ def told(page: Any, text: str) -> None:
     settled(page)
 
 
+WATCH = """
+    const Plain = window.EventSource;
+    window.EventSource = class extends Plain {
+        constructor(address) {
+            super(address);
+            this.addEventListener("whole", (event) => event.data.includes("data-pending") || console.log("whole"));
+        }
+    };
+"""
+"""Says on the browser's console when a whole page has come that lacks nothing."""
+
+
 class Waiting(NamedTuple):
     """A page that lacks all answers until `answers` is set."""
 
@@ -197,6 +209,7 @@ def waiting(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
     context.set_default_timeout(WAIT_MS)
     try:
         with serve(Settings("127.0.0.1:1")) as address:
+            context.add_init_script(WATCH)
             yield Waiting(context.new_page(), address, admin.answers)
             context.close()
     finally:
@@ -210,22 +223,9 @@ def let_answers_come(waiting: Waiting) -> None:
     waiting.page.wait_for_timeout(SHOWN_MS)
 
 
-WATCH = """
-    const Plain = window.EventSource;
-    window.EventSource = class extends Plain {
-        constructor(address) {
-            super(address);
-            this.addEventListener("whole", (event) => event.data.includes("data-pending") || console.log("whole"));
-        }
-    };
-"""
-"""Says on the browser's console when a whole page has come that lacks nothing."""
-
-
 @needs_browser
 def test_a_form_that_is_filled_in_while_answers_are_on_their_way_can_be_sent(waiting: Waiting) -> None:
     page = waiting.page
-    page.add_init_script(WATCH)
     page.goto(f"{waiting.url}/create-topic")
     page.get_by_label("Name").fill("bookings")
     let_answers_come(waiting)
@@ -241,7 +241,6 @@ def test_a_form_that_is_filled_in_while_answers_are_on_their_way_can_be_sent(wai
 @needs_browser
 def test_what_a_person_has_opened_is_not_replaced_under_the_hand(waiting: Waiting) -> None:
     page = waiting.page
-    page.add_init_script(WATCH)
     page.goto(f"{waiting.url}/groups/billing")
     page.locator("summary").click()
     let_answers_come(waiting)
@@ -253,7 +252,6 @@ def test_what_a_person_has_opened_is_not_replaced_under_the_hand(waiting: Waitin
 @needs_browser
 def test_a_click_is_not_lost_when_the_whole_page_comes_before_its_end(waiting: Waiting) -> None:
     page = waiting.page
-    page.add_init_script(WATCH)
     page.goto(f"{waiting.url}/groups/billing")
     page.locator("summary").hover()
     page.mouse.down()

@@ -177,7 +177,7 @@ def test_every_change_has_its_permission() -> None:
 
 def test_while_no_broker_answers_a_page_waits_once(view: View, clock: Clock) -> None:
     def silent() -> int:
-        raise BrokerUnavailable("nobody is there")
+        raise BrokerUnavailable("no broker answers")
 
     asked: list[float] = []
     assert isinstance(view.ask("cluster", silent).error, BrokerUnavailable)
@@ -194,7 +194,7 @@ def test_while_brokers_are_asked_again_after_an_outage_nothing_else_is_asked(vie
     go_on = threading.Event()
 
     def silent() -> int:
-        raise BrokerUnavailable("nobody is there")
+        raise BrokerUnavailable("no broker answers")
 
     def slow() -> int:
         assert go_on.wait(WAIT_S)
