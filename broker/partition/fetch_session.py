@@ -141,10 +141,12 @@ class FetchSession:
                 built_s = time.monotonic()
                 if frames and await self._may_leave(frames):
                     self._charge(frames, built_s - begun_s)
-                    await writer.write(frames)
+                    try:
+                        await writer.write(frames)
+                    finally:  # a client that has the message may end the call before gRPC says that it was written
+                        if self._traced:
+                            self._trace(begun_s)
                     self._count(begun_s, built_s)
-                    if self._traced:
-                        self._trace(begun_s)
                 elif not frames and not self._requests_done:
                     await self._changed.wait()
                     self._changed.clear()
@@ -167,7 +169,7 @@ class FetchSession:
         stages["total"].observe(now_s - begun_s)
 
     def _trace(self, begun_s: float) -> None:
-        """Make the spans of the message that was just sent."""
+        """Make the spans of the message that was just sent, or whose client has left meanwhile."""
         traced, self._traced = self._traced, []
         for subscription, begin, end, size_bytes in traced:
             traces = subscription.partition.traces

@@ -170,7 +170,9 @@ async def test_one_record_on_its_leader_and_its_follower(tmp_path: Path) -> None
         assert later.between(0, 1) == [told], "who leads later tells its followers"
 
 
-async def test_who_reads_what_is_traced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_who_reads_what_is_traced(tmp_path: Path, leaves: bool) -> None:
+    """Also a client that leaves once it has the records: its call may end before the message counts as written."""
     traced = Traced()
     async with Parts(tmp_path) as parts:
         parts.registry.traces = traced.tracing.partition
@@ -185,14 +187,17 @@ async def test_who_reads_what_is_traced(tmp_path: Path) -> None:
         session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1, max_subscriptions=10)
         running = asyncio.create_task(session.run(fetching.__aiter__(), writer))
         fetching.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 20)))
-        part = log_pb2.FetchPartition(subscription_id=1, topic_id=TOPIC_ID, offset=0, leader_epoch=3)
+        part = log_pb2.FetchPartition(subscription_id=1, topic_id=TOPIC_ID, offset=int(leaves), leader_epoch=3)
+        writer.stalled = leaves
         fetching.send(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=[part])))
         await settle()
-        await writer.resume()
-        await settle()
-        fetching.end()
-        await writer.resume()
-        await asyncio.wait_for(running, 60)
+        if leaves:
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        else:
+            fetching.end()
+            await asyncio.wait_for(running, 60)
         assert traced.names == ["fetch t", "fetch t"]
         assert [span.context.trace_id for span in traced.spans if span.context] == [
             PRODUCER.trace_id,
