@@ -141,8 +141,9 @@ def _test(arguments: list[str]) -> int:
     seed = os.environ.setdefault("SIMULATION_SEED", str(random.SystemRandom().randrange(10**6, 10**9)))
     print(f"fresh schedules: SIMULATION_SEED={seed}", flush=True)
     # A worker that dies ends the run: xdist would wait for ever for one that it started in its place. tests/conftest.py
-    # makes the run a failure then.
+    # makes the run a failure then. A worker whose test hangs prints its threads and dies (`faulthandler_timeout`).
     common = [*selection, "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+    common += [] if long else ["--override-ini=faulthandler_exit_on_timeout=true"]
     codes = [
         _in_environment(PYTHON, "-m", "pytest", *common, "-n", str(workers), *directories)
         for workers, directories in [phases[name] for name in phases if name in arguments] or phases.values()

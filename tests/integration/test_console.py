@@ -210,7 +210,9 @@ def waiting(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
     try:
         with serve(Settings("127.0.0.1:1")) as address:
             context.add_init_script(WATCH)
-            yield Waiting(context.new_page(), address, admin.answers)
+            page = context.new_page()
+            page.on("console", lambda said: None)  # the browser tells only from then on what is said
+            yield Waiting(page, address, admin.answers)
             context.close()
     finally:
         admin.answers.set()
@@ -236,6 +238,25 @@ def test_a_form_that_is_filled_in_while_answers_are_on_their_way_can_be_sent(wai
     with page.expect_request("**/do/create-topic") as sent:
         page.mouse.up()
     assert "topic=bookings" in sent.value.post_data
+    page.get_by_text("no", exact=True).wait_for()  # a context that closes while a page is on its way may hang
+
+
+HIDE = """(hidden) => {
+    Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""As when a person goes to another tab, and comes back."""
+
+
+@needs_browser
+def test_what_a_person_has_typed_survives_a_look_at_another_tab(waiting: Waiting) -> None:
+    page = waiting.page
+    page.goto(f"{waiting.url}/create-topic")
+    page.get_by_label("Name").fill("bookings")
+    page.evaluate(HIDE, True)
+    page.evaluate(HIDE, False)
+    let_answers_come(waiting)
+    assert page.get_by_label("Name").input_value() == "bookings"
 
 
 @needs_browser

@@ -85,7 +85,7 @@ function replace(root, html) {
 function follow(updates) {
   const lost = document.getElementById("lost");
   const path = encodeURIComponent(location.pathname + location.search);
-  const source = new EventSource("/live?path=" + path + (isPending() ? "&whole=1" : ""));
+  let source = null;
   let late = null; // a whole page that is not shown yet
   let trying = 0;
   const showWhole = () => {
@@ -99,27 +99,32 @@ function follow(updates) {
     late = null;
     if (!updates && !isPending()) source.close();
   };
-  source.onopen = () => (lost.hidden = true);
   const reload = () => (isInUse() ? setTimeout(reload, 2000) : location.reload());
-  source.onerror = () => {
-    lost.hidden = document.hidden;
-    // Refused: the session has ended, or too many pages are open. Answers that are missing come with the page itself.
-    if (source.readyState === EventSource.CLOSED && isPending()) setTimeout(reload, 2000);
+  // `again`: the page was hidden meanwhile.
+  const open = (again) => {
+    source = new EventSource("/live?path=" + path + (isPending() ? "&whole=1" : ""));
+    source.onopen = () => (lost.hidden = true);
+    source.onerror = () => {
+      lost.hidden = document.hidden;
+      // Refused: the session has ended, or too many pages are open. Answers that are missing come with the page itself.
+      if (source.readyState === EventSource.CLOSED && (again || isPending())) setTimeout(reload, 2000);
+    };
+    source.onmessage = (event) => {
+      lost.hidden = true;
+      showWhole();
+      if (updates && !isBusy(livePart())) replace(livePart(), event.data);
+    };
+    source.addEventListener("whole", (event) => {
+      lost.hidden = true;
+      late = event.data;
+      showWhole();
+    });
+    source.addEventListener("over", () => location.reload());
   };
-  source.onmessage = (event) => {
-    lost.hidden = true;
-    showWhole();
-    if (updates && !isBusy(livePart())) replace(livePart(), event.data);
-  };
-  source.addEventListener("whole", (event) => {
-    lost.hidden = true;
-    late = event.data;
-    showWhole();
-  });
-  source.addEventListener("over", () => location.reload());
+  open(false);
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) source.close();
-    else if (source.readyState === EventSource.CLOSED && (updates || isPending())) location.reload();
+    else if (source.readyState === EventSource.CLOSED && (updates || isPending())) open(true);
   });
   window.addEventListener("pagehide", () => source.close());
 }
