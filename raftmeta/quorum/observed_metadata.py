@@ -39,6 +39,9 @@ FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 0.3
 BEHIND_S: Final = 0.3
 """After this time without the known committed changes the node leaves a controller for another one."""
+MOST_BEHIND_S: Final = 5.0
+"""Where one controller after the other is behind, each is given twice the time of the one before, up to this. They may
+be slow and not cut off, and each node that comes anew makes them slower."""
 CONNECT_TIMEOUT_S: Final = 2.0
 READY_ATTEMPT_S: Final = 5.0
 READY_RETRY_S: Final = 0.1
@@ -73,6 +76,7 @@ class ObservedMetadata:
         self._troubles: dict[int, str] = {}
         self._committed_offset = -1
         self._behind_since_s: float | None = None
+        self._patience_s = BEHIND_S
         self._closed = False
 
     # MetadataPort
@@ -167,14 +171,14 @@ class ObservedMetadata:
         self._committed_offset = max(self._committed_offset, offset)
 
     def _is_behind(self) -> bool:
-        """Whether the watched controller has not shown for BEHIND_S what is known to be committed."""
+        """Whether the watched controller has not shown for `_patience_s` what is known to be committed."""
         if self._feed.image.offset >= self._committed_offset:
-            self._behind_since_s = None
+            self._behind_since_s, self._patience_s = None, BEHIND_S
             return False
         now_s = time.monotonic()
         if self._behind_since_s is None:
             self._behind_since_s = now_s
-        return now_s - self._behind_since_s > BEHIND_S
+        return now_s - self._behind_since_s > self._patience_s
 
     # Watching
 
@@ -258,6 +262,7 @@ class ObservedMetadata:
                 done, _ = await asyncio.wait((pending,), timeout=BEHIND_S / 2)
                 if not done:
                     if self._is_behind():
+                        self._patience_s = min(2 * self._patience_s, MOST_BEHIND_S)
                         raise BrokerUnavailable(
                             f"it stays at offset {self._feed.image.offset}, but {self._committed_offset} is committed"
                         )

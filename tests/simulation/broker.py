@@ -31,6 +31,8 @@ RESTART_S = 0.5
 """The delay after which a process that ended by itself is started again."""
 BEHIND_S = 0.3
 """A controller that does not show what is known to be committed for so long is left for another one."""
+MOST_BEHIND_S = 5.0
+"""The same, where controller after controller is behind: each is given twice the time of the one before."""
 PRODUCE_S = 0.05
 ALTER_SHARE = 0.04
 """How often a leader changes an ISR instead of acknowledging a record."""
@@ -54,6 +56,7 @@ class SimBroker:
         self._requester = Requester(process, self._random)
         self._heartbeats: Connection | None = None
         self._watch: Connection | None = None
+        self._patience_s = BEHIND_S
         self._controller_id = -1
         self._sequence = 0
         self._committed_offset = 0
@@ -247,7 +250,7 @@ class SimBroker:
         watching.opener_hears(self.sees, lost)
         watching.send(None)
         self._watch = watching
-        self.process.after(BEHIND_S, self._leave_who_is_behind, watching, self._committed_offset)
+        self.process.after(self._patience_s, self._leave_who_is_behind, watching, self._committed_offset)
 
     def _leave_who_is_behind(self, watching: Connection, committed_offset: int) -> None:
         """Watch another controller if this one has not shown for a while what is known to be committed.
@@ -257,8 +260,10 @@ class SimBroker:
         if self._watch is not watching:
             return
         if self.image.offset >= committed_offset:
+            self._patience_s = BEHIND_S
             self.process.after(BEHIND_S, self._leave_who_is_behind, watching, self._committed_offset)
         else:
+            self._patience_s = min(2 * self._patience_s, MOST_BEHIND_S)
             self._watch = None
             watching.break_now()
             self.watch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,6 +15,7 @@ from grpc import aio
 
 from raftlog.errors import BrokerUnavailable
 from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
+from raftlog.v1.controller_pb2 import HeartbeatResponse
 from raftlog.v1.metadata_pb2 import WatchResponse
 from raftmeta.image import MetadataImage
 from raftmeta.quorum import observed_metadata
@@ -153,6 +155,26 @@ def test_a_watch_on_which_nothing_happens_stays(monkeypatch: pytest.MonkeyPatch)
         await asyncio.sleep(1)
         assert controller.asked_from == [-1, OLD.offset]
         assert observer.waiting_for() == ""
+
+    observe(scenario)
+
+
+def test_controllers_that_stay_behind_are_given_more_and_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand brokers that left slow controllers every 0.3 s kept them slow for good (test_crowd.py)."""
+    monkeypatch.setattr(observed_metadata, "BEHIND_S", 0.05)
+    monkeypatch.setattr(observed_metadata, "MOST_BEHIND_S", 0.8)
+
+    async def scenario(observer: ObservedMetadata, controller: FakeController) -> None:
+        controller.snapshot(OLD)
+        await eventually(lambda: observer.image == OLD, "the image")
+        observer._on_heartbeat(HeartbeatResponse(metadata_offset=NEW.offset))
+        asked_s = []
+        for number in range(2, 7):
+            await eventually(lambda number=number: len(controller.asked_from) == number, "another watch")  # type: ignore[misc]
+            asked_s.append(time.monotonic())
+        assert asked_s[-1] - asked_s[-2] > 0.5
+        controller.snapshot(NEW)
+        await eventually(lambda: observer.image == NEW, "the image")
 
     observe(scenario)
 
