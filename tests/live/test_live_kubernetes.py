@@ -436,6 +436,20 @@ def test_a_wrong_configuration_stops_at_the_first_pods_and_is_taken_back(apart: 
         apart.upgrade({"config": {"log.retention.days": None}})
 
 
+def test_a_job_that_fails_leaves_the_servers_alone(apart: Release) -> None:
+    before = apart.pods()
+    with step(apart, "topics that are refused, and more partitions", PLANNED_S):
+        wrong = {"name": "wrong", "config": {"retention.ms": "soon"}}
+        with pytest.raises(StepFailed, match="post-upgrade hooks failed"):
+            apart.upgrade({"topics": [TOPIC, wrong], "job": {"backoffLimit": 1}})
+        assert "retention.ms" in apart.kubectl("logs", "job/logs-raftlog-apply")
+        apart.upgrade({"topics": [{**TOPIC, "partitions": 8}, {"name": "right", "config": {"retention.ms": "3h"}}]})
+        (described,) = json.loads(apart.raftlog("topic", "describe", "live", "-o", "json"))
+        assert len(described["partitions"]) == 8
+        assert "10800000" in apart.raftlog("config", "describe", "topic", "right")
+    assert apart.pods() == before
+
+
 def test_a_drain_that_fails_does_not_hold_up_the_stop(apart: Release) -> None:
     pod = "logs-raftlog-broker-2"
     with step(apart, "preStop of broker-2 fails", PLANNED_S):
