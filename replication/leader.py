@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from raftlog.errors import InvalidRequestError, StaleBrokerEpoch
 from replication.high_watermark import high_watermark
@@ -17,6 +17,8 @@ from replication.ports import Replica
 
 NEVER_MS = float("-inf")
 """A time before all others."""
+FULL_LAG_TIME_MAX_MS: Final = 500.0
+"""How long a follower whose disk is full may lag, if replica.lag.time.max.ms is longer: waiting does not help."""
 
 
 class ReplicaProgress:
@@ -204,6 +206,7 @@ class LeaderState:
     __slots__ = (
         "_counted",
         "_followers",
+        "_full",
         "_high_watermark",
         "_isr",
         "_lag_time_max_ms",
@@ -249,6 +252,7 @@ class LeaderState:
         self._high_watermark = high_watermark
         self._followers: dict[int, ReplicaProgress] = {}
         self._counted: tuple[ReplicaProgress, ...] = ()
+        self._full: Set[int] = frozenset()
         self._isr = IsrState(frozenset(membership.isr), membership.partition_epoch)
         self._may_commit = False
         self._apply_membership(membership, now_ms)
@@ -420,13 +424,15 @@ class LeaderState:
 
     # Changes of the ISR
 
-    def wanted_isr(self, active: Mapping[int, int], now_ms: float) -> IsrChange | None:
+    def wanted_isr(self, active: Mapping[int, int], now_ms: float, full: Set[int] = frozenset()) -> IsrChange | None:
         """Return the change of the ISR to propose to the controller now, or None.
 
         `active`: broker epochs by broker id, of the brokers that are neither fenced nor shutting down. If the leader is
         not among them it wants no change, because it is about to lose its leadership.
+        `full`: brokers whose disk is full.
 
-        - A member leaves if it lags for longer than replica.lag.time.max.ms, or lacks committed records.
+        - A member leaves if it lags for longer than replica.lag.time.max.ms (FULL_LAG_TIME_MAX_MS if its disk is full),
+          or lacks committed records.
         - If no member has to leave, each follower joins that is open in its present life, does not lag, and holds
           everything up to the high watermark and up to this epoch's start.
         - The controller drops members that are not active. They are no reason for a change, but are left out of one,
@@ -436,7 +442,7 @@ class LeaderState:
         its log since and is catching up, the proposal waits; if the member is not catching up, its broker epoch is
         replaced by NO_LIFE. The controller cannot grant that, and its refusal covers the earlier attempts too.
         """
-        self._now_ms = now_ms
+        self._now_ms, self._full = now_ms, full
         state = self._isr
         if not state.may_propose or self.leader_id not in active:
             return None
@@ -544,7 +550,7 @@ class LeaderState:
             elif (
                 active.get(member.broker_id) == member.broker_epoch == follower.broker_epoch
                 and follower.is_open
-                and not follower.lags(self.log_end_offset, self._now_ms, self._lag_time_max_ms)
+                and not self._lags(follower)
             ):
                 return None
             else:
@@ -559,9 +565,13 @@ class LeaderState:
         return member.broker_epoch != NO_LIFE and self._holds_committed(member.broker_id)
 
     def _has_to_leave(self, follower: ReplicaProgress) -> bool:
-        return not self._holds_committed(follower.broker_id) or follower.lags(
-            self.log_end_offset, self._now_ms, self._lag_time_max_ms
-        )
+        return not self._holds_committed(follower.broker_id) or self._lags(follower)
+
+    def _lags(self, follower: ReplicaProgress) -> bool:
+        limit_ms = self._lag_time_max_ms
+        if follower.broker_id in self._full:
+            limit_ms = min(limit_ms, FULL_LAG_TIME_MAX_MS)
+        return follower.lags(self.log_end_offset, self._now_ms, limit_ms)
 
     def _may_join(self, follower: ReplicaProgress, active: Mapping[int, int]) -> bool:
         """Whether a follower outside of the ISR may join.
@@ -576,7 +586,7 @@ class LeaderState:
             and durable >= self._high_watermark
             and durable >= self.epoch_start_offset
             and active.get(follower.broker_id) == follower.broker_epoch
-            and not follower.lags(self.log_end_offset, self._now_ms, self._lag_time_max_ms)
+            and not self._lags(follower)
         )
 
     def _members(self, wanted: Set[int], active: Mapping[int, int]) -> Iterator[Replica]:

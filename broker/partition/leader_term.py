@@ -6,7 +6,7 @@ streams of the followers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Final
 
 from broker.clock import Clock
@@ -317,12 +317,12 @@ class Leading:
 
     # The ISR
 
-    def wanted_isr(self, active: Mapping[int, int]) -> IsrChange | None:
+    def wanted_isr(self, active: Mapping[int, int], full: Set[int] = frozenset()) -> IsrChange | None:
         """Return the change to propose to the controller now; it is pending from this call on."""
         if self._alone or self._lacks_nothing():
             return None
         now_ms = self._clock.monotonic_ms()
-        change = self.state.wanted_isr(active, now_ms)
+        change = self.state.wanted_isr(active, now_ms, full)
         if change is not None:
             self.state.proposed(change)
         return change

@@ -20,7 +20,7 @@ Everything runs on the event loop's thread. Only fsyncs, truncations and reads t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -866,12 +866,13 @@ class Partition:
         if self._leading is not None and replica.broker_id not in self._leading.state.isr:
             self._host.on_isr_wish(self)
 
-    def wanted_isr(self, active: Mapping[int, int]) -> IsrChange | None:
+    def wanted_isr(self, active: Mapping[int, int], full: Set[int] = frozenset()) -> IsrChange | None:
         """Return the change of the ISR to propose to the controller now; it is pending from this call on.
 
-        `active`: broker epochs by broker id, of brokers neither fenced nor shutting down.
+        `active`: broker epochs by broker id, of brokers neither fenced nor shutting down. `full`: brokers whose disk is
+        full.
         """
-        return None if self._leading is None else self._leading.wanted_isr(active)
+        return None if self._leading is None else self._leading.wanted_isr(active, full)
 
     def isr_answered(self, change: IsrChange, error: BaseException | None) -> None:
         """Take the controller's answer; None: granted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from typing import Final
 
 from broker.log.log_dir import PartitionKey
@@ -36,7 +36,8 @@ FULL_FOR_MS: Final = 60_000
 class IsrChanges:
     """Proposes the ISR changes that the partitions of this broker want.
 
-    `active` returns broker epochs by broker id, of the brokers that are neither fenced nor shutting down.
+    `active` returns broker epochs by broker id, of the brokers that are neither fenced nor shutting down; `full` those
+    whose disk is full.
     `has_lease` says whether this broker may decide anything. Without that check, a leader that receives nothing, but
     can still send, would remove its followers from the ISR before it is deposed, and no replica could replace it.
     """
@@ -47,6 +48,7 @@ class IsrChanges:
         broker_epoch: int,
         propose: Propose,
         active: Callable[[], Mapping[int, int]],
+        full: Callable[[], Set[int]],
         has_lease: Callable[[], bool],
         counters: Counters | None = None,
     ) -> None:
@@ -54,6 +56,7 @@ class IsrChanges:
         self._broker_epoch = broker_epoch
         self._propose = propose
         self._active = active
+        self._full = full
         self._has_lease = has_lease
         self._counters = counters or Counters()
         self._room = asyncio.Semaphore(MAX_UNDER_WAY)
@@ -63,7 +66,7 @@ class IsrChanges:
         """Propose the change that a partition wants now, if any; returns at once."""
         if not self._has_lease():
             return
-        change = partition.wanted_isr(self._active())
+        change = partition.wanted_isr(self._active(), self._full())
         if change is not None:
             task = asyncio.get_running_loop().create_task(self._ask(partition, change), name="alter-isr")
             self._tasks.add(task)

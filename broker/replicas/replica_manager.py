@@ -405,6 +405,7 @@ class ReplicaManager:
         """Rules by topic id, with the config objects that they were made from."""
         self._image = MetadataImage()
         self._active: dict[int, int] = {}
+        self._full: frozenset[int] = frozenset()
         self._roles = RoleChanges(node_id, self._look_again)
         self._disk_work = DiskWork(self._at_the_disk, self._tell)
         self._first_offset = self._applied_offset = -1
@@ -420,7 +421,13 @@ class ReplicaManager:
         self._host = replace(self._host, replica_lag_time_max_ms=replica_lag_time_max_ms)
         self._roles.fetchers = fetchers
         self._isr_changes = IsrChanges(
-            self._node_id, broker_epoch, propose, lambda: self._active, self.lease.valid, self.counters
+            self._node_id,
+            broker_epoch,
+            propose,
+            lambda: self._active,
+            lambda: self._full,
+            self.lease.valid,
+            self.counters,
         )
         self._offline_replicas = OfflineReplicas(
             self._node_id, broker_epoch, propose, self._lost_replicas, lambda: self._image
@@ -517,6 +524,11 @@ class ReplicaManager:
         if self._full_storage is not None:
             self._full_storage.look()
 
+    @property
+    def has_full_followers(self) -> bool:
+        """Whether the disk of another broker is full, so that its replicas may have to leave the ISR soon."""
+        return bool(self._full - {self._node_id})
+
     def check_isr(self) -> None:
         """Propose the ISR changes that are due by time alone."""
         if self._isr_changes is not None:
@@ -594,6 +606,7 @@ class ReplicaManager:
                 continue
             before, self._image = self._image, image
             self._active = {b.broker_id: b.broker_epoch for b in image.brokers.values() if b.active}
+            self._full = frozenset(b.broker_id for b in image.brokers.values() if b.storage_full)
             try:
                 touched = self._everything(image) if records is None else self._touched(before, image, records)
             except Exception:  # the image is valid even if its records cannot be read

@@ -1,7 +1,7 @@
 """A broker's periodic work, beside its clients' requests.
 
 every tick                                          flushes by time, retries of truncations that the disk refused
-a quarter of replica.lag.time.max.ms                which replicas left or reached the ISR
+a quarter of replica.lag.time.max.ms                which replicas left or reached the ISR (a full disk: each tick)
 RETRY_INTERVAL_MS                                   retries of logs that could not be opened
 replica.high.watermark.checkpoint.interval.ms       the high watermark checkpoint, if one has moved
 log.retention.check.interval.ms                     rolling, retention, all checkpoints, removal of files
@@ -68,7 +68,7 @@ async def housekeep(
             registry.housekeep()
             now_ms = clock.monotonic_ms()
             try:
-                if now_ms >= next_isr_ms:
+                if now_ms >= next_isr_ms or registry.has_full_followers:
                     next_isr_ms = now_ms + isr_interval_ms
                     registry.check_isr()
                 if now_ms >= next_retry_ms:

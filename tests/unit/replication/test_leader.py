@@ -234,6 +234,23 @@ def test_who_has_not_been_caught_up_for_too_long_leaves() -> None:
     assert members(state.wanted_isr(ACTIVE, 11_001.0)) == [1, 2]
 
 
+def test_who_has_a_full_disk_leaves_sooner_and_joins_again_with_everything() -> None:
+    state = running()
+    append(state, 10, now_ms=1_000.0)
+    assert state.wanted_isr(ACTIVE, 1_500.0, full={3}) is None, "it may still have written this"
+    state.acked(TWO, 110, 1_001.0)
+    assert state.wanted_isr(ACTIVE, 1_501.0) is None
+    change = state.wanted_isr(ACTIVE, 1_501.0, full={3})
+    assert change is not None
+    assert members(change) == [1, 2]
+    state.proposed(change)
+    state.update_membership(Membership((1, 2, 3), (1, 2), 5, 2), 1_510.0)
+    assert state.high_watermark == 110
+    assert state.wanted_isr(ACTIVE, 2_000.0, full={3}) is None
+    state.acked(THREE, 110, 3_000.0)
+    assert members(state.wanted_isr(ACTIVE, 3_000.0, full={3})) == [1, 2, 3]
+
+
 def test_who_never_opens_leaves_after_the_same_time() -> None:
     state = leader()
     state.opened(TWO, 100, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from raftlog.errors import (
     to_wire,
 )
 from raftmeta.image import MetadataImage
-from replication.leader import Membership
+from replication.leader import FULL_LAG_TIME_MAX_MS, Membership
 from replication.ports import Accepted, Diverging, OutOfRange, Replica
 from tests.support.batches import batch_of
 from tests.support.broker_parts import TOPIC_ID, Parts, image_with, partition_records
@@ -433,6 +434,27 @@ async def test_who_stays_behind_leaves_by_the_clock(tmp_path: Path) -> None:
         assert answers == [], "asked for is not granted"
         await parts.apply(image(2, (1, 2)))
         assert answers == [None]
+
+
+async def test_who_has_a_full_disk_and_lacks_records_leaves_soon(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.image = image(1)
+    async with parts:
+        partition = parts.registry.find(TOPIC_ID, 0)
+        opened(partition)
+        produce(partition)
+        await asyncio.sleep(FULL_LAG_TIME_MAX_MS / 1000 + 0.05)
+        parts.registry.check_isr()
+        await settle()
+        assert parts.proposals.commands == []
+        made = image(2)
+        brokers = {**made.brokers, 2: replace(made.brokers[2], storage_full=True)}
+        await parts.apply(replace(made, brokers=brokers))
+        assert parts.registry.has_full_followers
+        parts.registry.check_isr()
+        await settle()
+        (command,) = parts.proposals.commands
+        assert [member.broker_id for member in command.alter_partition.new_isr] == [1, 3]
 
 
 def test_progress_is_told_of_every_replica(tmp_path: Path) -> None:

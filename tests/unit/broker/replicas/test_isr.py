@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, cast
 
 from broker.partition.partition import Partition
@@ -19,7 +19,7 @@ class _Lagging:
 
     asked = 0
 
-    def wanted_isr(self, active: Mapping[int, int]) -> None:
+    def wanted_isr(self, active: Mapping[int, int], full: Set[int]) -> None:
         self.asked += 1
 
 
@@ -32,7 +32,7 @@ def test_a_leader_without_a_lease_asks_for_nothing() -> None:
 
     lease = [True]
     partition = _Lagging()
-    changes = IsrChanges(1, 1, propose, dict, lambda: lease[0])
+    changes = IsrChanges(1, 1, propose, dict, set, lambda: lease[0])
 
     async def look() -> None:
         changes.look(cast(Partition, partition))
