@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import sys
 import threading
@@ -23,6 +24,8 @@ from raftlog.errors import RaftlogError
 
 REST_READ_S = 120.0
 """How long the consumer may take for the rest."""
+NOTED_GAP_S = 0.5
+"""A pause between two acknowledgements for which the pod's log has a line, beside what the client did meanwhile."""
 SETTINGS = {
     name.removeprefix("RAFTLOG_").lower().replace("_", "."): value
     for name, value in os.environ.items()
@@ -53,8 +56,11 @@ class Checks:
         now_s = time.monotonic()
         with self.lock:
             self.places[number] = place
-            if now_s - self._last_s > self._gap_s:
-                self._gap_s = now_s - self._last_s
+            gap_s = now_s - self._last_s
+            if gap_s > NOTED_GAP_S:
+                logging.warning("no acknowledgement for %.2f s, now one of partition %d", gap_s, place[0])
+            if gap_s > self._gap_s:
+                self._gap_s = gap_s
                 self._gap_ended = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             self._last_s = now_s
 
@@ -148,6 +154,8 @@ def consume(checks: Checks, bootstrap: str, topic: str) -> None:
 
 def main() -> None:
     """Run until the pod is deleted."""
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("raftlog").setLevel(logging.DEBUG)
     bootstrap, topic, rate, port = os.environ["RAFTLOG_BOOTSTRAP"], sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
     checks = Checks()
     producing = threading.Thread(target=produce, args=(checks, bootstrap, topic, rate), daemon=True)
