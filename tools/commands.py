@@ -130,10 +130,10 @@ def _test(arguments: list[str]) -> int:
     selection += ["--hypothesis-profile=long"] if long else ["-m", "not long"]
     cores = os.cpu_count() or 1
     # Tests that only compute come first and use all cores; tests in real time never run beside them. These wait for
-    # more than half of the time, so there are two more workers. A file's tests stay together, as they share servers.
+    # more than half of the time, so there are three more workers. A file's tests stay together, as they share servers.
     phases = {
         "--phase-1": (cores, ("tests/unit", "tests/conformance", "tests/simulation", "tests/fuzz")),
-        "--phase-2": (cores + 2, ("tests/integration", "tests/chaos")),
+        "--phase-2": (cores + 3, ("tests/integration", "tests/chaos")),
     }
     rest = [argument for argument in arguments if argument not in ("--long", *phases)]
     if rest:
@@ -143,6 +143,7 @@ def _test(arguments: list[str]) -> int:
     # A worker that dies ends the run: xdist would wait for ever for one that it started in its place. tests/conftest.py
     # makes the run a failure then. A worker whose test hangs prints its threads and dies (`faulthandler_timeout`).
     common = [*selection, "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+    common += ["--durations=20", "--durations-min=10"]
     common += [] if long else ["--override-ini=faulthandler_exit_on_timeout=true"]
     codes = [
         _in_environment(PYTHON, "-m", "pytest", *common, "-n", str(workers), *directories)
