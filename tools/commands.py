@@ -136,6 +136,9 @@ def _test(arguments: list[str]) -> int:
         "--phase-2": (cores + 3, ("tests/integration", "tests/chaos")),
     }
     rest = [argument for argument in arguments if argument not in ("--long", *phases)]
+    chosen = [phases[name] for name in phases if name in arguments]
+    if chosen and rest:
+        raise StepFailed(f"a phase is whole: leave out {' '.join(rest)}, or the phase")
     if rest:
         return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
     seed = os.environ.setdefault("SIMULATION_SEED", str(random.SystemRandom().randrange(10**6, 10**9)))
@@ -147,7 +150,7 @@ def _test(arguments: list[str]) -> int:
     common += [] if long else ["--override-ini=faulthandler_exit_on_timeout=true"]
     codes = [
         _in_environment(PYTHON, "-m", "pytest", *common, "-n", str(workers), *directories)
-        for workers, directories in [phases[name] for name in phases if name in arguments] or phases.values()
+        for workers, directories in chosen or phases.values()
     ]
     return int(any(codes))  # a process that a signal ended has a negative code
 
