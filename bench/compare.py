@@ -356,7 +356,8 @@ def _start(stack: contextlib.ExitStack, command: list[str], log: Path) -> int:
 
 
 @contextlib.contextmanager
-def _kafka() -> Iterator[list[System]]:
+def kafka_brokers() -> Iterator[list[System]]:
+    """Run three Kafka brokers; yield them with a topic that is fsynced, then without."""
     from confluent_kafka import KafkaException
 
     admin_api: Any = importlib.import_module("confluent_kafka.admin")
@@ -468,7 +469,7 @@ def run(report: Report) -> None:
             _python_packages()
         except Missing as reason:
             missing.append(str(reason))
-        for make in (_raftlog, _kafka, _nats):
+        for make in (_raftlog, kafka_brokers, _nats):
             try:
                 systems += stack.enter_context(make())
             except (Missing, ImportError) as reason:

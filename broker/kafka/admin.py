@@ -14,7 +14,7 @@ from typing import Final
 from broker.config.config import BROKER_CONFIGS, BrokerConfig
 from broker.kafka import errors
 from broker.kafka import messages as api
-from broker.kafka.apis import Apis, Handler, Services, code_in, config_value, each_of, failed, partition_fields
+from broker.kafka.apis import Apis, Handler, Services, config_value, each_of, failed, partition_fields
 from broker.kafka.codec import Fields
 from broker.net.services.admin import MAX_REASSIGNMENTS
 from broker.security.caller import Caller, Decisions
@@ -228,7 +228,7 @@ class AdminApis:
                     )
             results.append(
                 {
-                    "error_code": code_in(found),
+                    "error_code": errors.code_in(found),
                     "log_dir": found.path,
                     "topics": [{"name": name, "partitions": parts} for name, parts in by_topic.items()],
                     "total_bytes": found.total_bytes,

@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 from broker.config.config import BrokerConfig
 from broker.kafka import errors
 from broker.kafka import messages as api
-from broker.kafka.codec import Fields
+from broker.kafka.codec import Fields, by_topic
 from broker.kafka.consumer_groups import ConsumerGroupApis
 from broker.kafka.groups import GroupApis
 from broker.net.services.admin import AdminService
@@ -166,8 +166,6 @@ class Apis:
         self.handlers: dict[int, Handler] = {
             api.LIST_OFFSETS: self._list_offsets,
             api.METADATA: self._metadata,
-            api.OFFSET_COMMIT: self._offset_commit,
-            api.OFFSET_FETCH: self._offset_fetch,
             api.FIND_COORDINATOR: self._find_coordinator,
             api.API_VERSIONS: self._api_versions,
             api.CREATE_TOPICS: self._create_topics,
@@ -334,11 +332,11 @@ class Apis:
             if topic_id is None:
                 continue
             found = next(answered)
-            result["error_code"] = code_in(found)
+            result["error_code"] = errors.code_in(found)
             if not result["error_code"]:
                 result["timestamp"], result["offset"] = found.timestamp_ms, found.offset
                 result["leader_epoch"] = found.leader_epoch if found.offset >= 0 else -1
-        return {"topics": grouped(request["topics"], "name", rows)}
+        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows), "name")}
 
     async def _offset_for_leader_epoch(self, request: Fields, version: int, who: Caller) -> Fields:
         wanted = log_pb2.OffsetForLeaderEpochRequest()
@@ -356,10 +354,10 @@ class Apis:
         for topic_id, result, _ in rows:
             if topic_id is not None:
                 found = next(answered)
-                result["error_code"] = code_in(found)
+                result["error_code"] = errors.code_in(found)
                 if not result["error_code"]:
                     result["leader_epoch"], result["end_offset"] = found.leader_epoch, found.end_offset
-        return {"topics": grouped(request["topics"], "topic", rows)}
+        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows), "topic")}
 
     async def _delete_records(self, request: Fields, version: int, who: Caller) -> Fields:
         wanted = log_pb2.DeleteRecordsRequest()
@@ -375,10 +373,10 @@ class Apis:
         for topic_id, result, _ in rows:
             if topic_id is not None:
                 found = next(answered)
-                result["error_code"] = code_in(found)
+                result["error_code"] = errors.code_in(found)
                 if not result["error_code"]:
                     result["low_watermark"] = found.log_start_offset
-        return {"topics": grouped(request["topics"], "name", rows)}
+        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows), "name")}
 
     def rows(self, topics: Iterable[Fields], name: str, index: str, who: Caller) -> list[Row]:
         """Return (topic id, result, part) of every partition; no id: the result says that there is no such topic."""
@@ -502,82 +500,6 @@ class Apis:
             return _failed_coordinator(key, errors.code_of(error, of_coordinator=True), str(error))
         return {"key": key, "node_id": node_id, "host": broker.kafka_host, "port": broker.kafka_port}
 
-    async def _offset_commit(self, request: Fields, version: int, who: Caller) -> Fields:
-        call = group_pb2.CommitOffsetsRequest(
-            group_id=request["group_id"],
-            member_id=request["member_id"],
-            member_epoch=request["generation_id_or_member_epoch"],
-            timeout_ms=self._config.request_timeout_ms,
-            instance_id=request["group_instance_id"] or "",
-        )
-        rows = [(topic["name"], part) for topic in request["topics"] for part in topic["partitions"]]
-        for name, part in rows:
-            call.offsets.add(
-                topic=name,
-                partition=part["partition_index"],
-                offset=part["committed_offset"],
-                leader_epoch=part["committed_leader_epoch"],
-                metadata=part["committed_metadata"] or "",
-            )
-        codes: list[int]
-        try:
-            answer = await self.call("Group/CommitOffsets", self._services.groups.CommitOffsets, call, who)
-            codes = [code_in(each, of_coordinator=True) for each in answer.results]
-        except RaftlogError as error:
-            codes = [errors.code_of(error, of_coordinator=True)] * len(rows)
-        answered = iter(codes)
-        return {
-            "topics": [
-                {
-                    "name": topic["name"],
-                    "partitions": [
-                        {"partition_index": part["partition_index"], "error_code": next(answered)}
-                        for part in topic["partitions"]
-                    ],
-                }
-                for topic in request["topics"]
-            ]
-        }
-
-    async def _offset_fetch(self, request: Fields, version: int, who: Caller) -> Fields:
-        if version < 8:
-            found = await self._group_offsets(request, request["require_stable"], who)
-            del found["group_id"]
-            return found
-        groups = request["groups"]
-        return {"groups": [await self._group_offsets(each, request["require_stable"], who) for each in groups]}
-
-    async def _group_offsets(self, group: Fields, require_stable: bool, who: Caller) -> Fields:
-        topics = group["topics"]
-        call = group_pb2.FetchOffsetsRequest(
-            group_id=group["group_id"], member_epoch=-1, require_stable=require_stable, all=topics is None
-        )
-        for topic in topics or ():
-            numbers = sorted({*topic["partition_indexes"]})
-            call.partitions.add(topic=topic["name"], partitions=numbers)
-        try:
-            answer = await self.call("Group/FetchOffsets", self._services.groups.FetchOffsets, call, who)
-        except RaftlogError as error:
-            code = errors.code_of(error, of_coordinator=True)
-            return {"group_id": group["group_id"], "error_code": code, "topics": _none_committed(topics or (), code)}
-        by_topic: dict[str, list[Fields]] = {}
-        for each in answer.offsets:
-            code = code_in(each, of_coordinator=True)
-            by_topic.setdefault(each.topic, []).append(
-                {
-                    "partition_index": each.partition,
-                    "committed_offset": -1 if code else each.offset,
-                    "committed_leader_epoch": -1 if code else each.leader_epoch,
-                    "metadata": each.metadata,
-                    # a topic that does not exist has no offsets; clients ask for it and would give up on an error
-                    "error_code": errors.NONE if code == errors.UNKNOWN_TOPIC_OR_PARTITION else code,
-                }
-            )
-        return {
-            "group_id": group["group_id"],
-            "topics": [{"name": name, "partitions": parts} for name, parts in by_topic.items()],
-        }
-
 
 Row = tuple[bytes | None, Fields, Fields]
 
@@ -631,19 +553,6 @@ def _is_offline(image: MetadataImage, partition: PartitionImage, broker_id: int)
     return broker is None or broker.fenced or image.is_offline(partition, broker_id)
 
 
-def code_in(answer: Any, *, of_coordinator: bool = False) -> int:
-    """Return Kafka's code of the error in one answer among several."""
-    if not answer.HasField("error"):
-        return errors.NONE
-    return errors.code_of(errors.error_of(answer.error), of_coordinator=of_coordinator)
-
-
-def grouped(topics: Iterable[Fields], name: str, rows: list[Row]) -> list[Fields]:
-    """Return the results by topic, in the order of the request."""
-    results = iter(rows)
-    return [{name: topic[name], "partitions": [next(results)[1] for _ in topic["partitions"]]} for topic in topics]
-
-
 async def each_of(
     topics: Iterable[Fields],
     work: Callable[[Fields], Awaitable[Fields]],
@@ -672,19 +581,6 @@ def failed(error: RaftlogError, *, by_name: bool = True, **fields: Any) -> Field
 def _failed_coordinator(key: str, code: int, why: str) -> Fields:
     message = why[:MAX_MESSAGE]
     return {"key": key, "error_code": code, "error_message": message, "node_id": NOBODY, "host": "", "port": -1}
-
-
-def _none_committed(topics: Iterable[Fields], code: int) -> list[Fields]:
-    return [
-        {
-            "name": topic["name"],
-            "partitions": [
-                {"partition_index": each, "committed_offset": -1, "metadata": "", "error_code": code}
-                for each in topic["partition_indexes"]
-            ],
-        }
-        for topic in topics
-    ]
 
 
 def _once(names: list[str], name: str) -> None:

@@ -6,7 +6,7 @@ Kafka's clients do the right thing: look for the leader, try again, or fail. A w
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from raftlog.errors import InternalError, RaftlogError, from_wire
 from raftlog.v1 import common_pb2
@@ -77,3 +77,8 @@ def code_of(error: BaseException, *, by_name: bool = True, of_coordinator: bool 
 def error_of(error: common_pb2.Error) -> RaftlogError:
     """Return the exception of an error in a gRPC service's answer."""
     return from_wire(error) if error.code else InternalError(error.message)
+
+
+def code_in(answer: Any, *, of_coordinator: bool = False) -> int:
+    """Return Kafka's code of the error in one answer among several; NONE: it has none."""
+    return code_of(error_of(answer.error), of_coordinator=of_coordinator) if answer.HasField("error") else NONE

@@ -7,7 +7,7 @@ methods of the `Group` service; those of classic groups are asked of the group's
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol
 
 from broker.config.config import BrokerConfig
@@ -24,7 +24,7 @@ from broker.coordinator.groups.classic.commands import (
 from broker.coordinator.groups.commands import Command
 from broker.kafka import errors
 from broker.kafka import messages as api
-from broker.kafka.codec import Fields
+from broker.kafka.codec import Fields, by_topic
 from broker.net.services.calls import Call
 from broker.net.services.groups import GroupService
 from broker.security.caller import Caller, authorized_operations
@@ -82,6 +82,8 @@ class GroupApis:
             api.DESCRIBE_GROUPS: self._describe,
             api.LIST_GROUPS: self._list,
             api.DELETE_GROUPS: self._delete,
+            api.OFFSET_COMMIT: self._commit_offsets,
+            api.OFFSET_FETCH: self._fetch_offsets,
             api.OFFSET_DELETE: self._delete_offsets,
         }
 
@@ -284,6 +286,64 @@ class GroupApis:
             results.append({"group_id": group_id, "error_code": code})
         return {"results": results}
 
+    # Committed offsets
+
+    async def _commit_offsets(self, request: Fields, version: int, who: Caller) -> Fields:
+        call = group_pb2.CommitOffsetsRequest(
+            group_id=request["group_id"],
+            member_id=request["member_id"],
+            member_epoch=request["generation_id_or_member_epoch"],
+            timeout_ms=self._config.request_timeout_ms,
+            instance_id=request["group_instance_id"] or "",
+            offsets=offsets_in(request),
+        )
+        codes: list[int]
+        try:
+            answer = await self._call("Group/CommitOffsets", self._service.CommitOffsets, call, who)
+            codes = [errors.code_in(each, of_coordinator=True) for each in answer.results]
+        except RaftlogError as error:
+            codes = [errors.code_of(error, of_coordinator=True)] * len(call.offsets)
+        return coded(request, codes)
+
+    async def _fetch_offsets(self, request: Fields, version: int, who: Caller) -> Fields:
+        if version < 8:
+            found = await self._group_offsets(request, request["require_stable"], who)
+            del found["group_id"]
+            return found
+        groups = request["groups"]
+        return {"groups": [await self._group_offsets(each, request["require_stable"], who) for each in groups]}
+
+    async def _group_offsets(self, group: Fields, require_stable: bool, who: Caller) -> Fields:
+        topics = group["topics"]
+        call = group_pb2.FetchOffsetsRequest(
+            group_id=group["group_id"], member_epoch=-1, require_stable=require_stable, all=topics is None
+        )
+        for topic in topics or ():
+            numbers = sorted({*topic["partition_indexes"]})
+            call.partitions.add(topic=topic["name"], partitions=numbers)
+        try:
+            answer = await self._call("Group/FetchOffsets", self._service.FetchOffsets, call, who)
+        except RaftlogError as error:
+            code = errors.code_of(error, of_coordinator=True)
+            return {"group_id": group["group_id"], "error_code": code, "topics": _none_committed(topics or (), code)}
+        by_topic: dict[str, list[Fields]] = {}
+        for each in answer.offsets:
+            code = errors.code_in(each, of_coordinator=True)
+            by_topic.setdefault(each.topic, []).append(
+                {
+                    "partition_index": each.partition,
+                    "committed_offset": -1 if code else each.offset,
+                    "committed_leader_epoch": -1 if code else each.leader_epoch,
+                    "metadata": each.metadata,
+                    # a topic that does not exist has no offsets; clients ask for it and would give up on an error
+                    "error_code": errors.NONE if code == errors.UNKNOWN_TOPIC_OR_PARTITION else code,
+                }
+            )
+        return {
+            "group_id": group["group_id"],
+            "topics": [{"name": name, "partitions": parts} for name, parts in by_topic.items()],
+        }
+
     async def _delete_offsets(self, request: Fields, version: int, who: Caller) -> Fields:
         asked = group_pb2.DeleteOffsetsRequest(group_id=request["group_id"])
         rows = [(topic["name"], part["partition_index"]) for topic in request["topics"] for part in topic["partitions"]]
@@ -295,20 +355,45 @@ class GroupApis:
             answer = await self._call("Group/DeleteOffsets", self._service.DeleteOffsets, asked, who)
         except RaftlogError as error:
             return {"error_code": code_of(error), "topics": []}
-        answered = iter(answer.results)
-        return {
-            "error_code": errors.NONE,
-            "topics": [
-                {
-                    "name": topic["name"],
-                    "partitions": [
-                        {"partition_index": part["partition_index"], "error_code": _code_in(next(answered))}
-                        for part in topic["partitions"]
-                    ],
-                }
-                for topic in request["topics"]
+        codes = [
+            code_of(errors.error_of(each.error)) if each.HasField("error") else errors.NONE for each in answer.results
+        ]
+        return {"error_code": errors.NONE, **coded(request, codes)}
+
+
+def offsets_in(request: Fields) -> list[group_pb2.CommitOffset]:
+    """Return the offsets that a request commits, in its order."""
+    return [
+        group_pb2.CommitOffset(
+            topic=topic["name"],
+            partition=part["partition_index"],
+            offset=part["committed_offset"],
+            leader_epoch=part["committed_leader_epoch"],
+            metadata=part["committed_metadata"] or "",
+        )
+        for topic in request["topics"]
+        for part in topic["partitions"]
+    ]
+
+
+def coded(request: Fields, codes: Iterable[int]) -> Fields:
+    """Return an error code for each partition of a request, by topic."""
+    parts = (part["partition_index"] for topic in request["topics"] for part in topic["partitions"])
+    results = ({"partition_index": part, "error_code": code} for part, code in zip(parts, codes, strict=True))
+    return {"topics": by_topic(request["topics"], results)}
+
+
+def _none_committed(topics: Iterable[Fields], code: int) -> list[Fields]:
+    return [
+        {
+            "name": topic["name"],
+            "partitions": [
+                {"partition_index": each, "committed_offset": -1, "metadata": "", "error_code": code}
+                for each in topic["partition_indexes"]
             ],
         }
+        for topic in topics
+    ]
 
 
 def tell_operations(groups: list[Fields], who: Caller) -> None:

@@ -22,8 +22,9 @@ from broker.coordinator.transactions.transaction import MAX_EPOCH
 from broker.coordinator.transactions.verifier import TransactionVerifier
 from broker.kafka import errors
 from broker.kafka import messages as api
-from broker.kafka.apis import Apis, Handler, Services, code_in, grouped
-from broker.kafka.codec import Fields
+from broker.kafka.apis import Apis, Handler, Services
+from broker.kafka.codec import Fields, by_topic
+from broker.kafka.groups import coded, offsets_in
 from broker.net.services.transactions import MAX_DESCRIBED
 from broker.security.caller import Caller
 from raftlog.errors import (
@@ -235,16 +236,8 @@ class TransactionApis:
             member_id=request["member_id"],
             member_epoch=request["generation_id"],
             instance_id=request["group_instance_id"] or "",
+            offsets=offsets_in(request),
         )
-        rows = [(topic["name"], part) for topic in request["topics"] for part in topic["partitions"]]
-        for name, part in rows:
-            call.offsets.add(
-                topic=name,
-                partition=part["partition_index"],
-                offset=part["committed_offset"],
-                leader_epoch=part["committed_leader_epoch"],
-                metadata=part["committed_metadata"] or "",
-            )
         method = "Group/CommitTransactionOffsets"
         codes: list[int]
         try:
@@ -257,20 +250,8 @@ class TransactionApis:
                 for each in answer.results
             ]
         except RaftlogError as error:
-            codes = [offsets_code(version, error)] * len(rows)
-        answered = iter(codes)
-        return {
-            "topics": [
-                {
-                    "name": topic["name"],
-                    "partitions": [
-                        {"partition_index": part["partition_index"], "error_code": next(answered)}
-                        for part in topic["partitions"]
-                    ],
-                }
-                for topic in request["topics"]
-            ]
-        }
+            codes = [offsets_code(version, error)] * len(call.offsets)
+        return coded(request, codes)
 
     # Tools
 
@@ -358,7 +339,7 @@ class TransactionApis:
             if result["error_code"]:
                 continue
             found = next(answered)
-            result["error_code"] = code_in(found)
+            result["error_code"] = errors.code_in(found)
             result["active_producers"] = [
                 {
                     "producer_id": each.producer_id,
@@ -370,7 +351,7 @@ class TransactionApis:
                 }
                 for each in found.producers
             ]
-        return {"topics": grouped(topics, "name", rows)}
+        return {"topics": by_topic(topics, (result for _, result, _ in rows))}
 
     async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
         return {"transaction_states": [await self._described(each, who) for each in request["transactional_ids"]]}

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -493,3 +495,36 @@ def test_raftlogs_tools_show_and_reset_a_classic_group(cluster: Cluster, topic: 
     again = Member(cluster, topic)
     poll_until([again], lambda: {*again.read} == {*range(60)})
     again.consumer.close()
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat judges nothing here: install Debian's package kcat")
+def test_kcat_lists_writes_reads_and_joins_a_group(cluster: Cluster, topic: str) -> None:
+    """As its manual has them, which knows of Kafka only."""
+
+    def kcat(*arguments: str, sent: str = "") -> str:
+        command = ["kcat", "-b", cluster.kafka_bootstrap, *arguments]
+        done = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    listed = kcat("-L", "-t", topic)
+    assert " 3 brokers:" in listed
+    assert f'topic "{topic}" with {PARTITIONS} partitions:' in listed
+    kcat("-P", "-t", topic, "-p", "0", "-K:", "-z", "zstd", "-H", "trace=1", sent="key:60\nkey:61\n")
+    kcat("-P", "-t", topic, "-p", "0", "-X", f"transactional.id={topic}", sent="62\n")
+    assert kcat("-C", "-q", "-t", topic, "-p", "0", "-o", "10", "-e", "-f", "%o %k %s %h\n").splitlines() == [
+        "10 key 60 trace=1",
+        "11 key 61 trace=1",
+        "12  62 ",
+    ]
+    assert sorted(map(int, kcat("-C", "-q", "-t", topic, "-o", "beginning", "-e").split())) == [*range(63)]
+    assert kcat("-Q", "-t", f"{topic}:0:-2", "-t", f"{topic}:1:-1").splitlines() == [
+        f"{topic} [0] offset 0",
+        f"{topic} [1] offset 10",
+    ]
+    settings = "-X", "auto.offset.reset=earliest", "-X", "heartbeat.interval.ms=500"
+    read = kcat("-q", "-G", topic, *settings, "-c", "63", topic)
+    assert sorted(map(int, read.split())) == [*range(63)]
+    offsets = committed(cluster, topic)
+    assert offsets.pop(0) in (13, 14), "before or behind the transaction's marker"
+    assert offsets == dict.fromkeys(range(1, PARTITIONS), 10)
