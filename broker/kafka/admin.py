@@ -16,6 +16,7 @@ from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, Services, config_value, each_of, failed, partition_fields
 from broker.kafka.codec import Fields
+from broker.kafka.parts import by_topic, in_turns, once
 from broker.net.services.admin import MAX_REASSIGNMENTS
 from broker.security.caller import Caller, Decisions
 from raftlog._core.words import shown
@@ -37,8 +38,6 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 """What IncrementalAlterConfigs may do with a config."""
 PREFERRED, UNCLEAN = 0, 1
 """Types of elections."""
-TOPICS_AT_A_TIME: Final = 200
-"""Then the event loop has a turn."""
 MAX_ELECTIONS: Final = 16
 """Elections of one request that are under way at once."""
 MAX_PARTITIONS: Final = 2_000
@@ -117,7 +116,8 @@ class AdminApis:
                 )
             return {"configs": found}
 
-        return {"results": await each_of(request["resources"], describe, _named_resource)}
+        resources = once(request["resources"], lambda each: (each["resource_type"], each["resource_name"]))
+        return {"results": await each_of(resources, describe, _named_resource)}
 
     def _synonyms(self, resource: ConfigResource, entry: admin_pb2.ConfigEntry) -> Iterator[Fields]:
         """Yield the values that there are for a key: the one in force, then those that it hides."""
@@ -216,10 +216,10 @@ class AdminApis:
             return {"error_code": errors.code_of(error), "results": []}
         results = []
         for found in answer.log_dirs:
-            by_topic: dict[str, list[Fields]] = {}
+            grouped: dict[str, list[Fields]] = {}
             for each in found.partitions:
                 if wanted is None or each.partition in wanted.get(each.topic, ()):
-                    by_topic.setdefault(each.topic, []).append(
+                    grouped.setdefault(each.topic, []).append(
                         {
                             "partition_index": each.partition,
                             "partition_size": each.size_bytes,
@@ -230,7 +230,7 @@ class AdminApis:
                 {
                     "error_code": errors.code_in(found),
                     "log_dir": found.path,
-                    "topics": [{"name": name, "partitions": parts} for name, parts in by_topic.items()],
+                    "topics": [{"name": name, "partitions": parts} for name, parts in grouped.items()],
                     "total_bytes": found.total_bytes,
                     "usable_bytes": found.usable_bytes,
                 }
@@ -267,14 +267,14 @@ class AdminApis:
                 return {"partition_id": partition, **failed(error)}
             return {"partition_id": partition, "error_code": errors.NONE, "error_message": None}
 
-        by_topic: dict[str, list[Fields]] = {}
+        grouped: dict[str, list[Fields]] = {}
         for first in range(0, len(rows), MAX_ELECTIONS):  # a request may name very many
             some = rows[first : first + MAX_ELECTIONS]
             for (topic, _), result in zip(some, await asyncio.gather(*(elect(*row) for row in some)), strict=True):
-                by_topic.setdefault(topic, []).append(result)
+                grouped.setdefault(topic, []).append(result)
         return {
             "replica_election_results": [
-                {"topic": topic, "partition_result": results} for topic, results in by_topic.items()
+                {"topic": topic, "partition_result": results} for topic, results in grouped.items()
             ]
         }
 
@@ -310,14 +310,10 @@ class AdminApis:
             for (_, _, result), found in zip(some, answer.results, strict=True):
                 if found.HasField("error"):
                     result.update(failed(errors.error_of(found.error)))
-        results = iter(rows)
         return {
             **whole,
             "allow_replication_factor_change": request["allow_replication_factor_change"],
-            "responses": [
-                {"name": topic["name"], "partitions": [next(results)[2] for _ in topic["partitions"]]}
-                for topic in request["topics"]
-            ],
+            "responses": by_topic(request["topics"], (result for _, _, result in rows)),
         }
 
     def _check_factor(self, topic: str, part: Fields, *, keep: bool) -> None:
@@ -347,9 +343,7 @@ class AdminApis:
         if request["topics"] is not None:
             wanted = {each["name"]: set(each["partition_indexes"]) for each in request["topics"]}
         topics = []
-        for number, (name, topic_id) in enumerate(sorted(image.topic_id_by_name.items()), 1):
-            if number % TOPICS_AT_A_TIME == 0:
-                await asyncio.sleep(0)
+        async for name, topic_id in in_turns(sorted(image.topic_id_by_name.items())):
             if wanted is not None and name not in wanted:
                 continue
             moving = [
@@ -443,9 +437,7 @@ class AdminApis:
         topics: list[Fields] = []
         if cursor is not None:
             names = names[bisect_left(names, cursor["topic_name"]) :]
-        for number, name in enumerate(names, 1):
-            if number % TOPICS_AT_A_TIME == 0:
-                await asyncio.sleep(0)
+        async for name in in_turns(names):
             topic = image.topic(name)
             if describes is not None and not describes.allow(name):
                 if request["topics"]:

@@ -21,15 +21,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from broker.config.config import BrokerConfig
 from broker.kafka import errors
 from broker.kafka import messages as api
-from broker.kafka.codec import Fields, by_topic
+from broker.kafka.codec import Fields
 from broker.kafka.consumer_groups import ConsumerGroupApis
 from broker.kafka.groups import GroupApis
+from broker.kafka.parts import by_topic, in_turns, once
 from broker.net.services.admin import AdminService
 from broker.net.services.calls import Context
 from broker.net.services.groups import GroupService
@@ -46,8 +48,6 @@ from raftmeta.image import BrokerImage, MetadataImage, PartitionImage, TopicImag
 
 logger = logging.getLogger(__name__)
 
-AT_A_TIME: Final = 200
-"""Topics between two turns of the event loop."""
 MAX_MESSAGE: Final = 500
 """Characters of an error's text in a response."""
 DEFAULT: Final = -1
@@ -232,17 +232,12 @@ class Apis:
         if named is None or (version == 0 and not named):
             topics = await self._all_topics(image, who)
         else:
-            topics = []
-            for number, each in enumerate(named, 1):
-                topics.append(self._named_topic(image, each, who))
-                if number % AT_A_TIME == 0:
-                    await asyncio.sleep(0)
+            each_once = once(named, lambda topic: (topic["name"], topic["topic_id"]))
+            topics = [self._named_topic(image, each, who) async for each in in_turns(each_once)]
         if request["include_topic_authorized_operations"]:
-            for number, topic in enumerate(topics, 1):
+            async for topic in in_turns(topics):
                 if topic["error_code"] not in _WITHOUT_OPERATIONS:
                     topic["topic_authorized_operations"] = authorized_operations(who, Acl.TOPIC, topic["name"])
-                if number % AT_A_TIME == 0:
-                    await asyncio.sleep(0)
         allowed: Fields = {}
         if request["include_cluster_authorized_operations"]:
             allowed["cluster_authorized_operations"] = authorized_operations(who, Acl.CLUSTER, CLUSTER_NAME)
@@ -263,13 +258,11 @@ class Apis:
 
     async def _all_topics(self, image: MetadataImage, who: Caller) -> list[Fields]:
         describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC, log=False)
-        found = []
-        for number, name in enumerate(sorted(image.topic_id_by_name), 1):
-            if describes is None or describes.allow(name):
-                found.append(self._topic(image, image.topics[image.topic_id_by_name[name]]))
-            if number % AT_A_TIME == 0:
-                await asyncio.sleep(0)
-        return found
+        return [
+            self._topic(image, image.topics[image.topic_id_by_name[name]])
+            async for name in in_turns(sorted(image.topic_id_by_name))
+            if describes is None or describes.allow(name)
+        ]
 
     def _named_topic(self, image: MetadataImage, wanted: Fields, who: Caller) -> Fields:
         name, topic_id = wanted["name"], wanted["topic_id"]
@@ -336,7 +329,7 @@ class Apis:
             if not result["error_code"]:
                 result["timestamp"], result["offset"] = found.timestamp_ms, found.offset
                 result["leader_epoch"] = found.leader_epoch if found.offset >= 0 else -1
-        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows), "name")}
+        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows))}
 
     async def _offset_for_leader_epoch(self, request: Fields, version: int, who: Caller) -> Fields:
         wanted = log_pb2.OffsetForLeaderEpochRequest()
@@ -376,11 +369,15 @@ class Apis:
                 result["error_code"] = errors.code_in(found)
                 if not result["error_code"]:
                     result["low_watermark"] = found.log_start_offset
-        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows), "name")}
+        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows))}
 
     def rows(self, topics: Iterable[Fields], name: str, index: str, who: Caller) -> list[Row]:
-        """Return (topic id, result, part) of every partition; no id: the result says that there is no such topic."""
+        """Return (topic id, result, part) of every partition; no id: the result says why there is no more to it.
+
+        There is no such topic, or, as in Kafka, the request has named the partition before.
+        """
         describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC)
+        seen: set[tuple[str, int]] = set()
         rows: list[Row] = []
         for topic in topics:
             topic_id = self.id_of(topic[name])
@@ -389,16 +386,23 @@ class Apis:
                 hidden = describes is not None and not describes.allow(topic[name])
                 refused = describes.refusal(topic[name]) if hidden and describes is not None else None
                 code = errors.UNKNOWN_TOPIC_OR_PARTITION if refused is None else errors.code_of(refused)
-            rows += [(topic_id, {index: part[index], "error_code": code}, part) for part in topic["partitions"]]
+            for part in topic["partitions"]:
+                at = topic[name], part[index]
+                if at in seen:
+                    rows.append((None, {index: part[index], "error_code": errors.INVALID_REQUEST}, part))
+                else:
+                    rows.append((topic_id, {index: part[index], "error_code": code}, part))
+                seen.add(at)
         return rows
 
     # Topics
 
     async def _create_topics(self, request: Fields, version: int, who: Caller) -> Fields:
-        names = [each["name"] for each in request["topics"]]
+        named = Counter(each["name"] for each in request["topics"])
 
         async def create(topic: Fields) -> Fields:
-            _once(names, topic["name"])
+            if named[topic["name"]] > 1:
+                raise InvalidRequestError(f"topic {topic['name'][:249]!r} is named twice")
             call = admin_pb2.CreateTopicRequest(
                 name=topic["name"],
                 configs={each["name"]: config_value(each) for each in topic["configs"]},
@@ -479,7 +483,11 @@ class Apis:
             del found["key"]
             return found
         keys = request["coordinator_keys"]
-        return {"coordinators": [await self._coordinator(each, request["key_type"], who) for each in keys]}
+        return {
+            "coordinators": [
+                await self._coordinator(each, request["key_type"], who) async for each in in_turns(once(keys))
+            ]
+        }
 
     async def _coordinator(self, key: str, key_type: int, who: Caller) -> Fields:
         try:
@@ -562,7 +570,7 @@ async def each_of(
 ) -> list[Fields]:
     """Return a result for each topic, one after the other: what `begin` returns, with `work`'s fields or its error."""
     results = []
-    for topic in topics:
+    async for topic in in_turns(topics, at_a_time=1):
         result = begin(topic)
         try:
             result.update(error_code=errors.NONE, **await work(topic))
@@ -581,11 +589,6 @@ def failed(error: RaftlogError, *, by_name: bool = True, **fields: Any) -> Field
 def _failed_coordinator(key: str, code: int, why: str) -> Fields:
     message = why[:MAX_MESSAGE]
     return {"key": key, "error_code": code, "error_message": message, "node_id": NOBODY, "host": "", "port": -1}
-
-
-def _once(names: list[str], name: str) -> None:
-    if names.count(name) > 1:
-        raise InvalidRequestError(f"topic {name[:249]!r} is named twice")
 
 
 def config_value(config: Fields) -> str:

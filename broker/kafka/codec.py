@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -387,9 +387,3 @@ def definitions(table: str) -> dict[str, Message]:
         levels[-1].append(entry)
         levels.append(entry.fields)
     return found
-
-
-def by_topic(topics: Iterable[Fields], results: Iterable[Fields], name: str = "name") -> list[Fields]:
-    """Return the results of a request's partitions, which come in its order, by topic. `name`: of the topic's field."""
-    each = iter(results)
-    return [{name: topic[name], "partitions": [next(each) for _ in topic["partitions"]]} for topic in topics]

@@ -41,6 +41,7 @@ from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.codec import Fields
 from broker.kafka.groups import MAX_CLIENT_ID, STATES, CallService, Handler, code_of, tell_operations
+from broker.kafka.parts import once
 from broker.net.services.groups import GroupService, MemberPermissions
 from broker.security.caller import Caller
 from raftlog.errors import (
@@ -394,7 +395,7 @@ class ConsumerGroupApis:
     # Tools
 
     async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
-        groups = [await self._described(group_id, who) for group_id in request["group_ids"]]
+        groups = [await self._described(group_id, who) for group_id in once(request["group_ids"])]
         if request["include_authorized_operations"]:
             tell_operations(groups, who)
         return {"groups": groups}

@@ -24,7 +24,8 @@ from broker.coordinator.groups.classic.commands import (
 from broker.coordinator.groups.commands import Command
 from broker.kafka import errors
 from broker.kafka import messages as api
-from broker.kafka.codec import Fields, by_topic
+from broker.kafka.codec import Fields
+from broker.kafka.parts import by_topic, in_turns, once
 from broker.net.services.calls import Call
 from broker.net.services.groups import GroupService
 from broker.security.caller import Caller, authorized_operations
@@ -210,7 +211,7 @@ class GroupApis:
         return described
 
     async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
-        groups = [await self._classic(group_id, version, who) for group_id in request["groups"]]
+        groups = [await self._classic(group_id, version, who) for group_id in once(request["groups"])]
         if request["include_authorized_operations"]:
             tell_operations(groups, who)
         return {"groups": groups}
@@ -310,7 +311,7 @@ class GroupApis:
             found = await self._group_offsets(request, request["require_stable"], who)
             del found["group_id"]
             return found
-        groups = request["groups"]
+        groups = once(request["groups"], lambda group: group["group_id"])
         return {"groups": [await self._group_offsets(each, request["require_stable"], who) for each in groups]}
 
     async def _group_offsets(self, group: Fields, require_stable: bool, who: Caller) -> Fields:
@@ -326,10 +327,10 @@ class GroupApis:
         except RaftlogError as error:
             code = errors.code_of(error, of_coordinator=True)
             return {"group_id": group["group_id"], "error_code": code, "topics": _none_committed(topics or (), code)}
-        by_topic: dict[str, list[Fields]] = {}
-        for each in answer.offsets:
+        found: dict[str, list[Fields]] = {}
+        async for each in in_turns(answer.offsets):
             code = errors.code_in(each, of_coordinator=True)
-            by_topic.setdefault(each.topic, []).append(
+            found.setdefault(each.topic, []).append(
                 {
                     "partition_index": each.partition,
                     "committed_offset": -1 if code else each.offset,
@@ -341,7 +342,7 @@ class GroupApis:
             )
         return {
             "group_id": group["group_id"],
-            "topics": [{"name": name, "partitions": parts} for name, parts in by_topic.items()],
+            "topics": [{"name": name, "partitions": parts} for name, parts in found.items()],
         }
 
     async def _delete_offsets(self, request: Fields, version: int, who: Caller) -> Fields:

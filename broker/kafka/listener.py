@@ -33,10 +33,11 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Final
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
@@ -68,10 +69,15 @@ from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_LARGE_BYTES: Final = 256 << 20
 LARGE_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 64 << 10
+ON_LOOP_BYTES: Final = 16 << 10
+ON_LOOP_ELEMENTS: Final = 1_000
+"""What is read or written in a few milliseconds; larger requests and responses are, in a thread, one at a time."""
 MAX_UNANSWERED: Final = 64
 """Produces of one connection whose responses have not left."""
 FIRST_S: Final = 30.0
@@ -158,6 +164,7 @@ class KafkaListener:
         """One for each connection, from its first moment."""
         self._connections: set[_Connection] = set()
         """Those behind their TLS handshake."""
+        self._converting = asyncio.Lock()
         self._logged = Rarely()
         offered = {*handlers, api.PRODUCE, api.FETCH, api.SASL_HANDSHAKE, api.SASL_AUTHENTICATE}
         assert offered == REQUESTS.keys(), "every API in the table has a handler, and no other"
@@ -211,6 +218,11 @@ class KafkaListener:
                 "a Kafka client was disconnected",
                 extra={"event": "kafka_disconnected", "host": host, "reason": why},
             )
+
+    async def beside(self, convert: Callable[..., T], *arguments: Any) -> T:
+        """Read a large request, or write a large response, beside the event loop; one at a time."""
+        async with self._converting:
+            return await asyncio.to_thread(convert, *arguments)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -522,7 +534,11 @@ class _Connection:
             await self._respond(key, 0, correlation_id, api_versions(errors.UNSUPPORTED_VERSION), begun_s)
             return
         try:
-            body = request.decode(memoryview(frame), version, body_at(frame, flexible=request.is_flexible(version)))
+            at = body_at(frame, flexible=request.is_flexible(version))
+            if key != api.PRODUCE and len(frame) > ON_LOOP_BYTES:
+                body = await self._listener.beside(request.decode, memoryview(frame), version, at)
+            else:
+                body = request.decode(memoryview(frame), version, at)
         except InvalidRequestError as error:
             raise _Closed(f"a malformed request: {error}") from None
         body["client_id"] = client_id_of(frame)
@@ -623,7 +639,10 @@ class _Connection:
 
     async def _respond(self, key: int, version: int, correlation_id: int, response: Fields, begun_s: float) -> None:
         message = RESPONSES[key]
-        pieces = message.encode(response, version)
+        if key not in (api.PRODUCE, api.FETCH) and is_large(response):
+            pieces = await self._listener.beside(message.encode, response, version)
+        else:
+            pieces = message.encode(response, version)
         if message.is_flexible(version) and key != api.API_VERSIONS:  # whose header a client reads before it knows
             pieces.insert(0, b"\0")
         size = sum(map(len, pieces)) + 4
@@ -657,6 +676,20 @@ class _Connection:
         counted = self._listener.counters.request(f"Kafka.{api_name(key)}")
         counted.stages["total"].observe(time.monotonic() - begun_s)
         counted.outcomes["ERROR" if response.get("error_code") else "NONE"] += 1
+
+
+def is_large(response: Fields) -> bool:
+    """Whether a response has more than ON_LOOP_ELEMENTS."""
+    return next(islice(_elements(response), ON_LOOP_ELEMENTS, None), None) is not None
+
+
+def _elements(fields: Fields) -> Iterator[object]:
+    for value in fields.values():
+        if isinstance(value, list | tuple):
+            for each in value:
+                yield each
+                if isinstance(each, dict):
+                    yield from _elements(each)
 
 
 def client_id_of(frame: bytes) -> str:

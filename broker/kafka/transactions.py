@@ -23,8 +23,9 @@ from broker.coordinator.transactions.verifier import TransactionVerifier
 from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, Services
-from broker.kafka.codec import Fields, by_topic
+from broker.kafka.codec import Fields
 from broker.kafka.groups import coded, offsets_in
+from broker.kafka.parts import by_topic, once
 from broker.net.services.transactions import MAX_DESCRIBED
 from broker.security.caller import Caller
 from raftlog.errors import (
@@ -354,7 +355,8 @@ class TransactionApis:
         return {"topics": by_topic(topics, (result for _, result, _ in rows))}
 
     async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
-        return {"transaction_states": [await self._described(each, who) for each in request["transactional_ids"]]}
+        ids = once(request["transactional_ids"])
+        return {"transaction_states": [await self._described(each, who) for each in ids]}
 
     async def _described(self, transactional_id: str, who: Caller) -> Fields:
         call = transaction_pb2.DescribeTransactionsRequest(transactional_ids=[transactional_id])

@@ -485,6 +485,45 @@ def test_what_is_no_request_closes_the_connection(cluster: Cluster, data: bytes)
         assert api_versions(good, 0)["error_code"] == 0
 
 
+@pytest.mark.parametrize(
+    ("key", "named", "one", "answers"),
+    [
+        (messages.METADATA, "topics", {"name": "TOPIC", "topic_id": bytes(16)}, "topics"),
+        (messages.FIND_COORDINATOR, "coordinator_keys", "group", "coordinators"),
+        (messages.DESCRIBE_GROUPS, "groups", "group", "groups"),
+        (messages.CONSUMER_GROUP_DESCRIBE, "group_ids", "group", "groups"),
+        (messages.OFFSET_FETCH, "groups", {"group_id": "group", "topics": None, "member_epoch": -1}, "groups"),
+        (messages.DESCRIBE_TRANSACTIONS, "transactional_ids", "id", "transaction_states"),
+        (messages.DESCRIBE_CONFIGS, "resources", {"resource_type": 2, "resource_name": "TOPIC"}, "results"),
+    ],
+)
+def test_what_is_named_often_is_answered_once(
+    cluster: Cluster, topic: str, key: int, named: str, one: Any, answers: str
+) -> None:
+    """Or an answer would be thousands of times as large as its request."""
+    thing = (
+        {**one, **{field: topic for field, value in one.items() if value == "TOPIC"}} if isinstance(one, dict) else one
+    )
+    codec = messages.REQUESTS[key]
+    with Raw(cluster) as raw:
+        body = b"".join(codec.encode({named: [thing] * 5_000}, codec.last))
+        answer = raw.request(key, codec.last, body, flexible=codec.is_flexible(codec.last))
+    tagged = memoryview(answer)[1:]
+    assert len(messages.RESPONSES[key].decode(tagged, codec.last)[answers]) == 1
+
+
+def test_a_partition_that_is_named_twice_has_one_answer(cluster: Cluster, topic: str) -> None:
+    parts = [{"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}] * 2
+    codec = messages.REQUESTS[messages.LIST_OFFSETS]
+    with Raw(cluster) as raw:
+        body = b"".join(codec.encode({"replica_id": -1, "topics": [{"name": topic, "partitions": parts}]}, 5))
+        answer = raw.request(messages.LIST_OFFSETS, 5, body)
+    (found,) = messages.RESPONSES[messages.LIST_OFFSETS].decode(memoryview(answer), 5)["topics"]
+    first, second = (part["error_code"] for part in found["partitions"])
+    assert first in (0, 6), "or another broker leads it"
+    assert second == 42, "INVALID_REQUEST, as in Kafka"
+
+
 def test_a_refused_batch_is_answered_and_the_others_go_on(cluster: Cluster, topic: str) -> None:
     builder = DefaultRecordBatchBuilder(2, 0, 1, 5, 0, 0, 1_000)  # of a transaction
     builder.append(0, 1, b"k", b"v", [])

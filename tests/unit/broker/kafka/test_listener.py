@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -105,8 +106,10 @@ class Bed:
         self.produce = SlowProduce()
         self.counters = Counters()
 
+        self.answer: Fields = {}
+
         async def serve(request: Fields, version: int, who: Caller) -> Fields:
-            return {}
+            return self.answer
 
         own = (messages.PRODUCE, messages.FETCH, messages.SASL_HANDSHAKE, messages.SASL_AUTHENTICATE)
         handlers = {key: serve for key in messages.REQUESTS if key not in own}
@@ -244,6 +247,33 @@ def test_large_frames_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) ->
         await until(lambda: room._left == 2 * module.LARGE_BYTES)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("topics", [10, 5_000])
+def test_large_requests_and_responses_leave_the_event_loop_alone(monkeypatch: pytest.MonkeyPatch, topics: int) -> None:
+    """What has thousands of elements takes long to read and to write: others are served meanwhile."""
+    on_loop = []
+
+    def noted(convert: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            on_loop.append(threading.current_thread() is threading.main_thread())
+            return convert(*arguments)
+
+        return run
+
+    request, response = messages.REQUESTS[messages.METADATA], messages.RESPONSES[messages.METADATA]
+    body = {"topics": [{"name": f"topic-{number}"} for number in range(topics)]}
+
+    async def scenario(bed: Bed) -> None:
+        bed.answer = {"brokers": [], "topics": [{**each, "partitions": []} for each in body["topics"]]}
+        client = await bed.client()
+        monkeypatch.setattr(request, "decode", noted(request.decode))
+        monkeypatch.setattr(response, "encode", noted(response.encode))
+        client.send(messages.METADATA, 1, 1, body)
+        assert await client.received() == 1
+
+    run(scenario)
+    assert on_loop == [topics == 10] * 2
 
 
 def test_connections_are_limited() -> None:
