@@ -311,7 +311,7 @@ class Apis:
         wanted = log_pb2.ListOffsetsRequest(
             isolation_level=common_pb2.READ_COMMITTED if committed else common_pb2.READ_UNCOMMITTED
         )
-        rows = self.rows(request["topics"], "name", "partition_index", who)
+        rows = await self.rows(request["topics"], "name", "partition_index", who)
         for topic_id, _, part in rows:
             if topic_id is not None:
                 wanted.partitions.add(
@@ -333,7 +333,7 @@ class Apis:
 
     async def _offset_for_leader_epoch(self, request: Fields, version: int, who: Caller) -> Fields:
         wanted = log_pb2.OffsetForLeaderEpochRequest()
-        rows = self.rows(request["topics"], "topic", "partition", who)
+        rows = await self.rows(request["topics"], "topic", "partition", who)
         for topic_id, _, part in rows:
             if topic_id is not None:
                 wanted.partitions.add(
@@ -354,7 +354,7 @@ class Apis:
 
     async def _delete_records(self, request: Fields, version: int, who: Caller) -> Fields:
         wanted = log_pb2.DeleteRecordsRequest()
-        rows = self.rows(request["topics"], "name", "partition_index", who)
+        rows = await self.rows(request["topics"], "name", "partition_index", who)
         for topic_id, result, part in rows:
             result["low_watermark"] = -1
             if topic_id is not None:
@@ -371,7 +371,7 @@ class Apis:
                     result["low_watermark"] = found.log_start_offset
         return {"topics": by_topic(request["topics"], (result for _, result, _ in rows))}
 
-    def rows(self, topics: Iterable[Fields], name: str, index: str, who: Caller) -> list[Row]:
+    async def rows(self, topics: Iterable[Fields], name: str, index: str, who: Caller) -> list[Row]:
         """Return (topic id, result, part) of every partition; no id: the result says why there is no more to it.
 
         There is no such topic, or, as in Kafka, the request has named the partition before.
@@ -379,7 +379,7 @@ class Apis:
         describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC)
         seen: set[tuple[str, int]] = set()
         rows: list[Row] = []
-        for topic in topics:
+        async for topic in in_turns(topics):
             topic_id = self.id_of(topic[name])
             code = errors.NONE
             if topic_id is None:  # no answer may tell a stranger which topics exist

@@ -25,7 +25,7 @@ from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, Services
 from broker.kafka.codec import Fields
 from broker.kafka.groups import coded, offsets_in
-from broker.kafka.parts import by_topic, once
+from broker.kafka.parts import by_topic, in_turns, once
 from broker.net.services.transactions import MAX_DESCRIBED
 from broker.security.caller import Caller
 from raftlog.errors import (
@@ -143,7 +143,7 @@ class TransactionApis:
             keeps_epoch=True,
         )
         unknown: set[str] = set()
-        for topic in request["topics"]:
+        async for topic in in_turns(request["topics"]):
             topic_id = self._apis.id_of(topic["name"])
             if topic_id is None:
                 unknown.add(topic["name"])
@@ -276,7 +276,7 @@ class TransactionApis:
                         for topic in marker["topics"]
                     ],
                 }
-                for marker in request["markers"]
+                async for marker in in_turns(request["markers"])
             ]
         }
 
@@ -317,7 +317,7 @@ class TransactionApis:
             {"name": topic["name"], "partitions": [{"partition_index": each} for each in topic["partition_indexes"]]}
             for topic in request["topics"]
         ]
-        rows = self._apis.rows(topics, "name", "partition_index", who)
+        rows = await self._apis.rows(topics, "name", "partition_index", who)
         known = [(topic_id, result) for topic_id, result, _ in rows if topic_id is not None]
         described: list[Any] = []
         for first in range(0, len(known), MAX_DESCRIBED):

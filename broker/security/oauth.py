@@ -26,14 +26,13 @@ import http.client
 import json
 import logging
 import math
-import os
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from joserfc import jwt
@@ -41,6 +40,7 @@ from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
 from broker.clock import Clock
+from broker.security.users import stamp_of
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidConfig
 from raftmeta.acls import why_no_user
 
@@ -147,7 +147,7 @@ class Bearers:
         """Read the keys if they are due, and return whether they have changed; blocks for some seconds at most."""
         now_ms = self._clock.monotonic_ms()
         if self._is_file:
-            stamp = _stamp(_path_of(self._config.jwks_endpoint_url))
+            stamp = stamp_of(_path_of(self._config.jwks_endpoint_url))
             if self._keys is not None and stamp == self._stamp:
                 return False
             self._stamp = stamp
@@ -312,11 +312,3 @@ def _checked_address(host: str, port: int, *, private: bool) -> str:
 
 def _path_of(url: str) -> Path:
     return Path(unquote(urlsplit(url).path))
-
-
-def _stamp(path: Path) -> Any:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -1053,7 +1053,7 @@ class GroupDescription(_message.Message):
 
     @_builtins.property
     def committed(self) -> Global___GroupOffsets:
-        """with include_committed, until 100 000 are told: then FetchOffsets"""
+        """with include_committed; absent where it does not fit into 100 000 of an answer: FetchOffsets"""
 
     def __init__(
         self,
