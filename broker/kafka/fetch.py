@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from broker.kafka import errors
 from broker.kafka.codec import Fields
+from broker.kafka.parts import in_turns
 from broker.kafka.record_batches import to_kafka
 from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import readable_end
@@ -51,8 +52,6 @@ logger = logging.getLogger(__name__)
 MAX_RESPONSE_BYTES: Final = 8 << 20
 """Of the log in one response; a single larger batch still goes whole."""
 MAX_WAIT_MS: Final = 60_000
-AT_A_TIME: Final = 200
-"""Partitions between two turns of the event loop."""
 ON_LOOP_BYTES: Final = 64 << 10
 """Converting this many bytes takes about a millisecond; more are converted on a disk thread."""
 ZSTD_FROM: Final = 10
@@ -387,9 +386,7 @@ class _Attempt:
             self._api.call_when_renewed(wake)
             return
         rack = self._request["rack_id"]
-        for number, (wanted, answer) in enumerate(self._wanted, 1):
-            if number % AT_A_TIME == 0:
-                await asyncio.sleep(0)
+        async for wanted, answer in in_turns(self._wanted):
             try:
                 topic = self._api.topic(wanted.topic, self._reads)
                 found = await self._api.read_one(wanted, topic, self._isolation, rack, room, whole=not self.bytes)

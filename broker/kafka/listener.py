@@ -639,7 +639,7 @@ class _Connection:
 
     async def _respond(self, key: int, version: int, correlation_id: int, response: Fields, begun_s: float) -> None:
         message = RESPONSES[key]
-        if key not in (api.PRODUCE, api.FETCH) and is_large(response):
+        if key != api.FETCH and is_large(response):  # whose elements are pieces of a log, written as they are
             pieces = await self._listener.beside(message.encode, response, version)
         else:
             pieces = message.encode(response, version)

@@ -23,6 +23,7 @@ from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.kafka import errors
 from broker.kafka.codec import Fields
 from broker.kafka.messages import PRODUCE
+from broker.kafka.parts import in_turns
 from broker.kafka.record_batches import from_kafka, producer_in, says_transactional
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
 from broker.partition.partition import Partition
@@ -102,7 +103,7 @@ class Produce:
         acks, timeout_ms = request["acks"], request["timeout_ms"]
         request_answer = _Answer(response, by_name=version < IDS_FROM)
         checks = None if self._producers is None else self._producers(who)  # of all batches: most have one producer
-        for topic in request["topic_data"]:
+        async for topic in in_turns(request["topic_data"]):
             parts: list[Fields] = []
             named = {"name": topic["name"], "topic_id": topic["topic_id"]}
             request_answer.responses.append({**named, "partition_responses": parts})

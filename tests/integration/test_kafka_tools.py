@@ -26,13 +26,16 @@ TIMEOUT_S: Final = 120.0
 TOOLS: Final = {
     "acls": "org.apache.kafka.tools.AclCommand",
     "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "client-metrics": "org.apache.kafka.tools.ClientMetricsCommand",
     "cluster": "org.apache.kafka.tools.ClusterTool",
     "configs": "kafka.admin.ConfigCommand",
     "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
     "consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
+    "delegation-tokens": "org.apache.kafka.tools.DelegationTokenCommand",
     "delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
+    "features": "org.apache.kafka.tools.FeatureCommand",
     "get-offsets": "org.apache.kafka.tools.GetOffsetShell",
     "leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
     "log-dirs": "org.apache.kafka.tools.LogDirsCommand",
@@ -214,6 +217,20 @@ def test_the_cluster(cluster: Cluster, kafka: Tools) -> None:
     assert kafka("broker-api-versions").count("(id: ") == 3
     assert "LeaderId:" in kafka("metadata-quorum", "describe", "--status")
     assert "Leader" in kafka("metadata-quorum", "describe", "--replication")
+
+
+def test_what_is_refused_says_so(kafka: Tools, tmp_path: Path) -> None:
+    """The table in docs/kafka.md."""
+    assert "transaction.version" in kafka("features", "describe")
+    raised = kafka("features", "upgrade", "--feature", "transaction.version=1", fails=True)
+    assert "does not support UPDATE_FEATURES" in raised
+    assert "does not support the broker unregistration API" in kafka("cluster", "unregister", "--id", "3")
+    (config := tmp_path / "empty.properties").touch()
+    tokens = kafka("delegation-tokens", "--describe", "--command-config", str(config), fails=True)
+    assert "does not support DESCRIBE_DELEGATION_TOKEN" in tokens
+    assert "does not support LIST_CONFIG_RESOURCES" in kafka("client-metrics", "--list", fails=True)
+    member = "remove-controller", "--controller-id", "3", "--controller-directory-id", "A" * 22
+    assert "does not support REMOVE_RAFT_VOTER" in kafka("metadata-quorum", *member, fails=True)
 
 
 def test_transactions(cluster: Cluster, kafka: Tools) -> None:
