@@ -178,6 +178,32 @@ def test_what_raftlog_writes_kafka_clients_read(cluster: Cluster, topic: str) ->
     assert {(each.key(), tuple(each.headers() or ())) for each in found} == {(b"key", (("h", b"1"),))}
 
 
+def test_both_protocols_write_and_read_a_topic_at_once(cluster: Cluster, topic: str) -> None:
+    """What both see is the same, and each producer's records are in its order."""
+    failed: list[Any] = []
+    theirs = confluent_kafka.Producer(
+        {"bootstrap.servers": cluster.kafka_bootstrap, "enable.idempotence": True, **QUIET}
+    )
+    with raftlog.Producer(cluster.bootstrap) as ours:
+        for number in range(300):
+            where = number % PARTITIONS
+            theirs.produce(topic, b"theirs %03d" % number, partition=where, on_delivery=lambda e, _: failed.append(e))
+            theirs.poll(0)
+            ours.send(topic, b"ours %03d" % number, partition=where)
+    assert theirs.flush(TIMEOUT_S) == 0
+    assert failed == [None] * 300
+    by_theirs = sorted((each.partition(), each.offset(), each.value()) for each in consume(cluster, topic, 600))
+    with raftlog.Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([raftlog.TopicPartition(topic, number) for number in range(PARTITIONS)])
+        table = consumer.read_to_end(timeout=TIMEOUT_S)
+    by_ours = sorted(zip(*(table[name].to_pylist() for name in ("partition", "offset", "value")), strict=True))
+    assert by_ours == by_theirs
+    for writer in (b"theirs", b"ours"):
+        for number in range(PARTITIONS):
+            values = [value for partition, _, value in by_ours if partition == number and value.startswith(writer)]
+            assert values == [b"%s %03d" % (writer, each) for each in range(number, 300, PARTITIONS)]
+
+
 def test_records_larger_than_a_fetch(cluster: Cluster, topic: str) -> None:
     values = [bytes([number]) * 300_000 for number in range(9)]
     produce(cluster, topic, values)
