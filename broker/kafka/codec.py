@@ -38,16 +38,20 @@ Read: TypeAlias = Callable[["Reader"], Any]
 Write: TypeAlias = Callable[[list[bytes], Any], None]
 
 
+class LargeMessage(Exception):
+    """A message has more elements than are to be decoded at once."""
+
+
 class Reader:
     """A position in the bytes of a message."""
 
-    __slots__ = ("at", "data", "elements_left", "end")
+    __slots__ = ("at", "data", "elements_left", "end", "most")
 
-    def __init__(self, data: memoryview, at: int = 0) -> None:
+    def __init__(self, data: memoryview, at: int = 0, most: int = MAX_ELEMENTS) -> None:
         self.data = data
         self.at = at
         self.end = len(data)
-        self.elements_left = MAX_ELEMENTS
+        self.elements_left = self.most = most
 
     def take(self, size: int) -> memoryview:
         """Return the next `size` bytes without a copy. Raises InvalidRequestError: they are not there."""
@@ -70,11 +74,13 @@ class Reader:
         raise InvalidRequestError("the request has a length that is no varint of 32 bits")
 
     def count(self, count: int) -> int:
-        """Return the number of an array's elements, checked. Raises InvalidRequestError: too many."""
+        """Return the number of an array's elements, checked. Raises InvalidRequestError, LargeMessage: too many."""
         if not 0 <= count <= self.end - self.at:  # each has at least one byte
             raise InvalidRequestError(f"the request claims {count} elements in {self.end - self.at} bytes")
         self.elements_left -= count
         if self.elements_left < 0:
+            if self.most < MAX_ELEMENTS:
+                raise LargeMessage
             raise InvalidRequestError(f"a request may have {MAX_ELEMENTS} array elements: split it")
         return count
 
@@ -215,13 +221,14 @@ class Message:
         """Whether that version has compact lengths and tagged fields (KIP-482)."""
         return version >= self.flexible_from
 
-    def decode(self, data: memoryview, version: int, at: int = 0) -> Fields:
+    def decode(self, data: memoryview, version: int, at: int = 0, most: int = MAX_ELEMENTS) -> Fields:
         """Return the message that begins at `at`. Bytes after it are ignored, as Kafka does: librdkafka sends some.
 
         Raises:
             InvalidRequestError: it is cut short, or exceeds a bound.
+            LargeMessage: it has more than `most` elements.
         """
-        reader = Reader(data, at)
+        reader = Reader(data, at, most)
         try:
             found: Fields = self._codec(version)[0](reader)
         except (struct.error, UnicodeDecodeError) as error:

@@ -47,7 +47,7 @@ from broker.kafka import messages as api
 from broker.kafka.acls_and_users import SecurityApis
 from broker.kafka.admin import AdminApis
 from broker.kafka.apis import PERMISSIONS, Apis, Handler, Services, api_versions
-from broker.kafka.codec import Fields, Reader
+from broker.kafka.codec import Fields, LargeMessage, Reader
 from broker.kafka.fetch import Fetch
 from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
@@ -75,9 +75,8 @@ MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_LARGE_BYTES: Final = 256 << 20
 LARGE_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 64 << 10
-ON_LOOP_BYTES: Final = 16 << 10
 ON_LOOP_ELEMENTS: Final = 1_000
-"""What is read or written in a few milliseconds; larger requests and responses are, in a thread, one at a time."""
+"""What is read or written in a few milliseconds; larger requests and responses are in a thread, one at a time."""
 MAX_UNANSWERED: Final = 64
 """Produces of one connection whose responses have not left."""
 FIRST_S: Final = 30.0
@@ -535,10 +534,10 @@ class _Connection:
             return
         try:
             at = body_at(frame, flexible=request.is_flexible(version))
-            if key != api.PRODUCE and len(frame) > ON_LOOP_BYTES:
+            try:
+                body = request.decode(memoryview(frame), version, at, ON_LOOP_ELEMENTS)
+            except LargeMessage:
                 body = await self._listener.beside(request.decode, memoryview(frame), version, at)
-            else:
-                body = request.decode(memoryview(frame), version, at)
         except InvalidRequestError as error:
             raise _Closed(f"a malformed request: {error}") from None
         body["client_id"] = client_id_of(frame)

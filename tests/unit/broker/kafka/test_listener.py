@@ -256,8 +256,9 @@ def test_large_requests_and_responses_leave_the_event_loop_alone(monkeypatch: py
 
     def noted(convert: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
+            converted = convert(*arguments)
             on_loop.append(threading.current_thread() is threading.main_thread())
-            return convert(*arguments)
+            return converted
 
         return run
 
