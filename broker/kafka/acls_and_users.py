@@ -7,12 +7,12 @@ raftlog `raftlog-cluster`; each is told its own name.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 from broker.kafka import errors
 from broker.kafka import messages as api
-from broker.kafka.apis import Apis, Handler, failed
+from broker.kafka.apis import Apis, Handler, each_of, failed
 from broker.kafka.codec import Fields
 from broker.net.services.admin import AdminService
 from broker.net.services.security import SecurityService
@@ -83,7 +83,7 @@ class SecurityApis:
             await self._apis.call("Security/CreateAcls", self._service.CreateAcls, call, who)
             return {"error_message": None}
 
-        return {"results": [await _result(create, each) for each in request["creations"]]}
+        return {"results": await each_of(request["creations"], create)}
 
     async def _delete_acls(self, request: Fields, version: int, who: Caller) -> Fields:
         _check_count(request["filters"], "filters")
@@ -93,7 +93,7 @@ class SecurityApis:
             answer = await self._apis.call("Security/DeleteAcls", self._service.DeleteAcls, call, who)
             return {"matching_acls": [_whole(acl) for acl in answer.deleted]}
 
-        return {"filter_results": [await _result(delete, each, matching_acls=[]) for each in request["filters"]]}
+        return {"filter_results": await each_of(request["filters"], delete, lambda _: {"matching_acls": []})}
 
     # Users
 
@@ -138,7 +138,7 @@ class SecurityApis:
             await self._apis.call("Security/AlterUsers", self._service.AlterUsers, by_user[user], who)
             return {"error_message": None}
 
-        return {"results": [await _result(alter, user, user=user) for user in by_user]}
+        return {"results": await each_of(by_user, alter, lambda user: {"user": user})}
 
     # Quotas
 
@@ -184,7 +184,7 @@ class SecurityApis:
             await self._apis.call("Admin/AlterClientQuotas", self._admin.AlterClientQuotas, call, who)
             return {"error_message": None}
 
-        return {"entries": [await _result(alter, each, entity=each["entity"]) for each in request["entries"]]}
+        return {"entries": await each_of(request["entries"], alter, lambda each: {"entity": each["entity"]})}
 
 
 MATCH_DEFAULT, MATCH_ANY = 1, 2
@@ -213,14 +213,6 @@ def _quota_name(name: str | None, *, is_default: bool | None) -> str:
     if not name:
         raise InvalidRequestError("the entity of a quota has an empty name; the default is null")
     return name
-
-
-async def _result(work: Callable[[Any], Awaitable[Fields]], wanted: Any, **fields: Any) -> Fields:
-    """Return what `work` returns for one part of a request, or its error."""
-    try:
-        return {**fields, "error_code": errors.NONE, **await work(wanted)}
-    except RaftlogError as error:
-        return {**fields, **failed(error)}
 
 
 def _check_count(parts: Iterable[Any], what: str) -> None:

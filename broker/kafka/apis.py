@@ -562,18 +562,18 @@ def _is_offline(image: MetadataImage, partition: PartitionImage, broker_id: int)
 
 
 async def each_of(
-    topics: Iterable[Fields],
-    work: Callable[[Fields], Awaitable[Fields]],
-    begin: Callable[[Fields], Fields],
+    things: Iterable[T],
+    work: Callable[[T], Awaitable[Fields]],
+    begin: Callable[[T], Fields] = lambda _: {},
     *,
     by_name: bool = True,
 ) -> list[Fields]:
-    """Return a result for each topic, one after the other: what `begin` returns, with `work`'s fields or its error."""
+    """Return a result for each thing, one after the other: what `begin` returns, with `work`'s fields or its error."""
     results = []
-    async for topic in in_turns(topics, at_a_time=1):
-        result = begin(topic)
+    async for each in in_turns(things, at_a_time=1):
+        result = begin(each)
         try:
-            result.update(error_code=errors.NONE, **await work(topic))
+            result.update(error_code=errors.NONE, **await work(each))
         except RaftlogError as error:
             result.update(failed(error, by_name=by_name))
         results.append(result)
