@@ -34,7 +34,7 @@ from raftmeta.raft.voters import (
 from raftmeta.raft.wal import WriteAheadLog, unused_log
 
 ALLOWED_VOTERS: Final = (1, 3, 5)
-"""How many voters a server takes: with an even number one failure more would stop the quorum, not one fewer."""
+"""The numbers of voters that a server accepts: an even number tolerates no more failures than the odd one below it."""
 LOST_MAJORITY: Final = (
     'When a majority is lost for good, and only then, --force does it all the same: see "A majority is lost for good" '
     "in docs/quorum.md"
@@ -47,16 +47,16 @@ log end, never on two nodes, and never start the removed voters again with their
 
 
 def majority(voters: int) -> int:
-    """Return how many of so many voters decide."""
+    """Return the size of a majority."""
     return voters // 2 + 1
 
 
 def unsafe_change(present: Iterable[int], wanted: Iterable[int]) -> RaftlogError | None:
     """Return why a list of voters must not be replaced by another, or None; pure.
 
-    New voters get a vote only once they have everything, so elections after the change are decided by those that stay.
-    Any majority of the new list, made of them, has to overlap with every old majority: one of them then knows what was
-    committed.
+    New voters vote only once they have the whole log, so the voters that stay decide the elections after the change.
+    Every majority of the new list that consists of these must overlap with every majority of the old list. Then one of
+    its members has every committed entry.
     """
     old, new = set(present), set(wanted)
     removed = sorted(old - new)
@@ -101,7 +101,7 @@ def format_directory(
 ) -> MetaProperties:
     """Write `meta.properties` into an empty directory.
 
-    As a voter only where nothing can have been forgotten: on the only voter, or when the whole quorum is new.
+    The state is VOTER only where no earlier vote can have been lost: on the only voter, or if the whole quorum is new.
 
     Raises:
         InvalidConfig: it is formatted already, or the node is not one of the voters.
@@ -163,8 +163,8 @@ def set_voters(
 ) -> tuple[MetaProperties, MetaProperties]:
     """Replace the list of voters; returns the properties before and after.
 
-    New voters have no vote yet, so a single voter that gets others would wait for them in vain, and it alone knows what
-    is committed. So its directory is copied to `copies`/node-ID for each new voter, before its own list changes.
+    New voters cannot vote yet, so a single voter would wait for them forever, and no other has the committed entries.
+    So its directory is copied to `copies`/node-ID for each new voter before its own list changes.
 
     Until the node starts, the change may be corrected or undone: each change is compared with the original list.
 
@@ -203,7 +203,7 @@ def set_voters(
 
 
 def _before(disk: MetadataDisk) -> MetaProperties | None:
-    """Return what was there before the list was changed, None if the node has started since."""
+    """Return the properties before the list was changed; None if the node has started since."""
     if BEFORE_NAME not in disk.names():
         return None
     return parse_properties(disk.read(BEFORE_NAME), f"{disk.path}/{BEFORE_NAME}")
@@ -220,7 +220,7 @@ def _check_copies(found: MetaProperties, added: Sequence[int]) -> None:
 
 
 def _copy(source: MetadataDisk, path: str, properties: MetaProperties) -> None:
-    """Make a directory that has everything the source has promised, its vote in the present term included."""
+    """Create a copy of the source's log, snapshots, and vote in the present term."""
     with _locked(path, make=True) as disk:
         if disk.names():
             raise InvalidConfig(

@@ -49,7 +49,7 @@ MAX_VALUE: Final = float(2**53)
 
 
 class QuotaEntity(NamedTuple):
-    """To whom a quota applies. None: not part of the entity; DEFAULT: all without a quota of their own."""
+    """The clients that a quota applies to. None: not part of the entity; DEFAULT: all without a quota of their own."""
 
     user: str | None = None
     client_id: str | None = None

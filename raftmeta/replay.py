@@ -53,8 +53,8 @@ def replay_all(image: MetadataImage, records: Iterable[MetadataRecord], offset: 
 def image_from_records(records: Iterable[MetadataRecord], offset: int) -> MetadataImage:
     """Return the image that a snapshot's records build from nothing. Raises as `replay_all` does.
 
-    Python's collector of reference cycles stands still meanwhile: an image has none, and looking for them among
-    hundreds of thousands of new objects takes twice as long as making these.
+    Python's garbage collector is paused meanwhile: an image has no reference cycles, and searching hundreds of
+    thousands of new objects for them takes twice as long as creating the objects.
     """
     collecting = gc.isenabled()
     gc.disable()

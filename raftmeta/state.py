@@ -4,8 +4,8 @@
                                                                      +-> digest, kept answers
 
 The image changes at the index of an entry that has records; entries without (refusals, retries, a leader's no-op) leave
-gaps. What cannot be understood or contradicts itself is raised, and ends the node: going on would make it differ from
-the others, and a snapshot taken then would make that permanent.
+gaps. An entry that cannot be parsed, or that contradicts the state, raises, and the node stops: if it continued, its
+state would differ from the others', and its next snapshot would make that permanent.
 
 What clients of commands have been answered, so that a command asked for twice is done once.
 
@@ -75,7 +75,7 @@ class _Session:
         return SESSION_BYTES + sum(map(_cost, self.outcomes.values()))
 
     def settle(self, below: int) -> int:
-        """Forget the outcomes of sequences below `below`; returns what they counted for."""
+        """Forget the outcomes of sequences below `below`; return their size (bytes)."""
         outcomes = self.outcomes
         freed_bytes = 0
         if below - self.settled_below <= len(outcomes):
@@ -131,7 +131,7 @@ class ClientSessions:
 
     @property
     def kept_bytes(self) -> int:
-        """What all that is kept counts for."""
+        """The size of all kept outcomes (bytes), as `MAX_KEPT_BYTES` limits it."""
         return self._bytes
 
     def answered(self, index: int, command: MetadataCommand) -> CommandResult | RaftlogError | None:
@@ -201,7 +201,7 @@ class ClientSessions:
         )
 
     def restore(self, sessions: Iterable[ClientSession]) -> None:
-        """Take the sessions of a snapshot in place of the present ones."""
+        """Replace all sessions by those of a snapshot."""
         self._sessions.clear()
         self._bytes = 0
         for wire in sorted(sessions, key=lambda each: each.last_used_index):
@@ -236,7 +236,7 @@ OnReset = Callable[[MetadataImage], None]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What applying an entry came to; `change` is None where the image stayed the same."""
+    """The result of applying an entry; `change` is None if the image stayed the same."""
 
     outcome: CommandResult | RaftlogError
     change: Change | None
@@ -320,7 +320,7 @@ class MetadataState:
             raise CorruptRecordError(f"metadata entry {index} is no command: {error}") from None
         fenced = self._fence(parsed, term)
         if fenced is not None:
-            # Not kept: the client may ask again, through the present controller, and be heard.
+            # Not kept: the client may retry the command through the present controller.
             return Applied(fenced, None)
         kind = parsed.WhichOneof("command")
         if kind is None:
@@ -348,7 +348,7 @@ class MetadataState:
         return Applied(decision.outcome, change)
 
     def begin_term(self, index: int, term: int) -> None:
-        """Take note of a leader's first entry, which changes nothing: its claim is a command of its own."""
+        """Note a leader's first entry. It changes nothing: a command of its own claims the controller role."""
         assert term >= self._image.controller_epoch, f"term {term} after {self._image.controller_epoch}"
         self._advance(index)
 
@@ -370,7 +370,7 @@ class MetadataState:
         return snapshot.SerializeToString(deterministic=True)
 
     def restore(self, data: bytes, index: int, term: int) -> None:
-        """Take the state of a snapshot in place of the present one, which stays if it cannot be read: see `decode`."""
+        """Replace the state by that of a snapshot; an unreadable snapshot (see `decode`) leaves it unchanged."""
         self.adopt(self.decode(data, index, term))
 
     def decode(self, data: bytes, index: int, term: int) -> DecodedState:
@@ -409,7 +409,7 @@ class MetadataState:
         return DecodedState(image, index, snapshot.digest, tuple(snapshot.sessions))
 
     def adopt(self, decoded: object) -> None:
-        """Take the state of a snapshot in place of the present one."""
+        """Replace the state by that of a snapshot."""
         assert isinstance(decoded, DecodedState)
         self._image = decoded.image
         self._index = decoded.index
@@ -456,6 +456,6 @@ class MetadataState:
 
 
 def _code_of(outcome: CommandResult | RaftlogError) -> bytes:
-    """Return what an entry without records leaves in the digest: its error code; the words may differ by version."""
+    """Return what the digest covers of an entry without records: its error code, as messages differ by version."""
     code = to_wire(outcome).code if isinstance(outcome, RaftlogError) else 0
     return code.to_bytes(4, "big")

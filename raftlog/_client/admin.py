@@ -154,7 +154,7 @@ def admin_stub(channel: grpc.aio.Channel) -> Any:
 
 MAX_REASSIGNMENTS_PER_REQUEST: Final = 500
 LEADERS_SHARE: Final = 0.8
-"""Of the time that is left, for leaders to answer: one that is frozen must not take the answers of the others along."""
+"""The share of the remaining time in which leaders may answer, so that a frozen one does not fail the whole call."""
 
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
@@ -192,7 +192,7 @@ def _raise_first(refused: Sequence[RaftlogError], total: int) -> None:
 
 
 _LOOK_UP_PATIENCE_S: Final = 5.0
-"""How long leaders are asked where partitions end: what is committed is worth showing without that."""
+"""How long to ask leaders for the ends of partitions; without them, committed offsets are still shown."""
 _BY_NAME: Final = {"earliest": EARLIEST, "latest": LATEST, "max_timestamp": LARGEST_TIMESTAMP}
 
 
@@ -253,7 +253,7 @@ def _lag(committed: group_pb2.CommittedOffset | None, place: _Place, member_id: 
         )
     elif committed is not None and start is not None and end is not None:
         lag = max(0, end - max(committed.offset, start))
-        if lag == 0 or place.first_unread is None:  # no record is left of what there was
+        if lag == 0 or place.first_unread is None:  # retention has deleted the unread records
             seconds = 0.0
         elif isinstance(place.first_unread, OffsetAndTimestamp):
             seconds = max(0.0, (now_ms - place.first_unread.timestamp_ms) / 1000)
@@ -284,7 +284,7 @@ V = TypeVar("V")
 STATE_TOPIC: Final = "__transaction_state"
 _AT_A_TIME: Final = 32
 _GROUPS_AT_A_TIME: Final = 8
-"""Groups whose offsets are asked for at once: there may be very many of each."""
+"""Groups whose offsets are requested at the same time; each may have very many."""
 _NAMES_AT_A_TIME: Final = 5_000
 """Topics or groups that one request names."""
 
@@ -301,7 +301,7 @@ def _transaction_state(name: str) -> transaction_pb2.TransactionState.ValueType:
 
 
 async def _each_transaction(keys: Iterable[K], make: Callable[[K], Awaitable[V]]) -> dict[K, V]:
-    """Return the result of `call` for each key; a limited number of calls run at a time."""
+    """Return the result of `make` for each key; a limited number of calls run at a time."""
     found: dict[K, V] = {}
     waiting = iter(keys)
     while some := list(islice(waiting, _AT_A_TIME)):
@@ -311,7 +311,7 @@ async def _each_transaction(keys: Iterable[K], make: Callable[[K], Awaitable[V]]
 
 _PARTITIONS_PER_REQUEST: Final = 1_000
 _PATIENCE_S: Final = 3.0
-"""How long leaders are asked for what may be left out."""
+"""How long to ask leaders for optional parts of an answer."""
 
 
 class _Known(NamedTuple):
@@ -454,9 +454,9 @@ def _binding(wire: security_pb2.Acl) -> AclBinding:
 
 
 _OTHERS: Final = 2
-"""So many brokers are asked on behalf of this client, when the node itself is not reached."""
+"""How many brokers are asked to relay the call if the client does not reach the node itself."""
 _SLOW_MS: Final = 20.0
-"""An answer that took longer says little of the clock, and opening the connection was a part of it: one more."""
+"""A slower answer may include opening the connection and says little about the node's clock; it is asked once more."""
 
 
 class AdminEngine:
@@ -569,7 +569,7 @@ class AdminEngine:
         that attempt may have made the change. `at_once`: refusals that are not retried. `in_turn`: each broker gets
         only its share of the time, so that all of them are asked.
         """
-        cause: RaftlogError | None = None  # what a broker said that was reached: it tells more than a time that is up
+        cause: RaftlogError | None = None  # the answer of a reachable broker, which tells more than a timeout
         timed_out = False
 
         async def attempt(deadline: float) -> Any:
@@ -589,7 +589,7 @@ class AdminEngine:
                     continue
                 try:
                     self._check(response)
-                except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:  # another one may know better
+                except (BrokerUnavailable, RequestTimedOut, ShuttingDown) as error:  # another broker may succeed
                     cause = type(error)(f"{address}: {error}")
                     timed_out = timed_out or isinstance(error, RequestTimedOut)
                     continue
@@ -1256,7 +1256,7 @@ class AdminEngine:
                 if not isinstance(answer, RaftlogError):
                     done[group_id] = None
                 elif isinstance(answer, GroupIdNotFound) and group_id in in_doubt:
-                    done[group_id] = None  # an attempt before has done it, and its answer was lost
+                    done[group_id] = None  # an earlier attempt has done it, and its response was lost
                 elif answer.retriable:
                     failed = answer
                     in_doubt.add(group_id)
@@ -1401,7 +1401,7 @@ class AdminEngine:
             for group_id, group in described.items()
             if group.HasField("committed")
         }
-        # the others are of a broker of an older version, or did not fit into its answer
+        # the other groups: their broker is older, or they did not fit into its response
         deadline = max(started + self._limit_s(timeout), loop.time() + min(self._limit_s(timeout), _PATIENCE_S))
         slots = asyncio.Semaphore(_GROUPS_AT_A_TIME)
 
@@ -1713,7 +1713,7 @@ class AdminEngine:
                 each for each in suspects if not known.has(each.producer_id, TopicPartition(each.topic, each.partition))
             ]
         if suspects:
-            # What has ended between the two questions is in neither answer; it is not open any more.
+            # A transaction that ended between the two requests is in neither response.
             again = {part: ids[part] for part in (TopicPartition(each.topic, each.partition) for each in suspects)}
             still = {_key(each) for each in _open_at(await self._producers(again, untold, timeout))}
             suspects = [each for each in suspects if _key(each) in still]
@@ -1809,7 +1809,7 @@ class AdminEngine:
                     "is over, but it is not known what has ended it: this request, whose answer was lost, or its "
                     f"coordinator, which may have committed it ({error})"
                 )
-            # Else an attempt before has aborted it, and its answer was lost: no coordinator knew it, to commit it.
+            # Otherwise an earlier attempt has aborted it, and its response was lost: no coordinator could commit it.
 
         await self._retried(attempt, timeout)
         return hanging

@@ -323,7 +323,7 @@ def status_details(status: grpc.StatusCode, error: RaftlogError, text: str) -> b
     number: int = status.value[0]
     carrier = Status(code=number, message=text.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore"))
     carrier.details.add().Pack(wire)
-    if carrier.ByteSize() > 2 * MAX_MESSAGE_BYTES:  # the text says much the same
+    if carrier.ByteSize() > 2 * MAX_MESSAGE_BYTES:  # the text has nearly the same content
         carrier.message = ""
     serialized: bytes = carrier.SerializeToString()
     return serialized

@@ -199,7 +199,7 @@ class FetchSession:
         throttle_time_ms = frames[-1].head.throttle_time_ms if frames else 0
         if throttle_time_ms > 0:
             self._engine.counters.throttled(throttle_time_ms, monotonic_ms() / 1_000)
-            self.patience_s += throttle_time_ms / 1_000  # the broker keeps silent for this time
+            self.patience_s += throttle_time_ms / 1_000  # the broker sends nothing for this time
         for frame in frames:
             size = len(frame.records)
             self._granted_bytes -= size

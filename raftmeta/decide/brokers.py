@@ -8,8 +8,8 @@ What a broker's state means for its partitions comes with the `ElectLeaders(SETT
 proposes for `raftmeta.elections.unsettled`, in pieces, so that no entry of the log grows with the cluster. A broker is
 unfenced only after them.
 
-Beside these states a broker is cordoned or drained when an operator says so (`alter_broker`), until he says otherwise,
-and its storage is full while the broker says so.
+Beside these states a broker is cordoned or drained on request of an operator (`alter_broker`), until the operator
+ends it, and its storage is full while the broker reports that.
 
 Decisions that concern the cluster as a whole: its controller, its features, its producer ids.
 """
@@ -193,11 +193,11 @@ def _check_predecessor(known: BrokerImage, command: records_pb2.RegisterBrokerCo
 def _may_lack(
     known: BrokerImage | None, command: records_pb2.RegisterBrokerCommand, *, counts_syncs: bool
 ) -> tuple[bool, tuple[bytes, ...]]:
-    """Return whether the new process may lack what the one before acknowledged, and if not, the topics where it may.
+    """Return whether the new process may lack acknowledged records of any topic; if not, the topics where it may.
 
-    A mark that it found must be of the epoch that is known here, or the mark is from an earlier life, and of the same
-    directory. A clean-shutdown mark vouches for everything. `synced_broker_epoch` vouches for everything that was
-    fsynced before it was acknowledged, which is all topics except `unsynced_topic_ids` (docs/adr/0024).
+    A mark counts only if it has the registered broker epoch (another epoch: the mark is from an earlier process) and
+    the same directory. A clean-shutdown mark covers all records. `synced_broker_epoch` covers the records that were
+    fsynced before they were acknowledged: those of all topics except `unsynced_topic_ids` (docs/adr/0024).
 
     A topic or broker that may lack records stays so until the broker has been unfenced: a clean stop in between does
     not bring anything back.
@@ -256,13 +256,13 @@ def _changed(image: MetadataImage, before: BrokerImage, after: BrokerImage, offs
 
 
 def fence_broker(image: MetadataImage, command: records_pb2.FenceBrokerCommand, offset: int) -> Accepted:
-    """Fence a broker: the controller has not heard from it, and it has no lease any more."""
+    """Fence a broker: its heartbeats are missing, and its lease has expired."""
     broker = find_broker(image, command.broker_id, command.broker_epoch)
     return _changed(image, broker, replace(broker, fenced=True), offset)
 
 
 def unfence_broker(image: MetadataImage, command: records_pb2.UnfenceBrokerCommand, offset: int) -> Accepted:
-    """Let a broker take part. Its partitions must have been settled while it was fenced."""
+    """Unfence a broker. Its partitions must have been settled while it was fenced."""
     broker = find_broker(image, command.broker_id, command.broker_epoch)
     leaderships = image.load.get(broker.broker_id, NO_LOAD).leaderships
     if broker.fenced and leaderships:
@@ -281,13 +281,13 @@ def unfence_broker(image: MetadataImage, command: records_pb2.UnfenceBrokerComma
 
 
 def begin_shutdown(image: MetadataImage, command: records_pb2.BeginShutdownCommand, offset: int) -> Accepted:
-    """Mark a broker as about to stop: nothing new comes to it, and what it leads is taken from it."""
+    """Mark a broker as about to stop: it gets no new replicas, and other brokers take over its leaderships."""
     broker = find_broker(image, command.broker_id, command.broker_epoch)
     return _changed(image, broker, replace(broker, in_controlled_shutdown=True), offset)
 
 
 def alter_broker(image: MetadataImage, command: records_pb2.AlterBrokerCommand, offset: int) -> Accepted:
-    """Cordon, uncordon, drain or undrain a broker, in any state; or note whether its disk is full, as the broker says.
+    """Cordon, uncordon, drain or undrain a broker, in any state; or note that its disk is full, or no longer.
 
     This moves nothing by itself: the controller settles the broker's partitions afterwards.
     """
@@ -340,7 +340,7 @@ PRODUCER_IDS_PER_BLOCK = 1000
 def claim_controller(
     image: MetadataImage, command: records_pb2.ClaimControllerCommand, controller_epoch: int, offset: int
 ) -> Accepted:
-    """Make a controller the active one, with an epoch above all before.
+    """Make a controller the active one, with an epoch above all earlier ones.
 
     The first claim names the cluster, and says at which levels its features begin.
     """

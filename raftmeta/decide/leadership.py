@@ -70,8 +70,8 @@ def find_partition(image: MetadataImage, topic_id: bytes, partition: int) -> tup
 def alter_partition(image: MetadataImage, command: records_pb2.AlterPartitionCommand, offset: int) -> Accepted:
     """Give a partition the ISR that its leader asks for, if both see the same partition and brokers.
 
-    Leader epoch and partition epoch are compared and set, so that what was asked on older metadata is refused; so is
-    a member that has been fenced or has registered anew since the leader heard of it (KIP-903).
+    Leader epoch and partition epoch are compared and set: a request based on older metadata is refused, and so is
+    a member that was fenced or registered again after the leader learned its broker epoch (KIP-903).
     """
     leader = find_broker(image, command.broker_id, command.broker_epoch)
     if leader.fenced:
@@ -137,7 +137,7 @@ def _check_members(
 
 
 def offline_replicas(image: MetadataImage, command: records_pb2.OfflineReplicasCommand, offset: int) -> Accepted:
-    """Take note that a broker has no working log for some of its replicas (`elections.take_offline`).
+    """Note that a broker has no working log for some of its replicas (`elections.take_offline`).
 
     Fenced or not: it says so before it is let in. Partitions that are gone, or that it holds no replica of, are passed
     over. Lasts until the broker registers anew, or has caught up and is taken into the ISR.

@@ -64,9 +64,9 @@ assert min(MAX_CREDENTIALS, MAX_ACLS, MAX_QUOTAS) >= MAX_SECURITY_CHANGES
 
 
 def alter_users(image: MetadataImage, command: records_pb2.AlterUsersCommand, offset: int) -> Accepted:
-    """Set and delete credentials, all or none. A deletion without a mechanism is of all that the user has.
+    """Set and delete credentials, all or none. A deletion without a mechanism deletes all credentials of the user.
 
-    What is set as it is already stays as it is, with its version.
+    A credential that is set to its present value keeps its version.
 
     Raises:
         UnacceptableCredential: a user's name, a salt, a key or a number of iterations is not allowed.
@@ -101,7 +101,7 @@ def alter_users(image: MetadataImage, command: records_pb2.AlterUsersCommand, of
 
 
 def alter_acls(image: MetadataImage, command: records_pb2.AlterAclsCommand, offset: int) -> Accepted:
-    """Add and remove ACLs, all or none. To add what is there, or remove what is not, changes nothing.
+    """Add and remove ACLs, all or none. Adding an existing ACL, or removing a missing one, changes nothing.
 
     Raises:
         UnsupportedVersion: the cluster's metadata.version has no ACLs, or none for networks.
@@ -137,7 +137,7 @@ def alter_acls(image: MetadataImage, command: records_pb2.AlterAclsCommand, offs
 
 
 def alter_roles(image: MetadataImage, command: records_pb2.AlterRolesCommand, offset: int) -> Accepted:
-    """Make, change and delete roles, all or none. To add what is there, or remove what is not, changes nothing.
+    """Create, change and delete roles, all or none. Adding what exists, or removing what is missing, changes nothing.
 
     Raises:
         UnsupportedVersion: the cluster's metadata.version has no roles.
@@ -162,7 +162,7 @@ def alter_roles(image: MetadataImage, command: records_pb2.AlterRolesCommand, of
 
 
 def parts_of_role(wire: RoleAlteration) -> int:
-    """Return how many changes an alteration is."""
+    """Return the number of changes in an alteration."""
     return 1 + len(wire.additions) + len(wire.removals) + len(wire.grants) + len(wire.revocations)
 
 
@@ -257,7 +257,7 @@ def _grants(roles: Mapping[str, Role]) -> int:
 
 
 def alter_quotas(image: MetadataImage, command: records_pb2.AlterQuotasCommand, offset: int) -> Accepted:
-    """Set and remove quotas, all or none. To set one as it is, or remove a missing one, changes nothing.
+    """Set and remove quotas, all or none. Setting the present value, or removing a missing quota, changes nothing.
 
     Raises:
         InvalidRequestError: an entity, a key or a value is not allowed, an entity and key is named twice, or there are
@@ -291,10 +291,10 @@ def alter_quotas(image: MetadataImage, command: records_pb2.AlterQuotasCommand, 
 
 
 def check_credential(wire: ScramCredential) -> None:
-    """Check that a credential can be one; what is wrong is said without showing any of it but the user's name.
+    """Check that a credential is valid; errors show nothing of it but the user's name.
 
     Raises:
-        UnacceptableCredential: it cannot.
+        UnacceptableCredential: it is not.
     """
     why = why_no_user(wire.user)
     if why is not None:
@@ -321,7 +321,7 @@ def check_credential(wire: ScramCredential) -> None:
 
 
 def _present(image: MetadataImage, deletion: UserMechanism) -> list[CredentialKey]:
-    """Return the credentials that a deletion is about, of which there is at least one.
+    """Return the credentials that a deletion deletes, at least one.
 
     Raises:
         ResourceNotFound: there is none.

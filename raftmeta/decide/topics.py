@@ -1,8 +1,6 @@
 """Decisions on topics and the number of their partitions.
 
-Which brokers hold a new partition: evenly, racks apart, the same on every controller.
-
-Decisions on configs.
+New partitions are spread evenly over brokers and racks, in the same way on every controller. Configs are set here, too.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ def place_partitions(image: MetadataImage, partitions: int, replication_factor: 
     The leader is the broker that leads fewest partitions, the others those that hold fewest, first from racks that
     the partition is not in yet; ties go to the lowest broker id. Brokers that are fenced, shutting down, cordoned or
     drained get nothing.
-    What each has comes from `image.load`, so the partitions that are there already cost nothing.
+    The counts come from `image.load`, so existing partitions cost nothing.
 
     Raises:
         InvalidReplicationFactor: below 1 or above the number of brokers that take replicas.
@@ -109,8 +107,9 @@ _UUID_BYTES = 16
 def create_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, offset: int) -> Accepted:
     """Create a topic with partitions, placed on brokers that are up, and configs.
 
-    Once more with the same name and id, it is a client that has not heard the answer, and there is nothing to do. Where
-    the topic was deleted in between it is made again, with another id, so that no log of the first one passes for its.
+    A repeated request with the same name and id comes from a client that missed the response, and changes nothing. If
+    the topic was deleted in between, it is created again with another id, so that no log of the first topic is taken
+    for one of the second.
     """
     check_topic_name(command.name)
     known = image.topic(command.name)
@@ -238,7 +237,7 @@ def _check_collision(image: MetadataImage, name: str) -> None:
 
 
 def find_topic(image: MetadataImage, name: str, topic_id: bytes = b"") -> TopicImage:
-    """Return a topic by id or name; where both are given they have to agree.
+    """Return a topic by id or name; if both are given, they must belong to the same topic.
 
     Raises:
         UnknownTopicId, UnknownTopicOrPartition: it is not there.
@@ -280,7 +279,7 @@ def create_partitions(image: MetadataImage, command: records_pb2.CreatePartition
 
 
 def _replication_factor(topic: TopicImage) -> int:
-    """Return how many replicas a new partition gets: as many as the first one wants."""
+    """Return the number of replicas of a new partition: that which the first one has, or has after a reassignment."""
     first = topic.partitions[0]
     return len(first.replicas) - len(first.removing_replicas)
 
@@ -290,7 +289,7 @@ MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 
 def alter_configs(image: MetadataImage, command: records_pb2.AlterConfigsCommand, offset: int) -> Accepted:
-    """Set and take back configs of one resource, all or nothing."""
+    """Set and unset configs of one resource, all or none."""
     table = _config_table(image, command.resource)
     values = table.canonical(command.set)
     unset = {table.key(name).name for name in command.unset}

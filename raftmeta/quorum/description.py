@@ -89,7 +89,7 @@ def _peer(node: RaftNode, voter_id: int, endpoint: Endpoint, peer: PeerStatus) -
     else:
         state = "joining" if peer.state in (FRESH, JOINING) else "follower"
     known = leads and peer.match_index > 0
-    heard = leads or voter_id == node.leader_id  # followers say nothing to one another
+    heard = leads or voter_id == node.leader_id  # followers exchange no messages
     return QuorumVoter(
         node_id=voter_id,
         host=endpoint.host,

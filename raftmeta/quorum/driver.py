@@ -7,7 +7,7 @@ One cycle at a time; what arrives while the log is being synced waits for the ne
 `kick` only asks for it. While a round of replication is under way, proposals are held back until the answer that ends
 the round, so that they share the next one (Nagle).
 
-Any unexpected exception is final: nothing more is sent or answered, and `on_fatal` hears of it once.
+Any unexpected exception is final: nothing more is sent or answered, and `on_fatal` is called once.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class OutgoingLink:
         """Check the silence of the peer and of this node, every PING_AFTER_S while the link is up."""
         self._ticker = asyncio.get_running_loop().call_later(PING_AFTER_S, self._tick)
         if time.monotonic() - self._heard_s > SILENCE_S:
-            self._break(BrokerUnavailable(f"nothing was heard of it for {SILENCE_S:g} s"))
+            self._break(BrokerUnavailable(f"it has sent nothing for {SILENCE_S:g} s"))
         if self._idle:
             self._wake.set()
         self._idle = True

@@ -40,8 +40,8 @@ LAST_RETRY_S: Final = 0.3
 BEHIND_S: Final = 0.3
 """After this time without the known committed changes the node leaves a controller for another one."""
 MOST_BEHIND_S: Final = 5.0
-"""Where one controller after the other is behind, each is given twice the time of the one before, up to this. They may
-be slow and not cut off, and each node that comes anew makes them slower."""
+"""If each controller in turn is behind, each gets twice the time of the previous one, up to this. They may be slow
+rather than cut off, and every node that changes to them makes them slower."""
 CONNECT_TIMEOUT_S: Final = 2.0
 READY_ATTEMPT_S: Final = 5.0
 READY_RETRY_S: Final = 0.1

@@ -49,7 +49,7 @@ _WITH_TERM: Final = frozenset(
 
 
 def flaw(message: RaftMessage) -> str:
-    """Return why a message that was received must not be looked at, in words; "" when it may."""
+    """Return why a received message is invalid, as text; "" if it is valid."""
     kind = message.WhichOneof("body")
     if kind is None:
         return "a message that is empty, or of a kind that this version does not know"
@@ -65,7 +65,7 @@ def flaw(message: RaftMessage) -> str:
 
 
 def _flaw_in_entries(body: AppendEntries) -> str:
-    """Return why these entries are no piece of a leader's log: followers write them down as they come."""
+    """Return why these entries cannot be part of a leader's log. Followers append them unchanged."""
     index, term = body.previous_index, body.previous_term
     for entry in body.entries:
         if entry.term > body.term:
@@ -104,7 +104,7 @@ def entries_of(body: AppendEntries) -> list[Entry]:
 def append_answer(
     term: int, next_index: int, *, success: bool, reset: bool = False, chunk: int | None = None
 ) -> RaftMessage:
-    """What the follower has up to before `next_index` is the leader's (`success`), or where to go on (`reset`)."""
+    """`success`: below `next_index` the follower's log is the leader's; `reset`: the leader goes on at `next_index`."""
     return RaftMessage(
         sender_term=term, append_answer=AppendAnswer(next_index=next_index, success=success, reset=reset, chunk=chunk)
     )

@@ -296,7 +296,7 @@ class LeaderLink:
         self._heard_ms = now_ms()
         while (left_s := SILENCE_S - (now_ms() - self._heard_ms) / 1000) > 0:  # noqa: ASYNC110 - `_read` moves `_heard_ms`
             await asyncio.sleep(left_s)
-        raise BrokerUnavailable(f"nothing was heard of it for {SILENCE_S:g} s")
+        raise BrokerUnavailable(f"it has sent nothing for {SILENCE_S:g} s")
 
     def _say_up(self) -> None:
         self._up = True
