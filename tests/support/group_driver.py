@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import md5
 
@@ -93,6 +93,13 @@ def partitions_of(assignment: group_pb2.GroupAssignment) -> set[tuple[str, int]]
 
 def owned_message(partitions: Iterable[TopicPartition]) -> list[group_pb2.TopicPartitions]:
     return [group_pb2.TopicPartitions(topic_id=topic, partitions=[number]) for topic, number in sorted(partitions)]
+
+
+def _wire(offsets: Mapping[TopicPartition, int]) -> list[group_pb2.CommitOffset]:
+    return [
+        group_pb2.CommitOffset(topic_id=topic, partition=number, offset=offset, leader_epoch=-1)
+        for (topic, number), offset in offsets.items()
+    ]
 
 
 class GroupDriver:
@@ -231,21 +238,13 @@ class GroupDriver:
         self, offsets: Mapping[TopicPartition, int], member_id: str = "", epoch: int = -1, group_id: str = "g"
     ) -> group_pb2.CommitOffsetsResponse:
         """Commit by a unary call."""
-        call = Stream()
         request = group_pb2.CommitOffsetsRequest(
             group_id=group_id,
             member_id=member_id,
             member_epoch=epoch,
-            offsets=[
-                group_pb2.CommitOffset(topic_id=topic, partition=number, offset=offset, leader_epoch=-1)
-                for (topic, number), offset in offsets.items()
-            ],
+            offsets=_wire(offsets),
         )
-        self.decide(CommitOffsets(call, request))
-        if isinstance(call.last, RaftlogError):
-            raise call.last
-        assert isinstance(call.last, group_pb2.CommitOffsetsResponse)
-        return call.last
+        return self._committed(lambda call: CommitOffsets(call, request))
 
     def commit_in_transaction(
         self,
@@ -257,7 +256,6 @@ class GroupDriver:
         instance: str = "",
     ) -> group_pb2.CommitOffsetsResponse:
         """Send offsets in a transaction of a producer: its id and epoch."""
-        call = Stream()
         request = group_pb2.CommitTransactionOffsetsRequest(
             group_id=group_id,
             transactional_id=f"producer-{producer[0]}",
@@ -266,12 +264,14 @@ class GroupDriver:
             member_id=member_id,
             member_epoch=epoch,
             instance_id=instance,
-            offsets=[
-                group_pb2.CommitOffset(topic_id=topic, partition=number, offset=offset, leader_epoch=-1)
-                for (topic, number), offset in offsets.items()
-            ],
+            offsets=_wire(offsets),
         )
-        self.decide(CommitTransactionOffsets(call, request))
+        return self._committed(lambda call: CommitTransactionOffsets(call, request))
+
+    def _committed(self, make: Callable[[Stream], Command]) -> group_pb2.CommitOffsetsResponse:
+        """Make a unary call; return its response, or raise its error."""
+        call = Stream()
+        self.decide(make(call))
         if isinstance(call.last, RaftlogError):
             raise call.last
         assert isinstance(call.last, group_pb2.CommitOffsetsResponse)

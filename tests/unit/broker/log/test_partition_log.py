@@ -7,6 +7,7 @@ import errno
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -943,21 +944,27 @@ def test_segments_roll_by_age_of_their_first_append() -> None:
 # Races
 
 
-def test_records_that_arrive_while_retention_judges_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The active segment has expired; before it is rolled, a fresh record gets into it and is acknowledged."""
-    driver = driver_after(3, replace(RETENTION_CONFIG, retention_ms=1_000, segment_bytes=10_000))
-    driver.clock.now += 10_000
+def judged_beside(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[int]:
+    """Take these steps while retention first decides; return the list of expired segments by decision."""
     judged: list[int] = []
 
     def judge(*args: Any) -> int:
         count = expired_segments(*args)
         if not judged:
-            driver.append()
-            driver.flush()
+            for step in steps:
+                step()
         judged.append(count)
         return count
 
     monkeypatch.setattr(partition_log, "expired_segments", judge)
+    return judged
+
+
+def test_records_that_arrive_while_retention_judges_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The active segment has expired; before it is rolled, a fresh record gets into it and is acknowledged."""
+    driver = driver_after(3, replace(RETENTION_CONFIG, retention_ms=1_000, segment_bytes=10_000))
+    driver.clock.now += 10_000
+    judged = judged_beside(monkeypatch, driver.append, driver.flush)
     driver.log.apply_retention(driver.clock.now)
     assert judged == [1, 0]
     assert driver.log.log_start_offset == 0
@@ -967,16 +974,8 @@ def test_records_that_arrive_while_retention_judges_stay(monkeypatch: pytest.Mon
 def test_retention_never_passes_the_high_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = driver_after(3, replace(RETENTION_CONFIG, retention_ms=1_000, segment_bytes=10_000))
     driver.clock.now += 10_000
-    judged: list[int] = []
-
-    def judge(*args: Any) -> int:
-        count = expired_segments(*args)
-        if not judged:
-            driver.append([driver.clock.now - 5_000])  # expired, but not committed
-        judged.append(count)
-        return count
-
-    monkeypatch.setattr(partition_log, "expired_segments", judge)
+    expired = [driver.clock.now - 5_000]  # but not committed
+    judged_beside(monkeypatch, partial(driver.append, expired))
     driver.log.apply_retention(driver.clock.now)
     assert driver.log.log_start_offset <= driver.log.high_watermark == 6
 

@@ -7,7 +7,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -43,7 +43,7 @@ from raftlog.errors import (
 from raftlog.types import OffsetAndMetadata
 from raftlog.v1 import admin_pb2, group_pb2, transaction_pb2
 from replication.leader import ReplicaView
-from tests.support.admin_service import AdminServer
+from tests.support.admin_service import AdminServer, Description, Led, LogName
 from tests.support.batches import batch_of
 from tests.support.fake_broker import FakeCluster
 from tests.support.fake_groups import member
@@ -493,27 +493,6 @@ async def test_the_asynchronous_client_does_the_same(cluster: FakeCluster) -> No
         assert await admin.list_groups() == []
 
 
-class Log(NamedTuple):
-    topic_id: bytes
-    partition: int
-
-
-class Description(NamedTuple):
-    leader_epoch: int
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    replicas: list[ReplicaView]
-
-
-class Led(NamedTuple):
-    log: Log
-    described: Description
-
-    def describe_replicas(self) -> Description:
-        return self.described
-
-
 @pytest.fixture
 def server() -> Iterator[AdminServer]:
     """Three brokers; topic `a` has partition 0 led by broker 1, which knows of it, and partition 1 led by broker 2."""
@@ -524,8 +503,8 @@ def server() -> Iterator[AdminServer]:
         server.propose(command)
         views = [ReplicaView(1, 10, 0, 5_000, True), ReplicaView(2, 7, 3, 4_000, True)]
         server.cluster.partitions = [
-            Led(Log(uuid_of(1), 0), Description(0, 1, 7, 10, views)),
-            Led(Log(uuid_of(99), 0), Description(0, 0, 0, 0, views)),
+            Led(LogName(uuid_of(1), 0), Description(0, 1, 7, 10, views)),
+            Led(LogName(uuid_of(99), 0), Description(0, 0, 0, 0, views)),
         ]
         yield server
 

@@ -26,7 +26,7 @@ from raftmeta.image import MetadataImage
 from raftmeta.topic_configs import DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
 from replication.leader import ReplicaView
 from tests.support import memory_metadata
-from tests.support.admin_service import BROKER, TOPIC, Cluster, FakeLog, FakeLogs, run
+from tests.support.admin_service import BROKER, TOPIC, Cluster, Description, FakeLog, FakeLogs, run
 from tests.support.metadata import register, update_feature
 
 # Topics
@@ -327,22 +327,12 @@ def test_replicas_can_be_placed_by_hand() -> None:
 # Replicas
 
 
-class Led(NamedTuple):
-    """What a leader says of its replicas."""
-
-    leader_epoch: int
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    replicas: Sequence[ReplicaView]
-
-
 @dataclass
 class FakePartition:
     log: LogIdentity
-    led: Led | None
+    led: Description | None
 
-    def describe_replicas(self) -> Led:
+    def describe_replicas(self) -> Description:
         if self.led is None:
             raise NotLeader("broker 2 leads it")
         return self.led
@@ -356,8 +346,8 @@ class Identity(NamedTuple):
 def test_a_leader_tells_how_far_its_replicas_are() -> None:
     async def work(cluster: Cluster) -> None:
         mine, other = b"m" * 16, b"o" * 16
-        led = Led(4, 10, 90, 100, [ReplicaView(1, 100, 0, 5_000, True), ReplicaView(2, 90, 10, 3_500, False)])
-        unheard = Led(4, 0, 0, 5, [ReplicaView(1, 5, 0, 5_000, True), ReplicaView(3, -1, -1, -1, True)])
+        led = Description(4, 10, 90, 100, [ReplicaView(1, 100, 0, 5_000, True), ReplicaView(2, 90, 10, 3_500, False)])
+        unheard = Description(4, 0, 0, 5, [ReplicaView(1, 5, 0, 5_000, True), ReplicaView(3, -1, -1, -1, True)])
         cluster.partitions = [
             FakePartition(Identity(other, 0), unheard),
             FakePartition(Identity(mine, 1), None),
