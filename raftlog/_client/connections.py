@@ -62,8 +62,9 @@ _TLS_TROUBLES: Final = (_NOT_TRUSTED, _NAME, _EXPIRED, _NOT_YET, _NO_TLS)
 REFUSED_GRACE_S: Final = 2.0
 """How long a starting server may take to open its port."""
 REPLACED_AFTER_S: Final = 2.0
-"""The age at which a channel without a connection is replaced: gRPC asks again for a name that could not be resolved
-after pauses that grow to two minutes, and a new channel asks at once."""
+"""The age at which a channel without a connection is replaced, as a new channel asks for the name at once. gRPC asks
+again for a name that could not be resolved after pauses that grow to two minutes. After it has lost a connection, it
+first tries the address that it knew, and a pod that is gone does not even refuse."""
 _LAST_CALLS_S: Final = 30.0
 """How long calls of a replaced channel may go on: a server that stops accepts no connection, but answers calls."""
 _IN_WORDS: Final = {
@@ -209,8 +210,8 @@ class Connections:
     """The channels of one client, or of several that share them. A channel reconnects by itself, and is closed with the
     last client.
 
-    A channel that cannot connect is replaced when the client asks for it. When the certificates change, new channels
-    are opened; calls on old channels continue until the next change.
+    A channel that cannot connect, or has lost its connection, is replaced when the client asks for it. When the
+    certificates change, new channels are opened; calls on old channels continue until the next change.
     """
 
     def __init__(self, tls: ChannelTls | None = None, options: Options | None = None) -> None:
@@ -232,7 +233,7 @@ class Connections:
         if self._tls is not None and self._tls.version != self._version:
             self._renew(self._tls.version)
         channel = self._channels.get(address)
-        if channel is not None and not self._is_stuck(address, channel):
+        if channel is not None and not self._is_unconnected(address, channel):
             return channel
         if channel is not None:
             self._retire(channel, _LAST_CALLS_S)
@@ -240,10 +241,10 @@ class Connections:
         self._opened_s[address] = time.monotonic()
         return channel
 
-    def _is_stuck(self, address: str, channel: grpc.aio.Channel) -> bool:
-        return (
-            time.monotonic() - self._opened_s[address] >= REPLACED_AFTER_S
-            and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+    def _is_unconnected(self, address: str, channel: grpc.aio.Channel) -> bool:
+        return time.monotonic() - self._opened_s[address] >= REPLACED_AFTER_S and channel.get_state() in (
+            grpc.ChannelConnectivity.IDLE,
+            grpc.ChannelConnectivity.TRANSIENT_FAILURE,
         )
 
     def _opened(self, address: str) -> grpc.aio.Channel:

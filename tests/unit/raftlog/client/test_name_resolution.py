@@ -102,6 +102,30 @@ async def test_a_node_is_found_at_its_new_address(
             await connections.close()
 
 
+async def test_a_channel_that_has_lost_its_connection_does_not_try_the_old_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pod's old address may not even refuse: connecting to it takes seconds."""
+    monkeypatch.setattr(client_connections, "REPLACED_AFTER_S", 0.0)
+    port, idle = free_port(), grpc.ChannelConnectivity.IDLE
+    with name_server() as names:
+        target, connections = names.target(port), Connections()
+        names.address = "127.0.0.2"
+        async with node("127.0.0.2", port):
+            assert await where(lambda: connections.channel(target)) == "127.0.0.2"
+            channel = connections.channel(target)
+        async with asyncio.timeout(30):
+            while (state := channel.get_state()) is not idle:
+                await channel.wait_for_state_change(state)
+        await asyncio.sleep(1)  # gRPC has asked for the name, which had the old address then
+        names.address = "127.0.0.3"
+        with socket.create_server(("127.0.0.2", port)):
+            async with node("127.0.0.3", port):
+                call: Any = connections.channel(target).unary_unary("/node/Where")
+                assert bytes(await call(b"", timeout=5)) == b"127.0.0.3"
+        await connections.close()
+
+
 async def test_a_channel_that_cannot_connect_is_replaced_and_asks_for_the_name_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
