@@ -28,6 +28,7 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+import anyio
 import anyio.to_thread
 import jinja2
 import uvicorn
@@ -45,7 +46,7 @@ from raftlog.console import messages
 from raftlog.console.access import Session, Sessions
 from raftlog.console.actions import ACTIONS, audit, perform
 from raftlog.console.pages import PAGES, Look, Page
-from raftlog.console.view import EVERY_S, View
+from raftlog.console.view import EVERY_S, TooManySearches, View
 from raftlog.errors import (
     AuthenticationFailed,
     AuthorizationError,
@@ -63,7 +64,11 @@ logger = logging.getLogger(__name__)
 COOKIE: Final = "raftlog_console"
 MOST_FORM_BYTES: Final = 2 << 20
 MOST_STREAMS: Final = 200
-THREADS: Final = 12
+THREADS: Final = 8
+"""For pages and files: a page holds its thread for `PAGE_S` and the time that it takes to draw."""
+STREAM_THREADS: Final = 6
+CHANGE_THREADS: Final = 4
+"""For changes and logins, which wait for brokers for seconds. Neither they nor streams take a thread from pages."""
 MOST_VIEWS: Final = 100
 """Users with a view of their own at a time; the one that was used least recently gives way."""
 SWEEP_S: Final = 10.0
@@ -120,6 +125,8 @@ class Console:
         self.settings = settings
         self.sessions = Sessions(now_s, lambda: secrets.token_urlsafe(32), settings.session_timeout_s)
         self.streams = 0
+        self.stream_threads = anyio.CapacityLimiter(STREAM_THREADS)
+        self.change_threads = anyio.CapacityLimiter(CHANGE_THREADS)
         self._views: dict[str, View] = {}
         self._lock = threading.Lock()
         self.templates = _templates()
@@ -222,7 +229,7 @@ def create_app(settings: Settings) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # Requests mostly wait for brokers or for one another; each further thread costs memory for good.
+        # Each further thread costs memory for good.
         anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         if not settings.with_login:
             await run_in_threadpool(console.view_of, Session("", "", 0.0))  # which begins to ask before anybody looks
@@ -333,7 +340,7 @@ def _problem_page(error: RaftlogError) -> tuple[Page, int]:
     elif isinstance(error, InvalidRequestError):
         title, code = "Not possible", 400
     else:
-        title, code = "The cluster does not answer", 503
+        title, code = "Busy" if isinstance(error, TooManySearches) else "The cluster does not answer", 503
     return Page("problem.html", title, {"problem": str(error)}), code
 
 
@@ -394,7 +401,8 @@ async def _login(console: Console, request: Request) -> Response:
                 raise InvalidRequestError("the form was too old; try again")
             if (pause_s := console.sessions.pause_s(user)) > 0:
                 raise InvalidRequestError(f"too many failed logins; try again in {pause_s:.0f} seconds")
-            session = await run_in_threadpool(console.log_in, session, user, fields.get("password", ""))
+            check = functools.partial(console.log_in, session, user, fields.get("password", ""))
+            session = await anyio.to_thread.run_sync(check, limiter=console.change_threads)
             audit.info("login by %s from %s", user, _address(request))
             return _with_cookie(console, RedirectResponse(_inside(after), 303), session)
         except AuthorizationError:
@@ -442,8 +450,11 @@ async def _act(console: Console, request: Request) -> Response:
     if console.settings.read_only:
         return PlainTextResponse("this console is read-only", 403)
     user = session.user or "the console's own user"
-    view = await run_in_threadpool(console.view_of, session)
-    done, said = await run_in_threadpool(perform, name, view, fields, user, _address(request))
+
+    def change() -> tuple[bool, str]:
+        return perform(name, console.view_of(session), fields, user, _address(request))
+
+    done, said = await anyio.to_thread.run_sync(change, limiter=console.change_threads)
     session.note = ("done" if done else "error", said)
     back = _inside(fields.get("then" if done and fields.get("then") else "back", "/"))
     return RedirectResponse(back, 303)
@@ -461,8 +472,11 @@ async def _live(console: Console, request: Request) -> Response:
     target = urlsplit(request.query_params.get("path", "/"))
     page, names = _find_page(target.path) or (_no_page, {})
 
-    def draw(layout: str) -> Drawn:
-        return console.draw(_look(console, session, target.path, target.query, names), page, layout, LIVE_S)
+    async def draw(layout: str) -> Drawn:
+        def drawn() -> Drawn:
+            return console.draw(_look(console, session, target.path, target.query, names), page, layout, LIVE_S)
+
+        return await anyio.to_thread.run_sync(drawn, limiter=console.stream_threads)
 
     async def events() -> AsyncIterator[str]:
         console.streams += 1
@@ -474,7 +488,7 @@ async def _live(console: Console, request: Request) -> Response:
                 if console.sessions.find(session.token, use=False) is None:
                     yield "event: over\ndata: over\n\n"
                     return
-                drawn = await run_in_threadpool(draw, "whole.html" if whole else "live.html")
+                drawn = await draw("whole.html" if whole else "live.html")
                 if drawn.html != last:
                     data = "".join(f"data: {line}\n" for line in drawn.html.splitlines())
                     kind = "event: whole\n" if whole else "id: live\n"  # by the id a stream that goes on is known

@@ -429,8 +429,7 @@ def messages(look: Look) -> Page:
     asked: Answer[Any] | None = None
     if problem is None:
         asked = look.view.records(f"{name} {query}", lambda: _search(look.view, name, query))
-        if asked.error is not None and asked.value is None:
-            problem = str(asked.error)
+        problem = str(asked.error) if asked.error is not None else None
     values = {
         "name": name,
         "topic": found,
@@ -669,7 +668,7 @@ def audit(look: Look) -> Page:
     if asked is not None and isinstance(asked.error, AuthorizationError):
         raise asked.error
     is_off = asked is not None and isinstance(asked.error, UnknownTopicOrPartition)
-    if asked is not None and asked.error is not None and not is_off and asked.value is None:
+    if asked is not None and asked.error is not None and not is_off:
         problem = str(asked.error)
     found = asked.value if asked is not None else None
     records = found.records if found is not None else []

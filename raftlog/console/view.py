@@ -61,8 +61,14 @@ MOST_PLOTS: Final = 500
 PATIENCE_MS: Final = 5_000
 AT_A_TIME: Final = 8
 SEARCHES_AT_A_TIME: Final = 4
+MOST_SEARCHES: Final = 16
+"""Of one user, those that wait for a thread included: the last of them begins within some twenty seconds."""
 CLUSTER: Final = "cluster"
 """The question that any broker can answer."""
+
+
+class TooManySearches(RetriableError):
+    """`MOST_SEARCHES` are under way or wait."""
 
 
 @dataclass(slots=True)
@@ -219,6 +225,7 @@ class View:
         self._parts = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="console-part")
         """For parts of a question: its own thread waits for them."""
         self._searches = ThreadPoolExecutor(SEARCHES_AT_A_TIME, thread_name_prefix="console-search")
+        self._room = threading.Semaphore(MOST_SEARCHES)
         self._plots: dict[str, deque[Point]] = {}
         self._totals: dict[str, tuple[float, int]] = {}
         self._epochs: deque[tuple[int, int, int]] = deque(maxlen=HISTORY)
@@ -260,13 +267,13 @@ class View:
         every_s: float = EVERY_S,
         *,
         ahead: bool = False,
-        pool: ThreadPoolExecutor | None = None,
+        search: bool = False,
     ) -> Answer[T]:
         """Return the answer to a question: the last one if it is fresh, else a new one.
 
         `ahead`: an answer that was fresh less than `AHEAD_S` ago is returned at once, and the next one is asked for
-        beside the page. For what takes long and is on pages that update themselves. In a `hurry`, a thread of `pool`
-        asks.
+        beside the page. For what takes long and is on pages that update themselves. In a `hurry`, a thread of the view
+        asks. `search`: it is slow; such questions have threads of their own, and are refused when too many wait.
         """
         slot = self._slot(name)
         hurry = _HURRY.get()
@@ -284,11 +291,15 @@ class View:
             # A caller without a hurry asks by itself what still waits for a thread: so no thread waits for a thread.
             mine = not beside and (asking is None or asking.cancel())
             if mine or asking is None:
+                if search and not mine and not self._room.acquire(blocking=False):
+                    return replace(last, error=TooManySearches("too many searches are under way; try again soon"))
                 asking = slot.asking = Future()
                 if mine:
                     asking.set_running_or_notify_cancel()
                 else:
-                    (pool or self._pool).submit(self._answer, slot, asking, question)
+                    if search:
+                        asking.add_done_callback(lambda _: self._room.release())
+                    (self._searches if search else self._pool).submit(self._answer, slot, asking, question)
         if early:
             return last
         if mine:
@@ -448,8 +459,8 @@ class View:
         return self.ask("groups", lambda: self.admin.list_groups(missing=[]), ahead=True)
 
     def records(self, what: str, search: Callable[[], T]) -> Answer[T]:
-        """Search records. Searches are slow and have threads of their own."""
-        return self.ask(f"records {what}", search, pool=self._searches)
+        """Search records."""
+        return self.ask(f"records {what}", search, search=True)
 
     def lag(self, group_id: str) -> Answer[dict[TopicPartition, PartitionLag]]:
         """Ask for the lag of a group."""

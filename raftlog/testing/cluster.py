@@ -136,8 +136,9 @@ class Cluster:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses for clients, as `host:port` with commas between."""
-        return ",".join(f"127.0.0.1:{self._servers[node_id].port}" for node_id in self.broker_ids)
+        """Addresses for clients, as `host:port` with commas between; without brokers that were never started."""
+        ports = [self._servers[node_id].port for node_id in self.broker_ids]
+        return ",".join(f"127.0.0.1:{port}" for port in ports if port)
 
     @property
     def kafka_bootstrap(self) -> str:

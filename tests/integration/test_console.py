@@ -14,17 +14,20 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from functools import partial
+from contextlib import ExitStack, closing
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from raftlog import AclBinding, AclOperation, Admin, Producer, ResourceType, TopicPartition
+from raftlog.cli.partitions.moving import Move, put_on, take_off
 from raftlog.console.app import COOKIE, Settings
 from raftlog.console.view import View
 from raftlog.testing import Cluster
 from tests.support.console import Client, Silent, serve
+from tests.support.hanging import before_verification, send_without_adding
 from tests.support.patience import until
 from tests.support.raftlog_up import raftlog_up
 from tests.support.steady import PATIENT
@@ -42,6 +45,7 @@ WAIT_S = 60.0
 SHOWN_MS = 1_500
 LONG = "a-topic-whose-name-is-longer-than-most-people-would-like-to-read-" + "x" * 100
 FLIGHTS = 300
+ADDED = 4
 PAGES = {
     "overview": "/",
     "brokers": "/brokers",
@@ -69,6 +73,7 @@ PAGES = {
     "not-found": "/topics/no-such-topic",
 }
 GROUP = "billing/europe"
+SLOW = TopicPartition("slow", 0)
 USERS = {"boss": "open, sesame", "ops": "all hands", "ada": "difference-engine"}
 EVERYTHING = (
     (ResourceType.CLUSTER, "raftlog-cluster"),
@@ -80,11 +85,16 @@ EVERYTHING = (
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Three brokers with records, a group, a transactional id, and a topic with a long name."""
+    """Three brokers with records, a group, a transactional id, and a topic with a long name; a fourth one waits."""
     config: dict[str, Any] = {**PATIENT, "offsets.topic.num.partitions": 3, "transaction.state.log.num.partitions": 3}
     config |= {"audit.topic.enable": True, "audit.topic.num.partitions": 3}
     config |= {"authorizer": "acl", "super.users": "User:boss"}
-    with Cluster(3, users=USERS, config=config) as made, admin_of(made) as admin:
+    with ExitStack() as opened:
+        made = opened.enter_context(closing(Cluster(4, users=USERS, config=config)))
+        for start in (partial(made.start, wait=False), made.wait_ready):
+            for broker in (1, 2, 3):
+                start(broker)
+        admin = opened.enter_context(admin_of(made))
         for topic in ("flights", LONG):
             admin.create_topic(topic, partitions=3, replication_factor=3, configs={"min.insync.replicas": "2"})
         for topic in ("theirs", "adas"):
@@ -520,6 +530,81 @@ def test_a_broker_is_drained_and_a_plan_carried_out(page: Any, url: str, cluster
         page.get_by_role("button", name="Let it lead again").click()
         told(page, "Broker 3 may lead again.")
         assert not any(broker.drained for broker in admin.describe_cluster().brokers)
+
+
+@needs_browser
+def test_the_move_of_a_partition_is_cancelled(page: Any, url: str, cluster: Cluster) -> None:
+    client = dict(cluster.client_config)
+    with admin_of(cluster) as admin, Producer(cluster.bootstrap, config=client) as producer:
+        admin.create_topic("slow", replica_assignment=[[1]])
+        for _ in range(2):  # the throttle lets one batch through, and the second one waits for minutes
+            producer.send("slow", os.urandom(400_000)).result(WAIT_S)
+        put_on(admin, [Move(SLOW, (1,))], {SLOW: Move(SLOW, (2,))}, 1024)
+        whole(page, f"{url}/topics/slow")
+        page.get_by_text("Move a partition").click()
+        page.get_by_label("Replicas, the preferred").fill("2")
+        page.get_by_role("button", name="Move", exact=True).click()
+        told(page, "slow-0 moves to brokers 2.")
+        page.get_by_text("1 partition moves to other brokers.").wait_for()
+        page.get_by_text("Move a partition").click()
+        page.get_by_role("button", name="Cancel its move").click()
+        told(page, "The move of slow-0 was cancelled.")
+        until(lambda: admin.describe_topic("slow").partitions[0].replicas == [1], within_s=WAIT_S)
+        assert not admin.list_reassignments()
+        take_off(admin, ["slow"])
+        admin.delete_topic("slow")
+
+
+@needs_browser
+def test_a_broker_comes_and_is_decommissioned(page: Any, url: str, cluster: Cluster) -> None:
+    cluster.start(ADDED)
+    with admin_of(cluster) as admin:
+        admin.create_topic("leaving", replica_assignment=[[ADDED]])
+        carry_out = page.get_by_role("button", name="Carry out")
+
+        page.goto(f"{url}/brokers")
+        page.get_by_role("row", name=f"{ADDED} active").get_by_role("link").click()
+        page.get_by_role("link", name="Decommission: plan its moves").click()
+
+        def planned() -> bool:
+            page.reload()
+            settled(page)
+            return bool(carry_out.count())
+
+        until(planned, within_s=WAIT_S)
+        carry_out.click()
+        page.get_by_text("The last rebalance is done").wait_for()
+        assert ADDED not in admin.describe_topic("leaving").partitions[0].replicas
+        page.goto(f"{url}/brokers/{ADDED}")
+        page.locator("h1 .badge", has_text="cordoned").wait_for()
+        assert page.get_by_role("button", name="Remove from the cluster").count() == 0, "it runs"
+        cluster.stop(ADDED)
+        page.locator("h1 .badge", has_text="stopped").wait_for()
+        whole(page, f"{url}/brokers/{ADDED}")
+        page.get_by_role("button", name="Remove from the cluster").click()
+        told(page, f"Broker {ADDED} has left the cluster.")
+        assert [each.broker_id for each in admin.describe_cluster(linearizable=True).brokers] == [1, 2, 3]
+        admin.delete_topic("leaving")
+
+
+@needs_browser
+def test_a_hanging_transaction_is_found_and_aborted(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = partialmethod(Admin.find_hanging_transactions, max_transaction_timeout_ms=0)
+    monkeypatch.setattr(Admin, "find_hanging_transactions", find)  # by default only what is older than 15 minutes
+    with before_verification(tmp_path, monkeypatch) as cluster, Admin(cluster.bootstrap) as admin:
+        admin.create_topic("hangs")
+        with Producer(cluster.bootstrap, transactional_id="forgetful") as producer, producer.transaction():
+            send_without_adding(producer, "hangs", b"never ended", monkeypatch)
+        with serve(Settings(cluster.bootstrap)) as url, closing(browser.new_context()) as context:
+            context.set_default_timeout(WAIT_MS)
+            page = context.new_page()
+            whole(page, f"{url}/transactions")
+            page.get_by_role("row", name="hangs-0").get_by_role("button", name="Abort").click()
+            told(page, "The hanging transaction in hangs-0 is aborted.")
+            page.get_by_role("region", name="Hanging transactions").wait_for(state="detached")
+        assert admin.find_hanging_transactions() == []
 
 
 @needs_browser

@@ -18,6 +18,7 @@ from raftlog.testing import Cluster
 from raftmeta.features import METADATA_VERSION, PRODUCER_OWNERS_LEVEL
 from tests.support import patience
 from tests.support.command_line import run_here
+from tests.support.hanging import before_verification, send_without_adding
 from tests.support.up_to_date import heard_everywhere
 
 WAIT_S = 90.0
@@ -91,22 +92,9 @@ def test_transactions_are_found_and_aborted(three: Cluster, topic: str, admin: A
         admin.describe_transaction("nobody")
 
 
-BEFORE_VERIFICATION = PRODUCER_OWNERS_LEVEL - 1
-FOUNDING = f"""
-import raftmeta.features
-from raftlog.v1.records_pb2 import FeatureRecord
-level = FeatureRecord(name=raftmeta.features.METADATA_VERSION, level={BEFORE_VERIFICATION})
-raftmeta.features.newest_levels = lambda: [level]
-"""
-
-
 @pytest.fixture
 def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """One server, in a cluster that was founded before leaders verified transactions."""
-    (tmp_path / "sitecustomize.py").write_text(FOUNDING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Cluster() as cluster:
-        monkeypatch.delenv("PYTHONPATH")
+    with before_verification(tmp_path, monkeypatch) as cluster:
         yield cluster
 
 
@@ -116,23 +104,13 @@ def test_what_hangs_is_found_and_ended_and_hangs_no_more_after_the_upgrade(
     """Written by a client that has not added the partition, so that no coordinator would ever send a marker."""
     topic = "hangs"
 
-    async def nothing(*arguments: object, **more: object) -> None:
-        pass
-
-    def send_without_adding(producer: Producer, value: bytes, partition: int) -> None:
-        transactions = producer._engine.transactions
-        assert transactions is not None
-        with monkeypatch.context() as patched:
-            patched.setattr(transactions._calls, "add", nothing)
-            producer.send(topic, value, partition=partition).result(WAIT_S)
-
     part, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
     with Admin(older.bootstrap) as admin, Producer(older.bootstrap) as plain:
         admin.create_topic(topic, partitions=3)
         plain.send(topic, b"plain", partition=2).result(WAIT_S)
         with producer_of(older, topic) as producer:
             producer.send(topic, b"kept", partition=1).result(WAIT_S)
-            send_without_adding(producer, b"hangs", 0)
+            send_without_adding(producer, topic, b"hangs", monkeypatch)
             (hanging,) = txn(older, "find-hanging", "--topic", topic, "--max-transaction-timeout", "0s")
             assert (hanging["partition"], hanging["start_offset"]) == (0, 0)
             producer.commit_transaction()
@@ -153,7 +131,7 @@ def test_what_hangs_is_found_and_ended_and_hangs_no_more_after_the_upgrade(
             plain.send(topic, b"plain, too", partition=2).result(WAIT_S)
             producer.send(topic, b"after it", partition=1).result(WAIT_S)
             with pytest.raises(RaftlogError, match="the partition was not added"):
-                send_without_adding(producer, b"hangs", 0)
+                send_without_adding(producer, topic, b"hangs", monkeypatch)
             producer.abort_transaction()
         with producer_of(older, topic) as successor:
             assert admin.describe_transaction(topic).producer_id != before, "a bound one"

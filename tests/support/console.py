@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -85,27 +85,38 @@ class Client:
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
         """Ask for a page, again as long as it says that answers are on their way; notes are on the first one."""
         until_s, notes = time.monotonic() + WAIT_S, ""
-        while "data-pending" in (reply := self._request("GET", path, None, headers or {})).text:
+        while "data-pending" in (reply := self.once(path, headers)).text:
             assert time.monotonic() < until_s, f"{path} stays without some answers"
             notes += "".join(re.findall(r'<p class="note-line .*?</p>', reply.text))
             time.sleep(0.05)
         return reply._replace(text=notes + reply.text)
 
+    def once(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
+        """Ask for a page once."""
+        with self.sent("GET", path, headers) as connection:
+            return self._reply(connection.getresponse())
+
     def post(self, path: str, **fields: str) -> Reply:
         """Send a form, with the token of the last page unless `form_token` is given."""
-        body = urlencode({"form_token": self.form_token, **fields})
-        return self._request("POST", path, body, {"Content-Type": "application/x-www-form-urlencoded"})
+        with self.sent("POST", path, None, **fields) as connection:
+            return self._reply(connection.getresponse())
 
-    def _request(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Reply:
-        connection = http.client.HTTPConnection(self.address, timeout=WAIT_S)
-        try:
-            cookie = {"Cookie": f"{COOKIE}={self.cookie}"} if self.cookie else {}
-            connection.request(method, path, body, {**cookie, **headers})
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-        finally:
-            connection.close()
+    @contextmanager
+    def sent(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, **fields: str
+    ) -> Iterator[http.client.HTTPConnection]:
+        """Send a request; the block may read its answer."""
+        with closing(http.client.HTTPConnection(self.address, timeout=WAIT_S)) as connection:
+            all_headers = {"Cookie": f"{COOKIE}={self.cookie}"} if self.cookie else {}
+            if method == "POST":
+                all_headers["Content-Type"] = "application/x-www-form-urlencoded"
+            body = urlencode({"form_token": self.form_token, **fields}) if method == "POST" else None
+            connection.request(method, path, body, {**all_headers, **(headers or {})})
+            yield connection
+
+    def _reply(self, answer: http.client.HTTPResponse) -> Reply:
+        text = answer.read().decode()
+        found = {name.lower(): value for name, value in answer.getheaders()}
         if (set_cookie := re.match(rf"{COOKIE}=([^;]*)", found.get("set-cookie", ""))) is not None:
             self.cookie = set_cookie[1]
         if (token := re.search(r'name="form_token" value="([^"]+)"', text)) is not None:

@@ -6,13 +6,15 @@ import asyncio
 import http.client
 import socket
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import Any, cast
 
 import pytest
 
-from raftlog.console.app import COOKIE, MOST_FORM_BYTES, Settings, _find_page, _inside, _sweep
-from tests.support.console import Client, serve
+from raftlog.console.app import COOKIE, MOST_FORM_BYTES, THREADS, Settings, _find_page, _inside, _sweep
+from raftlog.console.view import View
+from tests.support.console import Client, Silent, serve
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +171,23 @@ async def test_the_sweep_goes_on_after_a_failure(
     with suppress(asyncio.CancelledError):
         await sweeping
     assert "a view would not close" in caplog.text
+
+
+@pytest.mark.parametrize("held_by", ["streams", "changes"])
+def test_pages_come_while_others_wait_for_silent_brokers(monkeypatch: pytest.MonkeyPatch, held_by: str) -> None:
+    silent = Silent()
+    monkeypatch.setattr("raftlog.console.app.View", partial(View, make_admin=lambda *_, **__: silent))  # type: ignore[arg-type] # a stand-in
+    monkeypatch.setattr("raftlog.console.app.LIVE_S", 600.0)
+    with serve(Settings("127.0.0.1:1")) as url, ExitStack() as opened:
+        opened.callback(silent.answers.set)
+        client = Client(url)
+        assert client.once("/create-topic").code == 200
+        assert client.form_token
+        for number in range(2 * THREADS):
+            if held_by == "streams":
+                waits = opened.enter_context(client.sent("GET", f"/live?path=/groups/{number}"))
+                assert waits.getresponse().readline() == b"retry: 2000\n"
+            else:
+                opened.enter_context(client.sent("POST", "/do/delete-group", group=f"{number}", typed=f"{number}"))
+        assert client.once("/topics").code == 200
+        assert client.once("/static/console.css").code == 200

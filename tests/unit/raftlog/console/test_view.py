@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from raftlog.console.actions import ACTIONS, NEEDS, why_not
-from raftlog.console.view import AHEAD_S, AT_A_TIME, EVERY_S, MOST_ANSWERS, MOST_PLOTS, SELDOM_S, SHARE, View
+from raftlog.console.view import (
+    AHEAD_S,
+    AT_A_TIME,
+    EVERY_S,
+    MOST_ANSWERS,
+    MOST_PLOTS,
+    MOST_SEARCHES,
+    SELDOM_S,
+    SHARE,
+    TooManySearches,
+    View,
+)
 from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed
 from raftlog.security import AclOperation
 from tests.support.console import Clock
@@ -296,3 +307,22 @@ def test_a_question_that_breaks_is_asked_again(view: View) -> None:
     with view.hurry(WAIT_S), pytest.raises(ZeroDivisionError):
         view.ask("x", breaks)
     assert view.ask("x", lambda: 1).value == 1
+
+
+def test_a_search_is_refused_at_once_when_too_many_wait(view: View) -> None:
+    go_on = threading.Event()
+    with view.hurry(0):
+        for _ in range(2):  # the second time nobody waits for more than the first time
+            for number in range(MOST_SEARCHES):
+                waits = view.records(f"flights {number}", lambda: go_on.wait(WAIT_S))
+                assert (waits.pending, waits.error) == (True, None)
+        refused = view.records("one more", lambda: True)
+        assert (refused.pending, type(refused.error)) == (False, TooManySearches)
+        assert view.ask("topics", lambda: True).error is None
+    go_on.set()
+
+    def found() -> bool | None:
+        with view.hurry(WAIT_S):
+            return view.records("one more", lambda: True).value
+
+    until(found, within_s=WAIT_S)
