@@ -394,7 +394,7 @@ def topic(look: Look) -> Page:
         "list": cut(rows, look.fields),
         "rate": rate,
         "records": sum(row.end - row.start for row in rows if row.end is not None and row.start is not None)
-        if replicas.value is not None
+        if ends
         else None,
         "size_bytes": sizes.value.of_topic.get(name, 0) if sizes.value is not None else None,
         "under_way": [] if found is None else moving([found]),
@@ -412,7 +412,7 @@ def topic_config(look: Look) -> Page:
     return Page(
         "topic_config.html",
         name,
-        {"name": name, "topic": found, "configs": rows, "known": configs.value is not None},
+        {"name": name, "topic": found, "configs": rows, "known": configs.value is not None, "unseen": configs.refused},
         [answer, configs],
     )
 
@@ -515,6 +515,8 @@ def group(look: Look) -> Page:
     total = lag_of(lags.value) if lags.value is not None else None
     if total is not None:
         look.view.note(f"lag {group_id}", total.records)
+        if total.seconds is not None:
+            look.view.note(f"lag in seconds {group_id}", total.seconds)
     names = {member.member_id: member.client_id for member in described.value.members} if described.value else {}
     values = {
         "group_id": group_id,
@@ -522,7 +524,10 @@ def group(look: Look) -> Page:
         "lag": total,
         "list": cut(sorted((lags.value or {}).items()), look.fields),
         "names": names,
-        "plots": [(f"lag {group_id}", "Lag in records", look.view.plot(f"lag {group_id}"))],
+        "plots": [
+            (f"lag {group_id}", "Lag in records", look.view.plot(f"lag {group_id}")),
+            ("seconds", "Age of the oldest unread record, in seconds", look.view.plot(f"lag in seconds {group_id}")),
+        ],
     }
     return Page("group.html", group_id, values, [described, lags])
 

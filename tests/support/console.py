@@ -63,6 +63,9 @@ class Silent:
 
     def wait(self, *_: Any, **__: Any) -> None:
         assert self.answers.wait(WAIT_S)
+        self.refuse()
+
+    def refuse(self, *_: Any, **__: Any) -> None:
         raise ClusterAuthorizationFailed("no")
 
 

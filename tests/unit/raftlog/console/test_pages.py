@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -204,6 +205,34 @@ def test_groups_have_members_even_if_their_lags_are_not_known(
     view.forget()
     monkeypatch.setattr(admin, "list_groups", lambda **_: [GroupListing("old-job", "empty", 0, 1, "consumer")])
     assert "No group has members." in told(console.draw(look_at(view), pages.overview, "base.html", WAIT_S).html)
+
+
+def test_the_lag_of_a_group_is_plotted_in_records_and_in_seconds(
+    view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lags = {TopicPartition("topic-000", 0): pictures.lag(90, lag=10)._replace(lag_seconds=2.5)}
+    monkeypatch.setattr(admin, "group_lag", lambda group_id: lags, raising=False)
+    monkeypatch.setattr(admin, "describe_group", Silent().refuse, raising=False)
+    page = pages.group(replace(look_at(view), names={"group": "billing"}))
+    assert [[point.value for point in points] for _, _, points in page.values["plots"]] == [[10], [2.5]]
+
+
+def test_what_a_user_may_not_see_is_neither_counted_nor_about_to_come(
+    view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for question in ("describe_configs", "describe_topic"):
+        monkeypatch.setattr(admin, question, Silent().refuse, raising=False)
+    look = replace(look_at(view), names={"topic": "topic-000"})
+    assert pages.topic(look).values["records"] is None, "no leader told its offsets"
+    config = told(Console(Settings("127.0.0.1:1")).draw(look, pages.topic_config, "base.html", WAIT_S).html)
+    assert ("You may not see all of this" in config, "Not known yet." in config) == (True, False)
+
+
+def test_the_documentation_of_a_config_shows_code_as_code() -> None:
+    shown = Console(Settings("127.0.0.1:1")).templates.from_string(
+        "{% from 'macros.html' import prose %}{{ prose(text) }}"
+    )
+    assert shown.render(text="`delete` removes <b>") == "<code>delete</code> removes &lt;b&gt;"
 
 
 @pytest.mark.parametrize(("may", "offered"), [(True, True), (None, True), (False, False)])
