@@ -869,7 +869,7 @@ class Admin(Client[AdminEngine]):
     ) -> None:
         """Change a role, all or nothing: add and remove permissions, grant it to principals and revoke it.
 
-        To add what is there, or remove what is not, changes nothing.
+        Adding what exists, or removing what is missing, changes nothing.
 
         Raises:
             ResourceNotFound: there is no such role.

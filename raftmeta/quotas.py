@@ -102,7 +102,9 @@ def check_quota(entity: QuotaEntity, key: str, value: float | None) -> None:
         InvalidRequestError: it may not.
     """
     if entity == QuotaEntity():
-        raise InvalidRequestError("a quota is of a user, a client id, both, or an address; the entity names none")
+        raise InvalidRequestError(
+            "a quota applies to a user, a client id, both, or an address; the entity names none of them"
+        )
     if entity.ip is not None and entity != QuotaEntity(ip=entity.ip):
         raise InvalidRequestError(f"{entity}: an address stands alone, without a user and a client id")
     keys = CLIENT_KEYS if entity.ip is None else IP_KEYS

@@ -39,6 +39,8 @@ SLOW_FIRST = (
     "test_quorum_cluster.py",
     "test_spark_source.py",
     "test_delay_queue.py",
+    "test_transactions.py",
+    "test_spark_zombies.py",
     "test_spark_sink.py",
     "test_cli.py",
     "test_schedules.py",

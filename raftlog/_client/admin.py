@@ -880,7 +880,7 @@ class AdminEngine:
                     first = first or error
                 else:
                     return found
-            raise first or BrokerUnavailable(f"no broker is there that could ask node {node_id}")
+            raise first or BrokerUnavailable(f"no broker is reachable that could relay the call to node {node_id}")
 
         return await self._retried(attempt, timeout)
 

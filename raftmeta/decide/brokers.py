@@ -305,7 +305,7 @@ def alter_broker(image: MetadataImage, command: records_pb2.AlterBrokerCommand, 
     if not command.HasField("cordoned") and not command.HasField("drained"):
         raise InvalidRequestError(f"broker {known.broker_id}: say whether it is to be cordoned, or drained")
     if command.until_restart and not command.drained:
-        raise InvalidRequestError(f"broker {known.broker_id}: only what is drained can be so until a restart")
+        raise InvalidRequestError(f"broker {known.broker_id}: only draining can last until a restart")
     cordoned = command.cordoned if command.HasField("cordoned") else known.cordoned
     drained = command.drained if command.HasField("drained") else known.drained
     until_restart = command.until_restart if command.HasField("drained") else known.drained_until_restart

@@ -116,7 +116,7 @@ def create_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, 
     if known is not None and (known.requested_id or known.topic_id) == command.topic_id:
         return (), CommandResult(image.offset, topic_id=known.topic_id)
     if known is not None:
-        raise TopicAlreadyExists(f"topic {command.name!r} is there already")
+        raise TopicAlreadyExists(f"topic {command.name!r} already exists")
     _check_collision(image, command.name)
     topic = _new_topic(image, command, offset)
     if not 1 <= command.partitions <= MAX_PARTITIONS_PER_TOPIC:
@@ -173,7 +173,9 @@ def _assigned(image: MetadataImage, command: records_pb2.CreateTopicCommand) -> 
         for replica in replicas:
             broker = image.brokers.get(replica)
             if broker is None or not broker.active:
-                raise InvalidReplicaAssignment(f"{command.name}-{partition}: broker {replica} is not there, or not up")
+                raise InvalidReplicaAssignment(
+                    f"{command.name}-{partition}: broker {replica} is not registered, or not up"
+                )
             check_takes_replicas(broker, f"{command.name}-{partition}")
     return iter(chosen)
 

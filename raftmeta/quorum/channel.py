@@ -237,7 +237,7 @@ class RemoteHeartbeats:
         except asyncio.CancelledError:
             raise self._unless_cancelled() from None
         if response is None:
-            raise self._break(BrokerUnavailable(f"{self._where} sends what is no answer to a heartbeat"))
+            raise self._break(BrokerUnavailable(f"{self._where} sent a message that is not a heartbeat response"))
         if response is grpc.aio.EOF:
             raise self._break(BrokerUnavailable(f"{self._where} ended the stream"))
         if self._sent_s:
@@ -579,7 +579,7 @@ class ControllerChannel:
     def _answered(self, target: int, response: _T | None) -> _T:
         """Return a response, or raise: gRPC returns None for bytes that do not parse."""
         if response is None:
-            raise BrokerUnavailable(f"{self._name(target)} sends what is no answer")
+            raise BrokerUnavailable(f"{self._name(target)} sent a message that is not a response")
         return response
 
     def _check(self, target: int, error: Error, hint: ControllerHint) -> None:

@@ -256,7 +256,7 @@ class OutgoingLink:
         try:
             while (frame := await call.read()) is not grpc.aio.EOF:
                 if frame is None:  # bytes that are no frame
-                    error = BrokerUnavailable("it sends what is no Raft frame; is it a raftlog controller?")
+                    error = BrokerUnavailable("it sent a message that is not a Raft frame; is it a raftlog controller?")
                     break
                 self._heard_s = time.monotonic()
         except grpc.aio.AioRpcError as broken:

@@ -273,7 +273,7 @@ class ObservedMetadata:
                 if response is grpc.aio.EOF:
                     raise BrokerUnavailable("it ended the watch")
                 if response is None:
-                    raise BrokerUnavailable("it sends what is no change of metadata")
+                    raise BrokerUnavailable("it sent a message that is not a metadata change")
                 snapshot = await self._take(response, snapshot)
                 if snapshot is None and self._feed.image.controller_epoch > 0:
                     self._now_watching(target)

@@ -141,7 +141,7 @@ class _Link:
             raise BrokerUnavailable(f"broker {self._broker_id} is fenced") from None  # `give_up` cancelled the call
         counts = len(request.partitions), len(request.groups)
         if response is None or (len(response.partitions), len(response.groups)) != counts:
-            raise BrokerUnavailable(f"broker {self._broker_id} sends what is no answer")
+            raise BrokerUnavailable(f"broker {self._broker_id} sent a message that is not a response")
         return [_error_of(error) for error in (*response.partitions, *response.groups)]
 
     def _connected(self) -> aio.Channel:

@@ -138,8 +138,8 @@ def test_replicas_that_somebody_has_chosen_are_taken_as_they_are() -> None:
     [
         (assigned([1, 1]), "names no broker, or one of them twice"),
         (assigned([]), "names no broker"),
-        (assigned([1, 9]), "broker 9 is not there, or not up"),
-        (assigned([1, 3]), "broker 3 is not there, or not up"),
+        (assigned([1, 9]), "broker 9 is not registered, or not up"),
+        (assigned([1, 3]), "broker 3 is not registered, or not up"),
         (assigned([1, 2], [1]), "2 partitions need as many assignments of 2 replicas each"),
         (assigned([1, 2], partitions=2), "2 partitions need"),
         (assigned([1, 2], factor=1), "of 1 replicas each"),

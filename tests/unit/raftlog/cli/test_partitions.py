@@ -143,7 +143,7 @@ def test_replicas_are_placed_by_hand(server: AdminServer, run: Run) -> None:
     assert run("topic", "create", "d", "--replica-assignment", "4;1").code == 2
     refused = run("topic", "create", "d", "--replica-assignment", "9")
     assert refused.code == 1
-    assert "broker 9 is not there" in refused.err
+    assert "broker 9 is not registered" in refused.err
 
 
 # cluster describe
