@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import kafka
+import pyspark
 import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
 
 from raftlog.testing import CertificateAuthority
-from tools import docker
+from tools import docker, java
 from tools.go_programs import HELM
 from tools.helm import CHART, EXAMPLES
 from tools.k8s.cluster import NODES, Cluster, NotHere
@@ -558,6 +559,120 @@ def test_a_broker_whose_volume_is_lost_is_filled_again(apart: Release) -> None:
         apart.kubectl("delete", "pvc", "data-logs-raftlog-broker-2", "--wait=false")
         apart.kubectl("delete", "pod", "logs-raftlog-broker-2")
         apart.rolled_out("broker")
+
+
+def test_spark_copies_exactly_once_while_a_broker_and_an_executor_die(apart: Release) -> None:
+    """Spark's own scheduler for Kubernetes: the driver's pod starts the executors' pods."""
+    begin_spark(apart)
+    until("rows that Spark has copied", lambda: spark_phase(apart) == "Running" and records_in(apart, SPARK) > 0)
+    with step(apart, "broker-1 and an executor deleted by force under Spark", UNPLANNED_S):
+        apart.kubectl("delete", "pod", "logs-raftlog-broker-1", "--force", "--grace-period=0")
+        apart.healthy()
+        (first, *_) = executors(apart)
+        apart.kubectl("delete", "pod", first, "--force", "--grace-period=0")
+        until("another executor", lambda: len(executors(apart) - {first}) == 2)
+        before = records_in(apart, SPARK)
+        until("further rows", lambda: records_in(apart, SPARK) > before)
+    apart.kubectl("exec", SPARK, "--", "touch", "/tmp/stop")
+    until("end of the driver", lambda: spark_phase(apart) == "Succeeded")
+    log = apart.kubectl("logs", SPARK).splitlines()
+    said = next((line for line in log if line.startswith("{")), None)
+    assert said is not None, "\n".join(log[-40:])
+    print(f"\nSpark: {said}")
+    found = json.loads(said)
+    assert found["copied"] == found["source"] > 0
+    assert (found["missing"], found["doubled_or_wrong"]) == (0, 0)
+    apart.kubectl("delete", "pod", SPARK)
+
+
+SPARK = "spark"
+"""The driver's pod, its account, and the topic that it writes."""
+
+
+def begin_spark(release: Release) -> None:
+    """Start the driver of `spark_job.py`, with Spark and Java of this machine, which raftlog's image lacks."""
+    found = java.find()
+    if found is None:
+        pytest.skip("SPARK IS NOT RUN: no Java")
+    of_machine = {"/packages": Path(pyspark.__file__).parents[1], "/java": found.home}
+    of_machine |= {str(each): each for each in Path("/etc").glob("java-*")}  # where Debian has Java's settings
+    release.raftlog("topic", "create", SPARK, "--partitions", "3", "--replication-factor", "3")
+    metadata = {"name": SPARK, "namespace": release.namespace}
+    places = [(f"machine-{number}", *place) for number, place in enumerate(of_machine.items())]
+    mounts = [{"name": name, "mountPath": mounted, "readOnly": True} for name, mounted, _ in places]
+    volumes: list[Values] = [{"name": name, "hostPath": {"path": str(path)}} for name, _, path in places]
+    both: Values = {
+        "command": ["/opt/raftlog/bin/python", "/work/spark_job.py"],
+        "workingDir": "/tmp",
+        "volumeMounts": [*mounts, {"name": "work", "mountPath": "/work"}],
+        "env": [{"name": "JAVA_HOME", "value": "/java"}, {"name": "SPARK_HOME", "value": "/packages/pyspark"}],
+    }
+    volumes.append({"name": "work", "configMap": {"name": SPARK}})
+    executor = {"containers": [{**both, "name": "executor"}], "volumes": volumes}
+    driver = {
+        **both,
+        "name": SPARK,
+        "image": IMAGE,
+        "args": [TOPIC["name"], SPARK],
+        "env": [
+            *both["env"],
+            {"name": "IMAGE", "value": IMAGE},
+            {"name": "MASTER", "value": "k8s://https://kubernetes.default.svc"},
+            {"name": "PYTHONPATH", "value": "/packages"},
+            {"name": "RAFTLOG_BOOTSTRAP", "value": f"logs-raftlog.{release.namespace}.svc:9092"},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+    }
+    release.cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
+            "subjects": [{"kind": "ServiceAccount", **metadata}],
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": {
+                "spark_job.py": (Path(__file__).parent / "spark_job.py").read_text(),
+                "executor.json": json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": executor}),
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {
+                "serviceAccountName": SPARK,
+                "restartPolicy": "Never",
+                "enableServiceLinks": False,
+                "terminationGracePeriodSeconds": 1,
+                "containers": [driver],
+                "volumes": volumes,
+            },
+        },
+    )
+
+
+def spark_phase(release: Release) -> str:
+    """Return the phase of the driver's pod, which does not fail."""
+    phase = str(release.get("pod", SPARK)["status"]["phase"])
+    assert phase != "Failed", release.kubectl("logs", SPARK, "--tail=60")
+    return phase
+
+
+def executors(release: Release) -> set[str]:
+    """Return the names of the executors' pods that run."""
+    selector = ("--selector=spark-role=executor", "--field-selector=status.phase=Running")
+    return {each["metadata"]["name"] for each in release.get("pods", *selector)["items"]}
+
+
+def records_in(release: Release, topic: str) -> int:
+    """Return the sum of the ends of a topic's partitions."""
+    return sum(int(each["offset"]) for each in json.loads(release.raftlog("topic", "offsets", topic, "-o", "json")))
 
 
 def test_volumes_outlive_the_release(apart: Release) -> None:
