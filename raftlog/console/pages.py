@@ -288,7 +288,7 @@ def picture_of(view: View) -> tuple[Picture, list[Answer[Any]]]:
 
 
 class TopicRow(NamedTuple):
-    """A topic in the list. `size_bytes`: of one replica of each partition; None: unknown."""
+    """A topic in the list. `size_bytes`: of one replica of each partition; None: unknown, it may be very young."""
 
     name: str
     internal: bool
@@ -326,7 +326,7 @@ def topics(look: Look) -> Page:
             max((len(part.replicas) for part in topic.partitions), default=0),
             sum(map(is_under_replicated, topic.partitions)),
             sum(part.leader < 0 for part in topic.partitions),
-            of_topic.get(topic.name, 0) if sizes.value is not None else None,
+            of_topic.get(topic.name),
         )
         for topic in part.rows
     ]
@@ -383,7 +383,7 @@ def topic(look: Look) -> Page:
                 seen.high_watermark if seen else None,
                 seen.log_end_offset if seen else None,
                 {each.broker_id: each.lag for each in seen.replicas} if seen else {},
-                of_part.get(place, 0) if sizes.value is not None else None,
+                of_part.get(place),
             )
         )
     ends = [row.end for row in rows if row.end is not None]
@@ -396,7 +396,7 @@ def topic(look: Look) -> Page:
         "records": sum(row.end - row.start for row in rows if row.end is not None and row.start is not None)
         if ends
         else None,
-        "size_bytes": sizes.value.of_topic.get(name, 0) if sizes.value is not None else None,
+        "size_bytes": sizes.value.of_topic.get(name) if sizes.value is not None else None,
         "under_way": [] if found is None else moving([found]),
         "plots": [(f"topic {name}", "Records per second", look.view.plot(f"topic {name}"))],
     }

@@ -160,6 +160,16 @@ def test_topics_are_searched_sorted_and_cut_before_they_become_rows(view: View) 
     assert [(row.name, row.under_replicated) for row in bad.rows] == [("topic-007", 1)]
 
 
+def test_the_size_of_a_topic_that_is_younger_than_the_last_sizes_is_not_known(
+    view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "describe_log_dirs", lambda broker: [LogDirDescription(broker, "/data", None, 9, 9, [])])
+    look = replace(look_at(view), names={"topic": "topic-000"})
+    young = pages.topic(look).values
+    assert (young["size_bytes"], young["list"].rows[0].size_bytes) == (None, None)
+    assert pages.topics(look).values["list"].rows[0].size_bytes is None
+
+
 def test_alike_partitions_share_one_description(view: View) -> None:
     found = view.topics().value
     assert found is not None
