@@ -128,7 +128,7 @@ def test_records_survive_the_restart_of_their_broker_and_clients_find_it_again(t
 
 
 def test_a_paused_controller_is_replaced_and_the_other_brokers_serve_on_undisturbed() -> None:
-    for _ in range(3):  # a healthy broker that stands still for a moment loses its session as well
+    for _ in range(3):  # a healthy broker that pauses for a moment loses its session as well
         with Cluster(nodes=3) as three:  # sessions of brokers hardly longer than an election takes
             before, after = serve_on(three)
         if before == after:

@@ -1,7 +1,7 @@
 """The broker role of a process: it registers, sends heartbeats, holds a lease, and leads what its image says.
 
-It appends nothing. What counts is *when* it would acknowledge: an acknowledgement that leaves while somebody else may
-lead already is a violation, and so is a moment in which two brokers would both give one.
+It appends nothing. Only the time of its acknowledgements counts: it is a violation if one leaves while another broker
+may lead already, or if two brokers would acknowledge at the same time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What has to hold after every event. Each check stands where the thing it is about happens.
+"""Invariants, checked after every event. The right column names the method that checks.
 
 one leader a term, one serving controller an epoch      after_cycle, serves
 committed entries never change                          applied, restored
@@ -9,8 +9,8 @@ a command of a past epoch changes nothing               applied
 epochs and offsets only grow, on every process          image_moves
 a fenced broker has no lease                            applied (when the fencing is committed)
 two brokers never believe to lead the same partition    beliefs_changed
-nobody acknowledges after another was elected           acknowledges
-a drained broker is elected where nobody else could be  applied; in the end it leads nothing else either
+no broker acknowledges after another was elected        acknowledges
+a drained broker is elected only if no other can be     applied; at the end it leads only such partitions
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A host, and the process that runs on it: its clock, its disk, and how it dies, stands still and goes on."""
+"""A host, and the process that runs on it: its clock, its disk, and how the process dies, pauses and resumes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Host:
 
     @property
     def alive(self) -> bool:
-        """Whether a process runs or stands still here."""
+        """Whether a process runs or is paused here."""
         return self.process is not None
 
     @property

@@ -113,7 +113,7 @@ class Simulation:
         return self.hosts[node_id - 1]
 
     def voter_on(self, node_id: int) -> Voter | None:
-        """Return the voter that runs, or stands still, on a host."""
+        """Return the voter whose process runs, or is paused, on a host."""
         return self._voters.get(node_id)
 
     def leader(self) -> Voter | None:
@@ -230,9 +230,9 @@ class Simulation:
     # The core
 
     def draw_core(self) -> frozenset[int]:
-        """Draw which hosts have to go on without the others: a majority of voters, and about half of the brokers.
+        """Draw the hosts that must work without the others: a majority of voters, and about half of the brokers.
 
-        A voter that got an empty disk counts only once it has caught up. If too few do, everybody is of the core.
+        A voter that got an empty disk counts only once it has caught up. If too few do, all hosts belong to the core.
         """
         chance = random.Random(f"which core of {self.seed}")
         for node_id in sorted(self.wiped):

@@ -138,7 +138,7 @@ class Crowd:
 def test_one_controller_serves_so_many_and_another_takes_over(
     brokers: int, heartbeat_s: float, played: int, seed: int
 ) -> None:
-    """All start at once. With brokers that soon gave up who was behind, a thousand never came into service."""
+    """All start at once. If brokers soon left a controller that was behind, a thousand never came into service."""
     with Crowd.of(brokers, heartbeat_s, played, seed) as crowd:
         started_s = crowd.until_leased()
         before = dict(crowd.busy_s)

@@ -168,7 +168,7 @@ def test_a_new_leader_does_not_deny_what_another_replica_may_have(parts: Parts) 
 
 
 def test_a_leader_that_knows_denies_what_is_lost(parts: Parts) -> None:
-    """Once everyone in sync has opened, a gap is for ever, and the producer may number anew."""
+    """Once all replicas in sync have opened, a gap is final, and the producer may number its batches anew."""
     with DataStory(parts) as story:
         key = story.topic(min_insync_replicas=2)
         producer = Numbered(story, key)

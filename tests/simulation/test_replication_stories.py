@@ -1,7 +1,7 @@
-"""Faults of replicated logs that others have had, or that were found by thinking, each told as a story.
+"""Known faults of replicated logs, from other systems or found by reasoning, each told as a story.
 
-The ledger looks on all the time: that replicas in sync hold what was committed, that it never changes, and that nobody
-is told otherwise. A story brings about what single faults come to rarely.
+The ledger checks all the time that replicas in sync hold the committed records, that these never change, and that
+clients see nothing else. A story brings about a sequence of events that random faults rarely reach.
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ class NobodyLogsIn:
 class AdminServer:
     """The admin, metadata and security services of one node on an event loop of their own, for clients that block.
 
-    Brokers 1 to `brokers` are up, all of them at this server's address. `propose` changes the metadata. Nobody has to
-    log in, and everybody may do everything; `authorizer`: permissions can be kept all the same.
+    Brokers 1 to `brokers` are up, all of them at this server's address. `propose` changes the metadata. Clients need
+    not log in, and may do everything; `authorizer`: permissions can be stored nevertheless.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Checks what clients of a replicated log saw: appends and polls in the manner of Jepsen's Kafka workload.
 
-Producers append unique values and note when each was asked for, and when and at which offset it was acknowledged, or
-that nobody knows. Consumers note what each poll gave them. In the end, with every fault mended, each replica is read
-from its start. From these notes alone follow the anomalies of `Kind`; a history without any is what the promises of the
-log allow. Nothing is assumed of how the log works, and an append without an answer may be there or not.
+Producers append unique values and note the time of each request, and the time and offset of its acknowledgement, or
+that the outcome is unknown. Consumers note the records of each poll. At the end, after all faults, each replica is read
+from its start. The anomalies of `Kind` follow from these notes alone; a history without any is what the log promises.
+Nothing is assumed about how the log works, and an append without an answer may be there or not.
 """
 
 from __future__ import annotations

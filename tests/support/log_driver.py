@@ -24,7 +24,7 @@ PRODUCERS = (7, 9, -1, 7)
 
 @dataclass
 class FakeClock:
-    """A clock that stands still until it is told otherwise."""
+    """A clock that moves only when a test moves it."""
 
     now: int = 1_000_000
 

@@ -59,7 +59,7 @@ class Controller:
 class QuorumCluster:
     """Voters by id. Use as an async context manager; `start` starts those that are wanted.
 
-    `lasting`: who is elected at the start leads for as long as it runs, however long the machine stands still.
+    `lasting`: the leader elected at the start leads for as long as it runs, even if the machine pauses.
     """
 
     def __init__(

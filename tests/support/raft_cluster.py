@@ -219,7 +219,7 @@ class RaftCluster:
         return found
 
     def settle(self, only: set[tuple[int, int]] | None = None, limit: int = 1000) -> None:
-        """Deliver and cycle until nothing happens any more; the clock stands still."""
+        """Deliver and cycle until nothing happens any more, without moving the clock."""
         for _ in range(limit):
             busy = self.deliver(only)
             for host in self.hosts.values():

@@ -9,7 +9,7 @@ STEADY: Final[dict[str, int]] = {
     "broker.lease.ms": 50_000,
     "replica.lag.time.max.ms": 60_000,
 }
-"""A broker that stands still for seconds keeps what it leads, serves on, and stays in sync."""
+"""A broker that is paused for seconds keeps its leaderships, continues to serve, and stays in sync."""
 
 PATIENT: Final[dict[str, int]] = {
     "broker.session.timeout.ms": 6_000,

@@ -1,4 +1,4 @@
-"""asyncio in virtual time: its clock stands still while there is anything to do, and goes to the next timer then.
+"""asyncio in virtual time: its clock stops while there is anything to do, and then jumps to the next timer.
 
 For what happens on the event loop alone. Threads, sockets and processes take time that this clock knows nothing of.
 """

@@ -50,11 +50,11 @@ def check_group_id(group_id: str) -> None:
 
 
 def warn_of_timeouts(session_timeout_ms: int, replica_lag_time_max_ms: int) -> None:
-    """Say so where one follower that stands still can cost members their sessions."""
+    """Warn if one paused follower can cost members their sessions."""
     if session_timeout_ms <= replica_lag_time_max_ms:
         logger.warning(
             "group.consumer.session.timeout.ms=%d is not above replica.lag.time.max.ms=%d: while a follower of %s "
-            "stands still for that long, members that wait for an assignment or let partitions go lose their sessions",
+            "is paused for that long, members that wait for an assignment or let partitions go lose their sessions",
             session_timeout_ms,
             replica_lag_time_max_ms,
             CONSUMER_OFFSETS,

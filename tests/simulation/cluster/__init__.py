@@ -22,7 +22,7 @@ simulated connections. The applications are coroutines that use `raftlog.aio` as
     transactions.py   a bank, and transformers
     deals.py          transactions and stages: all of one, or nothing
     sinks.py          batch writers with stages
-    admins.py         who creates, changes and deletes topics
+    admins.py         clients that create, change and delete topics
     faults.py         what goes wrong for clients besides
     schedule.py       one run from a seed
     mutations.py      planted bugs of the SDK

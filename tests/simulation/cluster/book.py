@@ -1,14 +1,14 @@
-"""What applications have sent and were told, and what has to have come of it.
+"""The records that applications sent, the answers that they got, and checks of the outcome.
 
-Every record says who has sent it (a writer is one life of an application) and its number there. Held at once, whenever
-something is committed or told:
+Every record names its writer (one process of an application) and its number there. Checked at once, whenever records
+are committed or a client gets an answer:
 
 once, in order      what an idempotent writer has sent is in one partition once, in the order of its numbers
 told is there       a record that acks=all acknowledged is committed, at the offset that was told
 read is there       what a reader was given is what is committed there, none of it left out (`ledger.check_read`)
 
-and at the end: nothing that acks=all acknowledged is missing, nothing is there that nobody has sent, and nothing of
-which is said for certain that it is not.
+and at the end: no record that acks=all acknowledged is missing, every record was sent by a writer, and no record is
+there that was reported as certainly not in the log.
 """
 
 from __future__ import annotations

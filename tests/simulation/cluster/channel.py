@@ -3,9 +3,9 @@
     idle --a call--> connecting --Welcome--> ready --the connection breaks--> idle
     connecting --refused, or no answer--> failed --after a pause--> connecting (calls fail at once meanwhile) ...
 
-Calls wait while a channel connects for the first time. Whoever awaits a call that was cancelled gets `CancelledError`;
-one that failed, `AioRpcError`; who writes to a call that is over, `InvalidStateError`: as in gRPC, whose own behaviour
-`test_transport.py` compares.
+Calls wait while a channel connects for the first time. Awaiting a cancelled call raises
+`CancelledError`, awaiting a failed one `AioRpcError`, and writing to a call that is over `InvalidStateError`, as in
+gRPC: `test_transport.py` compares them.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Application:
         return True
 
     def stir(self) -> None:
-        """Go on, if it stands still."""
+        """Resume, if it is paused."""
         self._stir(self.process)
 
     def _stir(self, process: Process) -> None:

@@ -1,4 +1,4 @@
-"""A client that may write the shared topic, reads everyone's producer ids, and tries to do harm with them.
+"""A client that may write the shared topic, reads all producer ids, and tries to do harm with them.
 
 It has a transactional id of its own and names no other: which ids it may name is the authorizer's business, which this
 world does not have. It knows what brokers know of producers, without asking. Under its own id it writes to partitions

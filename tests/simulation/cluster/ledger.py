@@ -112,7 +112,7 @@ class ClusterLedger(TransactionLedger):
         """An acknowledgement leaves; perhaps one that was decided on before a pause.
 
         Raises:
-            Violation: there is no lease, or somebody else acknowledges in the same epoch.
+            Violation: there is no lease, or another broker acknowledges in the same epoch.
         """
         self.check_may_acknowledge(broker, key, leader_epoch)
         self.counts["acks=all" if all_replicas else "acks=1"] += 1

@@ -89,7 +89,7 @@ class Member(Application):
         """Check that no other member owns its partitions.
 
         Raises:
-            Violation: somebody does, and both are sure of their sessions.
+            Violation: another member does, and both are sure of their sessions.
         """
         mine = self.sure_of()
         for other in self.simulation.members_of(self.group_id) if mine else ():

@@ -105,7 +105,7 @@ class ClusterSimulation(DataSimulation):
 
     def wall_ms(self) -> int:
         """Return the time of day of the host whose process is running."""
-        assert self._clock_of is not None, "somebody is running"
+        assert self._clock_of is not None, "a process is running"
         return self._clock_of.wall_ms()
 
     def is_internal(self, key: PartitionKey) -> bool:

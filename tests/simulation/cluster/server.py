@@ -99,7 +99,7 @@ class SimServer:
 
     @property
     def is_there(self) -> bool:
-        """Whether connections are accepted; a process that stands still has a kernel that accepts them."""
+        """Whether connections are accepted; the kernel accepts them for a paused process, too."""
         return self._serves and self.process.alive
 
     def accept(self, connection: Connection) -> None:

@@ -1,7 +1,7 @@
-"""Looks at what leaves a broker for clients: acknowledgements and records, held against the ledger.
+"""Compares the acknowledgements and records that a broker sends to clients with the ledger.
 
-An acknowledgement names what is appended, or was before (a batch that was sent again): with acks=all it has to be
-committed, as it was sent. It may leave late, after a pause, when somebody else leads: it stays true.
+An acknowledgement names a batch that is appended, or was before (a repeated batch). With acks=all it must be committed,
+as it was sent. The acknowledgement may leave late, after a pause, when another broker leads: it is still valid.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The files are `tests.support.memory_storage`: what was not synced is lost with the power, in part, torn anywhere. Here
 is when things happen: work for the disk is done in one go some time after it was asked for, and its end is heard of
-some time after that. In between the process goes on, stands still, or dies.
+some time after that. In between the process continues, is paused, or dies.
 """
 
 from __future__ import annotations

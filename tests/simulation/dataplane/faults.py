@@ -123,9 +123,9 @@ class DataFaults(Faults):
         return self._spoil("rotten", lose)
 
     def _flip(self) -> bool:
-        """Let a byte of a log become another one where the next start reads it: behind the recovery point.
+        """Change a byte of a log that the next start reads: above the recovery point.
 
-        What flips before it is found by who reads it, and by the scrub; their tests are tests/unit/broker/log.
+        Readers and the scrub find changed bytes below it; their tests are in tests/unit/broker/log.
         """
         share = self._random.random()
 
@@ -142,10 +142,10 @@ class DataFaults(Faults):
         return self._spoil("corrupt", flip)
 
     def _spoil(self, what: str, spoil: Callable[[LogDisk, PartitionKey, str], bool]) -> bool:
-        """Harm the log of a replica that counts for nothing.
+        """Harm the log of a replica that does not count towards the high watermark.
 
-        One that counts may lose what nobody else has: no more than one fault at a time is survived there. One that
-        holds all that was committed may count though the metadata do not say so yet: a leader may have asked for it.
+        A replica that counts may have the only copy of a record, and only one fault at a time is survived there. One
+        that holds everything committed may count before the metadata show it, as its leader may have proposed it.
         """
         found = [
             (key, node_id)

@@ -1,9 +1,9 @@
-"""Members of groups, with the real `Membership` inside: they join, read, commit, stand still and die.
+"""Members of groups, with the real `Membership` inside: they join, read, commit, pause and die.
 
-What has to hold, looked at whenever a member does something:
+Invariants, checked after every step of a member:
 
 one owner           no two members own a partition while both are sure of their sessions
-commits stay        who comes to own a partition finds what was acknowledged before, or more
+commits stay        the next owner of a partition finds the acknowledged commits, or later ones
 commits rise        an acknowledged commit is no lower than one that was acknowledged before it was sent
 """
 

@@ -66,7 +66,7 @@ class GroupSimulation(DataSimulation):
         """A member has acted: no other member may own its partitions.
 
         Raises:
-            Violation: somebody does, and both are sure of their sessions.
+            Violation: another member does, and both are sure of their sessions.
         """
         mine = member.sure_of()
         for other in self.members:

@@ -1,8 +1,8 @@
-"""What has to hold for records, in all partitions and on all brokers, checked whenever a broker has done something.
+"""Invariants of records, in all partitions and on all brokers, checked after every step of a broker.
 
 one value an offset             extend, verify: what was below a high watermark once never changes anywhere
 logs equal below it             verify: byte by byte, each replica up to its own high watermark
-StrongIsr                       check_isr: who is in the committed ISR durably holds everything that was committed
+StrongIsr                       check_isr: each member of the committed ISR durably holds everything that was committed
 LeaderInIsr                     metadata_changed
 committed by enough             extend: as many replicas as min.insync.replicas asks for hold it durably
 high watermark never goes back  look: of a leader in its term, of a follower in its life
@@ -336,7 +336,7 @@ class Ledger:
         self.counts["unclean elections"] += 1
         committed = self.of(key)
         view = self._views.get(key, {}).get(part.leader)
-        assert view is not None, "who is elected has been seen"
+        assert view is not None, "an elected broker is known"
         with contextlib.suppress(Violation):  # where its log parts from what was committed
             self._verify(part.leader, key, view, min(committed.end, view.log.log_end_offset))
         self.lost_by_unclean_election += committed.end - min(committed.end, view.verified)
@@ -353,7 +353,7 @@ class Ledger:
         """Check that no other broker acknowledges in the same epoch, and that this broker has a lease.
 
         Raises:
-            Violation: somebody does, or it has none.
+            Violation: another broker does, or this one has no lease.
         """
         who = self._acknowledged_by.setdefault((key, leader_epoch), broker.life)
         if who != broker.life:

@@ -1,6 +1,6 @@
 """An event loop of one process in virtual time: just as much of one as futures, tasks and queues need.
 
-Everything it runs is an event of the process like any other: none of it happens while the process stands still, and
+Everything it runs is an event of the process like any other: none of it happens while the process is paused, and
 nothing after its death.
 """
 

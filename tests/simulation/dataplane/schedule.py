@@ -94,7 +94,7 @@ class DataSimulation(Simulation):
         return DataFaults(self)
 
     def data_broker(self, broker_id: int) -> DataBroker | None:
-        """Return the broker that runs, or stands still, on a host."""
+        """Return the broker whose process runs, or is paused, on a host."""
         return cast("DataBroker | None", self.brokers.get(broker_id))
 
     def metadata_changed(self, before: MetadataImage, after: MetadataImage) -> None:

@@ -1,12 +1,12 @@
-"""What clients have done in transactions, what they were told, and what has to have come of it.
+"""The operations of clients in transactions, their results, and checks of the outcome.
 
-Every record says of which transaction it is, which one of its records there, and an amount; the amounts of a
-transaction add up to nothing (a bank), and one that was made from another record says from which.
+Every record names its transaction, its number there, and an amount. The amounts of a transaction add up to zero (a
+bank). A record that was made from another one names that one.
 
 checked when a client is told     the decision is the one that it was told, and committed
 checked at the end                atomic: all records of a committed transaction are there, once and in order, and
-                                  none of another; money neither comes nor goes; nobody has read what depends on what
-                                  it has written itself (no cycle of reads, G1c); what a group's transactions say that
+                                  none of another; the sum of money stays the same; no transaction has read a record
+                                  that depends on its own (no cycle of reads, G1c); what a group's transactions say that
                                   they have read follows on one another, and is made into something exactly once;
                                   a batch of a sink is committed by one CommitBatch, whole
 """

@@ -157,7 +157,7 @@ class TransactionClient(Client):
         """Call a coordinator, again and again while that makes sense. `again`: it may be sent once more, any time.
 
         Raises:
-            GaveUp: nobody has answered in time. RaftlogError: refused.
+            GaveUp: no answer in time. RaftlogError: refused.
         """
         request = Rpc(method, type(message).FromString(message.SerializeToString()))
         group_id = getattr(message, "group_id", "")

@@ -1,11 +1,11 @@
-"""What has to hold for transactions, over all partitions and both kinds of coordinators; beside what `ledger` checks.
+"""Invariants of transactions, over all partitions and both kinds of coordinators, in addition to those of `ledger`.
 
-decided once            a decision, once its record is committed, never changes, nor is it unmade (`_apply`)
+decided once            a decision whose record is committed never changes (`_apply`)
 decided first           no marker is written before its decision is committed (`undecided`)
-one decision            all partitions of a transaction have the marker that was decided (`_ended`)
+one decision            all partitions of a transaction get the decided marker (`_ended`)
 added first             a record is in a partition only if that was part of the transaction before (`_begun`)
-told everybody          a transaction is over only when every partition and group of it has its marker (`_check_over`)
-last stable offset      of every replica: exactly min(high watermark, first offset of what is not decided below that)
+marked everywhere       a transaction is over only when every partition and group of it has its marker (`_check_over`)
+last stable offset      of every replica: exactly min(high watermark, first offset of an undecided transaction)
 sinks                   the last batch only rises
 """
 

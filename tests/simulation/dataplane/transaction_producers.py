@@ -40,7 +40,7 @@ class TransactionalWriter(TransactionClient):
         """Send batches to a partition, one after the other.
 
         Raises:
-            GaveUp: nobody has answered in time. RaftlogError: refused.
+            GaveUp: no answer in time. RaftlogError: refused.
         """
         sequence = len(transaction.acknowledged.get(key, ()))
         for values in groups:
@@ -227,7 +227,7 @@ class TransactionalProducer(TransactionalWriter):
         """Commit or abort, until that is known.
 
         Raises:
-            RaftlogError: somebody else has the id.
+            RaftlogError: another producer has the id.
         """
         if self.state.phase is not TransactionPhase.FAILED and self.random.random() < 0.8:
             self.state.flush()

@@ -80,7 +80,7 @@ class CommittedReader(Reader):
 class SessionReader(Reader):
     """Follows every partition by a fetch session that pushes, as the SDK's consumers do.
 
-    Once the faults are over nobody asks twice: a session that is not woken when something is decided shows.
+    After the faults no reader asks again, so a session that a decision does not wake is noticed.
     """
 
     def __init__(self, simulation: TransactionSimulation, number: int, name: str) -> None:

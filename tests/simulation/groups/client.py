@@ -74,7 +74,7 @@ class Client:
             self.link.break_off(0)
 
     def pause(self, for_ms: float) -> None:
-        """Its process stands still."""
+        """Pause its process."""
         self._paused_until_ms = self._world.now_ms + for_ms
         self._world.at(for_ms, self._resume)
 

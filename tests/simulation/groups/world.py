@@ -1,14 +1,14 @@
 """A group, its members and its coordinator in one thread: time is a number, the network a heap, chance a seed.
 
-The coordinator is the real core. What it decides is committed a while later; a crash cuts the log somewhere in what is
-not committed yet, and another core loads the rest. The members are a small model of a client that keeps the rules of
+The coordinator is the real core. Its decisions are committed a while later; a crash cuts the log at a random place in
+the uncommitted part, and another core loads the rest. The members are a small model of a client that keeps the rules of
 `raftlog.v1.group` (one unanswered heartbeat, none before the first assignment of a stream).
 
 After every event is checked (`Broken` is raised):
     no partition has two owners, by what members believe before their session is over on their own clocks
     no record gives a partition to two members
     no committed offset goes back (members here never seek)
-    every so often: the records, compacted up to anywhere, replay to the state of the coordinator
+    now and then: the records, compacted up to a random offset, replay to the state of the coordinator
 and after `heal`: every partition has a reader again, and the group is stable.
 """
 
@@ -36,7 +36,7 @@ Record = tuple[bytes, bytes | None]
 
 
 class Broken(AssertionError):
-    """What must never be so is so."""
+    """An invariant of the simulation is violated."""
 
 
 def compacted(log: list[Record], upto: int, *, tombstones: bool) -> list[Record]:
@@ -123,7 +123,7 @@ class World:
         return core
 
     def crash(self) -> None:
-        """The coordinator is gone, with part of what it had not committed; another one comes up in a while."""
+        """Lose the coordinator, with part of its uncommitted records; another one starts after a while."""
         if not self.up:
             return
         self.up = False

@@ -15,7 +15,7 @@ Steps: TypeAlias = Generator[Operation, Any, None]
 
 
 class Process:
-    """Runs until it ends, is killed, or stands still for a while."""
+    """Runs until it ends, is killed, or is paused for a while."""
 
     def __init__(self, world: World, steps: Steps) -> None:
         self._world = world
@@ -29,7 +29,7 @@ class Process:
         self.alive = False
 
     def pause(self, for_ms: float) -> None:
-        """It stands still."""
+        """Pause it."""
         self._paused_until_ms = self._world.now_ms + for_ms
 
     def _go_on(self, value: Any) -> None:

@@ -1,17 +1,18 @@
 """A coordinator of transactions, producers, batch writers and partitions in one thread: chance is a seed.
 
-The coordinator is the real core. What it decides is committed a while later; a crash cuts the log somewhere in what is
-not committed yet, and another core loads the rest, compacted or not, by a clock that is off by seconds. Messages are
-lost, late, or come twice, up to many seconds later; markers, too, of coordinators that are gone. Producers and writers
-keep the rules of docs/transactions.md: no record before its partition was added, none in an epoch that was ended.
+The coordinator is the real core. Its decisions are committed a while later; a crash cuts the log at a random place in
+the uncommitted part, and another core loads the rest, compacted or not, with a clock that is off by seconds. Messages
+are lost, late, or come twice, up to many seconds later; markers, too, of coordinators that are gone. Producers and
+writers keep the rules of docs/transactions.md: no record before its partition was added, none in an epoch that was
+ended.
 
 Checked as it happens (`Broken` is raised):
     a transaction is decided once, as its producer has asked, and in every partition alike, with all its records
     no two transactions share an epoch, and none writes to a partition before the last one's marker is there
     what a producer was told is what was decided; within a second of the decision its markers are there, too
     a batch is committed once, by exactly the stages that one CommitBatch has named; a sink's last batch only rises
-    every so often: the records, compacted up to anywhere, replay to the state of the coordinator
-and after `heal`: nothing is open anywhere, everybody could go on, and what was told stands in every partition.
+    now and then: the records, compacted up to a random offset, replay to the state of the coordinator
+and after `heal`: no transaction is open, every process has finished, and each partition has the reported outcomes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class World:
         self.commit_takes_ms = [1, 5, 20, 300]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-        # In every other run an id that stands still for long is forgotten, and its producer begins anew.
+        # In every other run an id that is unused for long is forgotten, and its producer begins anew.
         idle_ms = 8_000 if seed % 2 else 7 * 24 * 60 * 60 * 1000
         self.config = config or TransactionConfig(
             max_timeout_ms=10_000, id_expiration_ms=idle_ms, expiration_check_interval_ms=1_000
@@ -108,7 +109,7 @@ class World:
         return core
 
     def crash(self) -> None:
-        """The coordinator is gone, with part of what it had not committed; another one comes up in a while."""
+        """Lose the coordinator, with part of its uncommitted records; another one starts after a while."""
         if not self.up:
             return
         self.up = False
@@ -207,7 +208,7 @@ class World:
     def ask(self, make: Callable[[object], Command], heard: Callable[[Any], None] | None = None) -> Operation:
         """Ask the coordinator: its answer, an error, or None if there was none in time.
 
-        `heard` sees every answer as it leaves, also of what nobody waits for any more.
+        `heard` gets every answer as it leaves, also those that no caller waits for any more.
         """
 
         def operation(resume: Resume) -> None:

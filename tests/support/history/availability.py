@@ -1,8 +1,7 @@
-"""How long clients had no answer, against a promise.
+"""How long clients waited for answers, compared with a promised limit.
 
-A partition is unavailable from when somebody asks for a write until any write to it is acknowledged; so is the cluster,
-for writes to whatever partition. Time in which no majority could exist does not count: what is promised begins anew
-when one can.
+A partition is unavailable from the request of a write until any write to it is acknowledged; the cluster is unavailable
+in the same sense, over all partitions. Time without a possible majority does not count: the limit counts from its end.
 """
 
 from __future__ import annotations

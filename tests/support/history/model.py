@@ -34,9 +34,9 @@ class Window(NamedTuple):
 class Operation:
     """One thing that a client asked for, from asking to the answer.
 
-    `outcome`: "unknown" where it may have happened or not, as long as nobody knows better; `end_s` None: no answer came
-    while anybody looked. `partition`, `node`: what it was about, if one in particular. `about`: which values, offsets
-    or errors, for who reads of it. `count`: so many alike, from the first one's begin to the last one's end.
+    `outcome`: "unknown" while it is not known whether it took effect; `end_s` None: no answer came during the run.
+    `partition`, `node`: the ones that it concerned, if any. `about`: values, offsets or errors, for reports. `count`:
+    the number of equal operations, from the begin of the first to the end of the last.
     """
 
     client: str

@@ -91,7 +91,7 @@ class WatchedCluster(Cluster):
 class RoleWatch(threading.Thread):
     """Asks now and then which node is the controller, and which nodes lead the partitions of a topic, if given.
 
-    A reign ends when somebody else was named, or with the last answer before nobody could tell.
+    A reign ends when another node was named, or with the last answer if no node answers any more.
     """
 
     def __init__(self, bootstrap: str, topic: str | None) -> None:
@@ -144,7 +144,7 @@ class Recorder:
 
     Args:
         cluster: what is broken.
-        topic: whose leaders are marked; None: only who the controller is.
+        topic: the topic whose leaders are noted; None: only the controller is.
         promised_s: how long writes to a partition may pause while a majority could exist.
         notes: where operations come from; asked when the block is over, however it ended.
         writes: the kinds of operations that must go on.

@@ -20,8 +20,8 @@ from tests.support.history.model import Outcome, Problem
 class Transaction:
     """What a producer put into each of `partitions`; `number` counts its transactions, in order.
 
-    `outcome`: "ok" was committed, "failed" aborted, of "unknown" nobody was told. `ending_at`: when the commit was
-    first asked for, if that is known.
+    `outcome`: "ok": committed, "failed": aborted, "unknown": no answer came. `ending_at`: when the commit was first
+    requested, if known.
     """
 
     producer: str
