@@ -145,7 +145,7 @@ class UserScramCredential:
 
 @dataclass(frozen=True, slots=True)
 class QuotaEntity:
-    """To whom a quota applies: a user, a client id, a user at a client id, or an address (KIP-546).
+    """The clients that a quota applies to: a user, a client id, a user at a client id, or an address (KIP-546).
 
     None: not part of the entity. An empty name is the default, for all that have no quota of their own.
     """

@@ -143,7 +143,7 @@ def _test(arguments: list[str]) -> int:
         return _in_environment(PYTHON, "-m", "pytest", *selection, *rest)
     seed = os.environ.setdefault("SIMULATION_SEED", str(random.SystemRandom().randrange(10**6, 10**9)))
     print(f"fresh schedules: SIMULATION_SEED={seed}", flush=True)
-    # A worker that dies ends the run: xdist would wait for ever for one that it started in its place. tests/conftest.py
+    # A worker that dies ends the run: xdist would wait forever for its replacement. tests/conftest.py
     # makes the run a failure then. A worker whose test hangs prints its threads and dies (`faulthandler_timeout`).
     common = [*selection, "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
     common += ["--durations=20", "--durations-min=10"]

@@ -91,7 +91,7 @@ class Kill(Fault):
 
 
 class Pause(Fault):
-    """All processes of the container stand still (`docker pause`)."""
+    """Pause all processes of the container (`docker pause`)."""
 
     def do(self, nodes: NodeSet, victim: Node) -> None:
         def paused() -> bool:

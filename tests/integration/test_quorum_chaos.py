@@ -1,6 +1,6 @@
 """Real controllers are killed and frozen while clients change and read metadata; the history must have an order.
 
-The short form kills and freezes a leader, a follower and everybody once. The long form goes on until a hundred
+The short form kills and freezes a leader, a follower and all servers once. The long form goes on until a hundred
 thousand commands were acknowledged.
 """
 

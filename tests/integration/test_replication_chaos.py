@@ -2,7 +2,7 @@
 
 Nothing acknowledged may be lost or move, no offset may have two values, nothing may be read that is gone later,
 nothing that an idempotent producer sends may be there twice, acknowledged or not, and when everything is mended,
-everybody goes on and the replicas are the same byte for byte.
+all servers continue, and the replicas are the same byte for byte.
 The short form does each thing once, after everything is well again; the long form goes on at random.
 """
 

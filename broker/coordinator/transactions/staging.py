@@ -64,7 +64,7 @@ def init_stage(sink: Sink, command: InitStage, config: TransactionConfig, now_ms
         )
     if command.new_producer_id is None:
         raise NeedsProducerId(f"a stage of the sink {sink.sink_id!r} needs a producer id")
-    assert command.new_producer_id not in sink.stages, "nobody else has had the producer id"
+    assert command.new_producer_id not in sink.stages, "the producer id is new"
     stage = Stage(request.batch_id, now_ms, request.timeout_ms, request.attempt, partitions)
     records = [stage_record(sink.sink_id, command.new_producer_id, stage)]
     if sink.target is None:

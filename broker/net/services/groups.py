@@ -477,7 +477,7 @@ MAX_COMMITTED: Final = 100_000
 COMMITTED_AT_A_TIME: Final = 50
 """Groups whose offsets are fetched at once."""
 MAX_SKIPPED: Final = 50
-"""Groups whose offsets one description fetches in vain, because they do not fit."""
+"""The most groups of one description whose offsets are fetched but do not fit into it."""
 SORTED_HERE: Final = 2_000
 """A longer list is sorted on another thread."""
 

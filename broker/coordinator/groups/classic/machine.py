@@ -277,7 +277,7 @@ class ClassicGroup:
         self._check_invariants()
 
     def sync(self, command: SyncClassic, now_ms: float) -> None:
-        """Handle a member that asks for its assignment; the leader brings everybody's.
+        """Handle a member that asks for its assignment; the leader brings those of all members.
 
         Raises:
             UnknownMemberId, FencedInstanceId, IllegalGeneration, InconsistentGroupProtocol, RebalanceInProgress
@@ -532,14 +532,14 @@ class ClassicGroup:
     # Rebalancing
 
     def _go_on(self, now_ms: float, *, changed: bool = False) -> None:
-        """Look what follows from a change: a rebalance begins, or ends because everybody has joined."""
+        """Act on a change: a rebalance begins, or ends because all members have joined."""
         if self.state is State.PREPARING_REBALANCE:
             self._join_if_all(now_ms)
         elif changed and (self.members or self.state is not State.EMPTY):
             self._prepare(now_ms)
 
     def _prepare(self, now_ms: float) -> None:
-        """Ask everybody to join again."""
+        """Ask all members to join again."""
         if self.state is State.COMPLETING_REBALANCE:
             for member in self.members.values():
                 self._give_up_sync(member, rebalancing(self.group_id))

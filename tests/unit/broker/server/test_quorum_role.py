@@ -1,4 +1,4 @@
-"""A node that waits says for what, and ends as soon as it is clear that it waits in vain."""
+"""A waiting node logs what it waits for, and ends as soon as that can never come."""
 
 from __future__ import annotations
 
