@@ -512,7 +512,8 @@ def group(look: Look) -> Page:
     lags = look.view.lag(group_id)
     if described.value is None and isinstance(described.error, GroupIdNotFound):
         raise described.error
-    total = lag_of(lags.value) if lags.value is not None else None
+    told = lags.value is not None and (not lags.value or any(each.lag is not None for each in lags.value.values()))
+    total = lag_of(lags.value) if told else None
     if total is not None:
         look.view.note(f"lag {group_id}", total.records)
         if total.seconds is not None:

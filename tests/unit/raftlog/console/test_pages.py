@@ -245,6 +245,16 @@ def test_the_documentation_of_a_config_shows_code_as_code() -> None:
     assert shown.render(text="`delete` removes <b>") == "<code>delete</code> removes &lt;b&gt;"
 
 
+def test_a_lag_that_no_leader_tells_is_not_plotted_as_none(
+    view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = pictures.lag(90, lag=10)._replace(lag=None, lag_seconds=None)
+    monkeypatch.setattr(admin, "group_lag", lambda group_id: {TopicPartition("topic-000", 0): unknown}, raising=False)
+    monkeypatch.setattr(admin, "describe_group", Silent().refuse, raising=False)
+    values = pages.group(replace(look_at(view), names={"group": "billing"})).values
+    assert (values["lag"], [points for _, _, points in values["plots"]]) == (None, [[], []])
+
+
 @pytest.mark.parametrize(("may", "offered"), [(True, True), (None, True), (False, False)])
 def test_creating_a_topic_is_offered_to_those_who_may(
     view: View, admin: Admin, may: bool | None, offered: bool
