@@ -314,6 +314,12 @@ class BrokerConfig(Settings):
         doc="New connections a second that one address may open, unless its quota, connection_creation_rate, says "
         "otherwise; after a pause, quota.window.num times as many at once.",
     )
+    connection_login_timeout_ms = duration_ms(
+        30_000,
+        minimum=1_000,
+        own=True,
+        doc="With listener.security.protocol=sasl_ssl, a connection without a user's call is closed after this time.",
+    )
     connections_max_idle_ms = duration_ms(
         600_000,
         minimum=1_000,
@@ -339,6 +345,15 @@ class BrokerConfig(Settings):
         maximum=1_000_000,
         own=True,
         doc="Most streams of one address that this broker serves at a time.",
+    )
+    max_short_stream_rate = integer(
+        100,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Most streams a second of one user, or of one address whose clients have no login, that are refused or end "
+        "within ten seconds; five times as many at once. Beyond it no stream is served, and connections that ask for "
+        "one are closed, for a minute, each further time for twice as long.",
     )
     max_streams = integer(
         10_000,

@@ -8,7 +8,9 @@ limits. So clients reach gRPC directly, without a copy of a byte.
 A connection that is refused is closed before it is served. A client sees that as a broken connection, and tries again.
 
 `StreamLimits`, an interceptor, counts the streams of each user and address, and refuses one too many with
-RESOURCE_EXHAUSTED and BROKER_OVERLOADED before its first message is read.
+RESOURCE_EXHAUSTED and BROKER_OVERLOADED before its first message is read. A call costs the event loop as much if it is
+refused. So `ShortStreams` finds the users that open streams and give them up again and again; the connections on which
+they go on are closed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import socket
 import stat
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, NoReturn
 
 import grpc
 
@@ -43,6 +46,8 @@ logger = logging.getLogger(__name__)
 MAX_RATES: Final = 10_000
 """Addresses whose rate is followed; beyond it, the oldest one begins anew."""
 MAX_DESCRIPTORS: Final = 1 << 20
+MAX_CONNECTIONS_PER_IP: Final = "max.connections.per.ip"
+LOGIN_TIMEOUT: Final = "connection.login.timeout.ms"
 _NO_LIMIT: Final = 2**31 - 1
 
 
@@ -94,7 +99,7 @@ class ConnectionLimits:
         if self._total >= self._most:
             return self._refuse(host, "max.connections", self._most, now_ms)
         if self._open[host] >= limit:
-            return self._refuse(host, "max.connections.per.ip", limit, now_ms)
+            return self._refuse(host, MAX_CONNECTIONS_PER_IP, limit, now_ms)
         rate = self._rate(host)
         if rate is not None and not self._may_open(host, rate, now_ms):
             return self._refuse(host, "connection_creation_rate", rate, now_ms)
@@ -190,6 +195,8 @@ class _Found(NamedTuple):
     fd: int
     inode: int
     host: str
+    """Of the peer; "": no connection of the port."""
+    port: int
 
 
 class ConnectionWatch:
@@ -197,14 +204,37 @@ class ConnectionWatch:
 
     A connection is served until the watch sees it, some tenths of a second at most. One that was opened and closed in
     between does not count.
+
+    With `login_ms`, clients have to log in within that time. When a limit is reached, the oldest connection without a
+    login gives way to the new one; and such connections are at most half of all.
     """
 
-    def __init__(self, port: int, limits: ConnectionLimits, clock: Clock) -> None:
+    def __init__(self, port: int, limits: ConnectionLimits, clock: Clock, login_ms: float | None = None) -> None:
+        self._login_ms = login_ms
+        self._strangers: dict[str, dict[int, tuple[_Found, float]]] = {}
+        """Connections without a login, by address and peer's port, each with its first sight; the oldest first."""
+        self._logins: set[tuple[str, int]] = set()
+        """Peers that were logged in since the last look began."""
         self._port = port
         self._limits = limits
         self._clock = clock
-        self._known: dict[int, str | None] = {}
-        """Sockets by inode: the address of a connection that counts; None: not of this port, or refused."""
+        self._known: dict[int, _Found | None] = {}
+        """Sockets by inode: a connection that counts; None: not of this port, or refused."""
+        self._ending: dict[tuple[str, int], str] = {}
+        """Peers whose connections the next look shuts down, each with the limit that is the reason."""
+
+    def end(self, peer: str, limit: str) -> None:
+        """Shut down the connection of a gRPC peer, `ipv4:127.0.0.1:4321`, at the next look."""
+        self._ending[host_of(peer), int(peer.rpartition(":")[2])] = limit
+
+    def logged_in(self, peer: str) -> None:
+        """Note that a gRPC peer has made a call with a login."""
+        self._logins.add((host_of(peer), int(peer.rpartition(":")[2])))
+
+    @property
+    def strangers(self) -> int:
+        """How many connections have not logged in."""
+        return sum(map(len, self._strangers.values()))
 
     async def run(self) -> None:
         """Look again and again, for ever."""
@@ -219,17 +249,66 @@ class ConnectionWatch:
 
     async def look(self) -> None:
         """Count the connections that are new, shut down those beyond a limit, and forget those that are gone."""
+        ending, self._ending = self._ending, {}
+        logins, self._logins = self._logins, set()
         found, present = await asyncio.to_thread(self._scan, frozenset(self._known))
         now_ms = self._clock.monotonic_ms()
         for inode in self._known.keys() - present:
-            host = self._known.pop(inode)
-            if host is not None:
-                self._limits.close(host)
+            gone = self._known.pop(inode)
+            if gone is not None:
+                self._limits.close(gone.host)
+                self._is_no_stranger(gone)
+        logins |= self._logins
+        self._let_in(logins)
         for each in found:
-            refused = bool(each.host) and bool(self._limits.open(each.host, now_ms))
-            self._known[each.inode] = None if refused or not each.host else each.host
-            if refused:
-                _shut_down(each)
+            self._known[each.inode] = each if each.host and self._admit(each, now_ms) else None
+        self._let_in(logins)
+        self._turn_out(now_ms)
+        if ending:
+            for known in [each for each in self._known.values() if each is not None]:
+                if limit := ending.get((known.host, known.port)):
+                    self._limits.refused[limit] += 1
+                    _shut_down(known)
+
+    def _admit(self, found: _Found, now_ms: float) -> bool:
+        """Count a new connection, and return True; or shut it down."""
+        limit = self._limits.open(found.host, now_ms)
+        if limit == MAX_CONNECTIONS_PER_IP and self._strangers.get(found.host):
+            self._drop_oldest(found.host)
+            limit = self._limits.open(found.host, now_ms)
+        if limit:
+            _shut_down(found)
+        elif self._login_ms is not None:
+            self._strangers.setdefault(found.host, {})[found.port] = found, now_ms
+        return not limit
+
+    def _let_in(self, logins: set[tuple[str, int]]) -> None:
+        for host, port in logins:
+            self._strangers.get(host, {}).pop(port, None)
+
+    def _turn_out(self, now_ms: float) -> None:
+        """Shut down connections that have not logged in in time, and the oldest ones of too many."""
+        if self._login_ms is None:
+            return
+        self._strangers = {host: each for host, each in self._strangers.items() if each}
+        while self.strangers > self._limits.most // 2:
+            self._drop_oldest(max(self._strangers, key=lambda host: len(self._strangers[host])))
+        for host, each in self._strangers.items():
+            while each and now_ms - next(iter(each.values()))[1] > self._login_ms:
+                self._limits.refused[LOGIN_TIMEOUT] += 1
+                self._drop_oldest(host)
+
+    def _drop_oldest(self, host: str) -> None:
+        found, _ = next(iter(self._strangers[host].values()))
+        self._is_no_stranger(found)
+        self._limits.close(host)
+        self._known[found.inode] = None
+        _shut_down(found)
+
+    def _is_no_stranger(self, found: _Found) -> None:
+        of_host = self._strangers.get(found.host, {})
+        if found.port in of_host and of_host[found.port][0].inode == found.inode:
+            del of_host[found.port]
 
     def _scan(self, known: frozenset[int]) -> tuple[list[_Found], set[int]]:
         """Return the sockets that are new, and the inodes of all."""
@@ -242,22 +321,23 @@ class ConnectionWatch:
             if stat.S_ISSOCK(status.st_mode):
                 present.add(status.st_ino)
                 if status.st_ino not in known:
-                    host = self._host(int(name), status.st_ino)
-                    if host is not None:
-                        found.append(_Found(int(name), status.st_ino, host))
+                    socket_ = self._found(int(name), status.st_ino)
+                    if socket_ is not None:
+                        found.append(socket_)
         return found, present
 
-    def _host(self, fd: int, inode: int) -> str | None:
-        """Return the peer's address; "" if the socket is no connection of the port, None if it is gone."""
+    def _found(self, fd: int, inode: int) -> _Found | None:
+        """Return what the socket is, None if it is gone."""
         try:
             with socket.socket(fileno=os.dup(fd)) as own:
                 if os.fstat(own.fileno()).st_ino != inode:
                     return None
-                if own.family not in (socket.AF_INET, socket.AF_INET6) or own.getsockname()[1] != self._port:
-                    return ""
-                return canonical_host(str(own.getpeername()[0]))
-        except OSError:  # the listening socket, or a connection that has just ended
-            return ""
+                if own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockname()[1] == self._port:
+                    host, port = own.getpeername()[:2]
+                    return _Found(fd, inode, canonical_host(str(host)), port)
+        except OSError:
+            pass  # the listening socket, or a connection that has just ended
+        return _Found(fd, inode, "", 0)
 
 
 def _shut_down(found: _Found) -> None:
@@ -270,19 +350,74 @@ def _shut_down(found: _Found) -> None:
         pass  # the client was quicker
 
 
-class StreamLimits(RewrittenHandlers):
-    """Bounds the open streams of each user and of each address. Runs after the identification.
+MAX_SHORT_STREAM_RATE: Final = "max.short.stream.rate"
+SHORT_MS: Final = 10_000.0
+"""A stream that ends sooner is short."""
+SHORT_BURST_MS: Final = 5_000.0
+"""A user may have at once as many short streams as its rate allows in this time."""
+SHUT_OUT_MS: Final = 60_000.0
+"""How long a user that had too many is shut out; twice as long each further time, until it has kept within the rate."""
+MAX_SHUT_OUT_MS: Final = 3_600_000.0
 
-    User:ANONYMOUS is no single user, and has no limit of its own; nor have addresses that a front hides.
+
+class ShortStreams:
+    """Who has opened and ended streams too fast. By name: of a user, or an address. Pure; the caller passes the time.
+
+    Streams that stay open do not count, however many they are, and so no limit is in the way of clients that connect
+    all at once.
     """
 
-    def __init__(self, per_user: int, per_ip: int, clock: Clock) -> None:
+    @dataclass(slots=True)
+    class _Pace:
+        bucket: TokenBucket
+        until_ms: float = 0.0
+        shut_out_ms: float = 0.0
+
+    def __init__(self, rate: float) -> None:
+        """`rate`: short streams a second."""
+        self._rate = rate
+        self._paces: dict[str, ShortStreams._Pace] = {}
+
+    def shut_out_until_ms(self, name: str) -> float:
+        """Return until when the streams of a user are refused, and its connections closed; 0.0: never shut out."""
+        pace = self._paces.get(name)
+        return 0.0 if pace is None else pace.until_ms
+
+    def count(self, name: str, now_ms: float) -> None:
+        """Count a short stream, or one that was refused. Those of a user that is shut out do not count."""
+        pace = self._paces.get(name)
+        if pace is None:
+            if len(self._paces) >= MAX_RATES:
+                del self._paces[next(iter(self._paces))]
+            pace = self._paces[name] = self._Pace(TokenBucket(self._rate, SHORT_BURST_MS))
+        if now_ms < pace.until_ms:
+            return
+        pace.bucket.take(1, now_ms)
+        if pace.bucket.ready_at_ms(now_ms) > now_ms:
+            again = now_ms - pace.until_ms < pace.shut_out_ms
+            pace.shut_out_ms = min(MAX_SHUT_OUT_MS, 2 * pace.shut_out_ms) if again else SHUT_OUT_MS
+            pace.until_ms = now_ms + pace.shut_out_ms
+
+
+class StreamLimits(RewrittenHandlers):
+    """Bounds the open streams of each user and of each address, and their short streams. Runs after the identification.
+
+    User:ANONYMOUS is no single user, and has no limit of its own; nor have addresses that a front hides. Short streams
+    count for the user, and without one for the address.
+    """
+
+    def __init__(self, per_user: int, per_ip: int, short: ShortStreams, clock: Clock) -> None:
         super().__init__()
         self._per_user = per_user
         self._per_ip = per_ip
+        self._short = short
         self._clock = clock
         self._open: Counter[tuple[str, str]] = Counter()
         self._logged = Rarely()
+        self.refused: Counter[str] = Counter()
+        """Refused streams, by the limit."""
+        self.end_connection: Callable[[str, str], None] = lambda peer, limit: None
+        """Closes the connection of a peer, for a limit; the listener's, once there is one."""
 
     @property
     def open(self) -> int:
@@ -302,17 +437,23 @@ class StreamLimits(RewrittenHandlers):
             places.append(("max.streams.per.user", who.principal, self._per_user))
         if host != UNKNOWN_HOST and not who.principal.startswith(NODE_PREFIX):
             places.append(("max.streams.per.ip", host, self._per_ip))
-        for key, name, limit in places:
-            if self._open[key, name] >= limit:
-                self._log(key, name, limit, host)
-                await refuse(
-                    context,
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    BrokerOverloaded(f"{name} has {key}={limit} open streams; close some, and try again"),
-                )
+        if not places:
+            return
+        name = places[0][1]
+        begun_ms = self._clock.monotonic_ms()
+        shut_out_ms = self._short.shut_out_until_ms(name) - begun_ms
+        if shut_out_ms > 0:
+            self.end_connection(context.peer(), MAX_SHORT_STREAM_RATE)
+            text = f"{name} has opened and ended streams too fast; in {shut_out_ms / 1000:.0f} s it may open some again"
+            await self._refuse(context, MAX_SHORT_STREAM_RATE, name, host, text)
+        for key, name_, limit in places:
+            if self._open[key, name_] >= limit:
+                self._short.count(name, begun_ms)
+                text = f"{name_} has {key}={limit} open streams; close some, and try again"
+                await self._refuse(context, key, name_, host, text)
         task = asyncio.current_task()
         assert task is not None, "gRPC serves each call in a task"
-        counted = [(key, name) for key, name, _ in places]
+        counted = [(key, name_) for key, name_, _ in places]
         self._open.update(counted)
 
         def leave(_: object) -> None:
@@ -320,12 +461,16 @@ class StreamLimits(RewrittenHandlers):
                 self._open[place] -= 1
                 if not self._open[place]:
                     del self._open[place]
+            ended_ms = self._clock.monotonic_ms()
+            if ended_ms - begun_ms < SHORT_MS:
+                self._short.count(name, ended_ms)
 
         task.add_done_callback(leave)
 
-    def _log(self, key: str, name: str, limit: int, host: str) -> None:
-        if self._logged.may_log((key, host), self._clock.monotonic_ms()):
+    async def _refuse(self, context: Any, limit: str, name: str, host: str, text: str) -> NoReturn:
+        self.refused[limit] += 1
+        if self._logged.may_log((limit, host), self._clock.monotonic_ms()):
             logger.warning(
-                "streams refused",
-                extra={"event": "streams_refused", "host": host, "of": name, "limit": key, "value": limit},
+                "streams refused", extra={"event": "streams_refused", "host": host, "of": name, "limit": limit}
             )
+        await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, BrokerOverloaded(text))

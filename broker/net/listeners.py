@@ -17,6 +17,7 @@ from grpc import aio
 from broker.clock import Clock, SystemClock
 from broker.config.checks import WITH_TLS
 from broker.config.config import BrokerConfig
+from broker.config.endpoints import SASL_SSL
 from broker.net.connections import ConnectionLimits, ConnectionWatch
 from broker.net.tls import NodeTls
 from raftlog.errors import BrokerUnavailable
@@ -70,8 +71,11 @@ class Listener:
         both: bool,
         limits: ConnectionLimits | None = None,
         clock: Clock | None = None,
+        login_ms: float | None = None,
     ) -> None:
         """Bind the port; 0 stands for any free port. `limits`: on its connections; None: none, as between nodes.
+
+        `login_ms`: as `ConnectionWatch`.
 
         Raises:
             RuntimeError: the port cannot be bound; `why_not` returns the reason.
@@ -88,7 +92,7 @@ class Listener:
             self.port = front.port
         self._watch: ConnectionWatch | None = None
         if limits is not None and self._front is None:
-            self._watch = ConnectionWatch(self.port, limits, clock or SystemClock())
+            self._watch = ConnectionWatch(self.port, limits, clock or SystemClock(), login_ms)
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -97,6 +101,16 @@ class Listener:
             await self._front.open()
         if self._watch is not None:
             self._watching = asyncio.create_task(self._watch.run(), name="connections")
+
+    def end_connection(self, peer: str, limit: str) -> None:
+        """Close the connection of a gRPC peer soon, for a limit; behind a front the peer is hidden, and it stays."""
+        if self._watch is not None:
+            self._watch.end(peer, limit)
+
+    def logged_in(self, peer: str) -> None:
+        """Note that a gRPC peer has made a call with a login."""
+        if self._watch is not None:
+            self._watch.logged_in(peer)
 
     async def close(self) -> None:
         """Stop accepting, and end the connections that gRPC's server does not own."""
@@ -137,11 +151,14 @@ def listen_for_clients(
     """
     host, port = config.listener
     both = config.listener_security_migration
+    login_ms = None
+    if config.listener_security_protocol == SASL_SSL and not both:
+        login_ms = config.connection_login_timeout_ms
     credentials = None
     if tls is not None and (both or config.listener_security_protocol in WITH_TLS):
         credentials = tls.client_credentials()
     try:
-        return Listener(server, host, port, credentials, both=both, limits=limits, clock=clock)
+        return Listener(server, host, port, credentials, both=both, limits=limits, clock=clock, login_ms=login_ms)
     except RuntimeError:
         raise BrokerUnavailable(
             f"cannot listen on {host}:{port}: {why_not(host, port)}; is another server using the port? "

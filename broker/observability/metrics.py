@@ -516,14 +516,18 @@ class SecurityMetrics:
 class QuotaMetrics:
     """A collector: what clients with quotas use, and which connections were refused.
 
-    `usage`: as `QuotaManager.usage`; `refused`: connections by listener and limit.
+    `usage`: as `QuotaManager.usage`; `refused`: connections by listener and limit; `refused_streams`: by limit.
     """
 
     def __init__(
-        self, usage: Callable[[], list[Usage]], refused: Callable[[], Mapping[str, Mapping[str, int]]]
+        self,
+        usage: Callable[[], list[Usage]],
+        refused: Callable[[], Mapping[str, Mapping[str, int]]],
+        refused_streams: Mapping[str, int],
     ) -> None:
         self._usage = usage
         self._refused = refused
+        self._refused_streams = refused_streams
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
@@ -550,6 +554,12 @@ class QuotaMetrics:
             for limit, count in sorted(dict(counts).items()):
                 refused.add_metric([listener, limit], count)
         yield refused
+        streams = CounterMetricFamily(
+            f"{PREFIX}streams_refused", "Streams that were refused because a limit was reached.", labels=("limit",)
+        )
+        for limit, count in sorted(dict(self._refused_streams).items()):
+            streams.add_metric([limit], count)
+        yield streams
 
 
 class CertificateMetrics:
@@ -637,7 +647,9 @@ def catalogue() -> dict[str, list[Described]]:
             LoadMetrics(counters, lambda: (), {}, dict, nothing, lambda: 0)
         ),
         "Brokers with TLS or an authorizer: users and permissions": _described(SecurityMetrics(counters, int)),
-        "Brokers, for clients with quotas, and limits of connections (quotas.md)": _described(QuotaMetrics(list, dict)),
+        "Brokers, for clients with quotas, and limits of connections (quotas.md)": _described(
+            QuotaMetrics(list, dict, {})
+        ),
         "Brokers, for the groups that they coordinate": _described(GroupMetrics(GroupSample)),
     }
 

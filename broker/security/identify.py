@@ -325,6 +325,8 @@ class Identify(RewrittenHandlers):
         self._strangers = Strangers(max_strangers)
         self._turns = Turns()
         self._logged = Rarely()
+        self.logged_in: Callable[[str], None] = lambda peer: None
+        """Called with the peer of each call with a token or a node's certificate; the listener's, once there is one."""
 
     def count_streams(self) -> int:
         """Return the number of open streams with a token."""
@@ -475,6 +477,8 @@ class Identify(RewrittenHandlers):
             self._counters.unauthenticated_calls += 1
             await refuse(context, grpc.StatusCode.UNAUTHENTICATED, refused)
         caller.set(found)
+        if found.principal != ANONYMOUS:
+            self.logged_in(context.peer())
         return login
 
     def _call(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Any:

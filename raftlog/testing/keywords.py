@@ -92,6 +92,8 @@ class ServerKeywords(TypedDict, total=False):
     max_connection_creation_rate: int
     """New connections a second that one address may open, unless its quota, connection_creation_rate, says otherwise;
     after a pause, quota.window.num times as many at once."""
+    connection_login_timeout_ms: int | str
+    """With listener.security.protocol=sasl_ssl, a connection without a user's call is closed after this time."""
     connections_max_idle_ms: int | str
     """A connection without a call, or without a request of a Kafka client, is closed after this time."""
     max_streams_per_connection: int
@@ -100,6 +102,10 @@ class ServerKeywords(TypedDict, total=False):
     """Most streams of one user that this broker serves at a time; User:ANONYMOUS has no limit of its own."""
     max_streams_per_ip: int
     """Most streams of one address that this broker serves at a time."""
+    max_short_stream_rate: int
+    """Most streams a second of one user, or of one address whose clients have no login, that are refused or end within
+    ten seconds; five times as many at once. Beyond it no stream is served, and connections that ask for one are closed,
+    for a minute, each further time for twice as long."""
     max_streams: int
     """Most produce, fetch and watch streams that this broker serves at a time."""
     max_subscriptions: int

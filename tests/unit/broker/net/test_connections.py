@@ -16,7 +16,14 @@ from grpc import aio
 
 from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
-from broker.net.connections import ConnectionLimits, ConnectionWatch, StreamLimits, limits_of
+from broker.net.connections import (
+    SHUT_OUT_MS,
+    ConnectionLimits,
+    ConnectionWatch,
+    ShortStreams,
+    StreamLimits,
+    limits_of,
+)
 from broker.net.interceptors import RewrittenHandlers, preceded
 from broker.net.listeners import EitherFront, server_options
 from broker.security.caller import Caller, caller
@@ -179,6 +186,96 @@ def test_silent_connections_of_one_address_are_bounded_and_honest_clients_go_on(
     asyncio.run(work())
 
 
+class _Time(SystemClock):
+    at_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return self.at_ms
+
+
+@asynccontextmanager
+async def watched(limits: ConnectionLimits, login_ms: float) -> AsyncIterator[tuple[ConnectionWatch, _Time, int]]:
+    """A listener that takes connections and reads nothing, and its watch, which looks when told to."""
+    clock = _Time()
+    taken: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=1_000) as listening:
+        port = listening.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        loop.add_reader(listening, lambda: taken.append(listening.accept()[0]))
+        watch = ConnectionWatch(port, limits, clock, login_ms)
+        try:
+            yield watch, clock, port
+        finally:
+            loop.remove_reader(listening)
+            for each in taken:
+                each.close()
+
+
+async def look(watch: ConnectionWatch, limits: ConnectionLimits, refused: int, total: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while (limits.refused.total(), limits.total) != (refused, total):
+            await watch.look()
+
+
+def peer_of(connection: socket.socket) -> str:
+    return "ipv4:{}:{}".format(*connection.getsockname())
+
+
+async def test_a_new_connection_takes_the_place_of_the_oldest_one_without_a_login() -> None:
+    """So 100 silent connections keep no client of the same address out, and close none that has logged in."""
+    limits = ConnectionLimits(most=1_000, per_ip=20)
+    with contextlib.ExitStack() as stack:
+        async with watched(limits, 60_000.0) as (watch, _, port):
+
+            def opened(number: int) -> list[socket.socket]:
+                return [stack.enter_context(contextlib.closing(connect(port, "127.0.0.2"))) for _ in range(number)]
+
+            (first,) = opened(1)
+            await look(watch, limits, 0, 1)
+            watch.logged_in(peer_of(first))
+            silent = opened(100)
+            await look(watch, limits, 81, 20)
+            (late,) = opened(1)
+            await look(watch, limits, 82, 20)
+            watch.logged_in(peer_of(late))
+            silent += opened(50)
+            await look(watch, limits, 132, 20)
+            assert is_open(first)
+            assert is_open(late)
+            assert sum(map(is_open, silent)) == watch.strangers == 18
+
+
+async def test_connections_without_a_login_are_at_most_half_of_all() -> None:
+    """The address with most of them loses some."""
+    limits = ConnectionLimits(most=40, per_ip=100)
+    with contextlib.ExitStack() as stack:
+        async with watched(limits, 60_000.0) as (watch, _, port):
+            honest = stack.enter_context(contextlib.closing(connect(port, "127.0.0.3")))
+            await look(watch, limits, 0, 1)
+            silent = [stack.enter_context(contextlib.closing(connect(port, "127.0.0.2"))) for _ in range(39)]
+            async with asyncio.timeout(WAIT_S):
+                while sum(map(is_open, silent)) > 19:
+                    await watch.look()
+            assert watch.strangers == limits.total == 20
+            assert is_open(honest)
+
+
+async def test_a_connection_has_to_log_in_in_time() -> None:
+    limits = ConnectionLimits(most=1_000, per_ip=1_000)
+    with contextlib.ExitStack() as stack:
+        async with watched(limits, 5_000.0) as (watch, clock, port):
+            honest, silent = (stack.enter_context(contextlib.closing(connect(port, "127.0.0.2"))) for _ in range(2))
+            await look(watch, limits, 0, 2)
+            watch.logged_in(peer_of(honest))
+            clock.at_ms = 5_000.0
+            await watch.look()
+            assert is_open(silent)
+            clock.at_ms = 5_001.0
+            await watch.look()
+            assert (is_open(honest), is_open(silent)) == (True, False)
+            assert limits.refused == {"connection.login.timeout.ms": 1}
+
+
 def test_connections_in_all_are_bounded_and_those_that_are_open_go_on() -> None:
     async def work() -> None:
         async with server(max_connections=50) as (port, _, channel):
@@ -270,7 +367,7 @@ def test_streams_of_a_user_or_an_address_are_bounded(
     user: str, host: str, limit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        limits = StreamLimits(10, 10, SystemClock())
+        limits = StreamLimits(10, 10, ShortStreams(1_000), SystemClock())
         running = aio.server(interceptors=[_As(), limits])
         running.add_generic_rpc_handlers((handlers(),))
         port = running.add_insecure_port("127.0.0.1:0")
@@ -288,6 +385,7 @@ def test_streams_of_a_user_or_an_address_are_bounded(
             answers = await asyncio.gather(*(each.read() for each in hostile), return_exceptions=True)
             refusals = [answer for answer in answers if isinstance(answer, aio.AioRpcError)]
             assert answers.count(b"x") == 10
+            assert limits.refused == {limit: 90}
             assert len(refusals) == 90
             for refusal in refusals:
                 assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -308,3 +406,70 @@ def test_streams_of_a_user_or_an_address_are_bounded(
         asyncio.run(work())
     told = [record for record in caplog.records if record.name == "broker.net.connections"]
     assert [vars(record)["limit"] for record in told] == [limit]
+
+
+def test_a_user_with_too_many_short_streams_is_shut_out_for_longer_each_time() -> None:
+    short = ShortStreams(10)  # so 50 at once
+
+    def flood(from_ms: float) -> float:
+        """Return for how long the user is shut out in the end."""
+        for number in range(200):
+            short.count("User:mallory", from_ms + number)
+        return short.shut_out_until_ms("User:mallory") - from_ms
+
+    for number in range(1_000):  # for ever, at the rate
+        short.count("User:alice", 100 * number)
+    assert short.shut_out_until_ms("User:alice") == 0
+    assert flood(1e6) == pytest.approx(SHUT_OUT_MS, abs=200), "counted no further while shut out"
+    assert flood(1e6 + SHUT_OUT_MS + 1_000) == pytest.approx(2 * SHUT_OUT_MS, abs=200)
+    assert flood(1e6 + 4 * SHUT_OUT_MS) == pytest.approx(4 * SHUT_OUT_MS, abs=200)
+    assert flood(1e6 + 100 * SHUT_OUT_MS) == pytest.approx(SHUT_OUT_MS, abs=200), "after a long time, as the first time"
+    assert short.shut_out_until_ms("User:alice") == 0
+
+
+def test_the_connections_of_a_user_that_opens_and_ends_streams_too_fast_are_closed() -> None:
+    """Others go on, also from the same address; and so do streams that stay open, however many."""
+
+    async def work() -> None:
+        connections = limits_of(config(), MetadataImage)
+        streams = StreamLimits(1_000, 1_000, ShortStreams(10), SystemClock())
+        running = aio.server(interceptors=[_As(), streams])
+        running.add_generic_rpc_handlers((handlers(),))
+        port = running.add_insecure_port("127.0.0.1:0")
+        await running.start()
+        watch = ConnectionWatch(port, connections, SystemClock())
+        streams.end_connection = watch.end
+        watching = asyncio.create_task(watch.run())
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        async with (
+            aio.insecure_channel(f"127.0.0.1:{port}", own) as theirs,
+            aio.insecure_channel(f"127.0.0.1:{port}", own) as honest,
+        ):
+
+            async def opened(channel: aio.Channel, who: str) -> Any:
+                method: Any = channel.stream_stream("/test.Echo/Stream")
+                call = method(metadata=(("user", who), ("host", "127.0.0.1")))
+                await call.write(b"x")
+                assert await asyncio.wait_for(call.read(), WAIT_S) == b"x"
+                return call
+
+            kept = [await opened(honest, "User:alice") for _ in range(200)]
+            refusals = []
+            for _ in range(200):
+                try:
+                    (await opened(theirs, "User:mallory")).cancel()
+                except aio.AioRpcError as refused:
+                    refusals.append(refused)
+            assert isinstance(told := from_grpc(refusals[0], "broker"), BrokerOverloaded), "before it is disconnected"
+            assert "opened and ended streams too fast" in str(told)
+            await until(lambda: connections.refused["max.short.stream.rate"])
+            assert streams.refused["max.short.stream.rate"] >= 1
+            for call in kept:
+                await call.write(b"y")
+                assert await asyncio.wait_for(call.read(), WAIT_S) == b"y"
+            (await opened(honest, "User:alice")).cancel()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await running.stop(0)
+
+    asyncio.run(work())
