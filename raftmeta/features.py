@@ -55,7 +55,10 @@ permissions, nor their denials."""
 LIVE_GROUPS_LEVEL: Final = 8
 """Of metadata.version: live groups move from the classic protocol to KIP-848 (docs/adr/0039). An older broker that
 takes such a group over refuses its classic members for good."""
-SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, ROLES_LEVEL)}
+SPREAD_LEADERS_LEVEL: Final = 9
+"""Of metadata.version: the preferred leaders of a topic are spread over the brokers. Below, a new partition goes to the
+broker that leads fewest at that moment, so all go to one that has just come back."""
+SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, SPREAD_LEADERS_LEVEL)}
 """The levels that this version supports. Decisions must not depend on it: controllers may differ in version."""
 assert all(SUPPORTED[name].min_level <= level <= SUPPORTED[name].max_level for name, level in BASELINE.items())
 

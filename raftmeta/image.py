@@ -283,10 +283,11 @@ class TopicImage:
 
 @dataclass(frozen=True, slots=True)
 class BrokerLoad:
-    """How many partitions name a broker as their leader, and as a replica."""
+    """How many partitions name a broker as their leader, as a replica, and as their preferred replica."""
 
     leaderships: int = 0
     replicas: int = 0
+    preferred: int = 0
 
 
 NO_LOAD = BrokerLoad()

@@ -268,17 +268,18 @@ class _Change:
         for broker_id in replicas:
             more = load.get(broker_id)
             if more is None:
-                more = load[broker_id] = [0, 0]
+                more = load[broker_id] = [0, 0, 0]
             more[1] += step
+        load[replicas[0]][2] += step
         if leader != NO_LEADER:
             assert leader in replicas, f"{leader} leads but is not among {replicas}"
             load[leader][0] += step
 
     def _new_load(self) -> dict[int, BrokerLoad]:
         load = dict(self._base.load)
-        for broker_id, (leaderships, replicas) in self._load.items():
+        for broker_id, (leaderships, replicas, preferred) in self._load.items():
             was = load.get(broker_id, NO_LOAD)
-            now = BrokerLoad(was.leaderships + leaderships, was.replicas + replicas)
+            now = BrokerLoad(was.leaderships + leaderships, was.replicas + replicas, was.preferred + preferred)
             if now.replicas:
                 load[broker_id] = now
             else:

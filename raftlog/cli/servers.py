@@ -34,6 +34,9 @@ from raftlog.testing.cluster import KAFKA_PORT_OFFSET
 _HOST, _, _PORT = BOOTSTRAP_DEFAULT.rpartition(":")
 _DEFAULT_PORT = int(_PORT)
 CONSOLE_PORT: Final = 8080
+REPLICAS: Final = 3
+"""A topic of `raftlog up` has a replica on each server, on so many at most, unless it is created with a number."""
+_FACTOR = "default.replication.factor"
 _METRICS = "metrics.listener"
 _LOOK_AFTER_S = 0.5
 _CONNECT_S = 0.2
@@ -94,6 +97,8 @@ def up(
 ) -> None:
     """Start a cluster on this machine; Ctrl-C stops it. With --data the next start brings the same cluster back.
 
+    A topic has a replica on each server, three at most, unless its creator says otherwise.
+
     Example: raftlog up --nodes 3 --data ./my-data --metrics-port 9101 --set log.retention.ms=1d
     """
     stop = Alarm()
@@ -110,7 +115,7 @@ def up(
             signal.signal(number, on_signal)
     if data is not None:
         data.mkdir(parents=True, exist_ok=True)
-    config: dict[str, str | bool] = {**key_value_pairs(settings or [])}
+    config: dict[str, str | bool] = {_FACTOR: str(min(nodes, REPLICAS)), **key_value_pairs(settings or [])}
     if insecure:
         config["insecure"] = True
     if _METRICS in config and (metrics_port is not None or nodes > 1):

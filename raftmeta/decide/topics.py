@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
 from raftmeta.elections import eligible_replicas, with_new_epochs
-from raftmeta.features import OWN_TOPIC_ID_LEVEL, metadata_version
+from raftmeta.features import OWN_TOPIC_ID_LEVEL, SPREAD_LEADERS_LEVEL, metadata_version
 from raftmeta.image import (
     CLUSTER_DEFAULT,
     NO_LOAD,
@@ -44,13 +45,15 @@ from raftmeta.replay import replay_all
 from raftmeta.topic_configs import DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
 
 
-def place_partitions(image: MetadataImage, partitions: int, replication_factor: int) -> Iterator[tuple[int, ...]]:
+def place_partitions(
+    image: MetadataImage, partitions: int, replication_factor: int, present: Sequence[PartitionImage] = ()
+) -> Iterator[tuple[int, ...]]:
     """Yield the replicas of each of `partitions` new partitions, the preferred leader first.
 
-    The leader is the broker that leads fewest partitions, the others those that hold fewest, first from racks that
-    the partition is not in yet; ties go to the lowest broker id. Brokers that are fenced, shutting down, cordoned or
-    drained get nothing.
-    The counts come from `image.load`, so existing partitions cost nothing.
+    The preferred leader is the broker that is it of fewest partitions of the topic (`present`: those that it has), then
+    of fewest of all. The other replicas are the brokers that hold fewest, first from racks that the partition is not in
+    yet; ties go to the lowest broker id. Brokers that are fenced, shutting down, cordoned or drained get nothing.
+    The counts come from `image.load`, so the partitions of other topics cost nothing.
 
     Raises:
         InvalidReplicationFactor: below 1 or above the number of brokers that take replicas.
@@ -64,18 +67,24 @@ def place_partitions(image: MetadataImage, partitions: int, replication_factor: 
             f"{'is' if many < 2 else 'are'} up{' and not cordoned or drained' if cordoned else ''}"
             + (f", so it can be {'1' if many == 1 else f'from 1 to {many}'}" if many else "")
         )
-    led = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).leaderships for broker in available}
-    held = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD).replicas for broker in available}
+    load = {broker.broker_id: image.load.get(broker.broker_id, NO_LOAD) for broker in available}
+    held = {broker_id: each.replicas for broker_id, each in load.items()}
+    if metadata_version(image) >= SPREAD_LEADERS_LEVEL:
+        of_topic = Counter(partition.replicas[0] for partition in present)
+        led = {broker_id: [of_topic[broker_id], each.preferred] for broker_id, each in load.items()}
+    else:
+        led = {broker_id: [each.leaderships] for broker_id, each in load.items()}
     return _place(available, led, held, partitions, replication_factor)
 
 
 def _place(
     available: Sequence[BrokerImage],
-    led: dict[int, int],
+    led: dict[int, list[int]],
     held: dict[int, int],
     partitions: int,
     replication_factor: int,
 ) -> Iterator[tuple[int, ...]]:
+    """`led`: what a broker leads, in one or several counts, of which the first one that differs decides."""
     rack_of = {broker.broker_id: broker.rack for broker in available}
     one_rack = len(set(rack_of.values())) == 1
     for _ in range(partitions):
@@ -88,7 +97,7 @@ def _place(
             racks = {rack_of[broker_id] for broker_id in replicas}
             rest = [broker_id for broker_id in rack_of if broker_id not in replicas]
             replicas.append(min(rest, key=lambda broker_id: (rack_of[broker_id] in racks, held[broker_id], broker_id)))
-        led[leader] += 1
+        led[leader] = [count + 1 for count in led[leader]]
         for broker_id in replicas:
             held[broker_id] += 1
         yield tuple(replicas)
@@ -275,7 +284,7 @@ def create_partitions(image: MetadataImage, command: records_pb2.CreatePartition
             f"the number only rises, to at most {MAX_PARTITIONS_PER_TOPIC}"
         )
     replication_factor = _replication_factor(topic)
-    placements = place_partitions(image, command.partitions - present, replication_factor)
+    placements = place_partitions(image, command.partitions - present, replication_factor, topic.partitions)
     records = tuple(_new_partitions(topic.topic_id, present, placements))
     return records, CommandResult(offset, topic_id=topic.topic_id)
 

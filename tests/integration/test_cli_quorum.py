@@ -63,6 +63,9 @@ def test_up_goes_on_when_one_of_three_dies_and_is_the_same_cluster_the_next_time
         address = address_of(process)
         assert len(address.split(",")) == 3
         assert raftlog("topic", "create", "t", "-p", "3", "-b", address).returncode == 0
+        [topic] = parsed("topic", "describe", "t", "-b", address)
+        assert [len(part["replicas"]) for part in topic["partitions"]] == [3, 3, 3]
+        assert {part["replicas"][0] for part in topic["partitions"]} == {1, 2, 3}
         cluster_id = parsed("cluster", "describe", "-b", address)["cluster_id"]
         pid = json.loads((tmp_path / "node-2" / "ready.json").read_bytes())["pid"]
         os.kill(pid, signal.SIGKILL)
@@ -81,7 +84,7 @@ def test_up_goes_on_when_one_of_three_dies_and_is_the_same_cluster_the_next_time
             wait_until_fenced(address, 2, fenced=False)
             server.terminate()
             assert server.wait(WAIT_S) == 0
-        assert raftlog("topic", "create", "u", "-b", address).returncode == 0
+        assert raftlog("topic", "create", "u", "--replication-factor", "2", "-b", address).returncode == 0
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
     with raftlog_up("--nodes", "3", "--data", str(tmp_path)) as process:

@@ -77,6 +77,7 @@ def recounted_load(image: MetadataImage) -> dict[int, BrokerLoad]:
         broker_id: BrokerLoad(
             leaderships=sum(partition.leader == broker_id for partition in partitions),
             replicas=sum(broker_id in partition.replicas for partition in partitions),
+            preferred=sum(partition.replicas[0] == broker_id for partition in partitions),
         )
         for broker_id in holders
     }

@@ -75,14 +75,15 @@ def test_what_is_not_built_is_refused_and_not_ignored(key: str, value: str) -> N
         TOPIC_CONFIGS.parse({key: value})
 
 
-def cluster(racks: list[str]) -> MetadataImage:
-    return image_after(claim(), *(register(broker_id, rack=rack) for broker_id, rack in enumerate(racks)))
+def cluster(racks: list[str], *, newest: bool = False) -> MetadataImage:
+    return image_after(claim(newest=newest), *(register(broker_id, rack=rack) for broker_id, rack in enumerate(racks)))
 
 
 @given(st.integers(1, 6), st.integers(1, 40), st.data())
 def test_leaders_and_replicas_are_spread_evenly(brokers: int, partitions: int, data: st.DataObject) -> None:
     replication_factor = data.draw(st.integers(1, brokers))
-    placed = list(place_partitions(cluster([""] * brokers), partitions, replication_factor))
+    image = cluster([""] * brokers, newest=data.draw(st.booleans()))
+    placed = list(place_partitions(image, partitions, replication_factor))
     assert len(placed) == partitions
     assert all(len(set(replicas)) == replication_factor for replicas in placed)
     leaders = Counter(replicas[0] for replicas in placed)
@@ -91,9 +92,20 @@ def test_leaders_and_replicas_are_spread_evenly(brokers: int, partitions: int, d
     assert max(held.values()) - min(held[b] for b in range(brokers)) <= 1
 
 
-def test_what_is_there_already_counts() -> None:
+def test_below_level_9_those_lead_that_lead_fewest_now() -> None:
     image = image_after(claim(), register(1), create_topic("a", 1, partitions=3), register(2))
     assert list(place_partitions(image, 4, 1)) == [(2,), (2,), (2,), (1,)]
+
+
+def test_a_topic_is_spread_over_brokers_whatever_they_lead_now() -> None:
+    """A broker that has just come back leads nothing, and it got all partitions of new topics."""
+    newest = claim(newest=True)
+    image = image_after(newest, register(1), create_topic("a", 1, partitions=4), register(2), register(3))
+    assert [each[0] for each in place_partitions(image, 6, 3)] == [2, 3, 1, 2, 3, 1]
+    [topic] = image.topics.values()
+    assert [each[0] for each in place_partitions(image, 6, 1, topic.partitions)] == [2, 3, 2, 3, 2, 3]
+    led = replace(image, load={**image.load, 1: replace(image.load[1], leaderships=0)})
+    assert list(place_partitions(led, 1, 1)) == [(2,)], "broker 1 is preferred by four, though it leads none now"
 
 
 @given(st.integers(1, 30))
