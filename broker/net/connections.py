@@ -251,7 +251,11 @@ class ConnectionWatch:
         """Count the connections that are new, shut down those beyond a limit, and forget those that are gone."""
         ending, self._ending = self._ending, {}
         logins, self._logins = self._logins, set()
-        found, present = await asyncio.to_thread(self._scan, frozenset(self._known))
+        try:
+            found, present = await asyncio.to_thread(self._scan, frozenset(self._known))
+        except OSError:
+            self._logins |= logins
+            raise
         now_ms = self._clock.monotonic_ms()
         for inode in self._known.keys() - present:
             gone = self._known.pop(inode)

@@ -16,6 +16,7 @@ from grpc import aio
 
 from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
+from broker.net import connections
 from broker.net.connections import (
     SHUT_OUT_MS,
     ConnectionLimits,
@@ -274,6 +275,24 @@ async def test_a_connection_has_to_log_in_in_time() -> None:
             await watch.look()
             assert (is_open(honest), is_open(silent)) == (True, False)
             assert limits.refused == {"connection.login.timeout.ms": 1}
+
+
+async def test_a_login_is_not_forgotten_when_no_descriptor_is_left_to_look_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = ConnectionLimits(most=1_000, per_ip=1_000)
+    with contextlib.ExitStack() as stack:
+        async with watched(limits, 5_000.0) as (watch, clock, port):
+            honest = stack.enter_context(contextlib.closing(connect(port, "127.0.0.2")))
+            watch.logged_in(peer_of(honest))
+            with monkeypatch.context() as patched:
+                patched.setattr(connections, "_DESCRIPTORS", "/nowhere")
+                with pytest.raises(OSError, match="/nowhere"):
+                    await watch.look()
+            await look(watch, limits, 0, 1)
+            clock.at_ms = 6_000.0
+            await watch.look()
+            assert is_open(honest)
 
 
 def test_connections_in_all_are_bounded_and_those_that_are_open_go_on() -> None:
