@@ -32,6 +32,7 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "cli": ("typer", "rich"),
     "console": ("jinja2", "starlette", "uvicorn"),
     "prometheus": ("prometheus_client",),
+    "spark": ("pyspark",),
 }
 """By extra: the packages that it installs, as they are imported."""
 

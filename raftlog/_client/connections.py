@@ -87,9 +87,9 @@ _IN_WORDS: Final = {
 }
 """gRPC's texts in plain words; the first match counts."""
 _CLOSED_AT_ONCE: Final = (
-    "it closed the new connection; a listener with TLS does that to plaintext clients (security.protocol), and to "
-    "clients without a certificate that it trusts (ssl.certificate.location), and a program that is no raftlog server "
-    "to any client"
+    "it closed the new connection; is the port right? A listener for Kafka clients does that to raftlog's clients "
+    "(raftlog up prints both ports), a listener with TLS to plaintext clients (security.protocol) and to clients "
+    "without a certificate that it trusts (ssl.certificate.location), another program to any client"
 )
 
 

@@ -10,13 +10,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-)
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
+except ModuleNotFoundError as error:
+    from raftlog._installed import is_of, needs
+
+    if not is_of(error, "spark"):
+        raise
+    raise ModuleNotFoundError(needs("pyspark_raftlog", error.name, "spark"), name=error.name) from None
 
 from pyspark_raftlog import interpreter
 from pyspark_raftlog import options as option_rules

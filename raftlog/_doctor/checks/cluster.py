@@ -336,6 +336,7 @@ def not_preferred(picture: Picture) -> Iterator[Problem]:
     """Find partitions that their first replica could lead but does not."""
     ready = set(_at_work(picture))
     found = []
+    topics = set()
     total = 0
     for topic, part in picture.partitions():
         total += 1
@@ -343,6 +344,7 @@ def not_preferred(picture: Picture) -> Iterator[Problem]:
         moving = part.adding_replicas or part.removing_replicas
         if part.leader not in (-1, first) and first in part.isr and first in ready and not moving:
             found.append(f"{named(topic.name, part.partition)} (led by {part.leader}, not {first})")
+            topics.add(topic.name)
     if found:
         yield Problem(
             "warning" if len(found) > NOT_PREFERRED * total and len(found) >= LEAST else "note",
@@ -350,7 +352,8 @@ def not_preferred(picture: Picture) -> Iterator[Problem]:
             "sync",
             tuple(found),
             "the controller corrects that every leader.imbalance.check.interval.ms, if they are enough and "
-            "auto.leader.rebalance.enable is on; at once: raftlog partition elect TOPIC",
+            "auto.leader.rebalance.enable is on; at once: raftlog partition elect "
+            + ("--all" if len(topics) > 1 else topics.pop()),
         )
 
 

@@ -123,17 +123,19 @@ def parse_plan(text: str) -> dict[TopicPartition, int]:
         ValueError: a line is malformed or repeats a partition; names the line.
     """
     found: dict[TopicPartition, int] = {}
-    for number, row in enumerate(csv.reader(text.splitlines()), start=1):
-        if not row or (number == 1 and [cell.strip() for cell in row] == ["topic", "partition", "offset"]):
-            continue
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
-            topic, partition, offset = (cell.strip() for cell in row)
+            cells = [cell.strip() for cell in next(csv.reader([line]), [])]
+            if not cells or (number == 1 and cells == ["topic", "partition", "offset"]):
+                continue
+            topic, partition, offset = cells
             part = TopicPartition(topic, int(partition))
             where = int(offset)
             if not topic or part.partition < 0 or where < 0:
                 raise ValueError
-        except ValueError:
-            raise ValueError(f"line {number}: {','.join(row)!r}: write topic,partition,offset") from None
+        except (ValueError, csv.Error):
+            beginning = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+            raise ValueError(f"line {number}: {beginning!r}: write topic,partition,offset") from None
         if part in found:
             raise ValueError(f"line {number}: {part} is in the file twice")
         found[part] = where
@@ -148,6 +150,8 @@ def format_plan(offsets: Mapping[TopicPartition, int]) -> str:
 _COLUMNS = ("topic", "partition", "current_offset", "new_offset", "change")
 _NAMED = 5
 """How many members or partitions a message names."""
+_SHOWN = 60
+"""How many characters a message shows of a line that it refuses."""
 
 TopicOption = Annotated[
     list[str],

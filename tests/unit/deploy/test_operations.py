@@ -24,7 +24,7 @@ TEXT = (ROOT / "docs" / "operations.md").read_text()
 
 def commands(text: str) -> list[str]:
     """Return what stands in code blocks and between backticks and begins with `raftlog`, without its comment."""
-    lines = re.findall(r"^(?: {4}|\$ )(raftlog .*)$", text, re.MULTILINE)
+    lines = re.findall(r"^(?: {4}(?: {2})?|\$ )(raftlog .*)$", text, re.MULTILINE)
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         lines += re.findall(r"(?:\$\(|^ *)(raftlog [^|;)#\n]*)", block, re.MULTILINE)
     inline = re.findall(r"`(raftlog [^`]*)`", text)

@@ -106,6 +106,16 @@ def test_a_line_that_is_no_offset_is_named(text: str, message: str) -> None:
         parse_plan(text)
 
 
+@pytest.mark.parametrize("topics", [100, 20_000])  # the longer one exceeds what the csv module takes as one field
+def test_a_refused_line_is_shown_in_part(topics: int) -> None:
+    document = '{"offsets": "' + "orders " * topics + '"}'
+    with pytest.raises(
+        ValueError, match=r"line 1: '\{\"offsets\": \"orders .*…': write topic,partition,offset"
+    ) as refused:
+        parse_plan(document)
+    assert len(str(refused.value)) < 120
+
+
 @given(st.integers(-100, 100), st.integers(0, 50), st.integers(0, 50))
 def test_offsets_that_are_not_there_become_the_nearest(wanted: int, start: int, more: int) -> None:
     end = start + more

@@ -469,6 +469,16 @@ def test_every_check_is_shown_to_find_something() -> None:
     assert {check for check, _, _, _ in FOUND} == {check.id for check in CHECKS}
 
 
+def test_one_command_corrects_the_leaders_of_one_topic_or_of_all() -> None:
+    def remedy(**changes: Any) -> str:
+        return found_by("leader-not-preferred", healthy(**changes))[0].remedy
+
+    one = topic("orders", *(partition(number, [1, 2, 3], leader=2) for number in range(2)))
+    other = topic("events", partition(0, [1, 2, 3], leader=2))
+    assert remedy(topics=[one]).endswith("raftlog partition elect orders")
+    assert remedy(topics=[one, other]).endswith("raftlog partition elect --all")
+
+
 def commands() -> dict[str, Any]:
     """Return every command of the command line by its words, and the names of its options."""
     found: dict[str, Any] = {}
