@@ -347,7 +347,7 @@ class BrokerConfig(Settings):
         doc="Most streams of one address that this broker serves at a time.",
     )
     max_short_stream_rate = integer(
-        100,
+        500,
         minimum=1,
         maximum=1_000_000,
         own=True,
