@@ -22,13 +22,12 @@ from raftlog.console.access import Session
 from raftlog.console.actions import why_not
 from raftlog.console.messages import LONGEST_ALONE, OUTCOMES, AuditFilter, Query, arrow_of, audit_line, search, table_of
 from raftlog.console.rebalance import AT_A_TIME
-from raftlog.console.view import Answer, View
+from raftlog.console.view import AUDIT_TOPIC, Answer, View
 from raftlog.errors import (
     AuthorizationError,
     GroupIdNotFound,
     InvalidRequestError,
     ResourceNotFound,
-    UnknownTopicOrPartition,
 )
 from raftlog.security import AclOperation, ResourceType
 from raftlog.types import TopicPartition
@@ -56,8 +55,8 @@ class Look:
         return why_not(self.view, action, name)
 
     def may_audit(self) -> bool:
-        """Whether there is an audit topic that this user may read, as far as is known."""
-        return self.view.may_audit(AUDIT_TOPIC)
+        """Whether this user may read audit records, as far as is known; the page says whether there are any."""
+        return not self.view.audited().refused
 
     def may_look(self) -> bool:
         """Whether this user may see the quorum, users and ACLs."""
@@ -349,8 +348,8 @@ def _topic(look: Look) -> tuple[TopicDescription | None, Answer[Any]]:
     if topic is None:
         # It may be younger than the last answer, and one topic is told sooner than all.
         asked = look.view.ask(f"topic {name}", lambda: look.view.admin.describe_topic(name))
-        if asked.value is None and not asked.pending:
-            raise asked.error or UnknownTopicOrPartition(f"there is no topic {name}")
+        if asked.error is not None and asked.value is None:  # also while it is asked for again
+            raise asked.error
         return asked.value, asked
     return topic, found
 
@@ -652,13 +651,13 @@ def security(look: Look) -> Page:
     return Page("security.html", "Security", values)
 
 
-AUDIT_TOPIC: Final = "__audit"
 MOST_AUDIT_LINES: Final = 100
 
 
 def audit(look: Look) -> Page:
     """Records of the brokers' audit log: who did what, on what, when, from where, and how it ended."""
-    problem, asked = None, None
+    asked: Answer[Any] = look.view.audited()
+    is_off, problem = asked.value is False, None
     begin = "time" if look.fields.get("time") else "newest"
     names = ("who", "what", "on", "host", "outcome")
     query = Query()
@@ -668,21 +667,21 @@ def audit(look: Look) -> Page:
             limit=MOST_AUDIT_LINES,
             audit=AuditFilter(*(look.fields.get(name, "").strip() for name in names)),
         )
-        asked = look.view.records(f"{AUDIT_TOPIC} {query}", lambda: _search(look.view, AUDIT_TOPIC, query))
     except InvalidRequestError as error:
         problem = str(error)
-    if asked is not None and isinstance(asked.error, AuthorizationError):
+    found = None
+    if asked.value and problem is None:
+        asked = look.view.records(f"{AUDIT_TOPIC} {query}", lambda: _search(look.view, AUDIT_TOPIC, query))
+        found = asked.value
+    if isinstance(asked.error, AuthorizationError):
         raise asked.error
-    is_off = asked is not None and isinstance(asked.error, UnknownTopicOrPartition)
-    if asked is not None and asked.error is not None and not is_off:
-        problem = str(asked.error)
-    found = asked.value if asked is not None else None
+    problem = problem or (str(asked.error) if asked.error is not None else None)
     records = found.records if found is not None else []
     values = {
         "problem": problem,
         "is_off": is_off,
         "found": found,
-        "reading": asked is not None and asked.pending,
+        "reading": asked.pending,
         "lines": [(record, audit_line(record.value)) for record in records],
         "filters": query.filters,
         "outcomes": OUTCOMES,

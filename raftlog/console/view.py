@@ -39,7 +39,14 @@ from raftlog._doctor.collect import collect
 from raftlog._doctor.report import Report, examine
 from raftlog.cli.partitions.health import is_under_replicated
 from raftlog.console.rebalance import Rebalance
-from raftlog.errors import AuthorizationError, BrokerUnavailable, RaftlogError, RetriableError, UnknownTopicOrPartition
+from raftlog.errors import (
+    AuthorizationError,
+    BrokerUnavailable,
+    RaftlogError,
+    RetriableError,
+    TopicAuthorizationFailed,
+    UnknownTopicOrPartition,
+)
 from raftlog.security import AclOperation, ResourceType
 from raftlog.types import TopicPartition
 
@@ -63,6 +70,7 @@ AT_A_TIME: Final = 8
 SEARCHES_AT_A_TIME: Final = 4
 MOST_SEARCHES: Final = 16
 """Of one user, those that wait for a thread included: the last of them begins within some twenty seconds."""
+AUDIT_TOPIC: Final = "__audit"
 CLUSTER: Final = "cluster"
 """The question that any broker can answer."""
 
@@ -245,7 +253,7 @@ class View:
 
     def prepare(self) -> None:
         """Ask for what takes longest beside the first page."""
-        for question in (self.cluster, self.topics, self.sizes, self.log_end, self.groups, self.quorum):
+        for question in (self.cluster, self.topics, self.sizes, self.log_end, self.groups, self.quorum, self.audited):
             self._pool.submit(question)
 
     # Questions
@@ -332,7 +340,8 @@ class View:
         try:
             value, at_s, error = question(), self._now_s(), None
         except RaftlogError as failed:
-            keeps = isinstance(failed, RetriableError)  # a refusal or "no such topic" makes the old answer wrong
+            # A refusal or "no such topic" makes the old answer wrong.
+            keeps = isinstance(failed, RetriableError) and not isinstance(failed, UnknownTopicOrPartition)
             value, at_s, error = (last.value, last.at_s, failed) if keeps else (None, float("-inf"), failed)  # type: ignore[assignment] # T or None
         # A failure is slow, and is tried again all the same: the broker may be back.
         took_s = self._now_s() - began_s if error is None else 0.0
@@ -411,19 +420,20 @@ class View:
 
         return self.ask("topics", question, ahead=ahead)
 
-    def may_audit(self, topic: str) -> bool:
-        """Whether the topic of audit records is there, and this user may read it; True as long as that is unknown."""
+    def audited(self) -> Answer[bool]:
+        """Ask whether the topic of audit records is there; refused if this user may not read it."""
 
         def question() -> bool:
             try:
-                found = self.admin.describe_topics(
-                    [topic], internal=True, include_authorized_operations=True, timeout=1
-                )
-            except (UnknownTopicOrPartition, AuthorizationError):
+                found = self.admin.describe_topics([AUDIT_TOPIC], internal=True, include_authorized_operations=True)
+            except UnknownTopicOrPartition:
                 return False
-            return found[0].authorized_operations is None or AclOperation.READ in found[0].authorized_operations
+            may = found[0].authorized_operations
+            if may is not None and AclOperation.READ not in may:
+                raise TopicAuthorizationFailed(f"this needs Read on topic {AUDIT_TOPIC}")
+            return True
 
-        return self.ask("may audit", question, SELDOM_S).value is not False
+        return self.ask("audited", question, SELDOM_S, ahead=True)
 
     def replicas(self, topic: str) -> Answer[dict[TopicPartition, PartitionReplicas]]:
         """Ask leaders for the offsets of a topic's partitions; leaders that do not answer are left out."""

@@ -21,7 +21,7 @@ from raftlog.console.actions import why_not
 from raftlog.console.app import Console, Settings
 from raftlog.console.pages import Look
 from raftlog.console.rebalance import Rebalance
-from raftlog.console.view import EVERY_S, SELDOM_S, View
+from raftlog.console.view import AHEAD_S, EVERY_S, SELDOM_S, View
 from raftlog.errors import (
     BrokerUnavailable,
     RaftlogError,
@@ -273,11 +273,11 @@ def test_creating_a_topic_is_offered_to_those_who_may(
     ("error", "offered"),
     [
         (BrokerUnavailable("no broker answers"), True),
-        (UnknownTopicOrPartition("there is no topic '__audit'"), False),
+        (UnknownTopicOrPartition("there is no topic '__audit'"), True),
         (TopicAuthorizationFailed("no"), False),
     ],
 )
-def test_audit_records_are_offered_unless_it_is_known_that_there_are_none_to_read(
+def test_audit_records_are_offered_unless_it_is_known_that_the_user_may_not_read_them(
     view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch, error: RaftlogError, offered: bool
 ) -> None:
     answers = threading.Event()
@@ -291,6 +291,51 @@ def test_audit_records_are_offered_unless_it_is_known_that_there_are_none_to_rea
     assert 'href="/audit"' in console.draw(look_at(view), pages.quorum, "base.html", 0).html, "the first page of a user"
     answers.set()
     assert ('href="/audit"' in console.draw(look_at(view), pages.quorum, "base.html", WAIT_S).html) is offered
+    assert console.draw(look_at(view), pages.audit, "base.html", WAIT_S).code == (200 if offered else 403)
+
+
+def test_the_audit_page_says_at_once_that_auditing_is_off(
+    view: View, admin: Admin, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise UnknownTopicOrPartition("there is no topic '__audit'")
+
+    monkeypatch.setattr(admin, "describe_topics", missing)
+    monkeypatch.setattr(pages, "_search", missing)
+    assert view.audited().value is False  # as the first page of a user asks
+    clock.now_s += SELDOM_S + AHEAD_S + 1
+    silent = Silent()
+    monkeypatch.setattr(admin, "describe_topics", silent.wait)
+    monkeypatch.setattr(pages, "_search", silent.wait)
+    drawn = Console(Settings("127.0.0.1:1")).draw(look_at(view), pages.audit, "base.html", 0)
+    silent.answers.set()
+    assert "There are no audit records: brokers write them with" in told(drawn.html)
+
+
+def test_a_topic_that_does_not_exist_is_not_found_also_while_it_is_asked_for_again(
+    view: View, admin: Admin, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    answers.set()
+    young = [pictures.topic("nope", pictures.partition(0, [1, 2]))]
+
+    def described(name: str, **_: Any) -> Any:
+        assert answers.wait(WAIT_S)
+        if not young:
+            raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+        return young.pop()
+
+    monkeypatch.setattr(admin, "describe_topic", described, raising=False)
+    console = Console(Settings("127.0.0.1:1"))
+    look = replace(look_at(view), names={"topic": "nope"}, path="/topics/nope")
+    assert console.draw(look, pages.topic, "base.html", WAIT_S).code == 200, "it is younger than the list of topics"
+    for patience_s in (WAIT_S, 0):
+        clock.now_s += EVERY_S
+        drawn = console.draw(look, pages.topic, "base.html", patience_s)
+        text = told(drawn.html)
+        assert (drawn.code, "there is no topic &#39;nope&#39;" in text, "Partitions" in text) == (404, True, False)
+        answers.clear()
+    answers.set()
 
 
 def test_a_password_and_its_connections_end_with_the_session(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
