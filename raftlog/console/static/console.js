@@ -7,6 +7,9 @@ const whole = document.getElementById("whole");
 const livePart = () => document.querySelector("[data-live]");
 const isPending = () => document.querySelector("[data-pending]") !== null;
 
+// Between two times below a plot, in seconds: whole ones, since labels show no others.
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400];
+
 // hh:mm:ss, UTC.
 function clockTime(seconds) {
   return new Date(seconds * 1000).toISOString().slice(11, 19);
@@ -28,7 +31,10 @@ function drawPlots(root) {
         cursor: { show: false },
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"), // as all times on the pages
         scales: { y: { range: (plot, low, high) => [0, Math.max(1, high * 1.1)] } },
-        axes: [{ ...axis, values: (plot, times) => times.map(clockTime), space: 90 }, { ...axis, size: 64 }],
+        axes: [
+          { ...axis, values: (plot, times) => times.map(clockTime), space: 90, incrs: STEPS },
+          { ...axis, size: 64 },
+        ],
         series: [{}, { stroke: line, width: 2, points: { show: false } }],
       },
       data,
