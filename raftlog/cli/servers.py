@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from raftlog._delivery import Alarm
-from raftlog._installed import missing_from, server_command, server_environment
+from raftlog._installed import missing_from, needs, server_command, server_environment
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
     BOOTSTRAP_VARIABLE,
@@ -91,8 +91,13 @@ def up(
         ),
     ] = None,
     with_console: Annotated[
-        bool, typer.Option("--console/--no-console", help="Serve the console, a page to look at the cluster.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--console/--no-console",
+            show_default=False,
+            help="Serve the console, a page to look at the cluster; the default where its packages are installed.",
+        ),
+    ] = None,
     insecure: InsecureOption = False,
 ) -> None:
     """Start a cluster on this machine; Ctrl-C stops it. With --data the next start brings the same cluster back.
@@ -101,6 +106,10 @@ def up(
 
     Example: raftlog up --nodes 3 --data ./my-data --metrics-port 9101 --set log.retention.ms=1d
     """
+    package = missing_from("console")
+    no_console = None if package is None else needs("the console", package, "console")
+    if with_console and no_console is not None:
+        raise InvalidConfig(no_console)
     stop = Alarm()
     starting = True
 
@@ -141,7 +150,9 @@ def up(
                     f"--port, 0 for free ones{'' if metrics_port is None else ', and with --metrics-port'}"
                 ) from failed
             raise
-        page = stack.enter_context(_console_beside(cluster.bootstrap, console_port)) if with_console else None
+        page = no_console if with_console is None else None
+        if with_console is not False and no_console is None:
+            page = f"Console: {stack.enter_context(_console_beside(cluster.bootstrap, console_port))}"
         starting = False
         _print_welcome(cluster, page, keeps_data=data is not None, metrics_port=metrics_port)
         watch = _Watch(cluster)
@@ -245,14 +256,11 @@ def _listens(address: str) -> bool:
 
 
 @contextmanager
-def _console_beside(bootstrap: str, port: int | None) -> Iterator[str | None]:
-    """Serve a console from a process of its own within the block; its address, or None if packages for it are missing.
+def _console_beside(bootstrap: str, port: int | None) -> Iterator[str]:
+    """Serve a console from a process of its own within the block, at the address that the block gets.
 
     `port`: None: 8080, or a free one if that is taken. The address answers some moments later.
     """
-    if missing_from("console") is not None:
-        yield None
-        return
     chosen = _free(CONSOLE_PORT) if port is None else _free(port)
     starter = [sys.executable, "-P", "-m", "raftlog.testing.dependent_process", str(os.getpid())]
     command = [*starter, "raftlog", "console", "--port", str(chosen), "--bootstrap", bootstrap]
@@ -291,7 +299,7 @@ def _print_welcome(cluster: Cluster, page: str | None, *, keeps_data: bool, metr
     if len(cluster.node_ids) > 1:
         print(f"{len(cluster.node_ids)} servers, {len(cluster.controller_ids)} of them controllers")
     if page is not None:
-        print(f"Console: {page}")
+        print(page)
     if metrics_port is not None:
         last = metrics_port + len(cluster.node_ids) - 1
         others = "" if last == metrics_port else f", the others at the next ports up to {last}"
