@@ -798,7 +798,8 @@ class BrokerConfig(Settings):
         10_000,
         minimum=1,
         maximum=1_000_000,
-        doc="Most members of one group.",
+        doc="Most members of a group in which the coordinator assigns: of raftlog's consumers, and of Kafka clients "
+        "with `group.protocol=consumer` (KIP-848). For classic groups: `group.max.size`.",
     )
     group_consumer_migration_policy = text(
         Migration.BIDIRECTIONAL.value,
@@ -838,7 +839,8 @@ class BrokerConfig(Settings):
         2_000,
         minimum=1,
         maximum=100_000,
-        doc="Most members of a classic group.",
+        doc="Most members of a classic group; raftlog's consumers and those of KIP-848 are bounded by "
+        "`group.consumer.max.size`.",
     )
 
     # Transactions and staged batches

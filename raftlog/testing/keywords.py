@@ -283,7 +283,8 @@ class ServerKeywords(TypedDict, total=False):
     group_coordinator_rebalance_timeout_ms: int | str
     """How long a member may take to give up partitions, unless it states a time itself; then it counts as dead."""
     group_consumer_max_size: int
-    """Most members of one group."""
+    """Most members of a group in which the coordinator assigns: of raftlog's consumers, and of Kafka clients with
+    `group.protocol=consumer` (KIP-848). For classic groups: `group.max.size`."""
     group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"]
     """Whether a consumer group with members changes its protocol. `upgrade`: a classic group becomes one in which the
     coordinator assigns, when a member of that protocol joins (from metadata.version 8 on). `downgrade`: it becomes a
@@ -298,7 +299,8 @@ class ServerKeywords(TypedDict, total=False):
     group_initial_rebalance_delay_ms: int | str
     """How long the first rebalance of a classic group without members waits for more members, from the last one on."""
     group_max_size: int
-    """Most members of a classic group."""
+    """Most members of a classic group; raftlog's consumers and those of KIP-848 are bounded by
+    `group.consumer.max.size`."""
     transaction_state_log_num_partitions: int
     """Partitions of __transaction_state, over which transactional ids and sinks are spread; used when the topic is
     created."""
