@@ -251,7 +251,11 @@ def doctor(
         typer.Option("--ignore", metavar="CHECK", help="Skip this check; may be repeated."),
     ] = None,
     fail_on: Annotated[
-        FailOn, typer.Option(help="Exit with 1 on findings of this severity or worse.")
+        FailOn,
+        typer.Option(
+            metavar="SEVERITY",
+            help="Exit with 1 on findings of this severity or worse: error, warning, note; or never.",
+        ),
     ] = FailOn.WARNING,
     list_checks: Annotated[
         bool, typer.Option("--list", metavar="", help="List the checks, without asking the cluster.")

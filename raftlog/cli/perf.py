@@ -32,7 +32,7 @@ from raftlog.cli.output import (
     print_note,
     print_rows,
 )
-from raftlog.cli.records.produce import Acks, Compression, check_settings
+from raftlog.cli.records.produce import Acks, Compression, CompressionOption, check_settings
 from raftlog.errors import InvalidRequestError, RequestTimedOut, TopicAlreadyExists
 
 _MIB: Final = 1 << 20
@@ -183,7 +183,7 @@ def produce(
     acks: AcksOption = Acks.ALL,
     batch_size: Annotated[str | None, typer.Option(metavar="SIZE", help="batch.size of the producer.")] = None,
     linger_ms: Annotated[str | None, typer.Option(metavar="MS", help="linger.ms of the producer.")] = None,
-    compression: Annotated[Compression, typer.Option("--compression", "-z")] = Compression.NONE,
+    compression: CompressionOption = Compression.NONE,
     config: ConfigOption = None,
     create: CreateOption = False,
     partitions: PartitionsOption = None,

@@ -207,7 +207,7 @@ def test_who_cannot_reach_a_leader_says_so(three: Cluster, tmp_path: Path) -> No
     settings = ("-c", "delivery.timeout.ms=10000", "-c", "request.timeout.ms=1000", "-c", "linger.ms=0")
     sent = run_here("produce", "alone", *settings, "-b", three.bootstrap, stdin="v\n")
     assert sent.returncode == 1
-    assert "waiting for acknowledgements of alone-0 has no leader (replicas 3; in sync 3)" in sent.stderr
+    assert "waiting for acknowledgements: alone-0 has no leader (replicas 3; in sync 3)" in sent.stderr
     assert "certainly not in the log" in sent.stderr
     assert "at least 0" not in sent.stderr
     unavailable = run(three, "topic", "describe", "--unavailable", "-o", "json")

@@ -159,7 +159,7 @@ def test_without_a_majority_clients_hear_what_is_missing(cluster: Cluster) -> No
     line = f'{{"value": "v", "partition": {led[0]}}}'
     done = raftlog("produce", "ev", "-f", "json", *settings, "-b", alone, stdin=line)
     assert done.returncode == 1
-    assert "waiting for acknowledgements of ev-" in done.stderr.splitlines()[0]
+    assert "waiting for acknowledgements: ev-" in done.stderr.splitlines()[0]
 
 
 def test_a_listener_for_nodes_says_that_it_is_none_for_clients(cluster: Cluster) -> None:

@@ -50,7 +50,7 @@ from broker.coordinator.groups.group import (
 from broker.coordinator.groups.records import by_topic
 from broker.coordinator.groups.sessions import GroupSessions, Kind, Session, Timers
 from broker.coordinator.groups.topics import TopicPartition, TopicsView
-from raftlog._core.words import some
+from raftlog._core.words import counted, some
 from raftlog.errors import GroupMaxSizeReached, RaftlogError
 from raftlog.v1 import group_pb2
 
@@ -256,7 +256,7 @@ def note_for(change: Change, member: Member, assignment: Assignment) -> str:
         if assignment.pending_revocation:
             pass
         elif target:
-            notes.append(f"waits for {len(target)} partitions that other members are letting go")
+            notes.append(f"waits for {counted(len(target), 'partition')} that other members are letting go")
         elif change.head.assignment_epoch == change.head.group_epoch:
             notes.append("idle: more members than partitions")
     return "; ".join(notes)

@@ -86,7 +86,10 @@ def consume(
     ] = None,
     isolation_level: Annotated[
         IsolationLevel,
-        typer.Option(help="read_uncommitted: also records of open and aborted transactions."),
+        typer.Option(
+            metavar="LEVEL",
+            help="read_committed, or read_uncommitted: also records of open and aborted transactions.",
+        ),
     ] = IsolationLevel.READ_COMMITTED,
     output: Annotated[
         RecordOutput,

@@ -434,13 +434,24 @@ class Compression(StrEnum):
     ZSTD = "zstd"
 
 
+CompressionOption = Annotated[
+    Compression, typer.Option("--compression", "-z", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.")
+]
+
+
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="By default, or as -, standard input.")
     ] = None,
     format: Annotated[
-        Format, typer.Option("--format", "-f", help="auto: by the file's suffix, else lines.")
+        Format,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help="lines, json, csv or parquet; auto: by the file's suffix, else lines.",
+        ),
     ] = Format.AUTO,
     key_column: Annotated[str | None, typer.Option(metavar="NAME", help="CSV, Parquet: the column of the key.")] = None,
     value_column: Annotated[
@@ -450,7 +461,7 @@ def produce(
     key_separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Lines: the text between key and value.")
     ] = None,
-    compression: Annotated[Compression, typer.Option("--compression", "-z")] = Compression.NONE,
+    compression: CompressionOption = Compression.NONE,
     acks: Annotated[
         Acks, typer.Option(help="all: wait until all in-sync replicas have it; 1: the leader; 0: do not wait.")
     ] = Acks.ALL,
@@ -620,7 +631,7 @@ class _Sender:
         except TimeoutError:
             if not self._told:
                 self._told = True
-                print_note(f"waiting for acknowledgements of {awaited(delivery)}")
+                print_note(f"waiting for acknowledgements: {awaited(delivery)}")
             delivery.result()
 
     def _failed(self, problem: str, *, at_least: bool = False) -> ProduceFailed:

@@ -519,6 +519,7 @@ PatternOption = Annotated[
     Pattern,
     typer.Option(
         "--resource-pattern-type",
+        metavar="TYPE",
         case_sensitive=False,
         help="literal: for this name only; prefixed: for this prefix only; match: all for this name; any: all.",
     ),

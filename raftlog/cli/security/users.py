@@ -126,6 +126,9 @@ class Mechanism(StrEnum):
     SHA_512 = "SCRAM-SHA-512"
 
 
+_MECHANISMS = " or ".join(Mechanism)
+
+
 NameArgument = Annotated[
     str,
     typer.Argument(metavar="NAME", show_default=False, help="The name alone, without the prefix User: of permissions."),
@@ -137,7 +140,8 @@ IterationsHelp = "Rounds of hashing: more make guessing slower, and logins too."
 def create(
     name: NameArgument,
     mechanism: Annotated[
-        Mechanism, typer.Option("--mechanism", case_sensitive=False, help="The SCRAM mechanism.")
+        Mechanism,
+        typer.Option("--mechanism", metavar="NAME", case_sensitive=False, help=f"The SCRAM mechanism: {_MECHANISMS}."),
     ] = Mechanism.SHA_512,
     iterations: Annotated[
         int, typer.Option("--iterations", min=LEAST_ITERATIONS, max=MOST_ITERATIONS, help=IterationsHelp)
@@ -178,8 +182,10 @@ def passwd(
         Mechanism | None,
         typer.Option(
             "--mechanism",
+            metavar="NAME",
             case_sensitive=False,
-            help="Only for this mechanism, which may be new for the user; by default for all of the user's.",
+            help=f"Only for this mechanism, which may be new for the user: {_MECHANISMS}; by default for all of the "
+            "user's.",
         ),
     ] = None,
     iterations: Annotated[
@@ -238,7 +244,12 @@ def delete(
     name: NameArgument,
     mechanism: Annotated[
         Mechanism | None,
-        typer.Option("--mechanism", case_sensitive=False, help="Only remove this mechanism of the user."),
+        typer.Option(
+            "--mechanism",
+            metavar="NAME",
+            case_sensitive=False,
+            help=f"Only remove this mechanism of the user: {_MECHANISMS}.",
+        ),
     ] = None,
     yes: YesOption = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,

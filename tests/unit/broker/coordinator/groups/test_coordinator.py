@@ -52,6 +52,12 @@ def test_the_first_member_gets_everything() -> None:
     assert driver.described().state == group_pb2.STABLE
 
 
+def test_a_member_that_waits_for_one_partition_says_so() -> None:
+    driver = GroupDriver({"t": 2})
+    driver.follow(driver.join("a", "t"))
+    assert driver.join("b", "t").assignment.note == "waits for 1 partition that other members are letting go"
+
+
 def test_a_second_member_gets_its_part_once_the_first_has_let_go() -> None:
     driver = GroupDriver({"t": 4})
     first = driver.join("a", "t")

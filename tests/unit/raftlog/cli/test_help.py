@@ -1,0 +1,32 @@
+"""Help texts in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from raftlog.cli.app import tree
+
+APP = tree()
+_SHORT = 16
+"""Such words fit beside the options of every command."""
+
+
+def long_words(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the commands with options whose values are described by long words, and each of these words."""
+    for name, each in getattr(command, "commands", {}).items():
+        yield from long_words(each, *path, name)
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            shown = str(parameter.display_type_rich(ctx=command.context_class(command)) or "")
+            yield from ((path, word) for word in shown.split() if len(word) > _SHORT)
+
+
+def test_what_an_option_takes_is_not_broken_in_a_word() -> None:
+    found = list(long_words(get_command(APP)))
+    assert found
+    pages = {path: CliRunner().invoke(APP, [*path, "--help"], env={"COLUMNS": "80"}).output for path, _ in found}
+    assert [(path, word) for path, word in found if word not in pages[path]] == []
