@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -60,7 +61,11 @@ class Writer:
 @contextmanager
 def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-P", "-m", "raftlog", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryDirectory() as directory,  # for the plan that undoes a long one
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=directory) as process,
+    ):
         try:
             yield process
         finally:

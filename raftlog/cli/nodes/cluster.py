@@ -29,7 +29,6 @@ from raftlog.cli.output import (
     OutputOption,
     Row,
     is_agreed,
-    json_text,
     orderly_end,
     print_done,
     print_error,
@@ -288,7 +287,9 @@ def rebalance(
             if adopted:
                 print_note(f"{counted(len(adopted), 'partition is', 'partitions are')} moving already")
             moves += adopted
-        print_note(f"{summary(picture, moves)}; the plan that undoes it:\n{json_text(_way_back(picture, moves))}")
+        parts = {move.part for move in moves}
+        before = moving.way_back(move for move in holding(picture.topics.values()) if move.part in parts)
+        print_note(f"{summary(picture, moves)}; the plan that undoes it:\n{before}")
         if not see_through(admin, moves, rate, batch, timeout, "the same command continues"):
             raise typer.Exit(1)
         if rate is None:
@@ -314,11 +315,6 @@ def _checked(picture: Picture, given: Sequence[Move]) -> list[Move]:
         if move.part not in picture.placed:
             raise UnknownTopicOrPartition(f"{move.part} does not exist; make a new plan")
     return list(given)
-
-
-def _way_back(picture: Picture, moves: Sequence[Move]) -> dict[str, Any]:
-    parts = {move.part for move in moves}
-    return plan_of(move for move in holding(picture.topics.values()) if move.part in parts)
 
 
 def see_through(

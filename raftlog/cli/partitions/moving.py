@@ -15,7 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import typer
@@ -27,13 +29,15 @@ from raftlog._core import rebalance
 from raftlog._core.descriptions import PartitionDescription, TopicDescription
 from raftlog._core.rebalance import BrokerPlace
 from raftlog._core.words import counted, some
-from raftlog.cli.output import print_note
+from raftlog.cli.output import json_text, print_note
 from raftlog.config import parse_size_bytes
 from raftlog.errors import ElectionNotNeeded, RaftlogError
 from raftlog.types import TopicPartition
 
 KEY: Final = "min.insync.replicas"
 _NAMED: Final = 5
+MOST_SHOWN: Final = 500
+"""Characters of a plan that is shown between other lines."""
 
 
 def of_topic(admin: raftlog.Admin, topic: str) -> int:
@@ -231,6 +235,20 @@ def plan_of(moves: Iterable[Move]) -> dict[str, Any]:
             for move in moves
         ],
     }
+
+
+def way_back(before: Iterable[Move]) -> str:
+    """Return the plan that undoes moves, or, if it is long, the new file of the working directory that has it."""
+    text = json_text(plan_of(before))
+    if len(text) <= MOST_SHOWN:
+        return text
+    path = Path(f"raftlog-undo-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json").absolute()
+    try:
+        with path.open("x") as file:
+            file.write(f"{text}\n")
+    except OSError:  # the directory is read-only, for example
+        return text
+    return str(path)
 
 
 def present(topics: Iterable[TopicDescription]) -> Iterator[Move]:

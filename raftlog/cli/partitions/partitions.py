@@ -371,7 +371,7 @@ def _execute(admin: raftlog.Admin, moves: Sequence[Move], rate: int | None, outp
     if rate is not None:
         moving.put_on(admin, [move for move in holding(topics.values()) if move.part in goals], goals, rate)
     admin.alter_reassignments({move.part: move.replicas for move in moves})
-    print_note(f"{counted(len(moves), 'move')} begun; the plan that undoes this:\n{json_text(plan_of(before))}")
+    print_note(f"{counted(len(moves), 'move')} begun; the plan that undoes this:\n{moving.way_back(before)}")
     if not quiet:
         topics = _topics(admin, moves)
         states = {move.part: state_of(move, topics) for move in moves}

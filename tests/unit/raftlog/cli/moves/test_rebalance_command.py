@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import raftlog
 from raftlog._core.descriptions import Reassignment
+from raftlog.cli.partitions.moving import MOST_SHOWN
 from raftlog.errors import NotController, PolicyViolation
 from raftlog.types import TopicPartition
 from tests.support.admin_service import AdminServer
@@ -108,6 +110,36 @@ def test_it_is_carried_out_in_batches_and_leaves_no_throttle(
     assert "0 of 3 moves done" in ran.err
     assert "3 of 3 moves done" in ran.err
     assert ran.out == "3 partitions in place as planned\n"
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_long_plan_that_undoes_it_is_in_a_file(
+    server: AdminServer,
+    run: Run,
+    catches_up: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writable: bool,
+) -> None:
+    server.propose(topic_on(2, "b", *ON_THREE * 5))
+    before = placed(server, "b")
+    monkeypatch.chdir(tmp_path)
+    if not writable:
+        monkeypatch.setattr(Path, "open", _read_only)
+    ran = run("cluster", "rebalance", "--execute")
+    assert ran.code == 0, ran.err
+    undo = ran.err.split("the plan that undoes it:\n")[1].splitlines()[0]
+    if writable:
+        assert all(len(line) < MOST_SHOWN for line in ran.err.splitlines())
+        assert Path(undo).parent == tmp_path
+        assert run("cluster", "rebalance", "--execute", "--plan", undo).code == 0
+        assert placed(server, "b") == before
+    else:
+        assert len(json.loads(undo)["partitions"]) > 5
+
+
+def _read_only(*_: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
 
 
 def test_it_is_held_back_while_it_goes_on(server: AdminServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
