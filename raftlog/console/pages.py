@@ -342,6 +342,7 @@ def _has_problem(topic: TopicDescription) -> bool:
 
 
 def _topic(look: Look) -> tuple[TopicDescription | None, Answer[Any]]:
+    """Return a topic and the answer that has it. None: not known yet; until then pages ask nothing else about it."""
     name = look.names["topic"]
     found = look.view.topics()
     topic = found.value.by_name.get(name) if found.value is not None else None
@@ -369,7 +370,8 @@ def topic(look: Look) -> Page:
     """Partitions of a topic: replicas, ISR, offsets, sizes."""
     name = look.names["topic"]
     found, answer = _topic(look)
-    replicas, sizes = look.view.replicas(name), look.view.sizes()
+    replicas = look.view.replicas(name) if found is not None else Answer()
+    sizes = look.view.sizes()
     of_part = sizes.value.of_part if sizes.value is not None else {}
     rows = []
     for part in found.partitions if found is not None else ():
@@ -406,7 +408,9 @@ def topic_config(look: Look) -> Page:
     """The config of a topic, with the default and the documentation beside each key."""
     name = look.names["topic"]
     found, answer = _topic(look)
-    configs = look.view.ask(f"config {name}", lambda: look.view.admin.describe_configs(topic=name))
+    configs: Answer[Mapping[str, Any]] = Answer()
+    if found is not None:
+        configs = look.view.ask(f"config {name}", lambda: look.view.admin.describe_configs(topic=name))
     rows = matching(sorted((configs.value or {}).values()), look.fields, lambda each: each.key)
     return Page(
         "topic_config.html",
@@ -425,18 +429,19 @@ def messages(look: Look) -> Page:
         query = Query.parse(look.fields)
     except InvalidRequestError as error:
         query, problem = Query(), str(error)
-    asked: Answer[Any] | None = None
-    if problem is None:
+    asked = answer
+    if problem is None and found is not None:
         asked = look.view.records(f"{name} {query}", lambda: _search(look.view, name, query))
         problem = str(asked.error) if asked.error is not None else None
+    records = asked.value if asked is not answer else None
     values = {
         "name": name,
         "topic": found,
         "query": query,
         "problem": problem,
-        "found": asked.value if asked is not None else None,
-        "reading": asked is not None and asked.pending,
-        "table": table_of(asked.value.records) if query.view == "table" and asked is not None and asked.value else None,
+        "found": records,
+        "reading": asked.pending and problem is None,
+        "table": table_of(records.records) if query.view == "table" and records else None,
         "live": look.fields.get("live") == "1",
     }
     return Page("messages.html", name, values, [answer])

@@ -338,6 +338,24 @@ def test_a_topic_that_does_not_exist_is_not_found_also_while_it_is_asked_for_aga
     answers.set()
 
 
+@pytest.mark.parametrize("page", [pages.topic, pages.topic_config, pages.messages])
+def test_a_topic_that_is_not_known_yet_is_asked_for_alone(
+    view: View, monkeypatch: pytest.MonkeyPatch, page: Any
+) -> None:
+    """Else a page has the refusals of the others first, that there is no such topic."""
+    silent, asked = Silent(), []
+    monkeypatch.setattr(view.admin, "describe_topic", silent.wait, raising=False)
+    for question in ("describe_replicas", "describe_configs"):
+        monkeypatch.setattr(view.admin, question, lambda *_, **__: asked.append(1), raising=False)
+    monkeypatch.setattr(pages, "_search", lambda *_: asked.append(1))
+    assert view.topics().value is not None
+    drawn = Console(Settings("127.0.0.1:1")).draw(
+        replace(look_at(view), names={"topic": "nope"}), page, "live.html", 0.1
+    )
+    silent.answers.set()
+    assert (drawn.code, drawn.complete, asked) == (200, False, [])
+
+
 def test_a_password_and_its_connections_end_with_the_session(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     closed: list[str] = []
 
