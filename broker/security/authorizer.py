@@ -32,6 +32,12 @@ _ERRORS: Final[dict[int, type[AuthorizationError]]] = {
     Wire.CLUSTER: ClusterAuthorizationFailed,
     Wire.TRANSACTIONAL_ID: TransactionalIdAuthorizationFailed,
 }
+_IMPLIED: Final = {
+    Wire.TOPIC: "to consume or produce, add Read or Write instead, which imply Describe",
+    Wire.GROUP: "to consume in the group, add Read instead, which implies Describe",
+    Wire.TRANSACTIONAL_ID: "to produce with it, add Write instead, which implies Describe",
+}
+"""What a caller that lacks Describe will need next, as a rule: its clients ask for Describe first."""
 _WORDS: Final = {Wire.TOPIC: "topic", Wire.GROUP: "group", Wire.TRANSACTIONAL_ID: "transactional id"}
 
 _Question = tuple[str, str, Operation, ResourceType, str]
@@ -140,7 +146,7 @@ class AclAuthorizer:
         )
         if resource == Wire.TOPIC and name.startswith(INTERNAL_PREFIX):
             return f"the topic is internal, and only super users may read or change it; to describe it: {allow}"
-        return allow
+        return f"{allow}; {_IMPLIED[resource]}" if operation == Wire.DESCRIBE and resource in _IMPLIED else allow
 
     def _decide(self, question: _Question) -> bool:
         principal, host, operation, resource, name = question

@@ -148,6 +148,15 @@ def test_everyone_may_what_no_acl_is_about_if_that_is_set() -> None:
             "raftlog acl add --allow-principal User:alice --operation Write --topic orders",
         ),
         (
+            Wire.TOPIC,
+            "orders",
+            Wire.DESCRIBE,
+            TopicAuthorizationFailed,
+            "User:alice may not DESCRIBE topic 'orders'; "
+            "raftlog acl add --allow-principal User:alice --operation Describe --topic orders; "
+            "to consume or produce, add Read or Write instead, which imply Describe",
+        ),
+        (
             Wire.GROUP,
             "my group",
             Wire.READ,
@@ -161,7 +170,8 @@ def test_everyone_may_what_no_acl_is_about_if_that_is_set() -> None:
             Wire.DESCRIBE,
             TransactionalIdAuthorizationFailed,
             'User:alice may not DESCRIBE transactional id "it\'s"; '
-            "raftlog acl add --allow-principal User:alice --operation Describe --transactional-id 'it'\"'\"'s'",
+            "raftlog acl add --allow-principal User:alice --operation Describe --transactional-id 'it'\"'\"'s'; "
+            "to produce with it, add Write instead, which implies Describe",
         ),
         (
             Wire.CLUSTER,
