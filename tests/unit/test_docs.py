@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "README.zh-CN.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BASES = (ROOT, ROOT / "raftlog", ROOT / "spark", ROOT / "broker")
 _CODE_PATH = re.compile(r"`([\w./-]+\.(?:py|proto|json|lock|md|toml))`")
 _LINK = re.compile(r"\]\(([^)#:]+)\)")
+_SECTION_LINK = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -20,14 +21,30 @@ def test_what_a_page_names_exists(page: Path) -> None:
     named = [name for name in _CODE_PATH.findall(text) if "/" in name]
     missing = [name for name in named if not any((base / name).exists() for base in BASES)]
     missing += [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
+    for link, section in _SECTION_LINK.findall(text):
+        target = page.parent / link if link else page
+        if not target.exists() or section not in sections(target.read_text()):
+            missing.append(f"{link}#{section}")
     assert not missing
+
+
+def sections(page: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them; of equal ones the first."""
+    headings = re.findall(r"^#+ (.+)$", _ANY_FENCED.sub("", page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_the_rule_finds_what_is_missing() -> None:
     assert _CODE_PATH.findall("see `broker/never_there.py`") == ["broker/never_there.py"]
     assert _LINK.findall("[a](docs/b.md)") == ["docs/b.md"]
+    assert _SECTION_LINK.findall("[a](docs/b.md#one) [b](#two) [c](https://a/b#c)") == [
+        ("docs/b.md", "one"),
+        ("", "two"),
+    ]
+    assert sections("# TLS: `a`, and b\n\n```sh\n# no\n```\n## Kafka's tools\n") == {"tls-a-and-b", "kafkas-tools"}
 
 
+_ANY_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _FENCED = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
 _COMMENT = re.compile(r"(?:(?<=\s)|^)#.*")
