@@ -89,11 +89,17 @@ def test_the_script_is_one_that_a_shell_takes(tmp_path: Path) -> None:
     assert script.startswith("#!/bin/sh\n")
 
 
-def test_the_configuration_of_a_node_is_taken(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
-    file = tmp_path / "server.toml"
-    file.write_text(text)
-    config = BrokerConfig.load(file=file, environment={})
-    assert config.is_controller
-    assert config.is_broker
-    assert config.controller_quorum_voters[config.node_id] == ("node-1", 9093)
+def test_the_configurations_of_nodes_are_taken(tmp_path: Path) -> None:
+    configs = []
+    for text in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL):
+        file = tmp_path / "server.toml"
+        file.write_text(text)
+        configs.append(BrokerConfig.load(file=file, environment={}))
+    first, added = configs
+    assert first.is_controller
+    assert first.is_broker
+    assert first.controller_quorum_voters[first.node_id] == ("node-1", 9093)
+    assert added.is_broker
+    assert not added.is_controller
+    assert added.controller_quorum_voters == first.controller_quorum_voters
+    assert added.cluster_id == first.cluster_id
