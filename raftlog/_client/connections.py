@@ -206,12 +206,19 @@ def use_channels(opens: OpenChannel) -> OpenChannel:
     return before
 
 
+def is_task_cancelled() -> bool:
+    """Whether a CancelledError that was caught is this task's own, and not one of a call whose channel was closed."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 class Connections:
     """The channels of one client, or of several that share them. A channel reconnects by itself, and is closed with the
     last client.
 
     A channel that cannot connect, or has lost its connection, is replaced when the client asks for it. When the
-    certificates change, new channels are opened; calls on old channels continue until the next change.
+    certificates change, new channels are opened; calls on old channels continue until the next change. A call whose
+    channel is closed under it raises CancelledError (`is_task_cancelled`).
     """
 
     def __init__(self, tls: ChannelTls | None = None, options: Options | None = None) -> None:
@@ -253,7 +260,7 @@ class Connections:
     def _renew(self, version: int) -> None:
         self._version = version
         for channel in self._before:
-            self._retire(channel, 0)
+            self._retire(channel, _LAST_CALLS_S)
         self._before, self._channels = list(self._channels.values()), {}
 
     def _retire(self, channel: grpc.aio.Channel, grace_s: float) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import grpc
 
-from raftlog._client.connections import client_id_metadata, connections, from_grpc
+from raftlog._client.connections import client_id_metadata, connections, from_grpc, is_task_cancelled
 from raftlog._client.metadata import (
     EARLIEST,
     LATEST,
@@ -158,6 +158,10 @@ class FetchSession:
             error = BrokerUnavailable(f"{self._address} closed the fetch session")
         except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
             error = from_grpc(broke, self._address)
+        except asyncio.CancelledError:
+            if is_task_cancelled():
+                raise
+            error = BrokerUnavailable(f"the channel to {self._address} was replaced")
         except Exception as bug:  # a bug of ours must not strand the partitions
             logger.exception("fetch session with broker %d failed", self.node_id)
             error = from_grpc(bug, self._address)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
 
-from raftlog._client.connections import Connections, from_grpc
+from raftlog._client.connections import Connections, from_grpc, is_task_cancelled
 from raftlog._client.coordinators import Coordinators
 from raftlog._client.metadata import UNKNOWN_TOPIC_GRACE_S, LookupOptions, monotonic_ms
 from raftlog._core.backoff import Pauses
@@ -217,9 +217,11 @@ class GroupSession:
                 return CoordinatorNotAvailable("the consumer is no member any more")
             return await self._stream(address)
         except asyncio.CancelledError:
-            if (why := self._why()) is None:
+            if (why := self._why()) is not None:
+                return why
+            if is_task_cancelled():
                 raise
-            return why
+            return BrokerUnavailable(f"the channel to {address} was replaced")
         except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
             return self._why() or from_grpc(broke, address)
         except Exception as bug:  # a bug of ours must not end the membership

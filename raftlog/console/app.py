@@ -68,7 +68,9 @@ THREADS: Final = 8
 """For pages and files: a page holds its thread for `PAGE_S` and the time that it takes to draw."""
 STREAM_THREADS: Final = 6
 CHANGE_THREADS: Final = 4
-"""For changes and logins, which wait for brokers for seconds. Neither they nor streams take a thread from pages."""
+LOGIN_THREADS: Final = 2
+"""Changes and logins wait for brokers for seconds. Neither they nor streams take a thread from pages, nor a stranger's
+logins one from changes."""
 MOST_VIEWS: Final = 100
 """Users with a view of their own at a time; the one that was used least recently gives way."""
 SWEEP_S: Final = 10.0
@@ -127,6 +129,7 @@ class Console:
         self.streams = 0
         self.stream_threads = anyio.CapacityLimiter(STREAM_THREADS)
         self.change_threads = anyio.CapacityLimiter(CHANGE_THREADS)
+        self.login_threads = anyio.CapacityLimiter(LOGIN_THREADS)
         self._views: dict[str, View] = {}
         self._lock = threading.Lock()
         self.templates = _templates()
@@ -402,7 +405,7 @@ async def _login(console: Console, request: Request) -> Response:
             if (pause_s := console.sessions.pause_s(user)) > 0:
                 raise InvalidRequestError(f"too many failed logins; try again in {pause_s:.0f} seconds")
             check = functools.partial(console.log_in, session, user, fields.get("password", ""))
-            session = await anyio.to_thread.run_sync(check, limiter=console.change_threads)
+            session = await anyio.to_thread.run_sync(check, limiter=console.login_threads)
             audit.info("login by %s from %s", user, _address(request))
             return _with_cookie(console, RedirectResponse(_inside(after), 303), session)
         except AuthorizationError:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from raftlog import Consumer, OffsetAndMetadata, Producer, RebalanceListener, Record, TopicPartition, aio
+from raftlog._client import connections as client_connections
 from raftlog._client import group_consumer
 from raftlog._core import membership
 from raftlog.errors import (
@@ -37,6 +38,7 @@ from raftlog.errors import (
     UnsupportedAssignor,
 )
 from raftlog.v1 import group_pb2
+from tests.support.batches import batch_of
 from tests.support.fake_broker import FakeCluster
 from tests.support.group_world import ONE, THREE, TWO, ZERO, Told, World, until
 from tests.support.patience import refusal
@@ -708,6 +710,28 @@ def test_a_subscription_that_found_no_broker_is_followed_further_on(world: World
     for node in (1, 2):
         world.cluster.thaw(node)
     until(lambda: len(consumer.assignment()) == 4, consumer)
+
+
+def test_a_member_whose_channels_are_replaced_reads_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When certificates are replaced for the second time, channels of before the first time are closed."""
+    monkeypatch.setattr(client_connections, "_LAST_CALLS_S", 0.01)
+    consumer = world.consumer(auto_offset_reset="earliest")
+    consumer.subscribe("t")
+    until(lambda: len(consumer.assignment()) == 4, consumer)
+    [member] = world.members.members.values()
+    channels = consumer._engine.connections
+
+    def replace() -> None:
+        channels._renew(1)
+        channels._renew(2)
+
+    consumer._thread.loop.call_soon_threadsafe(replace)
+    until(lambda: len(member.joins) == 2, consumer)
+    world.cluster.append("t", batch_of(b"after"), 2)
+    there = TopicPartition("t", 2)
+    records = until(lambda: consumer.position(there) == 1, consumer)
+    assert [record.value for record in records] == [b"after"]
+    assert len(consumer.assignment()) == 4
 
 
 def test_a_loop_over_poll_asks_with_a_backoff(world: World) -> None:

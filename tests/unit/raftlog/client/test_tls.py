@@ -16,6 +16,7 @@ from grpc import aio
 
 import raftlog.aio
 from raftlog import Admin, Consumer, Producer, StagedWriter
+from raftlog._client import connections as client_connections
 from raftlog._client.connections import Connections, TlsFailed, from_grpc, in_words, nobody_answers
 from raftlog._client.options import AdminOptions, ConsumerOptions, ProducerOptions
 from raftlog._client.security import ChannelTls
@@ -121,7 +122,8 @@ class _Channel:
         self.closed = True
 
 
-async def test_channels_are_opened_anew_when_the_certificates_change() -> None:
+async def test_channels_are_opened_anew_when_the_certificates_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_connections, "_LAST_CALLS_S", 0.0)
     tls = _Certificates()
     connections = Connections(cast(ChannelTls, tls))
     first = connections.channel("a:1")
