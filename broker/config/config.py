@@ -351,9 +351,9 @@ class BrokerConfig(Settings):
         minimum=1,
         maximum=1_000_000,
         own=True,
-        doc="Most streams a second of one user, or of one address whose clients have no login, that are refused or end "
-        "within ten seconds; five times as many at once. Beyond it no stream is served, and connections that ask for "
-        "one are closed, for a minute, each further time for twice as long.",
+        doc="Most streams a second of one user, or of one address whose clients have no login, that end within ten "
+        "seconds; five times as many at once. Beyond it no stream is served, and connections that ask for one are "
+        "closed, for a minute, each further time for twice as long.",
     )
     max_streams = integer(
         10_000,

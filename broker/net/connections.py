@@ -24,6 +24,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, NamedTuple, NoReturn
 
 import grpc
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 MAX_RATES: Final = 10_000
 """Addresses whose rate is followed; beyond it, the oldest one begins anew."""
 MAX_DESCRIPTORS: Final = 1 << 20
+MAX_CONNECTIONS: Final = "max.connections"
 MAX_CONNECTIONS_PER_IP: Final = "max.connections.per.ip"
 LOGIN_TIMEOUT: Final = "connection.login.timeout.ms"
 _NO_LIMIT: Final = 2**31 - 1
@@ -97,12 +99,12 @@ class ConnectionLimits:
         """Count a new connection and return "", or the limit that refuses it. Then it does not count."""
         limit = self._overrides.get(host, self._per_ip)
         if self._total >= self._most:
-            return self._refuse(host, "max.connections", self._most, now_ms)
+            return self.refuse(host, MAX_CONNECTIONS, self._most, now_ms)
         if self._open[host] >= limit:
-            return self._refuse(host, MAX_CONNECTIONS_PER_IP, limit, now_ms)
+            return self.refuse(host, MAX_CONNECTIONS_PER_IP, limit, now_ms)
         rate = self._rate(host)
         if rate is not None and not self._may_open(host, rate, now_ms):
-            return self._refuse(host, "connection_creation_rate", rate, now_ms)
+            return self.refuse(host, "connection_creation_rate", rate, now_ms)
         self._total += 1
         self._open[host] += 1
         return ""
@@ -115,20 +117,8 @@ class ConnectionLimits:
         if not self._open[host]:
             del self._open[host]
 
-    def _may_open(self, host: str, rate: float, now_ms: float) -> bool:
-        bucket = self._rates.get(host)
-        if bucket is None:
-            if len(self._rates) >= MAX_RATES:
-                del self._rates[next(iter(self._rates))]
-            bucket = self._rates[host] = TokenBucket(rate, self._window_ms)
-        elif bucket.rate_bytes_per_s != rate:
-            bucket.set_rate(rate, now_ms)
-        if bucket.ready_at_ms(now_ms) > now_ms:
-            return False
-        bucket.take(1, now_ms)
-        return True
-
-    def _refuse(self, host: str, limit: str, value: float, now_ms: float) -> str:
+    def refuse(self, host: str, limit: str, value: float, now_ms: float) -> str:
+        """Count and log a connection that is closed for a limit; return the limit."""
         self.refused[limit] += 1
         if self._logged.may_log((host, limit), now_ms):
             logger.warning(
@@ -142,6 +132,19 @@ class ConnectionLimits:
                 },
             )
         return limit
+
+    def _may_open(self, host: str, rate: float, now_ms: float) -> bool:
+        bucket = self._rates.get(host)
+        if bucket is None:
+            if len(self._rates) >= MAX_RATES:
+                del self._rates[next(iter(self._rates))]
+            bucket = self._rates[host] = TokenBucket(rate, self._window_ms)
+        elif bucket.rate_bytes_per_s != rate:
+            bucket.set_rate(rate, now_ms)
+        if bucket.ready_at_ms(now_ms) > now_ms:
+            return False
+        bucket.take(1, now_ms)
+        return True
 
 
 def descriptors_for_connections() -> int:
@@ -205,8 +208,9 @@ class ConnectionWatch:
     A connection is served until the watch sees it, some tenths of a second at most. One that was opened and closed in
     between does not count.
 
-    With `login_ms`, clients have to log in within that time. When a limit is reached, the oldest connection without a
-    login gives way to the new one; and such connections are at most half of all.
+    With `login_ms`, clients have to log in within that time. When max.connections.per.ip is reached, the oldest
+    connection of the address without a login gives way to the new one. Such connections are at most half of
+    max.connections; of too many, the addresses that have most lose their oldest ones.
     """
 
     def __init__(self, port: int, limits: ConnectionLimits, clock: Clock, login_ms: float | None = None) -> None:
@@ -225,11 +229,11 @@ class ConnectionWatch:
 
     def end(self, peer: str, limit: str) -> None:
         """Shut down the connection of a gRPC peer, `ipv4:127.0.0.1:4321`, at the next look."""
-        self._ending[host_of(peer), int(peer.rpartition(":")[2])] = limit
+        self._ending[_address_of(peer)] = limit
 
     def logged_in(self, peer: str) -> None:
         """Note that a gRPC peer has made a call with a login."""
-        self._logins.add((host_of(peer), int(peer.rpartition(":")[2])))
+        self._logins.add(_address_of(peer))
 
     @property
     def strangers(self) -> int:
@@ -278,7 +282,8 @@ class ConnectionWatch:
         """Count a new connection, and return True; or shut it down."""
         limit = self._limits.open(found.host, now_ms)
         if limit == MAX_CONNECTIONS_PER_IP and self._strangers.get(found.host):
-            self._drop_oldest(found.host)
+            oldest, _ = next(iter(self._strangers[found.host].values()))
+            self._drop(oldest)
             limit = self._limits.open(found.host, now_ms)
         if limit:
             _shut_down(found)
@@ -291,21 +296,32 @@ class ConnectionWatch:
             self._strangers.get(host, {}).pop(port, None)
 
     def _turn_out(self, now_ms: float) -> None:
-        """Shut down connections that have not logged in in time, and the oldest ones of too many."""
-        if self._login_ms is None:
+        """Shut down connections that have not logged in in time, and some of too many."""
+        login_ms = self._login_ms
+        if login_ms is None:
             return
         self._strangers = {host: each for host, each in self._strangers.items() if each}
-        while self.strangers > self._limits.most // 2:
-            self._drop_oldest(max(self._strangers, key=lambda host: len(self._strangers[host])))
-        for host, each in self._strangers.items():
-            while each and now_ms - next(iter(each.values()))[1] > self._login_ms:
-                self._limits.refused[LOGIN_TIMEOUT] += 1
-                self._drop_oldest(host)
+        late: list[_Found] = []
+        for each in self._strangers.values():
+            late += [found for found, _ in takewhile(lambda stranger: now_ms - stranger[1] > login_ms, each.values())]
+        for found in late:
+            self._limits.refuse(found.host, LOGIN_TIMEOUT, login_ms, now_ms)
+            self._drop(found)
+        excess = self.strangers - max(1, self._limits.most // 2)
+        if excess > 0:
+            # Of n of an address the oldest has rank -n, so each one dropped is of the address that then has most.
+            ranked = sorted(
+                (index - len(each), seen_ms, found)
+                for each in self._strangers.values()
+                for index, (found, seen_ms) in enumerate(each.values())
+            )
+            for _, _, found in ranked[:excess]:
+                self._limits.refuse(found.host, MAX_CONNECTIONS, self._limits.most, now_ms)
+                self._drop(found)
 
-    def _drop_oldest(self, host: str) -> None:
-        found, _ = next(iter(self._strangers[host].values()))
+    def _drop(self, found: _Found) -> None:
         self._is_no_stranger(found)
-        self._limits.close(host)
+        self._limits.close(found.host)
         self._known[found.inode] = None
         _shut_down(found)
 
@@ -342,6 +358,11 @@ class ConnectionWatch:
         except OSError:
             pass  # the listening socket, or a connection that has just ended
         return _Found(fd, inode, "", 0)
+
+
+def _address_of(peer: str) -> tuple[str, int]:
+    """Return the address and port of a gRPC peer, `ipv4:127.0.0.1:4321`."""
+    return host_of(peer), int(peer.rpartition(":")[2])
 
 
 def _shut_down(found: _Found) -> None:
@@ -388,7 +409,7 @@ class ShortStreams:
         return 0.0 if pace is None else pace.until_ms
 
     def count(self, name: str, now_ms: float) -> None:
-        """Count a short stream, or one that was refused. Those of a user that is shut out do not count."""
+        """Count a short stream. Those of a user that is shut out do not count."""
         pace = self._paces.get(name)
         if pace is None:
             if len(self._paces) >= MAX_RATES:
@@ -407,7 +428,8 @@ class StreamLimits(RewrittenHandlers):
     """Bounds the open streams of each user and of each address, and their short streams. Runs after the identification.
 
     User:ANONYMOUS is no single user, and has no limit of its own; nor have addresses that a front hides. Short streams
-    count for the user, and without one for the address.
+    count for the user, and without one for the address. A stream that is refused for a limit is not a short one: a user
+    with more clients than the limit keeps those that it has.
     """
 
     def __init__(self, per_user: int, per_ip: int, short: ShortStreams, clock: Clock) -> None:
@@ -452,7 +474,6 @@ class StreamLimits(RewrittenHandlers):
             await self._refuse(context, MAX_SHORT_STREAM_RATE, name, host, text)
         for key, name_, limit in places:
             if self._open[key, name_] >= limit:
-                self._short.count(name, begun_ms)
                 text = f"{name_} has {key}={limit} open streams; close some, and try again"
                 await self._refuse(context, key, name_, host, text)
         task = asyncio.current_task()

@@ -547,7 +547,8 @@ class QuotaMetrics:
         yield from (used, seconds)
         refused = CounterMetricFamily(
             f"{PREFIX}connections_refused",
-            "Connections that were closed because a limit was reached, except max.connections of raftlog's clients.",
+            "Connections that were closed because a limit was reached, except those of raftlog's clients beyond "
+            "max.connections: of these, only the ones without a login beyond half of it count.",
             labels=("listener", "limit"),
         )
         for listener, counts in self._refused().items():

@@ -103,9 +103,9 @@ class ServerKeywords(TypedDict, total=False):
     max_streams_per_ip: int
     """Most streams of one address that this broker serves at a time."""
     max_short_stream_rate: int
-    """Most streams a second of one user, or of one address whose clients have no login, that are refused or end within
-    ten seconds; five times as many at once. Beyond it no stream is served, and connections that ask for one are closed,
-    for a minute, each further time for twice as long."""
+    """Most streams a second of one user, or of one address whose clients have no login, that end within ten seconds;
+    five times as many at once. Beyond it no stream is served, and connections that ask for one are closed, for a
+    minute, each further time for twice as long."""
     max_streams: int
     """Most produce, fetch and watch streams that this broker serves at a time."""
     max_subscriptions: int

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from grpc import aio
 from scramp import ScramMechanism
@@ -343,3 +345,43 @@ def test_while_it_is_turned_on_everybody_is_let_in_and_nobody_logs_in_without_tl
 
     with Cluster(1, users=USERS, config={"listener.security.migration": True}) as cluster:
         asyncio.run(scenario(cluster))
+
+
+def test_only_connections_without_a_login_are_closed_in_time() -> None:
+    with Cluster(1, users=USERS, config={**STEADY, "connection.login.timeout.ms": 1_000}) as cluster:
+        host, port = cluster.bootstrap.rsplit(":", 1)
+
+        def connected() -> set[int]:
+            """Return the ports of this process's connections to the server."""
+            return {
+                each.laddr.port
+                for each in psutil.Process().net_connections("tcp")
+                if each.raddr and each.raddr.port == int(port) and each.status == psutil.CONN_ESTABLISHED
+            }
+
+        config = cluster.client_config
+        with Admin(cluster.bootstrap, config=config) as admin:
+            admin.create_topic("t", partitions=1, replication_factor=1)
+        with (
+            Producer(cluster.bootstrap, config=config) as producer,
+            Consumer(cluster.bootstrap, auto_offset_reset="earliest", config=config) as consumer,
+        ):
+            consumer.assign([TopicPartition("t", 0)])
+
+            def read_back(value: bytes) -> None:
+                producer.send("t", value)
+                producer.flush(timeout=PATIENCE_S)
+                deadline_s = time.monotonic() + PATIENCE_S
+                while not (records := consumer.poll(0.5)):
+                    assert time.monotonic() < deadline_s
+                assert [record.value for record in records] == [value]
+
+            read_back(b"before")
+            before = connected()
+            assert before
+            for _ in range(2):  # the second one is accepted when the clients have been there for longer than the time
+                with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as silent:
+                    while silent.recv(4_096):
+                        pass
+            assert before <= connected()
+            read_back(b"after")

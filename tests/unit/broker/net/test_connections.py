@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -258,10 +259,55 @@ async def test_connections_without_a_login_are_at_most_half_of_all() -> None:
                 while sum(map(is_open, silent)) > 19:
                     await watch.look()
             assert watch.strangers == limits.total == 20
+            assert limits.refused == {"max.connections": 20}
             assert is_open(honest)
 
 
-async def test_a_connection_has_to_log_in_in_time() -> None:
+async def test_the_only_connection_that_may_be_open_may_log_in() -> None:
+    limits = ConnectionLimits(most=1, per_ip=1)
+    with contextlib.ExitStack() as stack:
+        async with watched(limits, 60_000.0) as (watch, _, port):
+            honest = stack.enter_context(contextlib.closing(connect(port, "127.0.0.2")))
+            async with asyncio.timeout(WAIT_S):
+                while not (watch.strangers or limits.refused):
+                    await watch.look()
+            assert is_open(honest)
+
+
+async def test_of_too_many_connections_without_a_login_the_right_ones_are_found_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python calls are counted: a search among all addresses for each of the 2 001 would take forty million."""
+    limits = ConnectionLimits(most=40_000, per_ip=3_000)
+    watch = ConnectionWatch(1, limits, _Time(), 60_000.0)
+    singles = [f"10.{number >> 8}.{number & 255}.1" for number in range(20_000)]
+    hosts = [*singles, *["10.0.0.2"] * 2_001]
+    found = [connections._Found(-1, number, host, number) for number, host in enumerate(hosts)]
+    monkeypatch.setattr(watch, "_scan", lambda known: (found, set(range(len(hosts)))))
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 200 * len(hosts):
+            raise AssertionError("too many calls")
+
+    sys.setprofile(count)
+    try:
+        await watch.look()
+    finally:
+        sys.setprofile(None)
+    assert limits.refused == {"max.connections": 2_001}
+    assert limits.count("10.0.0.2") == 1, "the address with most loses 2 000"
+    assert [host for host in singles if not limits.count(host)] == ["10.0.0.1"], "and then the oldest one goes"
+    told = [vars(record) for record in caplog.records if record.name == "broker.net.connections"]
+    assert [(each["host"], each["limit"]) for each in told] == [
+        ("10.0.0.2", "max.connections"),
+        ("10.0.0.1", "max.connections"),
+    ]
+
+
+async def test_a_connection_has_to_log_in_in_time(caplog: pytest.LogCaptureFixture) -> None:
     limits = ConnectionLimits(most=1_000, per_ip=1_000)
     with contextlib.ExitStack() as stack:
         async with watched(limits, 5_000.0) as (watch, clock, port):
@@ -275,6 +321,9 @@ async def test_a_connection_has_to_log_in_in_time() -> None:
             await watch.look()
             assert (is_open(honest), is_open(silent)) == (True, False)
             assert limits.refused == {"connection.login.timeout.ms": 1}
+            assert [vars(record)["limit"] for record in caplog.records if record.name == "broker.net.connections"] == [
+                "connection.login.timeout.ms"
+            ]
 
 
 async def test_a_login_is_not_forgotten_when_no_descriptor_is_left_to_look_with(
@@ -386,7 +435,8 @@ def test_streams_of_a_user_or_an_address_are_bounded(
     user: str, host: str, limit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        limits = StreamLimits(10, 10, ShortStreams(1_000), SystemClock())
+        short = ShortStreams(10)  # 50 at once; refusals are not among them
+        limits = StreamLimits(10, 10, short, SystemClock())
         running = aio.server(interceptors=[_As(), limits])
         running.add_generic_rpc_handlers((handlers(),))
         port = running.add_insecure_port("127.0.0.1:0")
