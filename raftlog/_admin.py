@@ -316,9 +316,9 @@ class Admin(Client[AdminEngine]):
         """Raise the level of a feature. Every node must run a version that knows the level. There is no way back.
 
         >>> with Admin(cluster.bootstrap) as admin:
-        ...     admin.update_feature("metadata.version", 8)
+        ...     admin.update_feature("metadata.version", 9)
         ...     admin.describe_cluster().features
-        {'metadata.version': 8}
+        {'metadata.version': 9}
 
         Raises:
             FeatureUpdateFailed: a node does not know the level, or it is below the present one.
