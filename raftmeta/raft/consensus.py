@@ -25,6 +25,8 @@ yet, goes to the durable queue; the owner empties that queue only after a sync o
 from __future__ import annotations
 
 import random
+import socket
+from _socket import inet_ntop as _inet_ntop
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -41,6 +43,8 @@ from pysyncobj.version import VERSION as FOUND_VERSION
 from raftlog.v1.raft_pb2 import RaftMessage
 from raftmeta.raft import messages
 from raftmeta.raft.wal import Entry, WriteAheadLog
+
+socket.inet_ntop = _inet_ntop  # PySyncObj puts one in its place that only works on Windows
 
 
 @dataclass(frozen=True, slots=True)

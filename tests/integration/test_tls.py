@@ -71,7 +71,7 @@ def test_transactions_and_groups(cluster: Cluster) -> None:
 
 def test_who_has_no_certificate_or_speaks_plaintext_is_told(cluster: Cluster, stranger: CertificateAuthority) -> None:
     cases = [
-        ({}, "a listener with TLS does that to plaintext"),
+        ({}, "a listener with TLS to plaintext"),
         ({"security.protocol": "ssl", "ssl.ca.location": str(cluster.authority.ca_file)}, "ssl.certificate.location"),
         (stranger.client_config(), "not from a CA that is trusted here"),
     ]
@@ -328,7 +328,7 @@ def test_tls_is_turned_on_by_rolling_restarts_and_clients_notice_nothing() -> No
             load.stop()
         assert not load.errors
         with Admin(cluster.bootstrap) as admin:
-            words = "does that to plaintext"
+            words = "a listener with TLS to plaintext"
             refusal(BrokerUnavailable, words, lambda limit_s: admin.list_topics(timeout=limit_s), 1.0, 10.0, 30.0)
         found = _read_all(cluster, "t", len(load.sent), authority.client_config())
         assert sorted(found, key=int) == load.sent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import pysyncobj.syncobj
@@ -14,6 +15,10 @@ from raftmeta.raft import consensus
 def test_the_installed_engine_is_the_one_that_was_studied() -> None:
     assert VERSION == consensus.PYSYNCOBJ_VERSION
     assert consensus.missing_internals() == []
+
+
+def test_addresses_can_be_written_all_the_same() -> None:
+    assert socket.inet_ntop(socket.AF_INET, bytes([127, 0, 0, 1])) == "127.0.0.1"
 
 
 def test_another_version_is_refused_with_what_to_do() -> None:
