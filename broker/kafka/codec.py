@@ -266,7 +266,7 @@ def _structure(fields: list[_Field], version: int, flexible: bool) -> tuple[Read
             body = reader.take(size)
             if tag in tagged:
                 name, _, read, _ = tagged[tag]
-                inner = Reader(body)
+                inner = Reader(body, most=reader.most)
                 inner.elements_left = reader.elements_left
                 found[name] = read(inner)
                 reader.elements_left = inner.elements_left

@@ -606,7 +606,7 @@ class ReplicaManager:
                 continue
             before, self._image = self._image, image
             self._active = {b.broker_id: b.broker_epoch for b in image.brokers.values() if b.active}
-            self._full = frozenset(b.broker_id for b in image.brokers.values() if b.storage_full)
+            self._full = frozenset(b.broker_id for b in image.brokers.values() if b.active and b.storage_full)
             try:
                 touched = self._everything(image) if records is None else self._touched(before, image, records)
             except Exception:  # the image is valid even if its records cannot be read

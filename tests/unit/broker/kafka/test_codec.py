@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.kafka import messages
-from broker.kafka.codec import MAX_ELEMENTS, Message, definitions, varint
+from broker.kafka.codec import MAX_ELEMENTS, LargeMessage, Message, definitions, varint
 from broker.kafka.messages import REQUESTS, RESPONSES
 from raftlog.errors import InvalidRequestError
 
@@ -127,6 +127,14 @@ def test_a_message_has_a_bounded_number_of_elements() -> None:
     topics = struct.pack(">i", MAX_ELEMENTS + 1) + b"\0\0" * (MAX_ELEMENTS + 1)
     with pytest.raises(InvalidRequestError, match="split it"):
         METADATA.decode(memoryview(topics), 1)
+
+
+def test_a_long_array_in_a_tagged_field_is_as_large_as_any_other() -> None:
+    (message,) = definitions("ManyRequest 0 0-0 flexible 0\n    many: []int32 0+ tag0\n").values()
+    encoded = b"".join(message.encode({"many": list(range(20))}, 0))
+    with pytest.raises(LargeMessage):
+        message.decode(memoryview(encoded), 0, most=10)
+    assert message.decode(memoryview(encoded), 0) == {"many": list(range(20))}
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:

@@ -455,6 +455,9 @@ async def test_who_has_a_full_disk_and_lacks_records_leaves_soon(tmp_path: Path)
         await settle()
         (command,) = parts.proposals.commands
         assert [member.broker_id for member in command.alter_partition.new_isr] == [1, 3]
+        gone = {**brokers, 2: replace(brokers[2], fenced=True)}
+        await parts.apply(replace(image(3), brokers=gone))
+        assert not parts.registry.has_full_followers, "who is fenced is in no ISR"
 
 
 def test_progress_is_told_of_every_replica(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_a_question_that_breaks_is_asked_again(view: View) -> None:
 def test_a_search_is_refused_at_once_when_too_many_wait(view: View) -> None:
     go_on = threading.Event()
     with view.hurry(0):
-        for _ in range(2):  # the second time nobody waits for more than the first time
+        for _ in range(2):  # those that are asked for again wait already, and take no more room
             for number in range(MOST_SEARCHES):
                 waits = view.records(f"flights {number}", lambda: go_on.wait(WAIT_S))
                 assert (waits.pending, waits.error) == (True, None)
