@@ -132,3 +132,11 @@ def test_the_lock_falls_into_its_entries(tmp_path: Path) -> None:
 def test_an_old_python_is_told_what_is_needed() -> None:
     """`dev` itself has to stay readable for old Pythons: it compiles with the oldest grammar that `ast` offers."""
     ast.parse((ROOT / "dev").read_text(), feature_version=(3, 4))
+
+
+def test_what_runs_inside_keeps_its_bytecode_and_knows_no_other_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONHOME", "/elsewhere")
+    found = environment.variables()
+    assert found.keys() & {"PYTHONDONTWRITEBYTECODE", "PYTHONHOME"} == set()
+    assert found["PATH"].startswith(str(environment.VENV / "bin"))
