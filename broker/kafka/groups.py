@@ -296,7 +296,7 @@ class GroupApis:
             member_epoch=request["generation_id_or_member_epoch"],
             timeout_ms=self._config.request_timeout_ms,
             instance_id=request["group_instance_id"] or "",
-            offsets=offsets_in(request),
+            offsets=await offsets_in(request),
         )
         codes: list[int]
         try:
@@ -362,8 +362,9 @@ class GroupApis:
         return {"error_code": errors.NONE, **coded(request, codes)}
 
 
-def offsets_in(request: Fields) -> list[group_pb2.CommitOffset]:
-    """Return the offsets that a request commits, in its order."""
+async def offsets_in(request: Fields) -> list[group_pb2.CommitOffset]:
+    """Return the offsets that a request commits, in its order. The event loop does other work in between."""
+    named = ((topic, part) for topic in request["topics"] for part in topic["partitions"])
     return [
         group_pb2.CommitOffset(
             topic=topic["name"],
@@ -372,8 +373,7 @@ def offsets_in(request: Fields) -> list[group_pb2.CommitOffset]:
             leader_epoch=part["committed_leader_epoch"],
             metadata=part["committed_metadata"] or "",
         )
-        for topic in request["topics"]
-        for part in topic["partitions"]
+        async for topic, part in in_turns(named)
     ]
 
 

@@ -237,7 +237,7 @@ class TransactionApis:
             member_id=request["member_id"],
             member_epoch=request["generation_id"],
             instance_id=request["group_instance_id"] or "",
-            offsets=offsets_in(request),
+            offsets=await offsets_in(request),
         )
         method = "Group/CommitTransactionOffsets"
         codes: list[int]

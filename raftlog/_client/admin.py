@@ -728,11 +728,7 @@ class AdminEngine:
         return await self._retried(attempt, timeout)
 
     async def _all_topics(self, internal: bool) -> list[TopicView]:
-        self._metadata.all_topics = True
-        try:
-            await self._metadata.refresh()
-        finally:
-            self._metadata.all_topics = False
+        await self._metadata.refresh(all_topics=True)
         known = self._metadata.view.topics.values()
         return sorted((view for view in known if internal or not view.internal), key=lambda view: view.name)
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import grpc
 
@@ -232,6 +232,20 @@ class _Outage:
             self._told = True
 
 
+class _Question(NamedTuple):
+    """What one refresh asks brokers for."""
+
+    names: frozenset[str]
+    all_topics: bool
+    min_offset: int
+
+    def covers(self, later: _Question) -> bool:
+        """Whether the answer tells all that `later` asks for."""
+        return self.min_offset >= later.min_offset and (
+            self.all_topics or (not later.all_topics and self.names >= later.names)
+        )
+
+
 class MetadataCache:
     """The metadata of one client: `view` is the latest, `refresh` asks for newer. Lives on one event loop.
 
@@ -264,6 +278,8 @@ class MetadataCache:
         self._pace = Pace(random.random)
         self._inquiry = Inquiry(connections, self._request_timeout_s, self._notify)
         self._flight: asyncio.Task[None] | None = None
+        self._asked = _Question(frozenset(), all_topics=False, min_offset=0)
+        """What the request under way asks for."""
         self._keeper: asyncio.Task[None] | None = None
         self._stale = asyncio.Event()
         self._wanted_at_once = False
@@ -366,15 +382,19 @@ class MetadataCache:
         pace_ms = self._pace.pause_ms(missing_s * 1000)
         return min(pause_ms, pace_ms) if self._wanted_at_once else pace_ms
 
-    async def refresh(self) -> None:
-        """Ask for the wanted topics, or join a request that is under way.
+    async def refresh(self, *, all_topics: bool = False) -> None:
+        """Ask for the wanted topics, or for all; or join a request that is under way and asks for as much.
 
         Raises:
             BrokerUnavailable: no broker answered; the message names the addresses.
             AuthorizationError: the cluster refuses this user.
         """
         self._keep()
+        question = _Question(frozenset(self.wanted), self.all_topics or all_topics, self.min_offset)
+        while self._flight is not None and not self._asked.covers(question):
+            await asyncio.wait([self._flight])
         if self._flight is None:
+            self._asked = question
             self._flight = asyncio.get_running_loop().create_task(self._ask())
             self._flight.add_done_callback(self._landed)
         await asyncio.shield(self._flight)
@@ -385,21 +405,21 @@ class MetadataCache:
             flight.exception()  # retrieved: without waiters it is not worth a warning
 
     async def _ask(self) -> None:
+        question = self._asked
         known = [broker.address for broker in self.view.brokers.values() if not broker.fenced]
         random.shuffle(known)
         addresses = list(dict.fromkeys([*known, *self.bootstrap]))
-        all_topics = self.all_topics
-        names = [] if all_topics else sorted(self.wanted)
+        names = [] if question.all_topics else sorted(question.names)
         probes, self._probes = self._probes, set()
         for at in range(0, max(1, len(names)), NAMES_AT_A_TIME):
-            await self._ask_for(names[at : at + NAMES_AT_A_TIME], addresses, probes, all_topics=all_topics)
+            await self._ask_for(question, names[at : at + NAMES_AT_A_TIME], addresses, probes)
 
-    async def _ask_for(self, names: list[str], addresses: list[str], probes: set[str], *, all_topics: bool) -> None:
+    async def _ask_for(self, question: _Question, names: list[str], addresses: list[str], probes: set[str]) -> None:
         request = metadata_pb2.MetadataRequest(
             topics=names,
-            all_topics=all_topics,
-            include_internal=all_topics,
-            min_metadata_offset=self.min_offset,
+            all_topics=question.all_topics,
+            include_internal=question.all_topics,
+            min_metadata_offset=question.min_offset,
         )
         try:
             response = await self._inquiry.ask(
@@ -411,7 +431,7 @@ class MetadataCache:
         except AuthorizationError as refused:
             self.last_error = refused
             raise
-        self.view.merge(response, all_topics=all_topics)
+        self.view.merge(response, all_topics=question.all_topics)
         self.last_error = None
         self._notify()
 

@@ -326,6 +326,61 @@ async def test_topics_are_asked_for_in_pieces(monkeypatch: pytest.MonkeyPatch, *
     assert told[-1] == len(cache.view.missing) == len(names)
 
 
+async def test_a_question_under_way_is_joined_only_if_it_asks_for_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cache_of(AdminOptions.make({}, {}))
+    asked: asyncio.Queue[tuple[metadata_pb2.MetadataRequest, asyncio.Event]] = asyncio.Queue()
+
+    async def ask(
+        addresses: Any, request: metadata_pb2.MetadataRequest, **options: Any
+    ) -> metadata_pb2.MetadataResponse:
+        await asyncio.sleep(0)
+        answered = asyncio.Event()
+        asked.put_nowait((request, answered))
+        await answered.wait()
+        there = ["a", "b", "c"] if request.all_topics else request.topics
+        topics = [metadata_pb2.TopicInfo(name=name, topic_id=16 * name.encode()) for name in there]
+        return metadata_pb2.MetadataResponse(cluster_id="c", metadata_offset=request.min_metadata_offset, topics=topics)
+
+    async def refreshed(*names: str, all_topics: bool = False) -> set[str]:
+        cache.wanted.update(names)
+        await cache.refresh(all_topics=all_topics)
+        return set(cache.view.topics)
+
+    monkeypatch.setattr(cache._inquiry, "ask", ask)
+    try:
+        async with asyncio.timeout(60):
+            first = asyncio.create_task(refreshed("a"))
+            request, answered = await asked.get()
+            another = asyncio.create_task(refreshed("a", "b"))
+            everything = [asyncio.create_task(refreshed(all_topics=True)) for _ in range(2)]
+            same = asyncio.create_task(refreshed())
+            await asyncio.sleep(0.01)
+            assert asked.empty(), "one question at a time"
+            assert list(request.topics) == ["a"]
+            answered.set()
+            assert await first == {"a"}
+            while not all(task.done() for task in (another, same, *everything)):
+                with contextlib.suppress(TimeoutError):
+                    (_, answered) = await asyncio.wait_for(asked.get(), 0.05)
+                    answered.set()
+            assert {"a", "b"} <= another.result()
+            assert all(task.result() >= {"a", "b", "c"} for task in everything)
+            cache.min_offset = 7
+            before = asyncio.create_task(refreshed())
+            request, answered = await asked.get()
+            cache.min_offset = 8
+            later = asyncio.create_task(refreshed())
+            answered.set()
+            await before
+            request, answered = await asked.get()
+            assert request.min_metadata_offset == 8, "what an answer to the earlier question may not know"
+            answered.set()
+            await later
+    finally:
+        await cache.close()
+        await cache._connections.close()
+
+
 async def test_without_topics_there_is_one_question_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = cache_of(AdminOptions.make({}, {}))
     asked: list[Any] = []
