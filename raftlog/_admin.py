@@ -54,8 +54,8 @@ class Admin(Client[AdminEngine]):
     ...     [partition.leader for partition in topic.partitions]
     [1, 1, 1]
 
-    Every method takes a `timeout` in seconds, by default `default.api.timeout.ms`, and retries retriable errors until
-    then. Addresses that have never answered are given up after 5 s.
+    Every method takes a `timeout` in seconds (by default `default.api.timeout.ms`) and retries retriable errors until it
+    has passed. If no address has ever answered, a call gives up after 5 s.
 
     Raises:
         InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
@@ -114,8 +114,8 @@ class Admin(Client[AdminEngine]):
 
         Raises:
             TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor, InvalidReplicaAssignment,
-            InvalidConfig: refused.
-            BrokerUnavailable: no broker answers; names the addresses.
+            InvalidConfig: the cluster refuses the topic for this reason.
+            BrokerUnavailable: no broker answers; the message names the addresses.
         """
         return self._thread.run(
             self._engine.create_topic(
@@ -132,7 +132,7 @@ class Admin(Client[AdminEngine]):
         self._thread.run(self._engine.delete_topic(name, timeout))
 
     def list_topics(self, *, internal: bool = False, timeout: float | None = None) -> list[str]:
-        """Return the names of all topics, in order; with `internal` also those that begin with two underscores.
+        """Return the names of all topics, sorted; with `internal` also those that begin with two underscores.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     "payments" in admin.list_topics()
@@ -182,10 +182,10 @@ class Admin(Client[AdminEngine]):
         silent: dict[int, RaftlogError] | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, PartitionReplicas]:
-        """Return how far the replicas of each partition are, as its leader sees it; for these topics, or for all.
+        """Return the state of each partition's replicas, as its leader sees it: log end offset, lag in records, in sync.
 
-        Partitions without a leader, or whose leader does not answer, are left out. If no leader answers at all, that
-        is an error, unless `silent` is given: then `silent` receives, by broker, why leaders did not answer.
+        Without `topics`, all topics. Partitions without a leader, or whose leader does not answer, are left out. If no
+        leader answers at all, the call fails, unless `silent` is given: then `silent` receives, by broker, the reasons.
 
         >>> from raftlog import TopicPartition
         >>> with Admin(cluster.bootstrap) as admin:
@@ -213,8 +213,8 @@ class Admin(Client[AdminEngine]):
         {}
 
         Raises:
-            InvalidReplicaAssignment, UnknownTopicOrPartition, NoReassignmentInProgress: some moves were refused, the
-                others have begun; the error is the first refusal.
+            InvalidReplicaAssignment, UnknownTopicOrPartition, NoReassignmentInProgress: the first refusal; moves that
+                were not refused have begun.
         """
         self._thread.run(self._engine.alter_reassignments(wanted, timeout))
 
@@ -251,7 +251,7 @@ class Admin(Client[AdminEngine]):
         return self._thread.run(self._engine.describe_cluster(linearizable, include_authorized_operations, timeout))
 
     def describe_quorum(self, *, timeout: float | None = None) -> QuorumDescription:
-        """Return the metadata quorum: its leader, how far its voters and the brokers are, its snapshot.
+        """Return the metadata quorum: its leader, the log end of each voter and broker, and its snapshot.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     [(voter.node_id, voter.state) for voter in admin.describe_quorum().voters]
@@ -264,12 +264,13 @@ class Admin(Client[AdminEngine]):
     ) -> None:
         """Elect the preferred leader (the first replica) of these partitions, or of all partitions of the topic.
 
-        With `unclean`, a partition without a leader gets one that may miss records: acknowledged records can be lost.
+        With `unclean`, a partition without a leader gets a leader that may lack records: acknowledged records can be
+        lost.
 
         Raises:
             UnknownTopicOrPartition: there is no such topic, or no such partition.
-            ElectionNotNeeded: the partitions have that leader already.
-            PreferredLeaderNotAvailable, EligibleLeadersNotAvailable: no replica that could lead is available.
+            ElectionNotNeeded: the partitions already have that leader.
+            PreferredLeaderNotAvailable, EligibleLeadersNotAvailable: no replica that may lead is available.
         """
         self._thread.run(self._engine.elect_leaders(topic, partitions, unclean, timeout))
 
@@ -313,7 +314,7 @@ class Admin(Client[AdminEngine]):
     def update_feature(
         self, name: str, level: int, *, validate_only: bool = False, timeout: float | None = None
     ) -> None:
-        """Raise the level of a feature. Every node must run a version that knows the level. There is no way back.
+        """Raise the level of a feature. Every node must run a version that knows the level. It cannot be lowered again.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.update_feature("metadata.version", 9)
@@ -348,7 +349,8 @@ class Admin(Client[AdminEngine]):
     ) -> dict[str, Mapping[str, ConfigDescription]]:
         """Return the configs of many topics at once, by topic and key, without documentation.
 
-        `missing` receives the errors of topics that are left out. Without it, the first is raised.
+        If `missing` is given, topics with an error are left out, and `missing` receives the errors by topic. Without it,
+        the first error is raised.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.describe_topic_configs(["payments"])["payments"]["retention.ms"].value
@@ -421,7 +423,7 @@ class Admin(Client[AdminEngine]):
 
         Raises:
             CoordinatorLoadInProgress, CoordinatorNotAvailable, BrokerUnavailable: some coordinators did not answer
-                until `timeout`; the message names them.
+                within `timeout`; the message names them.
         """
         return self._thread.run(self._engine.list_groups(states, missing, timeout))
 
@@ -454,7 +456,7 @@ class Admin(Client[AdminEngine]):
         """Describe several groups, in the order given.
 
         Raises:
-            GroupIdNotFound: there is no such group; the message names one.
+            GroupIdNotFound: one of the groups does not exist; the message names it.
         """
         return self._thread.run(self._engine.describe_groups(group_ids, include_authorized_operations, timeout))
 
@@ -468,9 +470,10 @@ class Admin(Client[AdminEngine]):
         return self._thread.run(self._engine.group_offsets(group_id, timeout))
 
     def group_lag(self, group_id: str, *, timeout: float | None = None) -> dict[TopicPartition, PartitionLag]:
-        """Return a group's lag in each partition that it reads or has committed an offset for.
+        """Return a group's lag, in records and in seconds, in each partition that it reads or has an offset for.
 
-        Where a leader does not answer within some seconds, its numbers are missing and `PartitionLag.error` says why.
+        If a leader does not answer within some seconds, the lags of its partitions are None, and `PartitionLag.error`
+        says why.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.group_lag("billing")[part].lag
@@ -486,7 +489,8 @@ class Admin(Client[AdminEngine]):
     ) -> dict[str, dict[TopicPartition, PartitionLag]]:
         """Return the lag of many groups at once, as `group_lag`, by group.
 
-        `missing` receives the errors of groups that are left out. Without it, the first is raised.
+        If `missing` is given, groups with an error are left out, and `missing` receives the errors by group. Without
+        it, the first error is raised.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.group_lags(["billing"])["billing"][part].lag
@@ -503,20 +507,20 @@ class Admin(Client[AdminEngine]):
     ) -> None:
         """Commit offsets for a group without members; creates the group if there is none of that name.
 
-        The offsets are not compared with the partitions; `list_offsets` returns which offsets these have. Other
+        The call does not check that the offsets exist; `list_offsets` returns the range of each partition. Other
         partitions keep their committed offsets.
 
         Raises:
             NonEmptyGroup: the group has members.
             UnknownTopicOrPartition: one of the partitions does not exist.
-            OffsetMetadataTooLarge: see offset.metadata.max.bytes.
+            OffsetMetadataTooLarge: the metadata of an offset is longer than `offset.metadata.max.bytes`.
         """
         self._thread.run(self._engine.alter_group_offsets(group_id, offsets, timeout))
 
     def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], *, timeout: float | None = None
     ) -> None:
-        """Delete a group's committed offsets of these partitions; it starts at `auto.offset.reset` there.
+        """Delete a group's committed offsets of these partitions; the group then begins there at `auto.offset.reset`.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.delete_group_offsets("billing", [part])
@@ -533,7 +537,7 @@ class Admin(Client[AdminEngine]):
         """Delete groups that have no members, with their offsets.
 
         Raises:
-            GroupIdNotFound, NonEmptyGroup: some were refused, the others are deleted; the error is the first refusal.
+            GroupIdNotFound, NonEmptyGroup: the first refusal; groups that were not refused are deleted.
         """
         self._thread.run(self._engine.delete_groups(group_ids, timeout))
 
@@ -546,11 +550,11 @@ class Admin(Client[AdminEngine]):
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return offsets by name ("earliest", "latest", "max_timestamp") or by a time in ms since 1970.
 
-        For a time: the first record with at least this timestamp, or None if there is none. "latest" is the log end
-        offset, also while a transaction is open below it.
+        For a time, the answer is the first record with this or a later timestamp, or None if there is none. "latest" is
+        the log end offset, even while a transaction is open below it.
 
-        `missing` receives the reasons for partitions that are left out, as their leaders do not answer. Without it they
-        are an error.
+        If `missing` is given, partitions whose leaders do not answer are left out, and `missing` receives the reasons.
+        Without it such a partition is an error.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.list_offsets({part: "earliest"})[part].offset
@@ -586,7 +590,7 @@ class Admin(Client[AdminEngine]):
 
         Raises:
             CoordinatorLoadInProgress, CoordinatorNotAvailable, BrokerUnavailable: some coordinators did not answer
-                until `timeout`.
+                within `timeout`.
         """
         return self._thread.run(
             self._engine.list_transactions(states, producer_ids, running_longer_than_ms, missing, timeout)
@@ -595,7 +599,7 @@ class Admin(Client[AdminEngine]):
     def describe_transaction(
         self, transactional_id: str, *, include_authorized_operations: bool = False, timeout: float | None = None
     ) -> TransactionDescription:
-        """Return the last transaction of a transactional id: its state, its partitions, and missing end markers.
+        """Return the last transaction of a transactional id: its state, its partitions, and which lack the end marker.
 
         Raises:
             TransactionalIdNotFound: no producer has used this id, or none for transactional.id.expiration.ms.
@@ -615,7 +619,7 @@ class Admin(Client[AdminEngine]):
         """Describe several transactional ids, in the order given.
 
         Raises:
-            TransactionalIdNotFound: there is no such id; the message names one.
+            TransactionalIdNotFound: one of the ids does not exist; the message names it.
         """
         return self._thread.run(
             self._engine.describe_transactions(transactional_ids, include_authorized_operations, timeout)
@@ -657,7 +661,7 @@ class Admin(Client[AdminEngine]):
 
         Use it for stages whose writer is gone: `read_committed` consumers wait behind an open stage until its timeout.
         A writer that is still alive fails with `StageExpired` when it commits, and writes the batch again. A stage
-        that a commit has named is no longer open, and stays.
+        that a commit has named is no longer open: this call leaves it as it is.
 
         Raises:
             TransactionalIdNotFound: the sink has no committed batch and no open stage.
@@ -667,9 +671,9 @@ class Admin(Client[AdminEngine]):
     def describe_producers(
         self, topic: str, partition: int | None = None, *, timeout: float | None = None
     ) -> dict[TopicPartition, PartitionProducers]:
-        """Return the producer ids that a partition, or each partition of a topic, knows, and their open transactions.
+        """Return the producers that a partition, or each partition of a topic, remembers, and their open transactions.
 
-        Partition leaders answer.
+        The answers come from the partitions' leaders.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     topic = admin.create_topic("refunds")
@@ -678,7 +682,7 @@ class Admin(Client[AdminEngine]):
 
         Raises:
             UnknownTopicOrPartition: there is no such topic or partition.
-            LeaderNotAvailable, BrokerUnavailable: a leader did not answer until `timeout`.
+            LeaderNotAvailable, BrokerUnavailable: a leader did not answer within `timeout`.
         """
         return self._thread.run(self._engine.describe_producers(topic, partition, timeout))
 
@@ -692,9 +696,9 @@ class Admin(Client[AdminEngine]):
     ) -> list[HangingTransaction]:
         """Return hanging transactions of these topics, or of all: open in a partition, unknown to every coordinator.
 
-        They have been open for longer than `transaction.max.timeout.ms`, and `read_committed` consumers wait behind
-        them for ever. If a leader does not answer, that is an error, unless `missing` is given: then `missing` receives
-        the reasons. All coordinators must answer.
+        A hanging transaction has been open for longer than `transaction.max.timeout.ms`, and `read_committed` consumers
+        wait behind it for ever. If a leader does not answer, the call fails, unless `missing` is given: then `missing`
+        receives the reasons. A coordinator that does not answer is always an error.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.find_hanging_transactions()
@@ -713,8 +717,8 @@ class Admin(Client[AdminEngine]):
     ) -> HangingTransaction:
         """End a hanging transaction in one partition with an abort marker, and return it.
 
-        `start_offset` is the transaction's first offset in the partition. A transaction that a coordinator knows is
-        refused, since its other partitions may be committed. With `force`, coordinators are not asked.
+        `start_offset` is the transaction's first offset in the partition. The call refuses a transaction that a
+        coordinator knows, because its other partitions may be committed. With `force` it asks no coordinator.
 
         Raises:
             InvalidTxnState: no open transaction begins there, or it is not hanging: see `abort_transaction`.
@@ -728,7 +732,7 @@ class Admin(Client[AdminEngine]):
     def describe_node(self, node_id: int, *, timeout: float | None = None) -> NodeDescription:
         """Return a node's description of itself: version, clock, directories, limits, configuration.
 
-        Controllers, and brokers that cannot be reached from here, are asked through another broker.
+        A controller, or a broker that this client cannot reach, is asked through another broker.
 
         >>> from raftlog import Admin
         >>> with Admin(cluster.bootstrap) as admin:
@@ -738,7 +742,7 @@ class Admin(Client[AdminEngine]):
 
         Raises:
             InvalidRequestError: there is no such node.
-            BrokerUnavailable, RequestTimedOut: the node did not answer until `timeout`.
+            BrokerUnavailable, RequestTimedOut: the node did not answer within `timeout`.
             UnsupportedVersion: the node runs a version without this request.
         """
         return self._thread.run(self._engine.describe_node(node_id, timeout))
@@ -746,23 +750,24 @@ class Admin(Client[AdminEngine]):
     # Users and ACLs
 
     def create_acls(self, bindings: AclBinding | Iterable[AclBinding], *, timeout: float | None = None) -> None:
-        """Create ACLs, all of them or none. ACLs that exist already stay.
+        """Create ACLs, all of them or none. An ACL that already exists stays as it is.
 
             admin.create_acls(AclBinding("User:ada", AclOperation.READ, ResourceType.TOPIC, "payments"))
 
         Raises:
-            InvalidRequestError: an impossible ACL: no `User:NAME`, or an operation that the resource does not have.
-            ClusterAuthorizationFailed: this user may not.
-            SecurityDisabled: brokers have no authorizer.
+            InvalidRequestError: an ACL is impossible: its principal is not `User:NAME`, or the resource does not have
+                the operation.
+            ClusterAuthorizationFailed: this user may not create ACLs.
+            SecurityDisabled: the brokers have no authorizer.
             UnsupportedVersion: metadata.version is too low.
         """
         self._thread.run(self._engine.create_acls(bindings, timeout))
 
     def describe_acls(self, filter: AclFilter | None = None, *, timeout: float | None = None) -> list[AclBinding]:
-        """Return the ACLs that match the filter; all without one.
+        """Return the ACLs that match the filter; without a filter, all ACLs.
 
         Raises:
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not see ACLs.
         """
         return self._thread.run(self._engine.describe_acls(filter or AclFilter(), timeout))
 
@@ -771,10 +776,10 @@ class Admin(Client[AdminEngine]):
     ) -> list[AclBinding]:
         """Delete the ACLs that match any of the filters, and return them; with `validate_only` only return them.
 
-        A call that is repeated after a lost response returns the ACLs that were left to delete.
+        If a response is lost, the client repeats the call, which returns only the ACLs that were still there.
 
         Raises:
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not delete ACLs.
         """
         return self._thread.run(self._engine.delete_acls(filters, validate_only, timeout))
 
@@ -788,10 +793,10 @@ class Admin(Client[AdminEngine]):
         only: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Create a user, or change its password; its connections have to log in again.
+        """Create a user, or change its password; the user's connections have to log in again.
 
-        The password does not leave this process: brokers get a salted hash to check it with. Credentials of other
-        mechanisms stay, unless `only` is true.
+        The password does not leave this process: the brokers receive salted keys to check it with (RFC 5802).
+        Credentials of other mechanisms stay, unless `only` is true.
 
         >>> from raftlog import Admin
         >>> with Admin(cluster.bootstrap) as admin:
@@ -802,7 +807,7 @@ class Admin(Client[AdminEngine]):
 
         Raises:
             UnacceptableCredential: the name, the password or the number of iterations is not allowed.
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not change users.
             UnsupportedVersion: metadata.version is too low.
         """
         self._thread.run(self._engine.alter_user(name, password, mechanism, iterations, only, timeout))
@@ -810,24 +815,24 @@ class Admin(Client[AdminEngine]):
     def delete_user(
         self, name: str, mechanism: str | ScramMechanism | None = None, *, timeout: float | None = None
     ) -> None:
-        """Delete a user, or its credential of one mechanism. Its connections are closed at once.
+        """Delete a user, or its credential of one mechanism. Brokers close the user's connections at once.
 
         Raises:
             ResourceNotFound: there is no such user.
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not delete users.
         """
         self._thread.run(self._engine.delete_user(name, mechanism, timeout))
 
     def describe_users(
         self, names: str | Iterable[str] = (), *, timeout: float | None = None
     ) -> list[UserScramCredential]:
-        """Return the credentials of these users, or of all.
+        """Return the credentials of these users, or of all users.
 
         Unknown names are left out, and so are the users in a broker's `sasl.users.location`, which only that broker
         knows.
 
         Raises:
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not see users.
         """
         return self._thread.run(self._engine.describe_users(names, timeout))
 
@@ -849,10 +854,10 @@ class Admin(Client[AdminEngine]):
         A principal has the permissions of its roles beside its own ACLs; a denial in either wins.
 
         Raises:
-            DuplicateResource: there is a role of that name already.
+            DuplicateResource: a role of that name already exists.
             InvalidRequestError: a name, a permission or a principal is not allowed.
-            ClusterAuthorizationFailed: this user may not.
-            SecurityDisabled: brokers have no authorizer.
+            ClusterAuthorizationFailed: this user may not create roles.
+            SecurityDisabled: the brokers have no authorizer.
             UnsupportedVersion: metadata.version is too low.
         """
         self._thread.run(self._engine.create_role(name, permissions, principals, timeout))
@@ -869,21 +874,21 @@ class Admin(Client[AdminEngine]):
     ) -> None:
         """Change a role, all or nothing: add and remove permissions, grant it to principals and revoke it.
 
-        Adding what exists, or removing what is missing, changes nothing.
+        Adding an existing permission or principal, or removing a missing one, changes nothing.
 
         Raises:
             ResourceNotFound: there is no such role.
             InvalidRequestError: a permission or a principal is not allowed.
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not change roles.
         """
         self._thread.run(self._engine.alter_role(name, add, remove, grant, revoke, timeout))
 
     def delete_role(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete a role: no principal has its permissions any more.
+        """Delete a role; its principals lose the permissions that they had through it.
 
         Raises:
             ResourceNotFound: there is no such role.
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not delete roles.
         """
         self._thread.run(self._engine.delete_role(name, timeout))
 
@@ -892,10 +897,10 @@ class Admin(Client[AdminEngine]):
     ) -> list[Role]:
         """Return these roles, or all, by name; unknown names are left out.
 
-        `principal`: only roles that this principal has, also through `User:*`.
+        With `principal`, return only the roles that this principal has, itself or through `User:*`.
 
         Raises:
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not see roles.
         """
         return self._thread.run(self._engine.describe_roles(names, principal, timeout))
 
@@ -908,10 +913,11 @@ class Admin(Client[AdminEngine]):
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Set quotas, all or none; a value of None removes one. Other quotas stay (KIP-546).
+        """Set quotas, all or none; a value of None removes that quota. Other quotas stay (KIP-546).
 
-        Keys of users and client ids: `producer_byte_rate`, `consumer_byte_rate`, `request_percentage`,
-        `controller_mutation_rate`; of addresses: `connection_creation_rate`.
+        Users and client ids have the keys `producer_byte_rate` and `consumer_byte_rate` (bytes per second),
+        `request_percentage` (percent of one core) and `controller_mutation_rate` (mutations per second); addresses have
+        `connection_creation_rate` (connections per second).
 
         >>> from raftlog import Admin, QuotaEntity
         >>> with Admin(cluster.bootstrap) as admin:
@@ -922,7 +928,7 @@ class Admin(Client[AdminEngine]):
 
         Raises:
             InvalidRequestError: an entity, a key or a value is not allowed.
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not set quotas.
             UnsupportedVersion: metadata.version is too low.
         """
         self._thread.run(self._engine.alter_client_quotas(alterations, validate_only, timeout))
@@ -930,13 +936,13 @@ class Admin(Client[AdminEngine]):
     def describe_client_quotas(
         self, filter: QuotaEntity | None = None, *, strict: bool = False, timeout: float | None = None
     ) -> dict[QuotaEntity, dict[str, float]]:
-        """Return the quotas of all entities with the names of the filter; all without one.
+        """Return the quotas of all entities that have the names in the filter; without a filter, all quotas.
 
-        With `strict`, entities with further names are left out: `QuotaEntity("ada")` finds the user's quota, and not
-        those of the user at single client ids.
+        With `strict`, entities that have further names are left out: `QuotaEntity("ada")` finds the quotas of the user,
+        but not those of the user at single client ids.
 
         Raises:
-            ClusterAuthorizationFailed: this user may not.
+            ClusterAuthorizationFailed: this user may not see quotas.
         """
         return self._thread.run(self._engine.describe_client_quotas(filter or QuotaEntity(), strict, timeout))
 

@@ -1,8 +1,8 @@
 """The consumer, with or without a group. `./dev aio` writes raftlog/aio/_consumer.py from it; tools/aio.py says how.
 
-RebalanceListener   what an application overrides to be told of partitions that it gets and gives up (KIP-429)
+RebalanceListener   an application overrides it to learn which partitions it gets and gives up (KIP-429)
 Unread              records that were polled for iteration and not yielded yet
-Progress            which offsets a commit takes: those given, or those the application has finished
+Progress            the offsets that a commit takes: those given, or those of records that the application has finished
 GroupPart           the member: rebalances and commits, in the thread that polls
 ToEnds              one read up to the ends of partitions
 Consumer            the client
@@ -50,8 +50,9 @@ class RebalanceListener:
     """Learns which partitions a group member gets and gives up. Override the methods that you need.
 
     The consumer calls it in the thread that polls, during `poll`, iteration, `subscribe`, `unsubscribe` or `close`.
-    Only partitions that move are named; the member keeps reading the others. An exception of a method comes out of
-    that call. The methods may call `close` and `unsubscribe`; during such a call another one changes nothing.
+    The lists hold only the partitions that move; the member keeps reading the others. If a method raises, the
+    consumer's call raises that exception. The methods may call `close` and `unsubscribe`; during such a call another
+    one changes nothing.
     In `raftlog.aio` the methods may be coroutines, which the consumer awaits.
     """
 
@@ -62,9 +63,9 @@ class RebalanceListener:
         """The member gives these partitions up; no other member gets them before this returns. `commit` works here."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> object:
-        """The session ended, so other members may read these partitions already, and commits of them are refused.
+        """The session ended: other members may already read these partitions, and the coordinator refuses their commits.
 
-        Calls `on_partitions_revoked` by default.
+        By default it calls `on_partitions_revoked`.
         """
         return self.on_partitions_revoked(partitions)
 
@@ -203,7 +204,7 @@ class ToEnds:
     ) -> None:
         self.rows: list[Rows] = []
         self.passed_too_far: dict[TopicPartition, int] = {}
-        """Where positions go back to, as fetched batches reached further."""
+        """The positions to return to at the end, because whole batches were fetched and they reach past the ends."""
         self._engine = engine
         self._ends = ends
         self._timeout = timeout
@@ -215,16 +216,16 @@ class ToEnds:
 
     @property
     def left(self) -> dict[TopicPartition, int]:
-        """How many offsets are left, for partitions that are not complete."""
+        """The number of offsets left in each partition that is not complete."""
         found = {part: self._ends[part] - position for part, position in self._positions.items()}
         return {part: count for part, count in found.items() if count > 0}
 
     def passed(self) -> tuple[int, int]:
-        """Return how many offsets are passed, and how many there are."""
+        """Return how many offsets have been passed, and how many there are in all."""
         return self._total - sum(self.left.values()), self._total
 
     def wait_s(self) -> float:
-        """Return for how many seconds the next step may wait; 0: it is too late."""
+        """Return for how many seconds the next step may wait; 0 once the time is up."""
         return min(each for each in (self._deadline.left(), self._patience.left()) if each is not None)
 
     def add(self, rows: Iterable[Rows]) -> None:
@@ -247,7 +248,7 @@ class ToEnds:
                 self._patience = Deadline(self._patience_s)
 
     def too_late(self, reasons: Mapping[TopicPartition, str]) -> RequestTimedOut:
-        """Return the error that names the partitions that are not complete; `reasons` of the cluster, where known."""
+        """Return the error that names the incomplete partitions, each with its reason from `reasons` if there is one."""
         over = self._deadline.left() == 0
         late = f"not complete within {self._timeout:g} s" if over else f"nothing came for {self._patience_s:g} s"
         places = []
@@ -349,7 +350,7 @@ class Progress:
         return self._auto
 
     def come_back(self, now_ms: float) -> bool:
-        """Note that the application asks for more; return whether `GroupPart.attend` is needed before."""
+        """Note that the application asks for more records; return whether `GroupPart.attend` must run first."""
         self._engine.settle()
         self._engine.polled_ms = now_ms
         self._last = None
@@ -358,7 +359,7 @@ class Progress:
         return self.wants_attention(now_ms)
 
     def _let_go(self) -> None:
-        """The application has finished the records that are out, or they wait in the iteration."""
+        """Forget the records of the last poll: the application has finished them, or they wait in the iteration."""
         for state, mark in self.out.items():
             self._read.setdefault(state, mark.position)
         self.out = {}
@@ -368,12 +369,12 @@ class Progress:
         return self._engine.attention or now_ms >= self._due_ms or now_ms >= self._membership.session_deadline_ms
 
     def ending(self) -> None:
-        """Note that the application ends the consumer: it has finished polled records, perhaps not the yielded one."""
+        """Note that the application closes the consumer: polled records count as finished, the yielded one does not."""
         self._engine.settle()
         self._let_go()
 
     def handed_records(self, records: Iterable[Record]) -> None:
-        """Note that a poll returns these records, which waited in the iteration."""
+        """Note that a poll returns these records, which were waiting in the iteration."""
         states = self._engine.positions.states
         for record in records:
             state = states.get(TopicPartition(record.topic, record.partition))
@@ -388,7 +389,7 @@ class Progress:
             self._let_go()
 
     def drop(self, partitions: Iterable[TopicPartition], *, lost: bool) -> None:
-        """Drop the waiting records of revoked or lost partitions; the position of a revoked one goes back to them."""
+        """Drop the waiting records of revoked or lost partitions; a revoked one's position returns to its first."""
         gone = set(partitions)
         if lost:
             self._note_losses()
@@ -437,7 +438,7 @@ class Progress:
                 found[part] = offset
         return found
 
-    # What the application asks for
+    # Commits that the application asks for
 
     def asked(
         self, argument: CommitArgument
@@ -480,7 +481,7 @@ class Progress:
                 if end > max(first, engine.committed_offsets.get(part, -1)):
                     self._lost[part] = OffsetAndMetadata(end)
 
-    # By itself
+    # Automatic commits
 
     def wait_s(self, left_s: float | None) -> float | None:
         """Return for how many seconds a poll may wait before it looks again, at most `left_s`."""
@@ -552,7 +553,7 @@ class GroupPart:
             self.attend(now_ms)
 
     def look(self) -> None:
-        """Attend to the group while a poll waits, or during another call: no record counts as finished by it."""
+        """Attend to the group while a poll waits, or during another call; this finishes no record."""
         now_ms = monotonic_ms()
         if self.progress.wants_attention(now_ms):
             self.attend(now_ms)
@@ -589,7 +590,7 @@ class GroupPart:
                     try:
                         if self.progress.auto:
                             self._commit_now(step.partitions, self.engine.options.default_api_timeout_ms)
-                    finally:  # they go also if the commit is interrupted
+                    finally:  # the member gives them up even if the commit is interrupted
                         self.progress.drop(step.partitions, lost=False)
                         told(self.listener.on_partitions_revoked(step.partitions))
                 case Change.ASSIGNED:
@@ -607,10 +608,10 @@ class GroupPart:
             logger.warning("group %s: committing before partitions go failed: %s", self.engine.group_id, error)
 
     def end(self, *, clean: bool) -> None:
-        """Commit finished records, tell the listener, and leave; `clean` unless an exception is the reason.
+        """Commit finished records, tell the listener, and leave the group.
 
-        The records of the last poll count as finished only if `clean`, and if this is the thread that polled. A call
-        by a listener that is being told of the end does nothing.
+        The records of the last poll count as finished only if `clean` (no exception is the reason for the end) and if
+        this is the thread that polled. If the listener calls it while it is told of the end, the call does nothing.
         """
         if self._ending:
             return
@@ -657,7 +658,7 @@ class GroupPart:
 
 
 def gone_already(step: Step | None) -> set[TopicPartition]:
-    """Return the partitions whose loss or revocation the listener is being told of right now."""
+    """Return the partitions that this step takes away, while the listener is being told of it."""
     return set() if step is None or step.change is Change.ASSIGNED else set(step.partitions)
 
 
@@ -673,15 +674,15 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     ...     (record.key, record.value, record.offset)
     (b'a17', b'one apple', 0)
 
-    With a `group_id` the members of the group share the partitions of their topics, and the group continues at its
-    committed offsets. Without one every consumer reads all partitions of its topics. Options are Kafka's keys with
-    underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
-    `fetch_max_bytes` limits the bytes that are fetched and not polled yet.
+    With a `group_id` the members of the group share the partitions of their topics, and each partition continues at the
+    group's committed offset. Without a group every consumer reads all partitions of its topics. Options are Kafka's keys
+    with underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
+    `fetch_max_bytes` limits the bytes that are fetched and not yet polled.
 
     `key_deserializer` and `value_deserializer` are functions that turn the bytes of records into what `poll` and
-    iteration return; None stays None. They run once for each record, in the thread that polls. If one raises, the
-    records before it are returned first; then the exception comes out of every call, with a note that names the place,
-    until `seek` passes the record. `poll_arrow` does not use them, and is the way to read many records quickly.
+    iteration return; None stays None. They run once for each record, in the thread that polls. If one raises, `poll`
+    first returns the records before that one; then every poll raises the exception, with a note that names partition and
+    offset, until `seek` passes the record. `poll_arrow` does not use them; it is the way to read many records quickly.
 
     Raises:
         InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
@@ -755,12 +756,12 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     ) -> None:
         """Read all partitions of these topics, or of every topic whose whole name matches the regular expression.
 
-        Returns once the starting positions are known, so records sent afterwards are read, also with `latest`.
-        Partitions without a leader delay the others by 2 seconds at most, and the call by `default.api.timeout.ms` at
-        most: then a warning names them, and the search for their positions continues in the background.
-        New topics that match and new partitions are read from their start. The call replaces an earlier subscription
-        or assignment. With a group it returns once the group has assigned the first partitions; `listener` learns of
-        later changes.
+        The call returns once the starting positions are known, so the consumer reads every record that is sent
+        afterwards, even with `latest`. Partitions without a leader delay the others by at most 2 seconds, and the call
+        by at most `default.api.timeout.ms`; then a warning names them, and the client keeps looking for their positions
+        in the background. New topics that match, and new partitions, are read from their start. The call replaces an
+        earlier subscription or assignment. With a group it returns once the coordinator has assigned the first
+        partitions; `listener` learns of later changes.
 
         >>> with Consumer(cluster.bootstrap) as consumer:
         ...     consumer.subscribe(pattern="orde.*")
@@ -823,8 +824,8 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     def assignment(self) -> list[TopicPartition]:
         """Return the assigned partitions, in order.
 
-        A group member's lost partitions are among them until a poll has told the listener; their records are not
-        returned any more, `seek`, `pause` and `resume` have no effect on them, and commits of them are refused.
+        For a group member this includes lost partitions until a poll has told the listener of the loss. The consumer no
+        longer returns their records, `seek`, `pause` and `resume` have no effect on them, and commits of them fail.
         """
         # aio: if self._made is None:
         # aio:     return []
@@ -843,13 +844,21 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return [TopicPartition(topic, part.partition) for part in view.partitions]
 
     def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Stop fetching these partitions; their positions stay."""
+        """Stop fetching these partitions; their positions stay.
+
+        Raises:
+            InvalidRequestError: a partition is not assigned.
+        """
         wanted = as_partitions("pause", partitions)
         self._unread.put_back(self._engine)
         self._engine.pause(wanted, True)
 
     def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Fetch these paused partitions again."""
+        """Fetch these paused partitions again.
+
+        Raises:
+            InvalidRequestError: a partition is not assigned.
+        """
         self._engine.pause(as_partitions("resume", partitions), False)
 
     def paused(self) -> list[TopicPartition]:
@@ -862,12 +871,12 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
         """Return the next records, waiting up to `timeout` seconds (None: without a limit) for the first one.
 
-        Returns as soon as there are records, `max_records` at most (by default `max.poll.records`). Returns an empty
-        list after the timeout, or earlier if only aborted records or transaction markers came: then positions have
+        Returns as soon as there are records, at most `max_records` (by default `max.poll.records`). Returns an empty
+        list after the timeout, or earlier if only aborted records or transaction markers arrived: then positions have
         moved. Partitions take turns.
 
         Raises:
-            OffsetOutOfRange: the log no longer has the position and `auto_offset_reset` is "none"; seek to continue.
+            OffsetOutOfRange: the position is no longer in the log, and `auto_offset_reset` is "none"; seek to continue.
             CorruptRecordError: a batch does not match its checksum; the next poll fetches it again.
             AuthorizationError: the user may not read this, or cannot log in; the next poll tries again.
             InvalidRequestError: no topic is subscribed and no partition assigned.
@@ -877,7 +886,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return self._converted(found) if self._converts else found
 
     def _converted(self, found: list[Record]) -> list[Record[K, V]]:
-        """Return the records with keys and values converted, up to the first failure; the rest waits for later."""
+        """Return the records with keys and values converted, up to the first failure; the rest waits for a later poll."""
         done: list[Record[K, V]] = []
         try:
             for record in found:
@@ -942,7 +951,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
             raise
 
     def _come_back(self) -> dict[PartitionState, Mark]:
-        """Begin a poll; return where it marks the positions before it takes records."""
+        """Begin a poll; return the dict in which it marks positions before it takes records."""
         if self._group is None:
             self._engine.settle()
             return {}
@@ -1023,10 +1032,10 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     def commit(self, offsets: CommitArgument = None) -> None:
         """Commit offsets and wait for the coordinator: after a failure or a rebalance the group continues there.
 
-        Without an argument, commit the offsets after all returned records: those of `poll`, or of iteration including
-        the last yielded record. If a partition was lost before its records were committed, the call commits nothing
-        and raises that once: another member has these records. With a `Record`, commit the offset after it; with
-        offsets by partition, commit exactly these.
+        Without an argument, commit the offsets after all returned records: those that `poll` returned, or that iteration
+        yielded, including the last one. If a partition was lost before its records were committed, the call commits
+        nothing and raises `PartitionNotOwned`, once: another member gets these records again. With a `Record`, commit
+        the offset after it; with offsets by partition, commit exactly these.
 
         >>> from raftlog import Consumer, TopicPartition
         >>> with Consumer(cluster.bootstrap, group_id="readers", auto_offset_reset="earliest") as consumer:
@@ -1041,27 +1050,29 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
             FencedError: the group has removed this member.
             InvalidRequestError: the consumer has no group, or the argument holds no offsets.
             OffsetMetadataTooLarge: the metadata of an offset is too long.
-            RaftlogError: the last refusal, after `default.api.timeout.ms` of retries.
+            RaftlogError: the coordinator's last refusal, after retries for `default.api.timeout.ms`.
         """
         group = self._of_group("commit")
         group.commit(offsets)
 
     def commit_async(self, offsets: CommitArgument = None, callback: CommitCallback | None = None) -> None:
-        """Commit in the background. Commits take effect in the order of the calls, also when some are retried.
+        """Commit in the background. Commits take effect in the order of the calls, even if some are retried.
 
-        `callback(offsets, error)` runs on the client's event loop: it must be quick and must not block. Without one, a
-        failure is logged.
+        `callback(offsets, error)` runs on the client's event loop: it must be quick and must not block; `error` is None
+        after a success. Without a callback, the consumer logs a failure.
 
         Raises:
             PartitionNotOwned: this member does not have the partition of an offset.
-            InvalidRequestError: as `commit`. All other errors go to the callback.
+            InvalidRequestError: as `commit`. The callback receives all other errors.
         """
         self._of_group("commit_async").commit_async(offsets, callback)
 
     def committed(
         self, *partitions: TopicPartition | Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offsets of these partitions, by default of the assigned ones; None: no offset.
+        """Return the group's committed offset of each of these partitions, by default of the assigned ones.
+
+        The value is None for a partition without a committed offset.
 
         Raises:
             RaftlogError: the coordinator refused, or did not answer within `default.api.timeout.ms`.
@@ -1075,13 +1086,13 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return self._of_group("group_metadata").engine.group_metadata()
 
     def group_note(self) -> str:
-        """Return why the member has no partitions, or which topics it waits for; empty if all is well."""
+        """Return why the member has no partitions, or which topics it waits for; "" if neither applies."""
         return self._of_group("group_note").engine.membership.note
 
     # Positions
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Continue at `offset`; records fetched before are dropped.
+        """Continue at `offset`, and drop the records that were fetched before.
 
         Raises:
             InvalidRequestError: the partition is not assigned, or the offset is negative.
@@ -1092,17 +1103,17 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         self._engine.place(wanted, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Go to the first offset of these partitions, of all assigned ones by default."""
+        """Go to the first offset of these partitions, by default of all assigned ones."""
         self._seek_to(self.beginning_offsets(self._or_all("seek_to_beginning", partitions)))
 
     def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Go past the last offset of these partitions, of all assigned ones by default."""
+        """Go past the last offset of these partitions, by default of all assigned ones."""
         self._seek_to(self.end_offsets(self._or_all("seek_to_end", partitions)))
 
     def seek_to_committed(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Go back to the group's committed offsets in these partitions, in all assigned ones by default.
+        """Go back to the group's committed offsets in these partitions, by default in all assigned ones.
 
-        The records since the last commit are returned again. A partition without a committed offset goes where
+        Polls return the records since the last commit again. A partition without a committed offset goes where
         `auto_offset_reset` says.
 
         >>> with Consumer(cluster.bootstrap, group_id="again", auto_offset_reset="earliest") as consumer:
@@ -1131,10 +1142,10 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     def read_to_end(self, timeout: float | None = None, progress: Callable[[int, int], object] | None = None) -> Any:
         """Return the records from the positions up to the ends that the assigned partitions have now, as a table.
 
-        The ends are looked up once, so the call ends although records keep coming; afterwards the positions are there.
-        Columns are those of `poll_arrow`. Paused partitions are left out. All records are in memory: if they do not
-        fit, call `poll_arrow` until `position` reaches `end_offsets`. `progress(passed, total)` learns how many offsets
-        have been passed, of how many, at the beginning and after each step. `raftlog.read_table` reads whole topics.
+        The call looks the ends up once, so it ends although records keep coming; then the positions are at these ends.
+        The columns are those of `poll_arrow`. Paused partitions are left out. All records are in memory: if they do not
+        fit, call `poll_arrow` until `position` reaches `end_offsets`. The call runs `progress(passed, total)`, both
+        numbers of offsets, at the beginning and after each step. `raftlog.read_table` reads whole topics.
 
         >>> with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         ...     consumer.assign([TopicPartition("orders", 0)])
@@ -1142,10 +1153,10 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         [b'one apple']
 
         Raises:
-            RequestTimedOut: not complete within `timeout` seconds, or nothing came for `default.api.timeout.ms`; names
-                the partitions. The positions are where they were.
+            RequestTimedOut: the read is not complete within `timeout` seconds, or nothing came for
+                `default.api.timeout.ms`; the message names the partitions. The positions are as before the call.
             InvalidRequestError: the consumer is a member of a group, whose partitions may change meanwhile.
-            RaftlogError: as `poll`; the positions are where they were.
+            RaftlogError: as `poll`; the positions are as before the call.
         """
         engine = self._engine
         engine.check_open()
@@ -1203,9 +1214,9 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return, for each partition, the first record whose timestamp (ms since 1970) is at least the given one.
+        """Return the first offset of each partition whose record has this or a later timestamp (ms since 1970).
 
-        None where there is no such record. The partitions need not be assigned.
+        The value is None for a partition without such a record. The partitions need not be assigned.
 
         >>> with Consumer(cluster.bootstrap) as consumer:
         ...     found = consumer.offsets_for_times({TopicPartition("orders", 0): 0})
@@ -1220,15 +1231,22 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return self._find(timestamps_ms)
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset of each partition; they need not be assigned."""
+        """Return the first offset of each partition. The partitions need not be assigned.
+
+        Raises:
+            UnknownTopicOrPartition, BrokerUnavailable: as `offsets_for_times`.
+        """
         return self._ends(partitions, EARLIEST)
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the offset after the last readable record of each partition; they need not be assigned.
+        """Return the offset after the last readable record of each partition. The partitions need not be assigned.
 
         >>> with Consumer(cluster.bootstrap) as consumer:
         ...     consumer.end_offsets([TopicPartition("orders", 0)])
         {TopicPartition(topic='orders', partition=0): 1}
+
+        Raises:
+            UnknownTopicOrPartition, BrokerUnavailable: as `offsets_for_times`.
         """
         return self._ends(partitions, LATEST)
 
@@ -1244,9 +1262,10 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return {part: found[part] for part in wanted}
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return the consumer's metrics, under the names of Kafka's client metrics, by group.
+        """Return the consumer's metrics by group, under the names of Kafka's client metrics.
 
-        As `Producer.metrics`. `records-lag` of a partition is its lag when its last records came.
+        Units and periods are as in `Producer.metrics`. A partition's `records-lag` is its lag when its last records
+        arrived.
 
         >>> with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         ...     consumer.subscribe("orders")
@@ -1264,8 +1283,8 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         """Stop reading. Closing twice is allowed.
 
         A group member leaves the group; a static member keeps its partitions until the session timeout. With automatic
-        commits the records of the last poll count as finished, unless an exception is being handled or another thread
-        polled.
+        commits the records of the last poll count as finished and are committed, unless an exception is being handled
+        or another thread polled them.
         """
         self._close(clean=sys.exc_info()[0] is None)
 

@@ -78,7 +78,7 @@ _OF_NO_TARGET: Final = (
 
 
 class Round:
-    """The records that one call hands over, in parts: all taken records, or one partition each after a failure.
+    """The records that one call hands over: all of them in one part, or after a failure one part for each partition.
 
     Invariants: every added record is done, put back, left to another worker, or in doubt; after the first record of a
     partition has failed, no record of the partition is handed over.
@@ -171,7 +171,7 @@ RETENTION: Final = timedelta(days=7)
 
 
 unless_lost: Final = contextlib.suppress(InvalidRequestError)
-"""Around `pause`, `resume` and `seek`: a session may end between two polls, and the next one tells the listener."""
+"""Suppresses the error of `pause`, `resume` or `seek` on a partition that was lost since the last poll."""
 
 
 def now_ms() -> int:
@@ -377,7 +377,7 @@ class Mover:
         self.settle()
 
     def settle(self) -> None:
-        """Find out the outcome of a transaction in doubt, if there is one; asks until it is known.
+        """Find out the outcome of a transaction in doubt, if there is one; ask again until it is known.
 
         Raises:
             RaftlogError: the transaction is aborted, nothing was handed over.
@@ -565,13 +565,13 @@ class DelayQueue:
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
         """Return due records without a target, waiting up to `timeout` seconds (None: without a limit) for one.
 
-        Records come as they were sent, without the queue's own headers; topic, partition and offset are those in the
-        level's topic. The next `poll`, or `commit`, finishes the records of this one; until then another worker gets
-        them if this one dies. Due records with a target are handed over meanwhile.
+        The records are as they were sent, without the queue's own headers; topic, partition and offset are those in the
+        level's topic. The next `poll`, or `commit`, finishes the records of this one; if this worker dies before that,
+        another worker gets them. Meanwhile the call hands due records with a target over.
 
         Raises:
             RaftlogError: as `Consumer.poll` and `Consumer.commit`, or a target refused a record. No record is lost:
-                the next call tries again. A refused record delays its own partition of the level only; notes on the
+                the next call tries again. A refused record delays only its own partition of the level; notes on the
                 error name these partitions. (If there are records to return, the error is logged instead.)
         """
         given, _ = self._round(timeout, max_records or ROUND_MAX, forwards=False)
@@ -594,8 +594,8 @@ class DelayQueue:
     def forward(self, timeout: float | None = 1.0) -> int:
         """Hand due records over to their targets, and return how many.
 
-        Waits up to `timeout` seconds for the first one to be due. The records become visible in their targets at the
-        moment in which the queue finishes them.
+        Waits up to `timeout` seconds for the first record to become due. One transaction makes the records visible in
+        their targets and finishes them in the queue.
 
         Raises:
             InvalidRequestError: a due record has no target; use `poll` for this queue.
@@ -605,7 +605,7 @@ class DelayQueue:
         return handed_over
 
     def run(self, stop: Event | None = None) -> None:
-        """Call `forward` until `stop` is set or the queue is closed elsewhere. Raises as `forward`."""
+        """Call `forward` until `stop` is set or another thread closes the queue. Raises as `forward`."""
         while not (stop is not None and stop.is_set()):
             try:
                 self.forward(STOP_POLL_S)
@@ -727,7 +727,7 @@ class DelayQueue:
     # End
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, `timeout` seconds at most, then stop. Closing twice is allowed.
+        """Flush for at most `timeout` seconds, then stop. Closing twice is allowed.
 
         The records of the last `poll` are finished only if `commit` was called; otherwise a worker gets them again.
         """

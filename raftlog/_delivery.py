@@ -1,4 +1,4 @@
-"""What `send` returns: a delivery, one small object per record; the batch behind it does the rest.
+"""Deliveries, which `send` and `send_batch` return: one small object for each call; its batch holds the outcome.
 
 Also `Alarm`, which a thread can wait for while a signal such as Ctrl-C may come at any moment, and `Deadline`.
 """
@@ -73,7 +73,7 @@ class Alarm:
 
 
 class RecordRange(NamedTuple):
-    """The place of consecutive records of a `send_batch`. `base_offset` is -1 if it is not known, as
+    """The place of consecutive records of a `send_batch`. `base_offset` is -1 if it is unknown, for the same reasons as
     `RecordMetadata.offset`."""
 
     topic: str
@@ -92,7 +92,7 @@ class Engine(Protocol):
         """Whether the caller runs in the event loop's thread."""
 
     def close_batches(self, batches: Iterable[Batch]) -> None:
-        """Send these open batches without more lingering."""
+        """Send these open batches without further lingering."""
 
     def trouble_of(self, queue: PartitionQueue) -> RaftlogError | None:
         """Return why batches do not get through to a partition, if known."""
@@ -159,7 +159,7 @@ async def wait_async(batch: Batch) -> None:
 
 
 def raised(error: RaftlogError) -> RaftlogError:
-    """Return a copy of an error to raise: an error that many callers raise would collect all their tracebacks."""
+    """Return a copy of an error to raise: one object that many callers raise would collect the tracebacks of all."""
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__)
     copy.args = error.args
@@ -180,8 +180,11 @@ class BaseDelivery:
         return self._batch.done
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(delivery)` once it is done, on the client's event loop thread: it must be quick and must
-        not block. If it is already done, call it at once. Exceptions of the callback are logged."""
+        """Call `callback(delivery)` once the delivery is done, on the client's event loop thread.
+
+        There it must be quick and must not block, and exceptions that it raises are logged. If the delivery is already
+        done, the callback runs at once, in this thread.
+        """
         if not when_done(self._batch, lambda: callback(self)):
             callback(self)
 

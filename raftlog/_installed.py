@@ -41,7 +41,7 @@ def server_root() -> Path:
     """Return the directory that holds the package `broker`.
 
     Raises:
-        InternalError: neither a wheel's layout nor a checkout's.
+        InternalError: the packages are neither where a wheel nor where a checkout has them.
     """
     package = Path(__file__).resolve().parent
     for root in (package / "_server", package.parent):
@@ -76,7 +76,7 @@ def server_environment() -> dict[str, str]:
         raise InvalidConfig(needs("a raftlog server", missing, "server"))
     environment = dict(os.environ)
     environment.pop("RAFTLOG_BOOTSTRAP", None)
-    if environment.get("GRPC_VERBOSITY", "ERROR") == "ERROR":  # which gRPC sets itself when it is imported
+    if environment.get("GRPC_VERBOSITY", "ERROR") == "ERROR":  # gRPC sets ERROR itself when it is imported
         environment["GRPC_VERBOSITY"] = "NONE"
     earlier = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(server_root()), *([earlier] if earlier else [])])

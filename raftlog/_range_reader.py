@@ -1,6 +1,6 @@
 """Reads given ranges of offsets, for engines that plan their reads (the Spark source).
 
-Not part of the public names: `Consumer` is what applications use.
+Private: applications use `Consumer`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LOOK_S: Final = 1.0
 class RangeReader:
     """Reads one range of offsets after the other with a consumer, each to its end.
 
-    The end of a range is a position, not a number of records: control records, aborted transactions and compaction
-    leave gaps. Make it with `auto_offset_reset="none"`, so that missing records are an error.
+    The end of a range is an offset, not a number of records: control records, aborted transactions and compaction
+    leave gaps. Make the consumer with `auto_offset_reset="none"`, so that missing records are an error.
     """
 
     def __init__(self, bootstrap: str | Sequence[str], **options: Any) -> None:

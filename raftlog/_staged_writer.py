@@ -22,7 +22,7 @@ from raftlog._producer import Producer
 from raftlog.errors import ClosedError, InvalidRequestError, RaftlogError
 
 _ABORT_TIMEOUT_S: Final = 10.0
-"""Dropping a stage at once is a courtesy to readers."""
+"""The time limit for dropping a stage at once: readers then need not wait for its timeout."""
 
 
 class Staging(Client[StageHub]):
@@ -100,9 +100,9 @@ class StagedWriter:
 
     A process that writes a part of a batch *stages* it and gets a token. A process that has all tokens of the batch
     *commits* them. Consumers (`isolation_level="read_committed"`, the default) see nothing of a batch before the commit
-    and all of it afterwards. The log entry of the decision also holds the number of the sink's last batch: a commit of
-    that number or a lower one returns `already_committed`, and the stages of such a batch are dropped. So a batch may
-    be written again, in other parts and another order, whenever its commit is not certain.
+    and all of it afterwards. The record of the decision also holds the number of the sink's last batch: a commit of
+    that number or a lower one returns `already_committed`, and drops the stages of that batch. So a program may write a
+    batch again, in other parts and another order, whenever it does not know whether the batch was committed.
 
     >>> from raftlog import StagedWriter
     >>> with StagedWriter(cluster.bootstrap, "nightly-export", target="letters") as writer:
@@ -118,7 +118,7 @@ class StagedWriter:
     Args:
         bootstrap: one or more brokers, "host:port,host:port" or a list.
         sink_id: the name of the sink, 1 to 255 characters; the same in all its processes, and used by no other sink.
-            The sink's batches have growing numbers, from 0 on, with or without gaps.
+            The numbers of the sink's batches rise, from 0 on, with or without gaps.
         target: a description of where the sink writes. The first batch fixes it; another target later is a
             `SinkMismatch`, so that two sinks never share an id by accident.
         partitioner, config, options: as for `Producer`; acks=all is implied. A stage that no commit names within
@@ -127,7 +127,7 @@ class StagedWriter:
 
     Raises:
         InvalidConfig: an unknown option, a bad value, or one that contradicts staging.
-        InvalidRequestError: not a sink id.
+        InvalidRequestError: the sink id is not allowed.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class StagedWriter:
         return self._sink.sink_id
 
     def last_batch(self, timeout: float | None = None) -> int:
-        """Return the highest batch that the sink has committed, or -1. Batches up to it need not be written.
+        """Return the highest batch number that the sink has committed, or -1. Batches up to it need not be written.
 
         Raises:
             SinkMismatch: the sink has another target.
@@ -186,22 +186,23 @@ class StagedWriter:
     def commit(self, batch_id: int, tokens: Iterable[StageToken], timeout: float | None = None) -> CommittedBatch:
         """Make the stages of these tokens readable, together and for good; drop all other stages up to this batch.
 
-        A commit without tokens is a batch without records: its number counts, and its stages are dropped. A call with
-        the same tokens again is the same commit: it returns the same answer, or `already_committed` after some time.
+        A commit without tokens commits a batch without records: the sink counts its number, and drops its stages. A
+        second call with the same tokens is the same commit: it returns the same answer, or, some time later,
+        `already_committed`.
 
-        When the call returns, the records are readable; after a failover they may take moments longer.
+        When the call returns, the records are readable; after a failover this may take moments longer.
 
         Raises:
             StageExpired: a stage is gone; nothing was committed, so write the batch again.
             SinkMismatch: the sink has another target.
-            RequestTimedOut: the outcome is not known: commit again, or write the batch again and commit that.
-            InvalidRequestError: a token of another batch or sink.
+            RequestTimedOut: the outcome is unknown: commit again, or write the batch again and commit that.
+            InvalidRequestError: a token belongs to another batch or sink.
         """
         staging = self._staging
         return staging.thread.run(staging.hub.commit(self._sink, batch_id, tokens, staging.deadline(timeout)))
 
     def abort(self, tokens: Iterable[StageToken], timeout: float | None = None) -> None:
-        """Drop the stages of these tokens, unless they are committed. Optional: a later commit or a timeout does it.
+        """Drop the stages of these tokens, unless they are committed. Optional: a later commit or a timeout does it too.
 
         Raises:
             RequestTimedOut: no answer in time.
@@ -212,10 +213,10 @@ class StagedWriter:
     def abort_open(self, batch_id: int, attempt: str = "", timeout: float | None = None, *, fence: bool = False) -> int:
         """Drop the open stages of a batch, finished or not, whose `attempt` begins with this text; return how many.
 
-        For tokens that never arrived: the open stages of a dead process keep consumers from the records behind them
-        until their timeout.
+        Use it if tokens never arrived: the open stages of a dead process keep consumers from the records behind them
+        until the stages time out.
 
-        With `fence`, later stages of the batch by these attempts fail with `StageExpired`: for processes that may
+        With `fence`, later stages of the batch by these attempts fail with `StageExpired`; use it if these processes may
         still be alive. The next try at the batch needs another `attempt`.
 
         Raises:
@@ -230,7 +231,7 @@ class StagedWriter:
         return staging.thread.run(staging.hub.abort_open(self._sink, batch_id, attempt, deadline, fence=fence))
 
     def already_committed(self, batch_id: int) -> StageToken:
-        """Return the token for a part that was not written because the batch is committed already."""
+        """Return the token for a part that was not written because the batch is already committed."""
         return StageToken(self.sink_id, check_batch_id(batch_id), already_committed=True)
 
     def close(self) -> None:
@@ -329,7 +330,7 @@ class Stage:
         A second call returns the same token. A stage without records asks the cluster nothing.
 
         Raises:
-            TimeoutError: not within `timeout` seconds; sending goes on, and `finish` may be called again.
+            TimeoutError: not done within `timeout` seconds; sending goes on, and `finish` may be called again.
             RaftlogError: a record or the stage failed; stage the part again.
             InvalidRequestError: the stage was aborted.
         """
@@ -341,12 +342,12 @@ class Stage:
         """Drop the stage. Does nothing once it is finished or aborted.
 
         Raises:
-            RequestTimedOut: the coordinator did not answer; the stage ends with the next batch, or by its timeout.
+            RequestTimedOut: the coordinator did not answer; the next committed batch, or the timeout, ends the stage.
         """
         self._staging.thread.run(self._work.abort(self._staging.deadline(timeout)))
 
     def _check_takes_records(self) -> None:
-        """Check before the engine is used, which may serve another stage by now."""
+        """Check that the stage still takes records: after its end, the engine may already serve another stage."""
         if self._work.is_over:
             self._work.check_may_send()
         self._staging.check()
@@ -363,7 +364,7 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if not self._work.is_over:
-            with contextlib.suppress(RaftlogError, TimeoutError):  # whatever brought us here says more
+            with contextlib.suppress(RaftlogError, TimeoutError):  # the error that ends the block says more
                 self.abort(_ABORT_TIMEOUT_S)
 
 

@@ -51,7 +51,7 @@ def traceparent_of(context: SpanContext) -> Traceparent:
 
 
 MAX_LINKS: Final = 128
-"""Of one span; what OpenTelemetry keeps by default."""
+"""The most links in one span: OpenTelemetry keeps no more by default."""
 _NAMES: Final = (TRACEPARENT, TRACESTATE)
 
 
@@ -188,7 +188,7 @@ class ConsumerTracing:
 
     @staticmethod
     def begin() -> int:
-        """Note the begin of a poll; return its time."""
+        """Note that a poll begins; return its time."""
         return time.time_ns()
 
     def end(self, begun_ns: int, chunks: Sequence[Rows]) -> None:

@@ -1,7 +1,7 @@
 """Typed configuration: one table of keys for the server, one for topics, one each for the SDK's clients.
 
-A `ConfigDef` is a table of `ConfigKey`s. It turns what people write (TOML, environment, keyword arguments, strings on
-the wire) into typed values, and back into one canonical spelling that is stored and compared.
+A `ConfigDef` is a table of `ConfigKey`s. It turns values as users write them (TOML, environment, keyword arguments,
+strings on the wire) into typed values, and back into one canonical spelling, which is stored and compared.
 
     kind      value       written as
     int       int         10, "10"
@@ -60,10 +60,10 @@ _SERVICE_LINK = re.compile(
 class ConfigKey:
     """One key: its type, range, default and documentation.
 
-    `mirrors` is the Kafka key with the same meaning where it has another name; `own` says that Kafka has none.
-    `dynamic` keys may be altered while the cluster runs. `optional` allows no value at all (None, written "").
-    `check` returns what is wrong with a value that has the right type and range, or None. `ignore_case`: text is taken
-    in any case and kept in lower case. `secret`: no message has the value.
+    `mirrors` is the Kafka key with the same meaning if its name differs; `own` says that Kafka has no such key.
+    `dynamic` keys may be altered while the cluster runs. An `optional` key may have no value (None, written "").
+    `check` gets a value of the right type and range, and returns a complaint or None. `ignore_case`: text is accepted
+    in any case and kept in lower case. `secret`: no message shows the value.
     """
 
     name: str
@@ -94,12 +94,12 @@ class ConfigKey:
 
     @property
     def kafka_key(self) -> str | None:
-        """The Kafka key that this one mirrors, None where Kafka has none."""
+        """The Kafka key that this one mirrors, None if Kafka has none."""
         return None if self.own else self.mirrors or self.name
 
     @property
     def unit(self) -> str:
-        """`ms`, `bytes` or nothing."""
+        """`ms`, `bytes` or "" (no unit)."""
         return _UNITS.get(self.kind, "")
 
     @property
@@ -111,7 +111,8 @@ class ConfigKey:
         """Return the typed value of a setting as the user wrote it.
 
         Raises:
-            InvalidConfig: another type, out of range, or refused by `check`; says the value and what was expected.
+            InvalidConfig: the value has another type, is out of range, or fails `check`; the message shows the value
+                and what was expected.
         """
         if self.optional and (raw is None or raw == ""):
             return None
@@ -141,7 +142,7 @@ class ConfigKey:
 
     @property
     def expected(self) -> str:
-        """What a value has to look like, in words."""
+        """The form of a value, in words."""
         text = _EXPECTED[self.kind]
         if self.choices:
             one_of = "one of" if self.kind == "string" else "a list of"
@@ -169,8 +170,8 @@ class ConfigKey:
 class Setting(Generic[T]):
     """A key declared as an attribute: `node_id = integer(...)` declares the key node.id and types `config.node_id`.
 
-    The arguments are those of `ConfigKey`; `name` is given where the attribute has another name. `of` turns a parsed
-    value into the attribute's; its `ValueError` says what is wrong with a value.
+    The arguments are those of `ConfigKey`; `name` is needed if the attribute has another name than the key. `of` turns
+    the parsed value into the attribute's value; its `ValueError` says what is wrong with a value.
     """
 
     key: ConfigKey
@@ -194,7 +195,7 @@ class Setting(Generic[T]):
         return self
 
     def value(self, values: Mapping[str, Value]) -> T:
-        """Return what the attribute is to be, by the values of all keys."""
+        """Return the attribute's value, given the values of all keys."""
         value: Any = values[self.key.name]
         return value if self._of is None else self._of(value)
 
@@ -265,7 +266,7 @@ def duration_ms_or_none(**rest: Any) -> Setting[int | None]:
 
 
 def settings_of(owner: type) -> Iterator[Setting[Any]]:
-    """Yield the settings that a class and its bases declare, in their order, those of the bases first."""
+    """Yield the settings that a class and its bases declare, in order of declaration, those of the bases first."""
     for each in reversed(owner.__mro__):
         yield from (setting for setting in vars(each).values() if isinstance(setting, Setting))
 
@@ -310,7 +311,7 @@ class ConfigDef:
         """Return the key of that name; underscores are taken for dots.
 
         Raises:
-            InvalidConfig: there is none; names the nearest one.
+            InvalidConfig: there is no such key; the message names the nearest one.
         """
         found = self._keys.get(name.replace("_", "."))
         if found is None:
@@ -321,7 +322,7 @@ class ConfigDef:
         """Return typed values of the keys in `raw` and of no others.
 
         Raises:
-            InvalidConfig: an unknown key, a bad value, or one key in two spellings.
+            InvalidConfig: a key is unknown or given in two spellings, or a value is bad.
         """
         values: dict[str, Value] = {}
         for name, text in raw.items():
@@ -344,7 +345,7 @@ class ConfigDef:
         """Return the keys of a TOML document; dotted keys and tables mean the same.
 
         Raises:
-            InvalidConfig: not TOML, or an unknown key; the values are not looked at.
+            InvalidConfig: the text is not TOML, or a key is unknown. The values are not checked here.
         """
         try:
             raw = dict(_flatten(tomllib.loads(text), ""))
@@ -364,11 +365,11 @@ class ConfigDef:
     ) -> dict[str, object]:
         """Return the keys that the environment sets: RAFTLOG_LOG_DIRS sets log.dirs.
 
-        `ignore` names variables (with the prefix) that mean something else; variables that Kubernetes sets for a
-        Service of that name are left alone as well.
+        `ignore` names variables (with the prefix) that have another meaning. The variables that Kubernetes sets for a
+        Service called `raftlog` are ignored too.
 
         Raises:
-            InvalidConfig: a variable with the prefix that names no key.
+            InvalidConfig: a variable has the prefix and names no key.
         """
         ignored = frozenset(ignore)
         raw: dict[str, object] = {}
@@ -512,7 +513,7 @@ def _flatten(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, ob
 
 
 def _shown(raw: object) -> str:
-    """Return a value as it stands in a message: quoted text, cut where it is long."""
+    """Return a value for a message: text in quotes, long text cut."""
     if isinstance(raw, int) and raw.bit_length() > 256:  # str() refuses numbers with thousands of digits
         return f"a number of {raw.bit_length()} bits"
     text = repr(raw) if isinstance(raw, str) else str(raw)

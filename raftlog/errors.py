@@ -1,7 +1,7 @@
 """Every error raftlog raises, in one tree.
 
     RaftlogError
-     ├─ RetriableError              the same request may succeed later; clients retry these by themselves
+     ├─ RetriableError              the same request may succeed later; clients retry it by themselves
      │   ├─ UnknownTopicOrPartition, UnknownTopicId, LeaderNotAvailable, NotLeader, UnknownLeaderEpoch
      │   ├─ RequestTimedOut, NotEnoughReplicas, NotEnoughReplicasAfterAppend, NotController, UnknownOutcome
      │   ├─ DuplicateBrokerRegistration, EligibleLeadersNotAvailable, PreferredLeaderNotAvailable
@@ -120,7 +120,7 @@ class AuthenticationFailed(AuthorizationError):
 
 
 class TokenExpired(AuthenticationFailed):
-    """The token is not, or no longer, valid at this broker: log in again. Clients do this by themselves."""
+    """The token is not valid at this broker, or has expired: log in again. Clients do this by themselves."""
 
     code = common_pb2.TOKEN_EXPIRED
 
@@ -183,7 +183,10 @@ class NotEnoughReplicas(RetriableError):
 
 
 class NotEnoughReplicasAfterAppend(RetriableError):
-    """Appended, but the in-sync replicas then became fewer than `min.insync.replicas`; a retry may duplicate."""
+    """The leader appended the records, but then had fewer in-sync replicas than `min.insync.replicas`.
+
+    A retry may write them twice, unless the producer is idempotent.
+    """
 
     code = common_pb2.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
@@ -207,13 +210,13 @@ class DuplicateBrokerRegistration(RetriableError):
 
 
 class EligibleLeadersNotAvailable(RetriableError):
-    """No replica that has every committed record is up."""
+    """No replica that has every committed record is alive."""
 
     code = common_pb2.ELIGIBLE_LEADERS_NOT_AVAILABLE
 
 
 class PreferredLeaderNotAvailable(RetriableError):
-    """The partition's first replica is not up, or not in sync."""
+    """The partition's preferred leader, its first replica, is not alive or not in sync."""
 
     code = common_pb2.PREFERRED_LEADER_NOT_AVAILABLE
 
@@ -253,7 +256,7 @@ class ShuttingDown(RetriableError):
 
 
 class ChainBroken(RetriableError):
-    """An earlier batch of the same partition and stream was refused; a retry in order may succeed."""
+    """An earlier batch of the same partition and stream was refused; sending all of them again in order may succeed."""
 
     code = common_pb2.CHAIN_BROKEN
 
@@ -289,7 +292,7 @@ class RebalanceInProgress(FencedError):
 
 
 class MemberIdRequired(FencedError):
-    """The member joins again with the member id that it has just been given (KIP-394)."""
+    """The coordinator has given the member an id: join again with it (KIP-394)."""
 
     code = common_pb2.MEMBER_ID_REQUIRED
 
@@ -329,7 +332,7 @@ class BrokerIdNotRegistered(FencedError):
 
 
 class UnknownMemberId(FencedError):
-    """The group does not, or no longer, have this member: join again."""
+    """The group does not have this member, or has removed it: join again."""
 
     code = common_pb2.UNKNOWN_MEMBER_ID
 
@@ -341,7 +344,7 @@ class FencedMemberEpoch(FencedError):
 
 
 class StaleMemberEpoch(FencedError):
-    """The request has an earlier member epoch, in which the member did not own the partition yet."""
+    """The request has an earlier member epoch, in which the member did not yet own the partition."""
 
     code = common_pb2.STALE_MEMBER_EPOCH
 
@@ -377,7 +380,7 @@ class ProducerFenced(FencedError):
 
 
 class InvalidProducerIdMapping(FencedError):
-    """The transactional id has another producer id, or was forgotten: make a new producer."""
+    """The transactional id has another producer id, or the coordinator has forgotten it: make a new producer."""
 
     code = common_pb2.INVALID_PRODUCER_ID_MAPPING
 
@@ -465,7 +468,7 @@ class ResourceNotFound(InvalidRequestError):
 
 
 class DuplicateResource(InvalidRequestError):
-    """There is a role of that name already."""
+    """A role of that name already exists."""
 
     code = common_pb2.DUPLICATE_RESOURCE
 
@@ -537,7 +540,7 @@ class InvalidReplicaAssignment(InvalidRequestError):
 
 
 class InvalidUpdateVersion(InvalidRequestError):
-    """The partition has changed since: its partition epoch differs."""
+    """The partition has changed since the request was made: its partition epoch differs."""
 
     code = common_pb2.INVALID_UPDATE_VERSION
 
@@ -579,7 +582,7 @@ class InconsistentVoters(InvalidRequestError):
 
 
 class InvalidGroupId(InvalidRequestError):
-    """A group id has 1 to 255 characters."""
+    """The group id does not have 1 to 255 characters."""
 
     code = common_pb2.INVALID_GROUP_ID
 
@@ -639,19 +642,19 @@ class ClosedError(InvalidRequestError):
 
 
 class InvalidRecord(CorruptRecordError):
-    """A batch that parses but has contradictory counts, offsets or timestamps."""
+    """A batch parses, but its counts, offsets or timestamps contradict each other."""
 
     code = common_pb2.INVALID_RECORD
 
 
 class BatchTooExpansive(CorruptRecordError):
-    """A compressed batch that claims to inflate beyond the limits."""
+    """A compressed batch would inflate beyond the limits, as its header says."""
 
     code = common_pb2.BATCH_TOO_EXPANSIVE
 
 
 class UnsupportedCompression(CorruptRecordError):
-    """The codec number is not assigned."""
+    """No codec has this number."""
 
     code = common_pb2.UNSUPPORTED_COMPRESSION_TYPE
 
@@ -684,7 +687,7 @@ _RETRIES: dict[int, options_pb2.Retry.ValueType] = {
 
 
 def class_of(code: int) -> type[RaftlogError]:
-    """Return the class of a wire code, which must be one."""
+    """Return the class of an assigned wire code."""
     return _BY_CODE[code]
 
 
@@ -709,7 +712,7 @@ def from_wire(error: common_pb2.Error) -> RaftlogError:
 
 
 def to_wire(error: BaseException) -> common_pb2.Error:
-    """Return the error value for an exception; without a wire code it is `INTERNAL`."""
+    """Return the error value for an exception; an exception without a wire code becomes `INTERNAL`."""
     code = error.code if isinstance(error, RaftlogError) else None
     if code is None:
         return common_pb2.Error(code=common_pb2.INTERNAL, message=f"{type(error).__name__}: {error}")

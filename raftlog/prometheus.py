@@ -1,4 +1,4 @@
-"""Metrics of clients for Prometheus, beside the application's own. Needs the extra `raftlog[prometheus]`.
+"""Exports the metrics of clients to Prometheus, beside the application's own. Needs the extra `raftlog[prometheus]`.
 
     from prometheus_client import REGISTRY, start_http_server
     from raftlog.prometheus import ClientCollector
@@ -7,8 +7,8 @@
     start_http_server(9400)
 
 Each client has a name, which becomes the label `client`. A metric `record-send-rate` of the group `producer-metrics` is
-`raftlog_producer_record_send_rate`. What a group's name says of a topic, partition or node becomes labels:
-`raftlog_producer_topic_record_send_rate`, `raftlog_consumer_partition_records_lag`.
+`raftlog_producer_record_send_rate`. If the group's name has a topic, a partition or a node, these become labels, as in
+`raftlog_producer_topic_record_send_rate` and `raftlog_consumer_partition_records_lag`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GROUP: Final = re.compile(
     r"-metrics(?:\.(?P<of>.+))?"
 )
 _WITH_PARTITION: Final = "records-lag"
-"""The only metric of partitions; the others that have a name beside their group are of topics or nodes."""
+"""The only metric of partitions; all others with a name beside their group belong to topics or nodes."""
 
 
 class HasMetrics(Protocol):

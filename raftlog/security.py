@@ -1,6 +1,6 @@
-"""Users, permissions, roles and quotas as the admin clients speak of them (KIP-11, KIP-140, KIP-290, KIP-546, KIP-554).
+"""Users, ACLs, roles and quotas, as the admin clients take and return them (KIP-11, KIP-140, KIP-290, KIP-546, KIP-554).
 
-Numbers are Kafka's, and those of `raftlog.v1.security_pb2`.
+The numbers of the enumerations are Kafka's, and those of `raftlog.v1.security_pb2`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_ITERATIONS: Final = 8192
 
 
 class ResourceType(enum.IntEnum):
-    """What a permission is about; ANY in filters only."""
+    """The type of the resource that an ACL names. ANY is for filters only."""
 
     ANY = 1
     TOPIC = 2
@@ -26,18 +26,19 @@ class ResourceType(enum.IntEnum):
 
 
 class PatternType(enum.IntEnum):
-    """How the name of a permission's resource is meant. In filters only: ANY, and MATCH, what applies to that name."""
+    """How an ACL's resource name is matched (KIP-290). ANY and MATCH are for filters only; MATCH finds every ACL that
+    applies to a resource of that name."""
 
     ANY = 1
     MATCH = 2
     LITERAL = 3
-    """That name; `*` is every one."""
+    """Exactly that name; `*` means every name."""
     PREFIXED = 4
-    """Every name that begins so."""
+    """Every name that begins with it."""
 
 
 class AclOperation(enum.IntEnum):
-    """What may be done, or may not; ANY in filters only."""
+    """The operation that an ACL allows or denies. ANY is for filters only."""
 
     ANY = 1
     ALL = 2
@@ -54,7 +55,7 @@ class AclOperation(enum.IntEnum):
 
 
 class AclPermission(enum.IntEnum):
-    """Whether it may be done: a denial wins over all that allows. ANY in filters only."""
+    """Whether an ACL allows or denies. A matching DENY wins over every ALLOW. ANY is for filters only."""
 
     ANY = 1
     DENY = 2
@@ -62,14 +63,14 @@ class AclPermission(enum.IntEnum):
 
 
 class ScramMechanism(enum.IntEnum):
-    """How a password is checked (RFC 5802, RFC 7677)."""
+    """The SCRAM mechanism by which a password is checked (RFC 5802, RFC 7677)."""
 
     SCRAM_SHA_256 = 1
     SCRAM_SHA_512 = 2
 
     @property
     def mechanism_name(self) -> str:
-        """The name that SASL has for it.
+        """The mechanism's name in SASL.
 
         >>> from raftlog import ScramMechanism
         >>> ScramMechanism.SCRAM_SHA_512.mechanism_name
@@ -79,12 +80,12 @@ class ScramMechanism(enum.IntEnum):
 
     @classmethod
     def of(cls, name: str | ScramMechanism) -> ScramMechanism:
-        """Return the mechanism of that name, `SCRAM-SHA-512` or as the constant has it.
+        """Return the mechanism of that name, written `SCRAM-SHA-512` or as the constant, `SCRAM_SHA_512`.
 
         Raises:
-            InvalidConfig: there is none.
+            InvalidConfig: there is no mechanism of that name.
         """
-        from raftlog.errors import InvalidConfig  # here: types of the package cost no protobuf when they are imported
+        from raftlog.errors import InvalidConfig  # here, so that importing these types does not load protobuf
 
         if isinstance(name, cls):
             return name
@@ -97,10 +98,10 @@ class ScramMechanism(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AclBinding:
-    """One permission: what a principal may do with a resource, or may not, from a host.
+    """One ACL: it allows or denies a principal one operation on a resource, from a host (KIP-11, KIP-290).
 
-    `host`: an address, a network such as 10.0.0.0/8, or `*` for every one. `principal`: `User:NAME`, or `User:*` for
-    all users; in a role `Role:NAME`. The resource of the cluster is called `raftlog-cluster`.
+    `principal` is `User:NAME`, or `User:*` for all users; in a role it is `Role:NAME`. `host` is an address, a network
+    such as 10.0.0.0/8, or `*` for every address. The resource of type CLUSTER is called `raftlog-cluster`.
     """
 
     principal: str
@@ -114,7 +115,7 @@ class AclBinding:
 
 @dataclass(frozen=True, slots=True)
 class AclFilter:
-    """Which permissions are meant: all that have these fields; None stands for any."""
+    """Selects the ACLs that have all of these fields; a field that is None matches any value."""
 
     principal: str | None = None
     operation: AclOperation | None = None
@@ -127,7 +128,7 @@ class AclFilter:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A named set of permissions, and the principals that have it beside their own ACLs."""
+    """A named set of permissions, and the principals (`User:NAME`) that have them in addition to their own ACLs."""
 
     name: str
     permissions: tuple[AclBinding, ...] = ()
@@ -136,7 +137,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True, order=True)
 class UserScramCredential:
-    """That a user can log in with a mechanism; nothing of the password is in it."""
+    """A user's credential for one mechanism, without any secret: the user can log in with this mechanism."""
 
     user: str
     mechanism: ScramMechanism
@@ -147,19 +148,21 @@ class UserScramCredential:
 class QuotaEntity:
     """The clients that a quota applies to: a user, a client id, a user at a client id, or an address (KIP-546).
 
-    None: not part of the entity. An empty name is the default, for all that have no quota of their own.
+    A field that is None is not part of the entity. An empty name means the default: it applies to all names without a
+    quota of their own.
     """
 
     user: str | None = None
-    """Without the prefix `User:`."""
+    """The name without the prefix `User:`."""
     client_id: str | None = None
     ip: str | None = None
 
 
 def quota_levels(user: str, client_id: str) -> Iterator[QuotaEntity]:
-    """Yield the entities whose quotas limit this user at this client id; the first that has the key counts.
+    """Yield the entities whose quotas may limit this user at this client id; the first that has a quota counts.
 
-    The rate of an entity that names both is for this user at this client id, else for all clients of the one named.
+    If the entity names user and client id, the rate is for this pair; otherwise all clients of the user, or of the
+    client id, share it.
     """
     for of_user in (user, ""):
         for of_client in (client_id, "", None):

@@ -1,7 +1,7 @@
 """OpenTelemetry traces for consumers: from a record to its trace.
 
 Needs the extra `raftlog[otel]`. A producer made with `tracing=True` puts the context of the current span into the
-headers of what it sends; docs/tracing.md has the whole picture.
+headers of its records; docs/tracing.md explains traces from end to end.
 
     with Consumer(bootstrap, "billing", tracing=True) as consumer:
         consumer.subscribe("orders")

@@ -1,4 +1,4 @@
-"""The small values that the SDK returns and takes."""
+"""The small value types that the SDK takes and returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ else:
 """The types of keys and values: bytes, unless a client has functions that convert them."""
 
 VERSION: Final = "0.1.0"
-"""Of this package, as in pyproject.toml."""
+"""The version of this package, as in pyproject.toml."""
 
 
 class Codec(IntEnum):
@@ -72,8 +72,11 @@ class Record(NamedTuple, Generic[K, V]):
 
 
 class RecordMetadata(NamedTuple):
-    """The place of a record. `offset` is -1 if it is not known: with `acks=0` brokers do not answer, and of a retried
-    record the broker may only know that it is in the log once."""
+    """The place of a record in the log. `timestamp_ms` is Unix time in milliseconds, UTC.
+
+    `offset` is -1 if it is unknown: with `acks=0` brokers send no offsets, and for a retried record the broker may only
+    know that it is in the log, once.
+    """
 
     topic: str
     partition: int
@@ -87,7 +90,7 @@ class RecordMetadata(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The result of a look-up by time: the first offset at or after it, with the record's timestamp."""
+    """The result of a look-up by time: the first record at or after that time, with its timestamp in ms since 1970."""
 
     offset: int
     timestamp_ms: int
@@ -95,9 +98,9 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset, of the next record to read.
+    """A committed offset: that of the next record to read.
 
-    `metadata`: a short text of the application. `leader_epoch`: of the record before the offset, -1: unknown.
+    `metadata` is a short text of the application. `leader_epoch` is that of the record before the offset; -1: unknown.
     """
 
     offset: int

@@ -139,7 +139,7 @@ _ADDRESS_TIMEOUT_S: Final = 5.0
 _DEADLINE_MARGIN_S: Final = 0.1
 _METADATA_MAX_AGE_MS: Final = 300_000
 _FIRST_CONTACT_S: Final = 5.0
-"""Addresses that have never answered are more likely wrong than late: no need to wait `default.api.timeout.ms`."""
+"""The time limit for addresses that have never answered: they are more likely wrong than late."""
 
 
 def names_of(given: str | Iterable[str]) -> list[str]:
@@ -192,7 +192,7 @@ def _raise_first(refused: Sequence[RaftlogError], total: int) -> None:
 
 
 _LOOK_UP_PATIENCE_S: Final = 5.0
-"""How long to ask leaders for the ends of partitions; without them, committed offsets are still shown."""
+"""The time limit for asking leaders for the ends of partitions; without these, committed offsets are still shown."""
 _BY_NAME: Final = {"earliest": EARLIEST, "latest": LATEST, "max_timestamp": LARGEST_TIMESTAMP}
 
 
@@ -249,7 +249,8 @@ def _lag(committed: group_pb2.CommittedOffset | None, place: _Place, member_id: 
     if committed is not None and end is not None and committed.offset > end:
         error = (
             f"{committed.topic}-{committed.partition}: the committed offset {committed.offset} is beyond the log end "
-            f"{end}: records were lost there, or the topic is another one; the group goes on at its auto.offset.reset"
+            f"{end}: records were lost, or the topic was deleted and created again; the group continues at its "
+            "auto.offset.reset"
         )
     elif committed is not None and start is not None and end is not None:
         lag = max(0, end - max(committed.offset, start))
@@ -284,9 +285,9 @@ V = TypeVar("V")
 STATE_TOPIC: Final = "__transaction_state"
 _AT_A_TIME: Final = 32
 _GROUPS_AT_A_TIME: Final = 8
-"""Groups whose offsets are requested at the same time; each may have very many."""
+"""The number of groups whose offsets are requested at the same time; a group may have very many offsets."""
 _NAMES_AT_A_TIME: Final = 5_000
-"""Topics or groups that one request names."""
+"""The most topics or groups that one request names."""
 
 
 def abort_stages_command(sink_id: str, batch_id: int | None = None) -> str:
@@ -315,7 +316,7 @@ _PATIENCE_S: Final = 3.0
 
 
 class _Known(NamedTuple):
-    """What coordinators know: producer ids of stages, and partitions with open transactions."""
+    """The open transactions that coordinators know: producer ids of stages, and partitions of transactions."""
 
     stages: set[int]
     parts: dict[int, set[TopicPartition]]
@@ -352,7 +353,7 @@ def _pieces(parts: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition
 
 MIN_ITERATIONS: Final = 4096
 MAX_ITERATIONS: Final = 1_000_000
-"""As servers take them."""
+"""The bounds that servers accept."""
 
 B = TypeVar("B", AclBinding, AclFilter)
 Choice = TypeVar("Choice", bound=enum.IntEnum)
@@ -370,7 +371,7 @@ def credential(user: str, password: str, mechanism: ScramMechanism, iterations: 
         UnacceptableCredential: the password is empty or has characters that SASLprep forbids, or the iterations are
             out of bounds.
     """
-    import scramp  # here: most programs manage no users, and need not load it
+    import scramp  # here, because most programs manage no users
 
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise UnacceptableCredential(
@@ -487,7 +488,7 @@ class AdminEngine:
         self._answered = False
         """Whether any broker has answered yet."""
         self._last_address = ""
-        """Of the broker that has answered last; it is asked first."""
+        """The address of the broker that answered last; it is asked first."""
 
     def metrics(self) -> Metrics:
         """As `Admin.metrics`; from any thread."""
@@ -548,7 +549,7 @@ class AdminEngine:
                 await asyncio.sleep(pause_s)
 
     def _is_hopeless(self, error: RaftlogError, waited_s: float) -> bool:
-        """Whether no address has a listener, and none ever had."""
+        """Whether no address has a listener now, and no broker has ever answered."""
         known = self._answered or self._metadata.view.brokers
         return isinstance(error, NobodyListens) and not known and waited_s >= REFUSED_GRACE_S
 
@@ -565,9 +566,9 @@ class AdminEngine:
     ) -> Any:
         """Call a method of a service on the first broker that can answer, until the deadline.
 
-        `done`: the error of a broker if the change was made already. After an unanswered attempt it is no error, since
-        that attempt may have made the change. `at_once`: refusals that are not retried. `in_turn`: each broker gets
-        only its share of the time, so that all of them are asked.
+        `done`: the error with which a broker says that the change was already made. After an unanswered attempt it
+        counts as success, since that attempt may have made the change. `at_once`: errors that are not retried.
+        `in_turn`: each broker gets only its share of the time, so that all of them are asked.
         """
         cause: RaftlogError | None = None  # the answer of a reachable broker, which tells more than a timeout
         timed_out = False
@@ -605,7 +606,7 @@ class AdminEngine:
     async def _response(
         self, address: str, method: str, request: Any, deadline: float, service: Service = admin_stub
     ) -> Any:
-        """Return a broker's answer, without looking at its errors."""
+        """Return a broker's response; the caller checks the errors in it."""
         left_s = max(_DEADLINE_MARGIN_S, deadline - asyncio.get_running_loop().time())
         stub = service(self._connections.channel(address))
         try:
@@ -1145,7 +1146,7 @@ class AdminEngine:
             request = admin_pb2.AdminAlterReassignmentsRequest()
             for part, replicas in moves[start : start + MAX_REASSIGNMENTS_PER_REQUEST]:
                 if replicas is not None and not replicas:
-                    raise ValueError(f"{part} has to have replicas somewhere; None cancels the move under way")
+                    raise ValueError(f"{part} needs at least one replica; None cancels the move in progress")
                 request.reassignments.add(topic=part.topic, partition=part.partition, replicas=replicas or ())
             response: admin_pb2.AdminAlterReassignmentsResponse = await self._anyone(
                 "AlterReassignments", request, timeout
@@ -1154,7 +1155,7 @@ class AdminEngine:
         _raise_first(refused, len(moves))
 
     async def list_reassignments(self, timeout: float | None) -> dict[TopicPartition, Reassignment]:
-        """Return the moves under way."""
+        """Return the moves in progress."""
         return {
             TopicPartition(view.name, part.partition): Reassignment(
                 [replica for replica in part.replicas if replica not in part.removing_replicas],
@@ -1363,7 +1364,7 @@ class AdminEngine:
     ) -> None:
         """Delete committed offsets; raises if some were refused."""
         by_topic: dict[str, list[int]] = {}
-        if isinstance(partitions, TopicPartition):  # one, not its two fields
+        if isinstance(partitions, TopicPartition):  # a single partition is a tuple too
             partitions = [partitions]
         for topic, partition in sorted(set(partitions)):
             by_topic.setdefault(topic, []).append(partition)
@@ -1397,7 +1398,7 @@ class AdminEngine:
             for group_id, group in described.items()
             if group.HasField("committed")
         }
-        # the other groups: their broker is older, or they did not fit into its response
+        # The other groups: their broker runs an older version, or they did not fit into its response.
         deadline = max(started + self._limit_s(timeout), loop.time() + min(self._limit_s(timeout), _PATIENCE_S))
         slots = asyncio.Semaphore(_GROUPS_AT_A_TIME)
 
@@ -1442,7 +1443,7 @@ class AdminEngine:
         """Return the start and end of partitions, and the age of the records at the offsets of groups."""
         named = dict.fromkeys(part for _, part in offsets)
         self._metadata.wanted.update(topic for topic, _ in named)
-        with contextlib.suppress(RetriableError):  # then what was known counts
+        with contextlib.suppress(RetriableError):  # the cached metadata serves
             await self._metadata.refresh()
         there = [part for part in named if self._metadata.view.partition(part) is not None]
         starts, ends = await asyncio.gather(
@@ -1452,7 +1453,7 @@ class AdminEngine:
         for (_, part), offset in offsets.items():
             if (first := _first_unread(offset, starts.get(part), ends.get(part))) is not None:
                 unread.setdefault(part, set()).add(first)
-        # A request asks for one offset of each partition: as many requests as the groups at the same partition.
+        # A request asks for one offset of each partition, so several groups at one partition need several requests.
         rounds = [
             {part: AtOffset(first) for part, first in zip(unread, some, strict=True) if first is not None}
             for some in zip_longest(*map(sorted, unread.values()))
@@ -1664,7 +1665,7 @@ class AdminEngine:
                             reasons[part] = from_wire(result.error)
                         else:
                             found[part] = describe_producers(result)
-            for reason in sorted(reasons.values(), key=lambda each: each.retriable):  # those that are final first
+            for reason in sorted(reasons.values(), key=lambda each: each.retriable):  # final errors first
                 raise reason
 
         patience_s = timeout if missing is None else min(self._limit_s(timeout), _PATIENCE_S)
@@ -1725,7 +1726,7 @@ class AdminEngine:
         """
         known = _Known(set(), {})
         for listed in await self.list_transactions(OPEN_STATES, producer_ids, 0, None, timeout):
-            if listed.sink_id:  # its producer id has no other transaction, so this is it, open or decided
+            if listed.sink_id:  # a stage's producer id has no other transaction
                 known.stages.add(listed.producer_id)
                 continue
             try:

@@ -44,8 +44,8 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Drop errors of grpc.aio's poller, which all event loops of a process share: another loop was faster, or the loop
-    of an answer is closed."""
+    """Drop harmless errors of grpc.aio's poller, which all event loops of a process share: another loop has read the
+    event first, or the loop of an answer is closed."""
     error = context.get("exception")
     if isinstance(error, (BlockingIOError, RuntimeError)) and "PollerCompletionQueue" in str(context.get("handle")):
         return
@@ -117,7 +117,7 @@ class LoopThread:
                     raise ClosedError(_ENDED)
                 if left_s is not None and left_s <= _LOOK_S:
                     raise TimeoutError(f"no answer within {timeout:g} s" if timeout else "no answer yet")
-        except BaseException:  # for example of a signal handler
+        except BaseException:  # a signal handler may raise anything
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(call.cancel)
             raise

@@ -1,10 +1,11 @@
 """gRPC channels by address, the error of each gRPC failure, and how a server refuses a call with one.
 
-Most errors are values in responses. A call that cannot be answered, because its caller is not identified or not
-permitted, its request does not parse, or its stream must end, ends with a gRPC status. Its text, `ClassName: message`,
-is for people. Its details are for programs, in the form of gRPC's richer error model: a `google.rpc.Status` in the
-trailing metadata `grpc-status-details-bin`, with one `raftlog.v1.Error` (docs/protocol.md). `refuse` writes them,
-`refusal_of` reads them. A status without such details comes from gRPC itself, a proxy, or an earlier version.
+Most errors are values in responses. A call ends with a gRPC status instead if the server cannot answer it: its caller is
+not identified or not permitted, its request does not parse, or its stream must end. The status' text,
+`ClassName: message`, is for people. Its details are for programs, in the form of gRPC's richer error model: a
+`google.rpc.Status` in the trailing metadata `grpc-status-details-bin`, with one `raftlog.v1.Error` (docs/protocol.md).
+`refuse` writes the details, `refusal_of` reads them. A status without details comes from gRPC itself, a proxy, or an
+earlier version.
 """
 
 from __future__ import annotations
@@ -58,15 +59,15 @@ _EXPIRED: Final = "its certificate has expired"
 _NOT_YET: Final = "its certificate is not valid yet; is a clock wrong?"
 _NO_TLS: Final = "it does not speak TLS; is security.protocol right, and the port?"
 _TLS_TROUBLES: Final = (_NOT_TRUSTED, _NAME, _EXPIRED, _NOT_YET, _NO_TLS)
-"""Waiting does not help against these."""
+"""TLS failures that waiting does not change."""
 REFUSED_GRACE_S: Final = 2.0
 """How long a starting server may take to open its port."""
 REPLACED_AFTER_S: Final = 2.0
-"""The age at which a channel without a connection is replaced, as a new channel asks for the name at once. gRPC asks
-again for a name that could not be resolved after pauses that grow to two minutes. After it has lost a connection, it
-first tries the address that it knew, and a pod that is gone does not even refuse."""
+"""The age at which a channel without a connection is replaced: a new channel resolves the name at once. gRPC retries a
+name that it could not resolve after pauses that grow to two minutes. After it has lost a connection, it first tries the
+address that it knew, and a pod that is gone does not even refuse the connection."""
 _LAST_CALLS_S: Final = 30.0
-"""How long calls of a replaced channel may go on: a server that stops accepts no connection, but answers calls."""
+"""How long calls of a replaced channel may go on: a server that stops accepts no connections, but still answers calls."""
 _IN_WORDS: Final = {
     "hostname verification check failed": _NAME,
     "certificate has expired": _EXPIRED,
@@ -233,7 +234,7 @@ class Connections:
         self._ended = asyncio.Event()
         self._clients = 1
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Of shared connections: kept, so that no other loop has its `id`."""
+        """The event loop of shared connections, kept so that no other loop gets its `id`."""
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Return the channel to an address; open it on first use."""
@@ -311,9 +312,9 @@ def shared_connections(loop: asyncio.AbstractEventLoop, pem: PemFiles | None, sa
 
 DETAILS: Final = "grpc-status-details-bin"
 MAX_MESSAGE_BYTES: Final = 1_500
-"""Of the message in the details. Peers accept 8 KiB of metadata; the details travel in base64."""
+"""The size limit of the message in the details. Peers accept 8 KiB of metadata; the details travel in base64."""
 MAX_TEXT_BYTES: Final = 4_000
-"""Of the status' text as it travels: each byte outside of ASCII takes three."""
+"""The size limit of the status' text on the wire, where each byte outside of ASCII takes three."""
 assert MAX_MESSAGE_BYTES * 4 // 3 + MAX_TEXT_BYTES < 8_192 - 1_024
 
 
@@ -353,7 +354,7 @@ def refusal_of(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> R
 
 
 def _cut(text: str) -> str:
-    """Return the text, cut where it would travel as more than MAX_TEXT_BYTES."""
+    """Return the text, cut so that it takes at most MAX_TEXT_BYTES on the wire."""
     while len(quote(text, safe=" !#$&'()*+,/:;=?@[]\"<>\\^`{|}")) > MAX_TEXT_BYTES:
         text = text[: len(text) * 9 // 10]
     return text

@@ -71,8 +71,8 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S: Final = 1.0
 _PATIENCE_GROWTH: Final = 1.4
-"""A silent session may be idle, or its leader frozen or deposed: the engine probes the broker after a second, and then
-at growing intervals up to `metadata.max.age.ms`."""
+"""How long a session may be silent before the engine probes its broker: the session may be idle, or its leader frozen or
+deposed. Further probes follow at growing intervals, up to `metadata.max.age.ms`."""
 
 
 class _Trouble(NamedTuple):
@@ -87,13 +87,13 @@ _NO_TROUBLE: Final = _Trouble(0, 0.0, math.inf)
 
 
 PARTS_AT_A_TIME: Final = 5_000
-"""Partitions in one request; brokers accept twice as many."""
+"""The most partitions in one request; brokers accept twice as many."""
 
 
 class FetchSession:
     """The fetch stream to one broker. It ends with the first failure; the engine then opens another one.
 
-    Credit: bytes that the broker may still send plus unread bytes are at most `share_bytes` and one frame more.
+    Credit: the bytes that the broker may still send plus the unread bytes are at most `share_bytes` plus one frame.
     """
 
     def __init__(self, engine: ConsumerEngine, node_id: int, address: str) -> None:
@@ -223,12 +223,12 @@ class FetchSession:
 
 
 _UNTIL_SEEK: Final = (OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition)
-"""Errors that only a seek ends. The consumer retries after all others, which another replica may not have."""
+"""Errors that only a seek ends. After all others the consumer retries, because another replica may not have them."""
 
 
 PASSED_WAIT_S: Final = 0.05
-"""How long a poll waits for records after positions have moved over markers or aborted records: an application that
-reads up to an end offset has reached it, and no more records may ever follow."""
+"""How long a poll still waits for records after positions have moved over markers or aborted records. It returns early
+because an application that reads up to an end offset may have reached it, and no record may ever follow."""
 
 
 _RESET_TIMESTAMPS: Final = {"earliest": EARLIEST, "latest": LATEST}
@@ -237,7 +237,7 @@ _NAMED: Final = 5
 
 
 class ConsumerEngine:
-    """What a consumer without a group does; `GroupEngine` adds the group.
+    """The engine of a consumer without a group; `GroupEngine` adds the group.
 
     It runs on the event loop; polls and the methods that say so run in any thread, under `lock`.
     """
@@ -269,7 +269,7 @@ class ConsumerEngine:
         self._names: set[str] | None = None
         self._pattern: re.Pattern[str] | None = None
         self._followed: set[str] | None = None
-        """Topics that the subscription has matched; None before its first look. Partitions of later looks are new."""
+        """The topics that the subscription has matched; None before its first look. Partitions found later are new."""
         self._missing_since_s: dict[str, float] = {}
 
         # Starts
@@ -290,9 +290,9 @@ class ConsumerEngine:
 
         # Polls
         self._undone: list[dict[PartitionState, Mark]] = []
-        """Marks of interrupted polls whose rows the application has not got; `settle` has them read again."""
+        """Marks of interrupted polls whose rows did not reach the application; `settle` lets them be read again."""
         self._raised_last = False
-        """Whether the last poll raised. If so, the next one prefers rows, however many partitions have failed."""
+        """Whether the last poll raised an error. If so, the next one prefers to return rows of other partitions."""
 
     # State that any thread may look at
 
@@ -635,7 +635,7 @@ class ConsumerEngine:
             for state, reset, topic_id in asked_as:
                 current = self.positions.states.get(state.topic_partition) is state
                 if not current or not state.unplaced or (state.reset, state.topic_id) != (reset, topic_id):
-                    continue  # a seek was faster, or the start has changed
+                    continue  # a seek came first, or the start has changed
                 answer = answers[state.topic_partition]
                 if answer is None:
                     self._fail(state, OffsetOutOfRange(f"{state.topic_partition} has no offsets"))
@@ -771,7 +771,7 @@ class ConsumerEngine:
             if not session.subscriptions:
                 continue
             silent_since_s = self.metadata.silent_since(session.node_id)
-            if silent_since_s is not None:  # only a probe tells when that is over
+            if silent_since_s is not None:  # only a probe shows when the silence is over
                 self.metadata.request_refresh(missing_since_s=silent_since_s, probe=session.node_id)
             if now_s - session.heard_at_s >= session.patience_s:
                 session.patience_s *= _PATIENCE_GROWTH

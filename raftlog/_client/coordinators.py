@@ -31,11 +31,11 @@ _HEDGE_S: Final = 0.2
 _ROUND_S: Final = 3.0
 """How long one look-up over all brokers may take."""
 _PATIENCE_S: Final = 0.5
-"""How long a coordinator may take to answer before another look-up checks that it still coordinates, repeatedly."""
+"""How long a coordinator may take to answer before a look-up checks that it still coordinates; the check repeats."""
 _ENOUGH_REFUSALS: Final = 3
 """A look-up ends after this many brokers agree that there is no coordinator."""
 _LOST: Final = (NotCoordinator, CoordinatorNotAvailable, BrokerUnavailable, RequestTimedOut, ShuttingDown)
-"""After these a group may have another coordinator."""
+"""Errors after which a group may have another coordinator."""
 
 
 class Coordinator(NamedTuple):
@@ -184,7 +184,7 @@ class Coordinators:
         finally:
             for task in asking:
                 task.cancel()
-            await asyncio.gather(*asking, *done, return_exceptions=True)  # some in `done` may not be read
+            await asyncio.gather(*asking, *done, return_exceptions=True)  # retrieves the exceptions of all
         if refusals:
             raise refusals[0]
         raise nobody_answers(addresses, reasons or [f"no answer within {_ROUND_S:g} s"])

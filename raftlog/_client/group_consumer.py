@@ -53,8 +53,8 @@ _PUSH_GRACE_S: Final = 0.5
 """How long the assignment may take after the coordinator has acknowledged a changed subscription."""
 
 _MAY_PASS: Final = (AuthorizationError, InvalidConfig)
-"""Refusals after which the next poll joins again, as Kafka's consumers do: an administrator may grant the permission
-or replace the password file."""
+"""Refusals after which the next poll joins again, as Kafka's consumers do: meanwhile an administrator may have granted
+the permission or replaced the password file."""
 
 
 class Change(enum.Enum):
@@ -150,7 +150,7 @@ class GroupEngine(ConsumerEngine):
                 the second case the engine keeps trying. After `_MAY_PASS` errors the next poll joins again.
         """
         self.check_open()
-        self.polled_ms = math.inf  # waiting for the group counts as polling; the caller ends that
+        self.polled_ms = math.inf  # waiting for the group counts as polling; the caller sets the time afterwards
         deadline = self._api_deadline()
         if not self.subscribed:
             with self.lock:
@@ -417,7 +417,7 @@ class GroupEngine(ConsumerEngine):
             for state in states:
                 part = state.topic_partition
                 if self.positions.states.get(part) is not state or not state.unplaced or state.reset != COMMITTED:
-                    continue  # a seek was faster, or another member has it now
+                    continue  # a seek came first, or another member has it now
                 answer = found[part]
                 if isinstance(answer, RaftlogError):
                     self._start_refused(state, answer)
@@ -436,7 +436,7 @@ class GroupEngine(ConsumerEngine):
         await super()._place(node_id, states)
         if not self.subscribed:
             return
-        # Commit the start: after a crash before the first commit, the next member would begin at a later end.
+        # Commit the start: otherwise, after a crash before the first commit, the next member would begin at a later end.
         found = {
             state.topic_partition: OffsetAndMetadata(state.position)
             for state in first
@@ -478,7 +478,7 @@ class GroupEngine(ConsumerEngine):
         """Commit, and wait for the result.
 
         Raises:
-            RaftlogError: an error of a partition that is final, or lasts until the timeout.
+            RaftlogError: the error of a partition, if it is final or lasts until the timeout.
         """
         self.check_open()
         await asyncio.shield(
@@ -509,7 +509,7 @@ class GroupEngine(ConsumerEngine):
         def finish(error: RaftlogError | None) -> None:
             try:
                 over(offsets, error)
-            except Exception:  # the application's
+            except Exception:  # the application's callback may raise anything
                 logger.exception("a commit callback failed")
 
         if self._on_loop():  # before the caller continues

@@ -78,7 +78,7 @@ class GroupSession:
         self._leaving: asyncio.Event | None = None
         """Set when the stream that carried the leave has ended."""
         self._heard = False
-        """Whether the stream brought anything but an authorization error, after which the pauses grow."""
+        """Whether the stream brought any response other than an authorization error; without one, the pauses grow."""
         self._closed = False
         self._out: deque[group_pb2.GroupRequest] = deque()
         self._ready = asyncio.Event()
@@ -342,7 +342,8 @@ def commit_errors(
 
 
 MAX_METADATA_BYTES: Final = 128 * 1024
-"""Fits in one request with any other fields; servers allow a few thousand bytes (offset.metadata.max.bytes)."""
+"""The client's limit of metadata: it fits into one request. Servers allow a few thousand bytes
+(offset.metadata.max.bytes)."""
 _MOST: Final = {"partition": (1 << 31) - 1, "offset": (1 << 63) - 1, "leader epoch": (1 << 31) - 1}
 
 
@@ -427,7 +428,7 @@ _PIECE_ENTRIES: Final = 2000
 """Limits of one request; servers accept 1 MiB and 10 000 entries."""
 _PIECE_TOPICS: Final = 500
 _ENTRY_BYTES: Final = 16
-"""Upper bound of an entry's size beside its own fields."""
+"""An upper bound of the bytes that an entry adds to a request beside its own fields."""
 _LEAST_S: Final = 0.05
 """Every commit gets one attempt of at least this long, even past its deadline."""
 NOBODY: Final = ("", -1)

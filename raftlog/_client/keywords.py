@@ -67,7 +67,7 @@ class CommonKeywords(TypedDict, total=False):
     sasl_username: str | None
     """The user that logs in; ACLs name it User:NAME. With sasl_ssl."""
     sasl_password: str | None
-    """The user's password; better keep it in a file and set sasl.password.location."""
+    """The user's password. A file is safer: set sasl.password.location instead."""
     sasl_password_location: str | None
     """File with the user's password, in place of sasl.password. Read again for every login."""
 
@@ -86,11 +86,11 @@ class ConsumerKeywords(CommonKeywords, total=False):
     """The rack of this client, as in the brokers' `broker.rack`: it reads from an in-sync replica in this rack, if
     there is one; empty: from leaders only."""
     max_poll_records: int | None
-    """Most records that one `poll` returns."""
+    """The most records that one `poll` returns."""
     fetch_max_bytes: int | str | None
     """Bytes that may be fetched and not yet polled, over all partitions."""
     max_partition_fetch_bytes: int | str | None
-    """Bytes of one partition in one message, unless a single batch is larger."""
+    """The most bytes of one partition in one message, unless a single batch is larger."""
     check_crcs: bool | None
     """Whether the checksum of every batch is verified."""
     consumer_timeout_ms: int | str | None
@@ -110,8 +110,8 @@ class ConsumerKeywords(CommonKeywords, total=False):
     auto_commit_interval_ms: int | str | None
     """How often the consumer commits by itself."""
     max_poll_interval_ms: int | str | None
-    """How long a member of a group may take between two polls, or to release a partition, before other members get its
-    partitions."""
+    """How long a member of a group may take between two polls, or to release a partition. After that, other members get
+    its partitions."""
     tracing: bool | None
     """Whether records carry the trace of the current span, and sampled traces get spans; needs the extra
     `raftlog[otel]`, and an application that sets OpenTelemetry up."""
@@ -130,7 +130,7 @@ class ProducerKeywords(CommonKeywords, total=False):
     """How long a transaction may stay open before its coordinator aborts it; at most the server's
     transaction.max.timeout.ms."""
     linger_ms: float | None
-    """How long a batch waits for more records; waiting for a delivery, or flush, sends it at once."""
+    """How long a batch waits for more records. A call that waits for its delivery, or `flush`, sends it at once."""
     batch_size: int | str | None
     """Bytes at which a batch is full, before compression; four times as many while batches of an idempotent producer
     wait behind those in flight."""
@@ -143,12 +143,12 @@ class ProducerKeywords(CommonKeywords, total=False):
     compression_level: int | None
     """Level of the codec (gzip 1-9, zstd 1-22); none: the codec's default."""
     max_in_flight_requests_per_connection: int | None
-    """Requests to one broker that may be unanswered; order is kept with any number, but with more than 5 a producer is
-    not idempotent."""
+    """How many requests to one broker may be unanswered. The order is kept with any number, but with more than 5 a
+    producer is not idempotent."""
     delivery_timeout_ms: int | str | None
     """How long a delivery may take in all, retries included."""
     retries: int | None
-    """How often a batch is retried; `delivery.timeout.ms` is the better limit."""
+    """How many times a batch is retried; `delivery.timeout.ms` is the better limit."""
     max_request_size: int | str | None
     """Size limit of a request, and so of a record."""
     metadata_max_age_ms: int | str | None
@@ -162,7 +162,8 @@ class StageKeywords(CommonKeywords, total=False):
     """What `StagedWriter` takes."""
 
     acks: Literal["all", "-1", "1", "0", -1, 1, 0] | None
-    """Which replicas hold a record before it is acknowledged: all in sync, the leader (1), or none (0)."""
+    """Which replicas must have a record before it is acknowledged: all in-sync replicas (all), the leader (1), or none
+    (0)."""
     enable_idempotence: bool | None
     """Whether brokers recognise retries, so that every record is in the log once and in order; needs acks=all, retries,
     and at most 5 requests in flight."""
@@ -170,7 +171,7 @@ class StageKeywords(CommonKeywords, total=False):
     """How long a transaction may stay open before its coordinator aborts it; at most the server's
     transaction.max.timeout.ms."""
     linger_ms: float | None
-    """How long a batch waits for more records; waiting for a delivery, or flush, sends it at once."""
+    """How long a batch waits for more records. A call that waits for its delivery, or `flush`, sends it at once."""
     batch_size: int | str | None
     """Bytes at which a batch is full, before compression; four times as many while batches of an idempotent producer
     wait behind those in flight."""
@@ -183,12 +184,12 @@ class StageKeywords(CommonKeywords, total=False):
     compression_level: int | None
     """Level of the codec (gzip 1-9, zstd 1-22); none: the codec's default."""
     max_in_flight_requests_per_connection: int | None
-    """Requests to one broker that may be unanswered; order is kept with any number, but with more than 5 a producer is
-    not idempotent."""
+    """How many requests to one broker may be unanswered. The order is kept with any number, but with more than 5 a
+    producer is not idempotent."""
     delivery_timeout_ms: int | str | None
     """How long a delivery may take in all, retries included."""
     retries: int | None
-    """How often a batch is retried; `delivery.timeout.ms` is the better limit."""
+    """How many times a batch is retried; `delivery.timeout.ms` is the better limit."""
     max_request_size: int | str | None
     """Size limit of a request, and so of a record."""
     metadata_max_age_ms: int | str | None

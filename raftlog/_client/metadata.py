@@ -202,7 +202,7 @@ class Inquiry:
 
 _AT_MOST_EVERY_MS: Final = 100.0
 NAMES_AT_A_TIME: Final = 4_000
-"""Topics in one request: brokers accept 10 000, and 1 MiB, which is 4 161 of the longest names."""
+"""The most topics in one request: brokers accept 10 000, and 1 MiB, which holds 4 161 of the longest names."""
 UNKNOWN_TOPIC_GRACE_S: Final = 2.0
 """A topic that stays unknown to brokers for this long does not exist; before, it may be new."""
 
@@ -211,7 +211,7 @@ _TOLD_AFTER_S: Final = 10.0
 
 
 class _Outage:
-    """Logs, once each, that no broker has answered for long, and that brokers answer again."""
+    """Logs once that no broker has answered for long, and once that brokers answer again."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
@@ -492,13 +492,13 @@ class MetadataCache:
 
 
 PARTS_AT_A_TIME: Final = 5_000
-"""Partitions in one request; brokers accept twice as many."""
+"""The most partitions in one request; brokers accept twice as many."""
 LATEST: Final = -1
 EARLIEST: Final = -2
 LARGEST_TIMESTAMP: Final = -3
 STRAGGLER_GRACE_S: Final = 2.0
-"""How long partitions without an answer may delay those that have one. Most changes of leaders take less; partitions
-that take longer are read later."""
+"""How long partitions without an answer may delay those that have one. Most changes of leader take less; partitions that
+take longer are read later."""
 _PATIENCE_S: Final = 0.5
 """After this long without an answer, check whether the broker still leads; then every `_LOOK_S`."""
 _LOOK_S: Final = 0.05
@@ -548,7 +548,7 @@ class OffsetLookup:
         None if there is no such record.
 
         Raises:
-            RaftlogError: the error of a partition that is final, or lasts for `default.api.timeout.ms`.
+            RaftlogError: the error of a partition, if it is final or lasts for `default.api.timeout.ms`.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()

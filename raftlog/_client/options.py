@@ -87,7 +87,7 @@ def refuse_kafkas(name: str) -> None:
 
 
 _TYPING_ERROR: Final = 0.85
-"""Similarity above which a name counts as a typing error."""
+"""The similarity above which an unknown name counts as a misspelling of a known one."""
 _SECURITY: Final = ("security.", "sasl.", "ssl.")
 _PEM: Final = PemNames("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 _INSTEAD: Final = {
@@ -108,7 +108,7 @@ C = TypeVar("C", "ProducerOptions", "ConsumerOptions", "AdminOptions")
 
 
 def refuse_security(name: str) -> None:
-    """Refuse a key of Kafka for encryption or authentication that does not exist here; say what does.
+    """Refuse a key of Kafka for encryption or authentication that does not exist here; the message says what to use.
 
     Raises:
         InvalidConfig: it is such a key.
@@ -138,11 +138,11 @@ class Arguments(NamedTuple):
 
 
 Bootstrap = str | Sequence[str] | Mapping[str, object] | None
-"""Addresses; or a whole config with `bootstrap.servers` in it; or None, and they come from another argument."""
+"""The addresses; or a whole config that contains `bootstrap.servers`; or None if another argument has the addresses."""
 
 
 def taken_apart(bootstrap: Bootstrap, config: Mapping[str, object] | None, keywords: Mapping[str, Any]) -> Arguments:
-    """Return the addresses and the options of a constructor, which accepts the ways of other clients, too.
+    """Return the addresses and the options of a constructor, which also accepts the arguments of other Kafka clients.
 
     The addresses are `bootstrap`, the keyword `bootstrap_servers`, or `bootstrap.servers` in the config. The config is
     `config`, `configs`, or a mapping in place of the addresses.
@@ -171,7 +171,7 @@ def taken_apart(bootstrap: Bootstrap, config: Mapping[str, object] | None, keywo
 
 
 def shown_as(name: str, addresses: Sequence[str], options: object, state: str) -> str:
-    """Return the `repr` of a client: what it is, whose it is, and its state; no secrets."""
+    """Return the `repr` of a client: its class, addresses, identity and state, without secrets."""
     who = {each: getattr(options, each, "") for each in ("client_id", "group_id", "transactional_id")}
     words = [",".join(addresses), *(f"{each}={value!r}" for each, value in who.items() if value), state]
     return f"<{name} {' '.join(words)}>"
@@ -285,7 +285,7 @@ class ClientOptions:
         "",
         mirrors="sasl.jaas.config",
         secret=True,
-        doc="The user's password; better keep it in a file and set sasl.password.location.",
+        doc="The user's password. A file is safer: set sasl.password.location instead.",
     )
     sasl_password_location = text(
         "",
@@ -308,7 +308,8 @@ class ProducerOptions(Settings, ClientOptions):
         "all",
         of=ACKS.__getitem__,
         choices=tuple(ACKS),
-        doc="Which replicas hold a record before it is acknowledged: all in sync, the leader (1), or none (0).",
+        doc="Which replicas must have a record before it is acknowledged: all in-sync replicas (all), the leader (1), or "
+        "none (0).",
     )
     enable_idempotence = switch(
         True,
@@ -331,7 +332,7 @@ class ProducerOptions(Settings, ClientOptions):
     linger_ms = number(
         5.0,
         minimum=0,
-        doc="How long a batch waits for more records; waiting for a delivery, or flush, sends it at once.",
+        doc="How long a batch waits for more records. A call that waits for its delivery, or `flush`, sends it at once.",
     )
     batch_size = size_bytes(
         64 << 10,
@@ -366,8 +367,8 @@ class ProducerOptions(Settings, ClientOptions):
         5,
         minimum=1,
         maximum=100,
-        doc="Requests to one broker that may be unanswered; order is kept with any number, but with more than 5 a "
-        "producer is not idempotent.",
+        doc="How many requests to one broker may be unanswered. The order is kept with any number, but with more than 5 "
+        "a producer is not idempotent.",
     )
     delivery_timeout_ms = duration_ms(
         120_000,
@@ -378,7 +379,7 @@ class ProducerOptions(Settings, ClientOptions):
         _MAX_INT32,
         minimum=0,
         maximum=_MAX_INT32,
-        doc="How often a batch is retried; `delivery.timeout.ms` is the better limit.",
+        doc="How many times a batch is retried; `delivery.timeout.ms` is the better limit.",
     )
     max_request_size = size_bytes(
         1 << 20,
@@ -428,14 +429,14 @@ class ConsumerOptions(Settings, ClientOptions):
     auto_offset_reset = text(
         "latest",
         choices=("latest", "earliest", "none"),
-        doc="Where to begin without a position, or when its offset no longer exists; none: `poll` raises "
-        "`OffsetOutOfRange`.",
+        doc="Where to begin in a partition without a position, or if the position is no longer in the log; none: `poll` "
+        "raises `OffsetOutOfRange`.",
     )
     isolation_level = text(
         "read_committed",
         of=ISOLATION.__getitem__,
         choices=tuple(ISOLATION),
-        doc="Whether the consumer sees records of open and aborted transactions.",
+        doc="read_uncommitted also returns records of open and aborted transactions.",
     )
     client_rack = text(
         "",
@@ -445,7 +446,7 @@ class ConsumerOptions(Settings, ClientOptions):
     max_poll_records = integer(
         500,
         minimum=1,
-        doc="Most records that one `poll` returns.",
+        doc="The most records that one `poll` returns.",
     )
     fetch_max_bytes = size_bytes(
         32 << 20,
@@ -456,7 +457,7 @@ class ConsumerOptions(Settings, ClientOptions):
         1 << 20,
         minimum=1024,
         maximum=_MAX_INT32,
-        doc="Bytes of one partition in one message, unless a single batch is larger.",
+        doc="The most bytes of one partition in one message, unless a single batch is larger.",
     )
     check_crcs = switch(
         True,
@@ -503,8 +504,8 @@ class ConsumerOptions(Settings, ClientOptions):
         300_000,
         minimum=1,
         maximum=_MAX_INT32,
-        doc="How long a member of a group may take between two polls, or to release a partition, before other members "
-        "get its partitions.",
+        doc="How long a member of a group may take between two polls, or to release a partition. After that, other "
+        "members get its partitions.",
     )
     tracing = switch(
         False,
@@ -561,7 +562,7 @@ def _with_connections(options: C, values: Mapping[str, Any]) -> C:
         ),
         pem=_pem_files(values, options.security_protocol),
         sasl=sasl_of(values, options.security_protocol),
-        sasl_password="",  # `sasl` has it, and does not show it
+        sasl_password="",  # `sasl` has it, and its repr omits it
         sasl_oauthbearer_client_credentials_client_secret="",  # likewise
     )
 

@@ -222,13 +222,14 @@ class ProducerIds:
 
 
 _CONCURRENT_PAUSE_S: Final = 0.02
-"""Markers of the previous transaction are still being written, for milliseconds (Kafka's ADD_PARTITIONS_RETRY)."""
+"""The pause while markers of the previous transaction are still being written, which takes milliseconds (Kafka's
+ADD_PARTITIONS_RETRY)."""
 _CONCURRENT_PAUSE_MAX_S: Final = 0.5
 LEAST_S: Final = 0.05
 """Every call gets one attempt of at least this long, even past its deadline."""
 
 TOPIC_UNKNOWN: Final = (UnknownTopicId, UnknownTopicOrPartition)
-"""A coordinator answers these when it does not know a topic yet, or knows that it was deleted."""
+"""A coordinator's errors for a topic that it does not know yet, or knows to be deleted."""
 
 Partitions = Iterable[tuple[bytes, int]]
 """Topic ids and partitions."""
@@ -488,7 +489,7 @@ class TransactionCalls:
 
 
 class TransactionOwner(NamedTuple):
-    """Whose transaction a request's records belong to: a transactional id's, or that of a stage of a sink."""
+    """The owner of the transaction of a request's records: a transactional id, or a sink (for a stage)."""
 
     transactional_id: str = ""
     sink_id: str = ""
@@ -590,7 +591,7 @@ LEADER_ERRORS: Final = frozenset(
         common_pb2.SHUTTING_DOWN,
     }
 )
-"""After these another broker may lead."""
+"""Errors after which another broker may lead."""
 CERTAIN: Final = frozenset(
     {
         common_pb2.FENCED_LEADER_EPOCH,
@@ -603,7 +604,7 @@ CERTAIN: Final = frozenset(
         common_pb2.BROKER_OVERLOADED,
     }
 )
-"""With these a broker has certainly not appended the batch. Others, even NotLeader, may follow an append."""
+"""Errors that prove that the broker has not appended the batch. All others, even NotLeader, may follow an append."""
 
 
 SLICE_BYTES: Final = 1 << 20
@@ -704,7 +705,7 @@ _ANSWER_GRACE_MS: Final = 1000.0
 
 
 _WRITTEN_REQUESTS: Final = 256
-"""Requests with acks=0 whose refusal is still understood."""
+"""How many of the last requests with acks=0 are remembered, to understand their refusals."""
 _SILENCE_MS: Final = 500.0
 """After this long without an answer the stream asks whether the broker lives and still leads."""
 _LAST_ANSWER_MS: Final = 100.0
@@ -729,7 +730,7 @@ class _Flight:
 _MESSAGE_BYTES: Final = 48 << 10
 """Requests of several producers go into one message up to about this size."""
 _BULK_BYTES: Final = 32 << 10
-"""A producer with so much to send at once moves to a call of its own."""
+"""A producer that has this much to send at once moves to a call of its own."""
 _ACCEPTED_S: Final = 3.0
 """How long a broker may take to say whether it serves several producers on a call."""
 
@@ -737,11 +738,11 @@ _ACCEPTED_S: Final = 3.0
 class ProduceCall:
     """One `Log.Produce` call to a broker, and the producers that send on it, each with a `ProduceStream`.
 
-    A message takes a request of each producer that has one, in turn, and every answer goes back to the producer that
-    asked. The limits, the order and the numbers of a producer are its own. A call that breaks breaks for all of them:
-    each sends what is unanswered again, on another call.
+    A message takes one request of each producer that has one, in turn, and every answer goes back to the producer that
+    asked. Each producer keeps its own limits, order and sequence numbers. If the call breaks, it breaks for all of
+    them: each sends its unanswered requests again on another call.
 
-    A call that producers may share begins with the first one alone. The broker's initial metadata tells whether it
+    On a call that may be shared, only the first producer sends until the broker's initial metadata tells whether it
     serves several:
 
         unknown -> shared   it does: all may send
@@ -753,19 +754,19 @@ class ProduceCall:
         self._is_shared: bool | None = None if shared else False
         """None: the broker has not answered yet."""
         self._streams: dict[ProduceStream, int] = {}
-        """With their lanes: the broker keeps the order of each by itself."""
+        """The producers on the call, with their lanes: the broker keeps the order within each lane."""
         self._left_lanes: list[int] = []
-        """Of producers that have left; the next message tells the broker."""
+        """The lanes of producers that have left; the next message names them to the broker."""
         self._lanes = itertools.count(1) if shared else itertools.repeat(0)
         self._ready: dict[ProduceStream, None] = {}
-        """Those that may have a request, the one that has waited longest first."""
+        """The streams that may have a request, the one that has waited longest first."""
         self._owners: dict[int, ProduceStream] = {}
-        """By correlation id: who waits for an answer."""
+        """By correlation id: the stream that waits for the answer."""
         self._last_id = 0
         self._wake = asyncio.Event()
         self._ended_by: RaftlogError | None = None
         self.throttled_until_ms = 0.0
-        """The client is over a quota: until then it sends nothing, and the broker reads no request of it."""
+        """Until when the client is over a quota: it sends nothing, and the broker reads none of its requests."""
         method = channel.stream_stream(
             "/raftlog.v1.Log/Produce",
             request_serializer=encode_produce,
@@ -801,12 +802,12 @@ class ProduceCall:
         for correlation_id in [each for each, owner in self._owners.items() if owner is stream]:
             del self._owners[correlation_id]
         if self._streams:
-            self._wake.set()  # another one may be the first now
+            self._wake.set()  # another producer may now be the first
         else:
             self.end(ClosedError("no producer sends on the call any more"))
 
     def ready(self, stream: ProduceStream) -> None:
-        """Have a producer asked for a request."""
+        """Note that a producer may have a request, and wake the writer to ask it."""
         if stream in self._streams:
             self._ready[stream] = None
             self._wake.set()
@@ -845,7 +846,7 @@ class ProduceCall:
         error: RaftlogError | None = None
         try:
             await self._write(reader)
-            await reader  # raises what broke it
+            await reader  # raises the error that broke the call
         except (grpc.RpcError, asyncio.InvalidStateError, RaftlogError) as broke:
             error = from_grpc(broke, self._address)
         except asyncio.CancelledError:  # of this task, or of the call
@@ -956,8 +957,8 @@ _shared_calls: weakref.WeakValueDictionary[tuple[object, ...], ProduceCall] = we
 class ProduceStream:
     """The produce stream to one broker: sends the queues that it leads, in turn.
 
-    A request takes as many batches as `max.request.size` allows, from all partitions that have some: while the
-    application keeps the interpreter lock busy, the event loop gets few turns, and each must do much.
+    A request takes as many ready batches as `max.request.size` allows, from all partitions: while the application keeps
+    the interpreter lock busy, the event loop runs rarely, so each of its turns must do much.
     """
 
     def __init__(self, engine: ProducerEngine, node_id: int) -> None:
@@ -972,11 +973,11 @@ class ProduceStream:
         self._ready = asyncio.Event()
         self._call: ProduceCall | None = None
         self._left: asyncio.Future[RaftlogError | None] | None = None
-        """While there is a call: why this producer leaves it; None: for another call."""
+        """While there is a call: the reason why this producer leaves it; None: to move to another call."""
         self._is_bulk = False
-        """It has much to send, so it shares no call."""
+        """Whether this producer has much to send and therefore shares no call."""
         self._sends_alone = False
-        """The broker serves one producer on a call, as far as is known."""
+        """Whether the broker is known to serve only one producer on a call."""
         self._task = engine.spawn(self._run())
         self._failures = 0
         self._failing_since_ms: float | None = None
@@ -1005,7 +1006,7 @@ class ProduceStream:
         """Give up queues that another broker leads now.
 
         An idempotent producer sends their batches in flight to the new leader at once, which recognizes duplicates.
-        Without idempotence a broker that still answers gets `_LAST_ANSWER_MS` for its answers.
+        Without idempotence, a broker that is still alive gets `_LAST_ANSWER_MS` to send its answers.
         """
         engine = self._engine
         now_ms = engine.now_ms()
@@ -1063,8 +1064,8 @@ class ProduceStream:
     def check_silence(self, now_ms: float) -> None:
         """Probe the broker when its oldest request is unanswered for long; after the request timeout, end the call.
 
-        With acks=0 nothing is answered, and a broker that is paused takes requests as before. So it is probed again and
-        again while there are any, and newer metadata shows when another broker leads.
+        With acks=0 the broker answers nothing, and a paused broker takes requests as before. So it is probed repeatedly
+        while there are such requests; newer metadata shows when another broker leads.
         """
         self._leave(now_ms)
         if self._unproven_since_ms is not None and now_ms - self._unproven_since_ms > _SILENCE_MS:
@@ -1187,7 +1188,7 @@ class ProduceStream:
         if len(self._in_flight) >= options.max_in_flight_requests_per_connection:
             return None
         if self._is_bulk and self._call.is_shared:
-            if not self._in_flight:  # else two calls would race
+            if not self._in_flight:  # with requests in flight, two calls would race
                 self.ended(None)
             return None
         flight = _Flight([], engine.now_ms())
@@ -1263,7 +1264,7 @@ class ProduceStream:
         engine.finish(callbacks)
 
     def refused_late(self, response: log_pb2.ProduceResponse) -> bool:
-        """Look for the leaders that a broker names, or lacks, in its refusal of a request with acks=0.
+        """Handle the refusal of a request with acks=0: look for the partitions' leaders, which it may name.
 
         Their queues pause until the leader is found. Return False if the response belongs to no such request.
         """
@@ -1296,7 +1297,7 @@ class ProduceStream:
         """Settle the batches of a request, whose answer has come.
 
         Raises:
-            BrokerUnavailable: it has another number of results than the request had parts.
+            BrokerUnavailable: the number of results differs from the number of parts of the request.
         """
         engine = self._engine
         flight = self._in_flight.get(response.correlation_id)
@@ -1382,7 +1383,7 @@ class Turns:
 Places = dict[tuple[bytes, int], TopicPartition]
 """Partitions by topic id and number."""
 Tell = Callable[[Places, Outdated], Awaitable[bool]]
-"""Has the coordinator add partitions; raises as `TransactionCalls.call`. False: the transaction takes no more."""
+"""Tells the coordinator to add partitions; raises as `TransactionCalls.call`. False: the transaction takes no more."""
 
 
 class Openings:
@@ -1542,7 +1543,7 @@ class TransactionOffsets:
 LAST_ABORT_S: Final = 5.0
 """How long a program that ends may take to abort; otherwise the coordinator aborts after the timeout."""
 _OVER: Final = (InvalidProducerEpoch, InvalidTxnState)
-"""Partitions answer these when a transaction has ended; only its coordinator knows why."""
+"""A partition's errors after a transaction has ended; only the coordinator knows why it ended."""
 
 
 class Transactions:
@@ -1565,7 +1566,7 @@ class Transactions:
         self._calls = TransactionCalls(engine.metadata, engine.connections, options)
         self._offsets = TransactionOffsets(engine.metadata, engine.connections, options)
         self._turns = Turns(self.state)
-        """For init, commit, abort and offsets."""
+        """Runs one of init, commit, abort and offsets at a time."""
         self._partitions = Openings(engine, self._add, self._not_added)
         self._groups: set[str] = set()
         self._asked = False
@@ -1917,7 +1918,7 @@ _TICK_S: Final = 0.05
 
 
 class ProducerEngine:
-    """Batches, routing and one stream for each broker. On the event loop, but for the methods that name threads.
+    """Batches, routing and one stream for each broker. Runs on the event loop, except for methods that name threads.
 
     After a refusal: leader errors and broken streams send the batch again, in order and under a larger chain; a batch
     that is too large is split in halves; refused producer numbers are settled by `on_numbers_refused`; any other error
@@ -1961,9 +1962,9 @@ class ProducerEngine:
         self._partitioner = partitioner
         self._wake_pending = False
         self._room_alarms: list[Alarm] = []
-        """Of threads that wait for memory."""
+        """The alarms of threads that wait for memory."""
         self._room_futures: list[asyncio.Future[None]] = []
-        """Of tasks that wait for memory."""
+        """The futures of tasks that wait for memory."""
 
         # The cluster
         self._shares = gate is None and options.enable_idempotence
@@ -1992,7 +1993,7 @@ class ProducerEngine:
         self.ids: Identity | None = None
         """None: the producer is not idempotent."""
         self.given = GivenProducerId()
-        """`ids` of a producer with a gate."""
+        """The `ids` of a producer with a gate."""
         self._without_id: dict[PartitionQueue, None] = {}
         """Queues that wait for a producer id."""
         self._gated: dict[PartitionQueue, None] = {}
@@ -2005,7 +2006,7 @@ class ProducerEngine:
             gate = self.transactions = Transactions(self)
         self.gate = gate
         self.attributes = int(Attributes.TRANSACTIONAL) if gate is not None else 0
-        """Of every batch."""
+        """The attribute bits of every batch."""
         if gate is not None:
             self.ids = self.given
         elif options.enable_idempotence:
@@ -2179,7 +2180,7 @@ class ProducerEngine:
                 except RaftlogError as error:
                     self.fail([todo[0]], error)
                 del todo[0]
-        except BaseException:  # an interrupt in the caller's thread: the loop encodes the rest
+        except BaseException:  # an interrupt in the caller's thread; the loop encodes the rest
             self.loop.call_soon_threadsafe(self.encode, todo)
             raise
         with self.lock:
@@ -2292,7 +2293,7 @@ class ProducerEngine:
             if not future.done():
                 future.set_result(None)
 
-    # The gate, and the numbers of what is open
+    # The gate, and the producer numbers
 
     def may_send(self, queue: PartitionQueue) -> bool:
         """Whether the gate is open for a queue; if not, `gate_opened` routes it later. Under the lock."""
@@ -2383,7 +2384,7 @@ class ProducerEngine:
             for queue in ready:
                 if queue.sendable:
                     self._route(queue)
-            if self.gate is not None:  # ask for open batches too: the gate may be open before they have lingered
+            if self.gate is not None:  # ask for open batches too, so that the gate is open when they have lingered
                 for batch in self.accumulator.open_batches():
                     self._open_for(batch.queue)
             linger_ms = self.accumulator.next_linger_ms()
@@ -2442,7 +2443,7 @@ class ProducerEngine:
             self._tick_timer = self.loop.call_later(_TICK_S, self._tick)
 
     def request_refresh(self, missing_since_ms: float, probe: int | None = None) -> None:
-        """Request newer metadata, which something has waited for since `missing_since_ms`."""
+        """Request newer metadata; the caller has waited for it since `missing_since_ms`."""
         waited_s = (monotonic_ms() - missing_since_ms) / 1000
         self.metadata.request_refresh(missing_since_s=self.loop.time() - waited_s, probe=probe)
 

@@ -1,9 +1,9 @@
 """TLS and logins of clients: PEM files, SCRAM logins (RFC 5802), and channels that use both.
 
-`FreshPem` reads certificates and keys again when their files change, `ChannelTls` opens channels with them, for clients
-and between nodes. `TokenSource` gets JSON Web Tokens for OAUTHBEARER. `Logins` holds the tokens that calls carry: gRPC
-asks for the token of each call in a thread, which logs in if there is none; concurrent calls wait for that login. Each
-broker issues its own tokens.
+`FreshPem` reads certificates and keys again when their files change; `ChannelTls` opens channels with them, for clients
+and between nodes. `TokenSource` gets JSON Web Tokens for OAUTHBEARER. `Logins` holds the tokens that calls carry. For
+each call, gRPC asks for the token in a thread; that thread logs in if there is no token, and concurrent calls wait for
+its login. Each broker issues its own tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S: Final = 1.0
 """Files are checked for changes at most this often."""
 TRY_AGAIN_S: Final = 30.0
-"""Refused files are read again after this long, even unchanged: a certificate may become valid."""
+"""Refused files are read again after this long, even if they have not changed: a certificate may have become valid."""
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"
 _ENCRYPTED: Final = (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"Proc-Type: 4,ENCRYPTED")
@@ -86,7 +86,7 @@ class PemFiles:
     password_location: str = ""
     """The file with the password of an encrypted key."""
     password_command: str = ""
-    """A command that prints it, run without a shell."""
+    """A command that prints the password, run without a shell."""
 
     def password(self) -> str:
         """Return the password of the key; "" if none is configured.
@@ -329,10 +329,10 @@ class TokenSource:
     scope: str = ""
 
     def check(self) -> None:
-        """Check that the settings go together.
+        """Check that the settings agree with each other.
 
         Raises:
-            InvalidConfig: they do not.
+            InvalidConfig: they contradict each other; the message says how.
         """
         if bool(self.endpoint_url) == bool(self.command):
             raise InvalidConfig(
@@ -386,7 +386,7 @@ class TokenSource:
             return ""
 
     def _of_issuer(self) -> str:
-        """Ask for a token (RFC 6749, section 4.4); redirects would carry the secret elsewhere, and are not followed."""
+        """Ask the issuer for a token (RFC 6749, section 4.4). It follows no redirect, which would leak the secret."""
         pair = f"{quote(self.client_id, safe='')}:{quote(self.client_secret, safe='')}".encode()
         form = {"grant_type": "client_credentials", **({"scope": self.scope} if self.scope else {})}
         request = urllib.request.Request(
@@ -413,7 +413,7 @@ class TokenSource:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any) -> None:
-        """Follow none: urllib then raises the answer as an error."""
+        """Follow no redirect: urllib then raises the response as an error."""
 
 
 PROTOCOL: Final = "sasl_ssl"
@@ -431,7 +431,7 @@ class Sasl:
     location: str = ""
     """The file with the password, read for every login."""
     tokens: TokenSource | None = None
-    """With OAUTHBEARER, in place of a user's name and password."""
+    """The source of tokens with OAUTHBEARER, in place of a user's name and password."""
 
     def read_password(self) -> str:
         """Return the current password, without a line end at the end of the file.
@@ -519,7 +519,7 @@ class ChannelTls:
 
     @property
     def version(self) -> int:
-        """Rises when the certificates change; older channels reconnect with the older certificates."""
+        """A version that rises when the certificates change; existing channels reconnect with the older certificates."""
         return self._pem.current()[1]
 
     def open(self, address: str, options: Options) -> grpc.aio.Channel:
@@ -553,13 +553,13 @@ def _with_every(options: Options) -> list[tuple[str, Any]]:
 
 
 TIMEOUT_S: Final = 10.0
-"""For each of the two calls of a login."""
+"""The time limit of each of the two calls of a login."""
 RENEWED_AFTER: Final = 0.8
 """A token is renewed after this share of its lifetime, while it is still valid."""
 SECOND_TRY_S: Final = 0.25
-"""A refused login is repeated once after this long: the broker may not know a new user or password yet."""
+"""A refused login is repeated once after this long: the broker may not yet know a new user or password."""
 REFUSED_FOR_S: Final = 1.0
-"""How long a refusal also answers further calls."""
+"""How long a refusal also answers further calls, which then do not log in."""
 _RENEWAL_PAUSE_S: Final = 5.0
 assert SECOND_TRY_S < REFUSED_FOR_S < TIMEOUT_S
 

@@ -11,7 +11,7 @@ from raftlog.errors import InvalidConfig
 
 STAGE_TIMEOUT: Final = "transaction.timeout.ms"
 DEFAULT_TIMEOUT_MS: Final = 900_000
-"""Of a stage: the maximum that servers allow by default (transaction.max.timeout.ms)."""
+"""The timeout of a stage: the maximum that servers allow by default (transaction.max.timeout.ms)."""
 _TRANSACTIONAL_ID: Final = "transactional.id"
 _IDEMPOTENCE: Final = "enable.idempotence"
 _NOT_EXACTLY_ONCE: Final = {
@@ -29,7 +29,7 @@ class StageOptions:
 
     @property
     def delivery_timeout_s(self) -> float:
-        """The time limit of calls without another one."""
+        """The time limit of calls without a timeout of their own."""
         return self.producer.delivery_timeout_ms / 1000
 
     @classmethod

@@ -1,8 +1,8 @@
 """Staged batches: a stage is a producer whose records stay invisible until a batch that names the stage is committed.
 
-`StageWork` is one stage, `StageHub` what the stages of one client share. All of it runs on the event loop. A stage
-borrows a producer's engine and is its gate: it begins at the sink's coordinator with its first partitions, and adds
-further ones later.
+`StageWork` is one stage, `StageHub` the state that the stages of one client share. All of it runs on the event loop. A
+stage borrows a producer's engine and is its gate: its first partitions begin it at the sink's coordinator, and later
+partitions are added to it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StageWork:
         self.error: RaftlogError | None = None
         """Why the stage can only be aborted."""
         self.producer: ProducerId | None = None
-        """None: the coordinator does not know the stage yet, which has no records."""
+        """None: the stage has no records, and the coordinator does not know it yet."""
         self._attempt = attempt
         self._hub = hub
         self._state = _State.STAGING
@@ -205,7 +205,7 @@ class StageWork:
         return self._finished(already=already)
 
     def _finished(self, *, already: bool) -> StageToken:
-        if self._token is None:  # else another call was faster
+        if self._token is None:  # unless a concurrent call has set it
             self._token = StageToken(self.sink.sink_id, self.batch_id, already_committed=already)
             if not already and self.producer is not None:
                 self._token = self._token._replace(producer_id=self.producer.producer_id)
@@ -266,7 +266,7 @@ _MAX_IDLE: Final = 4
 
 
 class StageHub:
-    """What the stages of one client share: the calls to coordinators, and engines for one stage at a time."""
+    """The state that the stages of one client share: calls to coordinators, and engines that each serve one stage."""
 
     def __init__(
         self,
@@ -406,7 +406,7 @@ class StageHub:
     async def abort_open(self, sink: Sink, batch_id: int, attempt: str, deadline: Deadline, *, fence: bool) -> int:
         """Abort the open stages of a batch whose attempt begins with `attempt`; return how many there were.
 
-        `fence`: also refuse new stages of these attempts. The request still names the stages, for older servers.
+        `fence`: also refuse new stages of these attempts. For older servers the request also names each stage.
 
         Raises:
             RaftlogError: as `TransactionCalls.call`.

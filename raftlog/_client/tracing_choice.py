@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def call_metadata() -> tuple[tuple[str, str], ...]:
     """Return the metadata with which the server continues the current trace; empty without a sampled span.
 
-    An application with a span has imported OpenTelemetry, so this never imports it.
+    An application that has a span has already imported OpenTelemetry, so this function never imports it.
     """
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is None:

@@ -52,7 +52,7 @@ class Number(NamedTuple):
 
 
 NO_NUMBER: Final = Number(-1, -1, -1)
-"""Of a batch without a producer id: no broker recognizes a retry of it."""
+"""The number of a batch without a producer id: no broker recognizes a retry of it."""
 
 
 class Numbering:
@@ -143,7 +143,7 @@ _MASK: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
 
 _FEW_ROWS: Final = 16
-"""Fewer rows than this are cheaper to hash one by one than with numpy, at any length."""
+"""Fewer rows than this are cheaper to hash one by one than with numpy, however long they are."""
 
 _words = struct.Struct("<I").iter_unpack
 
@@ -235,14 +235,14 @@ def murmur2_column(column: Any) -> NDArray[np.int32]:
 
 
 RECORD_BYTES: Final = 24
-"""Upper bound of a record's overhead: Arrow offsets of three columns, a timestamp, validity bits."""
+"""An upper bound of a record's overhead: Arrow offsets of three columns, a timestamp, validity bits."""
 HEADER_ENTRY_BYTES: Final = 16
 BATCH_BYTES: Final = 768
-"""Upper bound of the batch header, plus the Arrow message around the columns and its padding."""
+"""An upper bound of a batch's overhead: its header, the Arrow message around the columns, and padding."""
 
 
 def record_bytes(value: bytes | None, key: bytes | None, headers: tuple[Header, ...]) -> int:
-    """Return the size that a record is counted with, at least the bytes that it adds to an uncompressed batch."""
+    """Return the size that a record counts with: at least the bytes that it adds to an uncompressed batch."""
     size = RECORD_BYTES + (len(value) if value is not None else 0)
     if key is not None:
         size += len(key)
@@ -339,7 +339,7 @@ class Batch:
         self.place = 0
         """Its position among the numbered batches of its queue."""
         self.in_doubt = False
-        """Whether it may be in the log although no answer says so."""
+        """Whether the batch may be in the log although no response says so."""
         self.traces: dict[str, str] | None = None
         """The first span (W3C traceparent) of each sampled trace of its records, by trace id."""
 
@@ -363,7 +363,7 @@ class Batch:
         return index
 
     def note_timestamp(self, index: int, timestamp_ms: int) -> None:
-        """Give the records from `index` on this timestamp. Records of one run cost nothing more."""
+        """Give the records from `index` on this timestamp; a run of equal timestamps is stored once."""
         self.timestamp_runs.append((index, timestamp_ms))
         self.last_timestamp_ms = timestamp_ms
 
@@ -499,7 +499,7 @@ class Batch:
         return self.parts[0].leaves() + self.parts[1].leaves()
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Return the partition, offset and timestamp of a record; only when the batch is done without an error."""
+        """Return the partition, offset and timestamp of a record. The batch must be done, without an error."""
         batch, index = self.leaf(index)
         offset = batch.base_offset + index if batch.base_offset >= 0 else -1
         timestamp_ms = batch.append_time_ms if batch.append_time_ms >= 0 else batch.timestamp_ms(index)
@@ -574,9 +574,9 @@ class PartitionQueue:
         self.places = 0
         """How many batches were numbered; the place of the next one."""
         self.wants_number = False
-        """Whether to number all batches again once the queue has recovered."""
+        """Whether the queue numbers all batches again once it has recovered."""
         self.wants_id = False
-        """Whether that needs another producer id."""
+        """Whether the new numbers need another producer id."""
         self.renumbered = 0
         """How often the queue was numbered again since the broker last accepted a batch."""
 
@@ -590,7 +590,7 @@ class PartitionQueue:
 
     @property
     def sendable(self) -> bool:
-        """Whether the first waiting batch is encoded and the queue flows; pauses, leaders and limits come on top."""
+        """Whether the queue flows and its first waiting batch is encoded. The caller checks pauses, leader and limits."""
         if self.recovering:
             return False
         first = next((batch for batch in self.waiting if not batch.done), None)
@@ -893,7 +893,7 @@ class TopicQueues:
 CROWDED_FACTOR: Final = 4
 """A batch that is opened while `BATCHES_REMEMBERED` others wait may grow to this many times `batch.size`."""
 HURRIED: Final = float("-inf")
-"""`linger_until_ms` of a batch that must close now, even in a crowded queue."""
+"""The `linger_until_ms` of a batch that must close now, even in a crowded queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -931,7 +931,7 @@ class Accumulator:
         """Queues with closed batches that the shell has not routed yet."""
 
     def check_size(self, value: bytes | None, key: bytes | None, headers: tuple[Header, ...]) -> int:
-        """Return the size that the record is counted with.
+        """Return the size that the record counts with.
 
         Raises:
             MessageTooLarge: no batch can hold it.
@@ -969,12 +969,12 @@ class Accumulator:
     def open(self, queue: PartitionQueue, size: int, now_ms: float, *, in_turn: bool = False) -> Batch:
         """Open a batch for a record of this size; the caller has closed the previous one and asked `has_room`.
 
-        `in_turn`: the partition was chosen as the sticky one. It gets no larger batch for being slow (KIP-794).
+        `in_turn`: the partition was chosen as the sticky one. Its batch may not grow while the broker is slow (KIP-794).
         """
         assert queue.open is None
         reservation = self._reservation(size)
         if queue.numbering is not None and len(queue.waiting) >= BATCHES_REMEMBERED and not in_turn:
-            # Only so many batches may be in flight: a further one would wait, so a larger one is better.
+            # A further batch would wait behind those that may be in flight, so one larger batch is better.
             larger = min(CROWDED_FACTOR * self.config.batch_size_bytes, self.config.max_request_size_bytes)
             if self.used_bytes + larger <= self.config.buffer_memory_bytes:
                 reservation = max(reservation, larger)

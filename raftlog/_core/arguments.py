@@ -19,7 +19,7 @@ def as_converter(name: str, given: C) -> C:
     """Return a serializer or deserializer, which is a function or None.
 
     Raises:
-        InvalidConfig: anything else, such as the name of a class.
+        InvalidConfig: it is neither, but for example the name of a class.
     """
     if given is not None and not callable(given):
         to_or_from = "from" if name.endswith("deserializer") else "to"
@@ -28,7 +28,7 @@ def as_converter(name: str, given: C) -> C:
 
 
 def converted(convert: Callable[[Any], Any] | None, item: Any, name: str, where: str) -> Any:
-    """Return what a converter makes of a key or value; None stays None.
+    """Return the converted key or value; None stays None.
 
     An exception of the converter gets a note that names it, and `where`.
     """
@@ -82,7 +82,7 @@ def as_headers(headers: Any) -> tuple[Header, ...]:
 
 
 LAST_TIMESTAMP_MS: Final = 253_402_300_799_999
-"""The end of the year 9999: later times do not fit a datetime, nor the microseconds of Arrow and Spark."""
+"""The end of the year 9999: later times fit neither a datetime nor the microseconds of Arrow and Spark."""
 AFTER_THE_LAST: Final = "is after the year 9999; it counts milliseconds since 1970, not microseconds"
 
 

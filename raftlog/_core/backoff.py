@@ -9,7 +9,7 @@ from typing import Final
 from raftlog.errors import BrokerUnavailable, RaftlogError, ThrottlingQuotaExceeded
 
 _JITTER: Final = 0.2
-"""Clients that lost the same broker must not all return at once."""
+"""The share by which a pause is shortened at random: clients that lost the same broker must not all return at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Backoff:
 class Pauses:
     """Two backoffs: after refusals of a broker, and after connections that broke or failed.
 
-    A broker that refuses needs time; an attempt to connect to a restarting broker costs nothing, and should find it
-    soon.
+    A broker that refuses needs time. An attempt to connect to a restarting broker costs nothing, and frequent attempts
+    find it soon.
     """
 
     retry: Backoff
@@ -53,8 +53,8 @@ class Pauses:
 class Pace:
     """The pauses of a search for something missing: each is a share of the time that it has been missing.
 
-    So the search ends late by only that share, after 100 ms as after a minute, and costs less the longer it lasts.
-    Shortened at random as a `Backoff` is.
+    So the search ends late by at most that share of the time, whether it takes 100 ms or a minute, and attempts become
+    rarer the longer it lasts. Pauses are shortened at random, as those of a `Backoff`.
     """
 
     random: Callable[[], float]

@@ -63,7 +63,7 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address; names other than localhost count as reachable for others."""
+    """Whether only this machine can reach the address; a name other than localhost counts as reachable from others."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,8 +1,8 @@
 """Delayed records: the level where each waits, its headers, and its destination once it is due. Pure.
 
-A level is a topic whose records all wait equally long, so each of its partitions is in order of due times and a reader
-watches only the head. A record whose delay is not a level waits at the largest level below it, and then again for the
-rest. Times are Unix milliseconds, because they are stored with the records and another process reads them.
+A level is a topic whose records all wait equally long: each of its partitions is in order of due times, so a reader
+watches only the first record. A record whose delay is not a level waits at the largest level below it, and then again
+for the rest. Times are Unix milliseconds, because they are stored with the records and another process reads them.
 
 `Waits` decides which records a reader keeps, which partitions it pauses, and until when.
 """
@@ -33,7 +33,7 @@ _DIGITS: Final = re.compile(rb"[0-9]{1,15}")
 DelayLike = timedelta | float
 """A time span, or a number of seconds."""
 DEFAULT_LEVELS: Final[tuple[DelayLike, ...]] = (1, 5, 30, 60, 300, 1800, 3600, 21_600, 86_400)
-"""From one second to a day, each a few times the previous one."""
+"""The default levels: from one second to a day, each a few times as long as the previous one."""
 
 
 def as_delay_ms(delay: DelayLike, name: str = "delay") -> int:
@@ -128,10 +128,10 @@ class Delayed(NamedTuple):
     """A decoded record of a level's topic."""
 
     record: Record
-    """Without the queue's own headers."""
+    """The record without the queue's own headers."""
     due_ms: int
     ready_ms: int
-    """When it leaves this level: when it is due or the level's delay has passed, whichever is first."""
+    """When the record leaves this level: when it is due or when the level's delay has passed, whichever is first."""
     target: str | None
 
     @property
@@ -248,7 +248,7 @@ class SortedOut(NamedTuple):
     given: list[Record]
     """For workers."""
     outgoing: list[Outgoing]
-    """For their targets, or for the next level."""
+    """Records for their targets, or for the next level."""
     handed_over: int
     """How many of `outgoing` go to their targets."""
 
@@ -257,7 +257,7 @@ def sort_out(levels: Levels, ready: Iterable[Delayed], now_ms: int, *, forwards:
     """Return the destination of each record: another level, its target, or a worker.
 
     Raises:
-        InvalidRequestError: a record is for a worker, but with `forwards` there is none.
+        InvalidRequestError: with `forwards`, which has no worker, a record is for a worker.
     """
     given: list[Record] = []
     outgoing: list[Outgoing] = []
@@ -285,7 +285,7 @@ def sort_out(levels: Levels, ready: Iterable[Delayed], now_ms: int, *, forwards:
 HORIZON_MS: Final = 1000
 """Records that are due within this time stay in memory; later ones are dropped and fetched again."""
 LEAD_MS: Final = 300
-"""How long before its head is due a partition is fetched again."""
+"""A paused partition is fetched again this long before its first record is due."""
 HELD_MAX: Final = 2000
 """At most this many records of a partition stay in memory, plus those of one poll."""
 assert LEAD_MS < HORIZON_MS, "refetched records lie within the horizon, or they would be refetched endlessly"
@@ -340,7 +340,7 @@ class Waits:
         return taken
 
     def give_back(self, rest: Sequence[Delayed]) -> None:
-        """Keep the last records that `take` returned of some partitions again."""
+        """Take back the last records that `take` returned for some partitions."""
         for delayed in reversed(rest):
             self._partitions[delayed.partition].held.appendleft(delayed)
 
@@ -359,7 +359,7 @@ class Waits:
         return Reading(pause, resume)
 
     def next_at_ms(self) -> int | None:
-        """Return when a head becomes ready or must be fetched, or None."""
+        """Return when a partition's first record becomes ready or must be fetched, or None."""
         times = [waiting.held[0].ready_ms for waiting in self._partitions.values() if waiting.held]
         times += [waiting.fetch_at_ms for waiting in self._partitions.values() if waiting.fetch_at_ms is not None]
         return min(times, default=None)

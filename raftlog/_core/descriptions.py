@@ -1,4 +1,4 @@
-"""What admin clients return, as plain named tuples: topics, the cluster, groups, transactions and nodes."""
+"""The results of admin clients as plain named tuples: topics, the cluster, groups, transactions and nodes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from raftlog.v1 import admin_pb2, common_pb2, group_pb2, node_pb2, transaction_p
 class PartitionDescription(NamedTuple):
     """One partition; `leader` is -1 if it has none. `replicas` are in order of preference.
 
-    `eligible_leader_replicas` left the ISR when it was too small to commit records, so they have every committed
-    record (KIP-966). `adding_replicas` and `removing_replicas` belong to a move under way; the latter come last in
-    `replicas`. `offline_replicas`: their broker is down, was removed, or has no working log for them.
-    `lost_replicas`: their broker came back without their log, because its disk was replaced.
+    `isr`: the in-sync replicas. `eligible_leader_replicas` left the ISR when it was already too small to commit records,
+    so they have every committed record (KIP-966). `adding_replicas` and `removing_replicas` belong to a move in
+    progress; the latter come last in `replicas`. `offline_replicas`: their broker is down, was removed, or has no
+    working log for them. `lost_replicas`: their broker came back without their log, because its disk was replaced.
     """
 
     partition: int
@@ -45,10 +45,10 @@ class TopicDescription(NamedTuple):
 
 
 class ReplicaDescription(NamedTuple):
-    """One replica as its leader sees it; -1: unknown, because the leader has not heard of it in this leader epoch.
+    """One replica as its leader sees it; -1: unknown, because the replica has not reported in this leader epoch.
 
-    `log_end_offset`: the end of its durable log. `lag`: how many records it is behind the leader's log. `in_sync`:
-    whether it counts as in sync. `last_caught_up_ms`: how long ago it had all records.
+    `log_end_offset`: the end of its durable log (exclusive). `lag`: by how many records it is behind the leader's log.
+    `in_sync`: whether it is in the ISR. `last_caught_up_ms`: how many ms ago it last had all records.
     """
 
     broker_id: int
@@ -72,7 +72,7 @@ class PartitionReplicas(NamedTuple):
 
 
 class Reassignment(NamedTuple):
-    """A move under way. `replicas`: the replicas after it, in order of preference."""
+    """A move in progress. `replicas`: the replicas after the move, in order of preference."""
 
     replicas: list[int]
     adding_replicas: list[int]
@@ -80,11 +80,11 @@ class Reassignment(NamedTuple):
 
 
 class BrokerDescription(NamedTuple):
-    """One broker. `leaderships` and `replicas`: how many partitions it leads, and holds a replica of.
+    """One broker. `leaderships`: how many partitions it leads. `replicas`: of how many partitions it has a replica.
 
-    `cordoned`: it gets no new replicas. `drained`: neither does it, and it leads no partition that another in-sync
+    `cordoned`: it gets no new replicas. `drained`: it gets no new replicas, and leads no partition that another in-sync
     replica can lead. `drained_until_restart`: it is drained until its process restarts. `storage_full`: a log directory
-    refuses writes for want of space, and the broker leads as a drained one.
+    is full and refuses writes; the broker then gives leaderships away, as a drained broker does.
     """
 
     broker_id: int
@@ -106,8 +106,8 @@ class ClusterDescription(NamedTuple):
     """The cluster as of `metadata_offset`; `controller_id` is -1 if there is no active controller.
 
     `features`: the levels in effect. `supported_features`: the lowest and highest level of each feature that every
-    registered broker supports. `authorized_operations`: what the caller may do with the cluster, if asked for; so
-    `may_create_topics`: whether there is a name under which the caller may create a topic. None: not told.
+    registered broker supports. If asked for, `authorized_operations` are the operations that the caller may do on the
+    cluster, and `may_create_topics` tells whether the caller may create a topic of any name; otherwise both are None.
     """
 
     cluster_id: str
@@ -122,7 +122,10 @@ class ClusterDescription(NamedTuple):
 
 
 class QuorumVoterDescription(NamedTuple):
-    """One voter of the metadata quorum. `state`: leader, follower, joining or unreachable; -1: unknown, or never."""
+    """One voter of the metadata quorum. `state`: leader, follower, joining or unreachable.
+
+    `lag`: in entries; -1: unknown. `last_contact_ms`: how many ms ago it answered last; -1: never.
+    """
 
     node_id: int
     host: str
@@ -134,7 +137,10 @@ class QuorumVoterDescription(NamedTuple):
 
 
 class QuorumObserverDescription(NamedTuple):
-    """One broker as the controller sees it. `lag`: metadata that it has yet to apply; -1: unknown, or never."""
+    """One broker as the controller sees it. `lag`: how many metadata entries it has yet to apply; -1: unknown.
+
+    `last_heartbeat_ms`: how many ms ago it sent its last heartbeat; -1: never.
+    """
 
     broker_id: int
     applied_offset: int
@@ -146,7 +152,7 @@ class QuorumObserverDescription(NamedTuple):
 class QuorumDescription(NamedTuple):
     """The metadata quorum as `answered_by` sees it: its leader, or without one (`leader_id` -1) another node.
 
-    Indexes are of that node's log.
+    The indexes refer to that node's log.
     """
 
     cluster_id: str
@@ -304,9 +310,10 @@ class GroupMemberDescription(NamedTuple):
     """One member as its coordinator sees it.
 
     `assigned`: the partitions that it may read. `target`: its partitions after the rebalance. `pending_revocation`:
-    partitions that it must release and has not yet. `topics`, `pattern`: its subscription. `assignor`: the one that it
-    requests. `instance_id`: empty unless it is a static member. `last_heartbeat_ms`: how long ago its last heartbeat
-    was, -1: none yet to the present coordinator. `connected`: whether it has a stream to the coordinator.
+    partitions that it must release but has not yet released. `topics`, `pattern`: its subscription. `assignor`: the one
+    that it requests. `instance_id`: empty unless it is a static member. `last_heartbeat_ms`: how many ms ago its last
+    heartbeat arrived; -1: none has reached the present coordinator. `connected`: whether it has a stream to the
+    coordinator.
     """
 
     member_id: str
@@ -329,9 +336,9 @@ class GroupDescription(NamedTuple):
     """One group. `state`: one of `STATES`. `type`: as in `GroupListing`.
 
     In a classic group `group_epoch` is the generation, `assignor` the protocol that its members have chosen.
-    `offsets_partition`: the partition of __consumer_offsets with its state, whose leader `coordinator_id` coordinates
-    it. `empty_since_ms`: Unix time at which the last member left; 0: it has members, or never had any.
-    `authorized_operations`: what the caller may do with the group, if asked for.
+    `offsets_partition`: the partition of __consumer_offsets that holds its state; that partition's leader,
+    `coordinator_id`, coordinates it. `empty_since_ms`: Unix time at which the last member left; 0: it has members, or
+    never had any. `authorized_operations`: the operations that the caller may do on the group, if asked for.
     """
 
     group_id: str
@@ -350,11 +357,11 @@ class GroupDescription(NamedTuple):
 class PartitionLag(NamedTuple):
     """The lag of a group in one partition.
 
-    `offset`: the committed offset, of the next record to read; None: no offset is committed. `lag`: the number of
-    offsets from there, or from the log's start, to the log's end. `lag_seconds`: the age of the first unread record;
-    0.0 if there is none. Unknown values are None: no offset is committed, the leader does not answer, the topic was
-    deleted, or the committed offset is beyond the log's end; `error` says why. `member_id`: the member that reads it
-    now; empty: none does.
+    `offset`: the committed offset, that of the next record to read; None: no offset is committed. `lag`: the number of
+    offsets from there (or from the log's start, if that is later) to the log's end. `lag_seconds`: the age of the first
+    unread record; 0.0 if there is none. Unknown values are None: no offset is committed, the leader does not answer, the
+    topic was deleted, or the committed offset is beyond the log's end; `error` says which. `member_id`: the member that
+    reads the partition now; empty: none.
     """
 
     offset: int | None
@@ -375,7 +382,7 @@ def state_name(state: group_pb2.GroupState.ValueType) -> str:
 
 
 def type_name(group_type: group_pb2.GroupType.ValueType) -> str:
-    """Return the name of a group's type; brokers that do not say it have no classic groups."""
+    """Return the name of a group's type. Brokers that send no type have no classic groups."""
     return "classic" if group_type == group_pb2.GROUP_TYPE_CLASSIC else "consumer"
 
 
@@ -430,7 +437,7 @@ class LoopLagDescription(NamedTuple):
 
 
 class OpenFilesDescription(NamedTuple):
-    """Open files of a node, -1: unknown; and their limits, -1: unlimited."""
+    """The number of open files of a node (-1: unknown), and its limits (-1: unlimited)."""
 
     used: int
     soft_limit: int
@@ -450,7 +457,7 @@ class VoterDescription(NamedTuple):
 
 
 class NodeLogDirDescription(NamedTuple):
-    """One directory of a node, with partitions, or the metadata log if `metadata`. `error`: why it is offline.
+    """One directory of a node: with partitions, or, if `metadata`, with the metadata log. `error`: why it is offline.
 
     `usable_bytes` of `total_bytes` are free on its file system; its logs take `log_bytes`.
     """
@@ -467,12 +474,12 @@ class NodeLogDirDescription(NamedTuple):
 class NodeDescription(NamedTuple):
     """One node, a broker, a controller or both, as it describes itself.
 
-    `clock_offset_ms`: how far its clock is ahead of the client's, within `clock_uncertainty_ms`, half the time of the
-    answer. `not_ready`: why it does not serve at the moment, or "". Listeners are host:port, or "". `log_file`: "" if
-    it does not log to a file. `voter`: None if it does not vote. `features`: the lowest and highest level that its
-    software supports. `configs`: those in effect, without documentation and with [hidden] in place of secrets.
-    `certificate_expires_ms`: Unix time, 0: it has none. `asked_through`: the address that answered, of another broker
-    if the client cannot reach the node.
+    `clock_offset_ms`: by how much its clock is ahead of the client's, give or take `clock_uncertainty_ms`, which is half
+    the time of the round trip. `not_ready`: why it does not serve at the moment, or "". Listeners are host:port, or "".
+    `log_file`: "" if it does not log to a file. `voter`: None if the node does not vote. `features`: the lowest and
+    highest level that its software supports. `configs`: the values in effect, without documentation and with [hidden]
+    in place of secrets. `certificate_expires_ms`: Unix time; 0: it has no certificate. `asked_through`: the address that
+    answered, that of another broker if the client cannot reach the node.
     """
 
     node_id: int
@@ -600,11 +607,11 @@ class TransactionListing(NamedTuple):
 class TransactionDescription(NamedTuple):
     """A transactional id and its last transaction.
 
-    `producer_epoch`: of the transaction, or once it is decided of the next one. `partitions`: those that it writes to.
-    `group_ids`: the groups whose offsets it commits. `pending`: partitions that still need a marker, once it is
-    decided. `state_partition`: the partition of __transaction_state with its state, whose leader `coordinator_id`
-    coordinates it. `started_ms` 0: none is open. `authorized_operations`: what the caller may do with the id, if asked
-    for.
+    `producer_epoch`: that of the transaction or, once it is decided, of the next one. `partitions`: those that it writes
+    to. `group_ids`: the groups whose offsets it commits. `pending`: once it is decided, the partitions that still need a
+    marker. `state_partition`: the partition of __transaction_state that holds its state; that partition's leader,
+    `coordinator_id`, coordinates it. `started_ms`: Unix time; 0: no transaction is open. `authorized_operations`: the
+    operations that the caller may do on the id, if asked for.
     """
 
     transactional_id: str
@@ -623,7 +630,8 @@ class TransactionDescription(NamedTuple):
 
 
 class SinkListing(NamedTuple):
-    """A sink of staged batches. `last_batch_id`: its last committed batch, -1: none; `updated_ms`: when."""
+    """A sink of staged batches. `last_batch_id`: its last committed batch (-1: none); `updated_ms`: the time of that
+    commit, Unix time."""
 
     sink_id: str
     target: str
@@ -661,8 +669,9 @@ class SinkDescription(NamedTuple):
 class ProducerState(NamedTuple):
     """The state of a producer in a partition.
 
-    `last_sequence`: of its last record in this epoch, -1: it has none. `transaction_start_offset`: the first offset of
-    its open transaction in the partition, or None; `transaction_started_ms`: when that record was appended.
+    `last_sequence`: that of its last record in this epoch; -1: it has none. `transaction_start_offset`: the first offset
+    of its open transaction in the partition, or None; `transaction_started_ms`: the Unix time at which that record was
+    appended.
     """
 
     producer_id: int
@@ -684,7 +693,7 @@ class PartitionProducers(NamedTuple):
 class HangingTransaction(NamedTuple):
     """A transaction that is open in a partition but unknown to every coordinator, so that it never ends by itself.
 
-    `started_ms`: when its first record was appended there, at `start_offset`.
+    `started_ms`: the Unix time at which its first record was appended there, at `start_offset`.
     """
 
     topic: str

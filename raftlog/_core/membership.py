@@ -13,7 +13,8 @@ from raftlog.types import TopicPartition
 from raftlog.v1 import group_pb2
 
 _MARGIN: Final = 0.98
-"""Share of the session timeout after which a member treats its session as lost, because clocks differ in speed."""
+"""The share of the session timeout after which a member treats its session as lost. It is below 1 because the clocks of
+client and coordinator differ in speed."""
 _SILENCE: Final = 0.2
 _SHORTEST_SILENCE_MS: Final = 1000.0
 """After this share of the session timeout without an answer to a heartbeat, the member tries another stream."""
@@ -79,19 +80,19 @@ class Membership:
         self.assigned: dict[TopicPartition, Assigned] = {}
         """All partitions that the member may read."""
         self.owned: dict[TopicPartition, bytes] = {}
-        """The partitions that it reads, with topic ids: taken and not released yet."""
+        """The partitions that the member reads, with topic ids: it has taken them and not yet released them."""
         self.lost: set[TopicPartition] = set()
         """Lost partitions that the application has not been told of; `told_of_loss` removes them."""
         self.note = ""
         self.assignor = ""
         self.error: RaftlogError | None = None
-        """Why it has failed."""
+        """Why the membership has failed."""
         self.refusal: RaftlogError | None = None
         """The last error since the last assignment."""
         self.assignments = 0
         """How many assignments have arrived since the last join."""
         self.answered_changes = 0
-        """How many of the `changes` of the subscription the coordinator has acknowledged."""
+        """How many of the subscription's `changes` the coordinator has acknowledged."""
         self.changes = 0
         self.session_deadline_ms = math.inf
         self._subscription = group_pb2.Subscription()
@@ -112,12 +113,12 @@ class Membership:
 
     @property
     def wants_stream(self) -> bool:
-        """Whether it is, or wants to be, a member."""
+        """Whether the consumer is a member, or wants to be."""
         return self.state in (MemberState.JOINING, MemberState.MEMBER, MemberState.AWAY)
 
     @property
     def is_member(self) -> bool:
-        """Whether it has a member epoch that has not ended, as far as it knows."""
+        """Whether the consumer has a member epoch that, as far as it knows, has not ended."""
         return self.state in (MemberState.MEMBER, MemberState.AWAY)
 
     @property
@@ -208,7 +209,7 @@ class Membership:
             self._answered()
 
     def on_error(self, error: RaftlogError) -> None:
-        """Apply a refusal of the coordinator, or of a broker that was taken for it."""
+        """Apply an error from the coordinator, or from a broker that the client took for the coordinator."""
         self.refusal = error
         if not self.wants_stream:
             return
@@ -312,9 +313,10 @@ class Membership:
         return self._tell_subscription or self._acknowledge or self._claims() != self._told
 
     def _claims(self) -> dict[TopicPartition, bytes]:
-        """Return the partitions that it reads or may start to read at any moment, with topic ids.
+        """Return the partitions that the member reads or may start to read at any moment, with topic ids.
 
-        So no heartbeat after an assignment gives up a partition that the member may still take.
+        The latter are included so that no heartbeat after an assignment gives up a partition that the member may still
+        take.
         """
         return {part: assigned.topic_id for part, assigned in self.assigned.items()} | self.owned
 

@@ -4,8 +4,8 @@ Groups are Kafka's, with the values of its tags appended as in kafka-python: `pr
 `producer-node-metrics.node-1`, `consumer-fetch-manager-metrics.orders.0`. Times are in ms, sizes in bytes, rates per
 second over the last half minute; a name in `-total` never falls.
 
-A `Meter` has a slot for each of the last few stretches of time; older values count only in its total. One thread writes
-at a time; others may read, and may miss a value that is being added.
+A `Meter` has a slot for each of the last few periods; older values count only in its total. One thread writes at a time;
+others may read, and may miss a value that is being added.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 SLOT_S: Final = 10.0
 SLOTS: Final = 3
 LEAST_S: Final = 1.0
-"""The shortest time of a rate, so that the first values of a new meter do not give a huge one."""
+"""The shortest time that a rate is divided by: otherwise the first values of a new meter would give a huge rate."""
 
 assert SLOTS * SLOT_S == 30.0, "the documentation says half a minute"
 
 _Slot = tuple[int, int, float, float]
-"""Number of the stretch, count, sum and maximum of its values."""
+"""The number of the period, and the count, sum and maximum of its values."""
 
 
 class Meter:
@@ -39,7 +39,7 @@ class Meter:
     def __init__(self, now_s: float) -> None:
         self.count = 0
         self.total = 0.0
-        """Sum of all values since the meter exists."""
+        """The sum of all values since the meter was created."""
         self._born_s = now_s
         self._slots: list[_Slot] = [(-1, 0, 0.0, 0.0)] * SLOTS
 
@@ -89,22 +89,22 @@ MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
         "batch-split": "Batches that were split, because they were too large for the topic.",
         "buffer-available-bytes": "Free bytes of `buffer.memory`.",
         "buffer-total-bytes": "`buffer.memory`.",
-        "bufferpool-wait-ratio": "Share of time in which threads wait for `buffer.memory`.",
+        "bufferpool-wait-ratio": "Share of the time that threads wait for `buffer.memory`.",
         "bufferpool-wait-time-ns": "Nanoseconds that threads have waited for `buffer.memory`.",
         "byte": "Bytes of batches, compressed.",
         "bytes-consumed": "Bytes of fetched batches, compressed.",
         "commit": "Commits of offsets that were answered.",
         "commit-latency": "Time until a commit was answered.",
-        "compression-rate": "Compressed size of batches in relation to their records.",
-        "connection-count": "Brokers with a stream for records.",
-        "failed-commit": "Commits that were refused for a partition, or not answered.",
+        "compression-rate": "Compressed size of batches divided by their uncompressed size.",
+        "connection-count": "Brokers to which the client has a stream for records.",
+        "failed-commit": "Commits that were refused for at least one partition, or not answered.",
         "fetch": "Messages with records that brokers have sent.",
         "fetch-size": "Bytes of a message with records.",
         "fetch-throttle-time": "Time for which a broker sends nothing, because the client is over its quota.",
         "last-poll-seconds-ago": "Seconds since the last poll; -1: never.",
         "outgoing-byte": "Bytes of batches, compressed.",
         "produce-throttle-time": "Time for which a producer pauses, because the client is over its quota.",
-        "rebalance": "Times that the application was told of changed partitions.",
+        "rebalance": "How often the consumer told the application of changed partitions.",
         "record-error": "Records whose delivery has failed for good.",
         "record-queue-time": "Time from the first record of a batch until its first sending.",
         "record-retry": "Records that were retried.",

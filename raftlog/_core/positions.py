@@ -2,7 +2,7 @@
 
 - `wanted_rows` decodes the batches of a frame into `Rows` from a position on; `table` makes an Arrow table of them,
   without copying values: one chunk for each batch, constant columns from shared buffers.
-- `PartitionState` is the position and the unread frames of one partition, `Positions` of all.
+- `PartitionState` holds the position and the unread frames of one partition, `Positions` those of all.
 - `read_source` names the replica to fetch from: the leader, or a follower that the leader has named (KIP-392).
 """
 
@@ -131,9 +131,9 @@ def wanted_rows(
     Drops rows of the first batch that lie before the position. Skips control batches, batches of `aborted`
     transactions, and batches that compaction has emptied. The position never goes back.
 
-    A skipped batch is checked against its checksum as well, which covers the attributes that say so. A checksum covers
-    neither the offset nor the leader epoch of a batch: these are compared with the neighbouring batches, and the offset
-    with `end_offset`, below which every sent offset must lie.
+    A skipped batch is checked against its checksum too, because the attributes that cause the skip may be corrupt. The
+    checksum covers neither the offset nor the leader epoch of a batch: these are compared with the neighbouring batches,
+    and the offset with `end_offset`, below which every sent offset must lie.
 
     Raises:
         CorruptRecordError: a batch is cut short, fails its checksum, does not decode, or has an impossible offset or
@@ -173,7 +173,7 @@ def _check_place(
 ) -> tuple[int, int]:
     """Return the next offset and the epoch after a batch; neither may be below that of an earlier batch.
 
-    `reached`: the same of the previous batch. The next batch begins at byte `end`.
+    `reached`: next offset and epoch of the previous batch. The next batch begins at byte `end`.
     """
     next_offset, epoch = header.next_offset, header.leader_epoch
     if header.base_offset < reached[0]:
@@ -297,7 +297,7 @@ class Fetched:
 
 
 class NearReplica(NamedTuple):
-    """A follower to read from (KIP-392), while this is the leader epoch and until `until_ms`."""
+    """A follower to read from (KIP-392), as long as `leader_epoch` is the current one and until `until_ms`."""
 
     node_id: int
     leader_epoch: int
@@ -305,7 +305,7 @@ class NearReplica(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a partition stood before a poll took rows from it."""
+    """The place of a partition before a poll took rows from it."""
 
     position: int
     last_epoch: int
@@ -371,7 +371,8 @@ class PartitionState:
         self.leader_epoch = -1
         """The leader epoch of the last subscription."""
         self.missing_since_ms: float | None = None
-        """Since when no broker serves its records or its start: it has no leader, or not the one that is known."""
+        """Since when no broker serves its records or its start: it has no leader, or another one than the metadata
+        says."""
         self.near: NearReplica | None = None
         """The nearer follower that the leader has named."""
         self.frames: deque[Fetched] = deque()
@@ -388,7 +389,7 @@ class PartitionState:
         The broker then checks its log, and another replica takes over from a damaged one.
         """
         self.raised = 0
-        """How many errors polls have raised for it since its last record."""
+        """How many errors polls have raised for this partition since its last record."""
         self.raise_not_before_ms = 0.0
 
     def place(self, position: int) -> list[Fetched]:
@@ -420,17 +421,17 @@ class PartitionState:
 
     @property
     def fetchable(self) -> bool:
-        """Whether it needs a subscription."""
+        """Whether the partition needs a subscription."""
         return self.position is not None and not self.paused and self.error is None and self.subscription_id is None
 
     @property
     def unplaced(self) -> bool:
-        """Whether it needs the look-up of its start."""
+        """Whether the partition's start must be looked up."""
         return self.position is None and self.error is None
 
     @property
     def has_data(self) -> bool:
-        """Whether it may have rows for the application."""
+        """Whether the partition may have rows for the application."""
         return self.rows is not None or self.source is not None or bool(self.frames)
 
     def take(self, max_rows: int, spent: list[Fetched], *, check_crcs: bool) -> Rows | None:
@@ -516,7 +517,7 @@ class Positions:
         if state.subscription_id != fetched.subscription_id or self.states.get(state.topic_partition) is not state:
             return False
         if not state.queued:
-            self._turn.append(state)  # before the flag: a signal between the two may queue it twice, never not at all
+            self._turn.append(state)  # before the flag: a signal between the two may queue it twice, but never lose it
             state.queued = True
         state.frames.append(fetched)
         return True

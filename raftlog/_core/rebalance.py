@@ -4,16 +4,16 @@ In this order:
 1. Brokers that leave are emptied: each of their replicas goes to the taking broker with the smallest load, in another
    rack if possible.
 2. Racks are spread: a partition that could be in more racks moves there. No later step reduces its racks.
-3. Loads are evened out to within one between the brokers that take replicas, as far as racks and the partitions that
-   each broker already holds allow; preferred leaders likewise, by the order of replicas alone.
+3. Loads are made even: the brokers that take replicas differ by at most one, as far as racks and the partitions that
+   each broker already holds allow. Preferred leaders are made even too, by the order of replicas alone.
 So a broker gives away only its surplus, and a moved replica is copied once, however many steps of the plan moved it.
 A broker that takes nothing (fenced, drained, cordoned) keeps its replicas.
 
-How `even_out` works: a thing may go from `u` to `v` if `best(u, v)` names one, directly or along a chain of holders.
+How `even_out` works: if `best(u, v)` names a thing, it may move from `u` to `v`, directly or along a chain of holders.
 Every step lowers the sum of the squares of the loads, so it terminates. If only the present holders of a thing decide
-where it may go, then at the end no chain leads from a holder to one with two less, and that sum is minimal (a flow of
-convex cost): loads are within one wherever that is possible. Steps go from the fullest holder, first to holders below
-the mean: each removes surplus and fills a gap, so direct steps are as few as possible.
+where it may go, then at the end no chain leads from a holder to one that has two less, and that sum is minimal (a flow
+of convex cost): loads differ by at most one wherever that is possible. Steps start at the fullest holder and go first to
+holders below the mean: each removes a surplus and fills a gap, so there are as few direct steps as possible.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Board:
         """Return the replica to move: cheapest first, then of the topic with the largest difference, then smallest."""
         best: tuple[int, int, int, TopicPartition] | None = None
         less: dict[str, int] = {}
-        for part in self.held.get(from_, ()):  # the innermost loop of a plan: what costs least to ask is asked first
+        for part in self.held.get(from_, ()):  # the innermost loop of a plan: the cheapest conditions come first
             cost = self.cost(part, from_, to)
             if best is not None and cost > best[0]:
                 continue
@@ -196,14 +196,14 @@ Thing = TypeVar("Thing")
 
 
 class Best(Protocol[Thing]):
-    """The best thing to move from `from_` to `to`."""
+    """A function that chooses the best thing to move from `from_` to `to`."""
 
     def __call__(self, from_: int, to: int, besides: Collection[Thing] = ()) -> Thing | None:
-        """Return it, but none of `besides`; None if none may move."""
+        """Return the best thing that is not in `besides`, or None if none may move."""
 
 
 def even_out(load: Mapping[int, int], best: Best[Thing], hand_on: Callable[[Thing, int, int], None]) -> None:
-    """Move things until loads are even. `load`: by holder; `hand_on(thing, from_, to)` moves and updates it."""
+    """Move things until loads are even. `load`: by holder; `hand_on(thing, from_, to)` moves a thing and updates it."""
     stuck: set[int] = set()
     while True:
         steps = _next_steps(load, best, stuck)
@@ -216,8 +216,8 @@ def even_out(load: Mapping[int, int], best: Best[Thing], hand_on: Callable[[Thin
 def _next_steps(load: Mapping[int, int], best: Best[Thing], stuck: set[int]) -> list[tuple[Thing, int, int]]:
     """Return the steps that move one thing from one of the fullest holders to one with less; none if loads are even.
 
-    `stuck`: holders from which no step led anywhere. The holders that they reach are as full, so moves of others do
-    not open a way for them.
+    `stuck`: holders from which no step was possible. All holders that they can reach are as full as they are, so moves
+    of others do not help them.
     """
     for from_ in sorted(load.keys() - stuck, key=lambda holder: (-load[holder], holder)):
         if steps := _steps_from(load, best, from_):
@@ -295,12 +295,12 @@ Placement = Mapping[TopicPartition, Sequence[int]]
 """Replicas by partition, the preferred leader first."""
 
 SLACK: Final = 0.05
-"""How far apart loads in bytes may stay, as a share of the mean load: less is not worth a copy."""
+"""How far apart loads in bytes may stay, as a share of the mean load: a smaller difference is not worth a copy."""
 _NAMED: Final = 5
 
 
 class Balance(StrEnum):
-    """What a plan makes even."""
+    """The load that a plan makes even."""
 
     REPLICAS = "replicas"
     """The number of replicas of each broker."""

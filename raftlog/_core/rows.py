@@ -29,7 +29,7 @@ from raftlog.format import HEADERS_TYPE, Columns
 from raftlog.types import Header
 
 _MAX_ROWS_BYTES: Final = 1 << 30
-"""Rows are handled in stretches of at most this size, well below the 2 GiB that Arrow's binary columns address."""
+"""Rows are handled in slices of at most this size, well below the 2 GiB that Arrow's binary columns address."""
 _COLUMNS: Final = ("value", "key", "headers", "partition", "timestamp")
 HEADER_TYPES: Final = (pa.utf8(), pa.binary())
 _HEADERS_STRUCT: Final = pa.list_(pa.struct([("key", pa.utf8()), ("value", pa.binary())]))
@@ -47,7 +47,7 @@ class Rows:
     base_timestamp_ms: int
 
     def slice(self, start: int, length: int) -> Rows:
-        """Return a stretch of the rows, sharing their memory."""
+        """Return a slice of the rows, sharing their memory."""
 
         def cut(column: Any) -> Any:
             return column.slice(start, length) if column is not None else None
@@ -118,7 +118,7 @@ def _headers(column: Any) -> Any:
             return column.cast(HEADERS_TYPE)
         entries = column.cast(_HEADERS_STRUCT)
         flat = entries.flatten()
-        names, contents = flat.flatten()  # of a null entry both are null
+        names, contents = flat.flatten()  # a null entry has null for both
         if names.null_count:
             lengths = pc.fill_null(pc.list_value_length(entries), 0)
             row = np.searchsorted(np.cumsum(lengths), pc.index(names.is_null(), True).as_py(), side="right")
@@ -145,7 +145,7 @@ def header_entries(headers: Any) -> tuple[Any, Any, NDArray[np.int64]]:
     offsets = np.asarray(headers.offsets, np.int64)
     names, contents = headers.keys, headers.items
     first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
-    if len(names) > count:  # a slice still has those of the whole column
+    if len(names) > count:  # a slice still has the entries of the whole column
         names, contents = names.slice(first, count), contents.slice(first, count)
     row_of_entry = np.repeat(np.arange(len(headers)), np.diff(offsets))
     if headers.null_count:  # a null row may hide entries
@@ -263,7 +263,7 @@ def row_bytes(rows: Rows) -> NDArray[np.int64]:
 
 
 def stretches(rows: Rows, sizes: NDArray[np.int64]) -> Iterator[Rows]:
-    """Yield the rows in stretches small enough for Arrow to reorder."""
+    """Yield the rows in slices small enough for Arrow to reorder."""
     for start, end in cut(sizes, _MAX_ROWS_BYTES):
         yield rows.slice(start, end - start)
 
@@ -315,9 +315,9 @@ def with_sticky(
 ) -> NDArray[np.int32] | None:
     """Return the partition of each row, with sticky partitions chosen if only some rows take them.
 
-    Rows of both kinds may meet in a partition and must keep their order, so this chooses the sticky partitions before
-    the sort, a new one for each `limit_bytes` of rows. If every row takes the sticky partition there is nothing to
-    sort, and they stay -1.
+    Rows of both kinds may meet in a partition and must keep their order. So this chooses the sticky partitions before
+    the sort, another one after every `limit_bytes` of rows. If every row takes the sticky partition, there is nothing to
+    sort, and all rows keep -1.
     """
     if partitions is None:
         return None

@@ -28,7 +28,7 @@ class StageToken(NamedTuple):
     """The stage's id at its coordinator; -1: the stage has no records."""
     records: int = 0
     already_committed: bool = False
-    """The sink has already committed the batch: the stage has no records, and needs no commit."""
+    """Whether the sink had already committed the batch: then the stage has no records and needs no commit."""
 
     def to_json(self) -> str:
         """Return the token as one line of JSON."""
@@ -57,18 +57,18 @@ class CommittedBatch(NamedTuple):
 
     batch_id: int
     already_committed: bool
-    """The batch or a later one was committed before; the records that were staged again are dropped."""
+    """Whether this batch or a later one was committed before; then the records that were staged again are dropped."""
     records: int
-    """How many records of the tokens this commit made visible; 0 if the batch was committed before."""
+    """How many records this commit made visible; 0 if the batch was committed before."""
 
 
 class CommitPlan(NamedTuple):
     """The request of a commit to the coordinator."""
 
     producer_ids: list[int]
-    """Of the stages with records."""
+    """The producer ids of the stages with records."""
     repeated: bool
-    """Some stages found the batch committed: it must not be committed again, even if others have records."""
+    """Whether a stage found the batch committed: then it must not be committed again, even if others have records."""
     records: int
 
 

@@ -1,4 +1,4 @@
-"""The state of a transactional producer: what it may do next, and what an error means for its transaction."""
+"""The state of a transactional producer: the calls that it may make next, and the effect of errors on a transaction."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TransactionState:
         OPEN        -> FLUSHING    `flush`: the application commits; no further records are accepted
         FLUSHING    -> OPEN        `resume`: the flush took longer than the caller waits
         FLUSHING    -> COMMITTING  `commit`: every record is acknowledged, and the decision is sent
-        COMMITTING  -> COMMITTING  the outcome is not known: only another commit is allowed
+        COMMITTING  -> COMMITTING  the outcome is unknown: only another commit is allowed
         FLUSHING, COMMITTING -> READY (or NEW)  `ended`
         OPEN, FLUSHING -> FAILED   `fail`: a record, an offset or a partition was refused, or may be missing
         COMMITTING  -> FAILED      `refused`: the transaction has timed out at the coordinator
@@ -245,7 +245,7 @@ class TransactionState:
         return True
 
     def refused(self, error: RaftlogError) -> None:
-        """The coordinator refuses a decision or a request for numbers. Other errors change nothing."""
+        """Apply the coordinator's refusal of a decision or of a request for numbers; no other error changes the state."""
         if isinstance(error, _TAKEN_OVER):
             self.taken_over(error)
         elif isinstance(error, TransactionAbortable) and self.phase is TransactionPhase.COMMITTING:

@@ -32,7 +32,7 @@ _SECRET_NAME: Final = re.compile(
     re.IGNORECASE,
 )
 _PATHS: Final = re.compile(r"\.(?:location|file|path|dir|client\.id)$", re.IGNORECASE)
-"""The path of a secret is not secret, nor is the client id beside it."""
+"""Keys that look like secrets but are none: the path of a secret, and the client id beside it."""
 _PRIVATE_KEY: Final = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
@@ -60,7 +60,8 @@ _INSIDE: Final = (
     ),
     (re.compile(r"(\w://[^\s/:@]*):[^\s/]+@"), rf"\1:{HIDDEN}@"),
 )
-"""Keep the text before a secret. Each pattern begins with a word and has a bounded reach, so long lines stay fast."""
+"""Patterns that keep the text before a secret and hide the secret. Each begins with a word and looks ahead by a limited
+length, so long lines stay fast."""
 
 
 def is_secret(key: str) -> bool:

@@ -1,7 +1,7 @@
 """The same clients for asyncio: same names, awaitable, on the caller's own event loop.
 
-`await producer.send(...)` waits only while `buffer.memory` is full and gives the delivery; awaiting that gives the
-`RecordMetadata`:
+`await producer.send(...)` waits only while `buffer.memory` is full, and returns the delivery; awaiting the delivery
+returns the `RecordMetadata`:
 
     async with raftlog.aio.Producer("127.0.0.1:9092") as producer:
         delivery = await producer.send("greetings", b"hello")

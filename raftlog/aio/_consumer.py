@@ -79,7 +79,7 @@ class GroupPart:
             await self.attend(now_ms)
 
     async def look(self) -> None:
-        """Attend to the group while a poll waits, or during another call: no record counts as finished by it."""
+        """Attend to the group while a poll waits, or during another call; this finishes no record."""
         now_ms = monotonic_ms()
         if self.progress.wants_attention(now_ms):
             await self.attend(now_ms)
@@ -116,7 +116,7 @@ class GroupPart:
                     try:
                         if self.progress.auto:
                             await self._commit_now(step.partitions, self.engine.options.default_api_timeout_ms)
-                    finally:  # they go also if the commit is interrupted
+                    finally:  # the member gives them up even if the commit is interrupted
                         self.progress.drop(step.partitions, lost=False)
                         await told(self.listener.on_partitions_revoked(step.partitions))
                 case Change.ASSIGNED:
@@ -134,10 +134,10 @@ class GroupPart:
             logger.warning("group %s: committing before partitions go failed: %s", self.engine.group_id, error)
 
     async def end(self, *, clean: bool) -> None:
-        """Commit finished records, tell the listener, and leave; `clean` unless an exception is the reason.
+        """Commit finished records, tell the listener, and leave the group.
 
-        The records of the last poll count as finished only if `clean`, and if this is the thread that polled. A call
-        by a listener that is being told of the end does nothing.
+        The records of the last poll count as finished only if `clean` (no exception is the reason for the end) and if
+        this is the thread that polled. If the listener calls it while it is told of the end, the call does nothing.
         """
         if self._ending:
             return
@@ -186,15 +186,15 @@ class GroupPart:
 class Consumer(Client[ConsumerEngine], Generic[K, V]):
     """Reads records from a cluster. Belongs to the event loop that runs when it is first used.
 
-    With a `group_id` the members of the group share the partitions of their topics, and the group continues at its
-    committed offsets. Without one every consumer reads all partitions of its topics. Options are Kafka's keys with
-    underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
-    `fetch_max_bytes` limits the bytes that are fetched and not polled yet.
+    With a `group_id` the members of the group share the partitions of their topics, and each partition continues at the
+    group's committed offset. Without a group every consumer reads all partitions of its topics. Options are Kafka's keys
+    with underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
+    `fetch_max_bytes` limits the bytes that are fetched and not yet polled.
 
     `key_deserializer` and `value_deserializer` are functions that turn the bytes of records into what `poll` and
-    iteration return; None stays None. They run once for each record, in the thread that polls. If one raises, the
-    records before it are returned first; then the exception comes out of every call, with a note that names the place,
-    until `seek` passes the record. `poll_arrow` does not use them, and is the way to read many records quickly.
+    iteration return; None stays None. They run once for each record, in the thread that polls. If one raises, `poll`
+    first returns the records before that one; then every poll raises the exception, with a note that names partition and
+    offset, until `seek` passes the record. `poll_arrow` does not use them; it is the way to read many records quickly.
 
     >>> import asyncio
     >>> from raftlog import aio
@@ -264,12 +264,12 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     ) -> None:
         """Read all partitions of these topics, or of every topic whose whole name matches the regular expression.
 
-        Returns once the starting positions are known, so records sent afterwards are read, also with `latest`.
-        Partitions without a leader delay the others by 2 seconds at most, and the call by `default.api.timeout.ms` at
-        most: then a warning names them, and the search for their positions continues in the background.
-        New topics that match and new partitions are read from their start. The call replaces an earlier subscription
-        or assignment. With a group it returns once the group has assigned the first partitions; `listener` learns of
-        later changes.
+        The call returns once the starting positions are known, so the consumer reads every record that is sent
+        afterwards, even with `latest`. Partitions without a leader delay the others by at most 2 seconds, and the call
+        by at most `default.api.timeout.ms`; then a warning names them, and the client keeps looking for their positions
+        in the background. New topics that match, and new partitions, are read from their start. The call replaces an
+        earlier subscription or assignment. With a group it returns once the coordinator has assigned the first
+        partitions; `listener` learns of later changes.
 
         Raises:
             InvalidRequestError: neither topics nor pattern, or both.
@@ -320,8 +320,8 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     def assignment(self) -> list[TopicPartition]:
         """Return the assigned partitions, in order.
 
-        A group member's lost partitions are among them until a poll has told the listener; their records are not
-        returned any more, `seek`, `pause` and `resume` have no effect on them, and commits of them are refused.
+        For a group member this includes lost partitions until a poll has told the listener of the loss. The consumer no
+        longer returns their records, `seek`, `pause` and `resume` have no effect on them, and commits of them fail.
         """
         if self._made is None:
             return []
@@ -338,13 +338,21 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return [TopicPartition(topic, part.partition) for part in view.partitions]
 
     def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Stop fetching these partitions; their positions stay."""
+        """Stop fetching these partitions; their positions stay.
+
+        Raises:
+            InvalidRequestError: a partition is not assigned.
+        """
         wanted = as_partitions("pause", partitions)
         self._unread.put_back(self._engine)
         self._engine.pause(wanted, True)
 
     def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Fetch these paused partitions again."""
+        """Fetch these paused partitions again.
+
+        Raises:
+            InvalidRequestError: a partition is not assigned.
+        """
         self._engine.pause(as_partitions("resume", partitions), False)
 
     def paused(self) -> list[TopicPartition]:
@@ -357,12 +365,12 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
         """Return the next records, waiting up to `timeout` seconds (None: without a limit) for the first one.
 
-        Returns as soon as there are records, `max_records` at most (by default `max.poll.records`). Returns an empty
-        list after the timeout, or earlier if only aborted records or transaction markers came: then positions have
+        Returns as soon as there are records, at most `max_records` (by default `max.poll.records`). Returns an empty
+        list after the timeout, or earlier if only aborted records or transaction markers arrived: then positions have
         moved. Partitions take turns.
 
         Raises:
-            OffsetOutOfRange: the log no longer has the position and `auto_offset_reset` is "none"; seek to continue.
+            OffsetOutOfRange: the position is no longer in the log, and `auto_offset_reset` is "none"; seek to continue.
             CorruptRecordError: a batch does not match its checksum; the next poll fetches it again.
             AuthorizationError: the user may not read this, or cannot log in; the next poll tries again.
             InvalidRequestError: no topic is subscribed and no partition assigned.
@@ -372,7 +380,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return self._converted(found) if self._converts else found
 
     def _converted(self, found: list[Record]) -> list[Record[K, V]]:
-        """Return the records with keys and values converted, up to the first failure; the rest waits for later."""
+        """Return the records with keys and values converted, up to the first failure; the rest waits for a later poll."""
         done: list[Record[K, V]] = []
         try:
             for record in found:
@@ -431,7 +439,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
             raise
 
     async def _come_back(self) -> dict[PartitionState, Mark]:
-        """Begin a poll; return where it marks the positions before it takes records."""
+        """Begin a poll; return the dict in which it marks positions before it takes records."""
         if self._group is None:
             self._engine.settle()
             return {}
@@ -516,37 +524,39 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     async def commit(self, offsets: CommitArgument = None) -> None:
         """Commit offsets and wait for the coordinator: after a failure or a rebalance the group continues there.
 
-        Without an argument, commit the offsets after all returned records: those of `poll`, or of iteration including
-        the last yielded record. If a partition was lost before its records were committed, the call commits nothing
-        and raises that once: another member has these records. With a `Record`, commit the offset after it; with
-        offsets by partition, commit exactly these.
+        Without an argument, commit the offsets after all returned records: those that `poll` returned, or that iteration
+        yielded, including the last one. If a partition was lost before its records were committed, the call commits
+        nothing and raises `PartitionNotOwned`, once: another member gets these records again. With a `Record`, commit
+        the offset after it; with offsets by partition, commit exactly these.
 
         Raises:
             PartitionNotOwned: this member does not have the partition, or has lost it to another one.
             FencedError: the group has removed this member.
             InvalidRequestError: the consumer has no group, or the argument holds no offsets.
             OffsetMetadataTooLarge: the metadata of an offset is too long.
-            RaftlogError: the last refusal, after `default.api.timeout.ms` of retries.
+            RaftlogError: the coordinator's last refusal, after retries for `default.api.timeout.ms`.
         """
         group = self._of_group("commit")
         await group.commit(offsets)
 
     def commit_async(self, offsets: CommitArgument = None, callback: CommitCallback | None = None) -> None:
-        """Commit in the background. Commits take effect in the order of the calls, also when some are retried.
+        """Commit in the background. Commits take effect in the order of the calls, even if some are retried.
 
-        `callback(offsets, error)` runs on the client's event loop: it must be quick and must not block. Without one, a
-        failure is logged.
+        `callback(offsets, error)` runs on the client's event loop: it must be quick and must not block; `error` is None
+        after a success. Without a callback, the consumer logs a failure.
 
         Raises:
             PartitionNotOwned: this member does not have the partition of an offset.
-            InvalidRequestError: as `commit`. All other errors go to the callback.
+            InvalidRequestError: as `commit`. The callback receives all other errors.
         """
         self._of_group("commit_async").commit_async(offsets, callback)
 
     async def committed(
         self, *partitions: TopicPartition | Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offsets of these partitions, by default of the assigned ones; None: no offset.
+        """Return the group's committed offset of each of these partitions, by default of the assigned ones.
+
+        The value is None for a partition without a committed offset.
 
         Raises:
             RaftlogError: the coordinator refused, or did not answer within `default.api.timeout.ms`.
@@ -560,13 +570,13 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return self._of_group("group_metadata").engine.group_metadata()
 
     def group_note(self) -> str:
-        """Return why the member has no partitions, or which topics it waits for; empty if all is well."""
+        """Return why the member has no partitions, or which topics it waits for; "" if neither applies."""
         return self._of_group("group_note").engine.membership.note
 
     # Positions
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Continue at `offset`; records fetched before are dropped.
+        """Continue at `offset`, and drop the records that were fetched before.
 
         Raises:
             InvalidRequestError: the partition is not assigned, or the offset is negative.
@@ -577,17 +587,17 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         self._engine.place(wanted, offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Go to the first offset of these partitions, of all assigned ones by default."""
+        """Go to the first offset of these partitions, by default of all assigned ones."""
         self._seek_to(await self.beginning_offsets(self._or_all("seek_to_beginning", partitions)))
 
     async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Go past the last offset of these partitions, of all assigned ones by default."""
+        """Go past the last offset of these partitions, by default of all assigned ones."""
         self._seek_to(await self.end_offsets(self._or_all("seek_to_end", partitions)))
 
     async def seek_to_committed(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Go back to the group's committed offsets in these partitions, in all assigned ones by default.
+        """Go back to the group's committed offsets in these partitions, by default in all assigned ones.
 
-        The records since the last commit are returned again. A partition without a committed offset goes where
+        Polls return the records since the last commit again. A partition without a committed offset goes where
         `auto_offset_reset` says.
 
         Raises:
@@ -611,16 +621,16 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     ) -> Any:
         """Return the records from the positions up to the ends that the assigned partitions have now, as a table.
 
-        The ends are looked up once, so the call ends although records keep coming; afterwards the positions are there.
-        Columns are those of `poll_arrow`. Paused partitions are left out. All records are in memory: if they do not
-        fit, call `poll_arrow` until `position` reaches `end_offsets`. `progress(passed, total)` learns how many offsets
-        have been passed, of how many, at the beginning and after each step. `raftlog.read_table` reads whole topics.
+        The call looks the ends up once, so it ends although records keep coming; then the positions are at these ends.
+        The columns are those of `poll_arrow`. Paused partitions are left out. All records are in memory: if they do not
+        fit, call `poll_arrow` until `position` reaches `end_offsets`. The call runs `progress(passed, total)`, both
+        numbers of offsets, at the beginning and after each step. `raftlog.read_table` reads whole topics.
 
         Raises:
-            RequestTimedOut: not complete within `timeout` seconds, or nothing came for `default.api.timeout.ms`; names
-                the partitions. The positions are where they were.
+            RequestTimedOut: the read is not complete within `timeout` seconds, or nothing came for
+                `default.api.timeout.ms`; the message names the partitions. The positions are as before the call.
             InvalidRequestError: the consumer is a member of a group, whose partitions may change meanwhile.
-            RaftlogError: as `poll`; the positions are where they were.
+            RaftlogError: as `poll`; the positions are as before the call.
         """
         engine = self._engine
         engine.check_open()
@@ -678,9 +688,9 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return, for each partition, the first record whose timestamp (ms since 1970) is at least the given one.
+        """Return the first offset of each partition whose record has this or a later timestamp (ms since 1970).
 
-        None where there is no such record. The partitions need not be assigned.
+        The value is None for a partition without such a record. The partitions need not be assigned.
 
         Raises:
             UnknownTopicOrPartition: there is no such topic or partition.
@@ -690,11 +700,19 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return await self._find(timestamps_ms)
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset of each partition; they need not be assigned."""
+        """Return the first offset of each partition. The partitions need not be assigned.
+
+        Raises:
+            UnknownTopicOrPartition, BrokerUnavailable: as `offsets_for_times`.
+        """
         return await self._ends(partitions, EARLIEST)
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the offset after the last readable record of each partition; they need not be assigned."""
+        """Return the offset after the last readable record of each partition. The partitions need not be assigned.
+
+        Raises:
+            UnknownTopicOrPartition, BrokerUnavailable: as `offsets_for_times`.
+        """
         return await self._ends(partitions, LATEST)
 
     async def _ends(self, partitions: Iterable[TopicPartition], end: int) -> dict[TopicPartition, int]:
@@ -711,9 +729,10 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return {part: found[part] for part in wanted}
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return the consumer's metrics, under the names of Kafka's client metrics, by group.
+        """Return the consumer's metrics by group, under the names of Kafka's client metrics.
 
-        As `Producer.metrics`. `records-lag` of a partition is its lag when its last records came.
+        Units and periods are as in `Producer.metrics`. A partition's `records-lag` is its lag when its last records
+        arrived.
         """
         if self._made is None:
             return {}
@@ -725,8 +744,8 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         """Stop reading. Closing twice is allowed.
 
         A group member leaves the group; a static member keeps its partitions until the session timeout. With automatic
-        commits the records of the last poll count as finished, unless an exception is being handled or another thread
-        polled.
+        commits the records of the last poll count as finished and are committed, unless an exception is being handled
+        or another thread polled them.
         """
         await self._close(clean=sys.exc_info()[0] is None)
 

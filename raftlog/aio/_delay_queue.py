@@ -98,7 +98,7 @@ class Mover:
         await self.settle()
 
     async def settle(self) -> None:
-        """Find out the outcome of a transaction in doubt, if there is one; asks until it is known.
+        """Find out the outcome of a transaction in doubt, if there is one; ask again until it is known.
 
         Raises:
             RaftlogError: the transaction is aborted, nothing was handed over.
@@ -278,13 +278,13 @@ class DelayQueue:
     async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
         """Return due records without a target, waiting up to `timeout` seconds (None: without a limit) for one.
 
-        Records come as they were sent, without the queue's own headers; topic, partition and offset are those in the
-        level's topic. The next `poll`, or `commit`, finishes the records of this one; until then another worker gets
-        them if this one dies. Due records with a target are handed over meanwhile.
+        The records are as they were sent, without the queue's own headers; topic, partition and offset are those in the
+        level's topic. The next `poll`, or `commit`, finishes the records of this one; if this worker dies before that,
+        another worker gets them. Meanwhile the call hands due records with a target over.
 
         Raises:
             RaftlogError: as `Consumer.poll` and `Consumer.commit`, or a target refused a record. No record is lost:
-                the next call tries again. A refused record delays its own partition of the level only; notes on the
+                the next call tries again. A refused record delays only its own partition of the level; notes on the
                 error name these partitions. (If there are records to return, the error is logged instead.)
         """
         given, _ = await self._round(timeout, max_records or ROUND_MAX, forwards=False)
@@ -307,8 +307,8 @@ class DelayQueue:
     async def forward(self, timeout: float | None = 1.0) -> int:
         """Hand due records over to their targets, and return how many.
 
-        Waits up to `timeout` seconds for the first one to be due. The records become visible in their targets at the
-        moment in which the queue finishes them.
+        Waits up to `timeout` seconds for the first record to become due. One transaction makes the records visible in
+        their targets and finishes them in the queue.
 
         Raises:
             InvalidRequestError: a due record has no target; use `poll` for this queue.
@@ -318,7 +318,7 @@ class DelayQueue:
         return handed_over
 
     async def run(self, stop: Event | None = None) -> None:
-        """Call `forward` until `stop` is set or the queue is closed elsewhere. Raises as `forward`."""
+        """Call `forward` until `stop` is set or another thread closes the queue. Raises as `forward`."""
         while not (stop is not None and stop.is_set()):
             try:
                 await self.forward(STOP_POLL_S)
@@ -440,7 +440,7 @@ class DelayQueue:
     # End
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush, `timeout` seconds at most, then stop. Closing twice is allowed.
+        """Flush for at most `timeout` seconds, then stop. Closing twice is allowed.
 
         The records of the last `poll` are finished only if `commit` was called; otherwise a worker gets them again.
         """

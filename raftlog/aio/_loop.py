@@ -1,6 +1,6 @@
-"""What the awaitable clients have where the synchronous ones have threads. Same names as in `_client/background.py`.
+"""The awaitable clients' counterparts of threads, locks and waits, under the same names as in `_client/background.py`.
 
-`./dev aio` generates the awaitable clients from the synchronous ones; this is the part that is written by hand.
+`./dev aio` generates the awaitable clients from the synchronous ones; this module is written by hand.
 """
 
 from __future__ import annotations

@@ -55,18 +55,18 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
     Options are Kafka's keys with underscores (`linger_ms=5`), or with dots in `config={"linger.ms": 5}`, which may
     stand in place of the addresses (`Producer({"bootstrap.servers": ...})`); docs/configuration.md lists them. The most
     used are `acks` ("all", 1 or 0), `linger_ms`, `batch_size`, `buffer_memory`, `compression_type` (none, gzip, snappy,
-    lz4, zstd), `delivery_timeout_ms`. `partitioner(topic, key, partition_count)` replaces the default one,
-    which puts the same key where Kafka would put it.
+    lz4, zstd), `delivery_timeout_ms`. `partitioner(topic, key, partition_count)` returns a partition's number; it
+    replaces the default partitioner, which chooses the same partition for a key as Kafka's.
 
     `key_serializer` and `value_serializer` are functions that turn what `send` gets into bytes; None stays None. They
     run in the thread that sends, once for each record, and make `send` several times as slow as with bytes.
     `send_batch` does not use them.
 
-    Order within a partition is the order of `send`, also when batches have to be sent again. With acks="all" the
+    Records keep the order of `send` within a partition, even if batches have to be sent again. With acks="all" the
     producer is idempotent: brokers recognise batches that are sent again, and every record is in the log once
     (`enable_idempotence`). That holds within one producer object: a program that calls `send` again, for example
     after a `DeliveryTimeout`, adds another record. Closing flushes first. A producer that is not closed does not keep
-    the interpreter from exiting, and loses the records that were not sent yet.
+    the interpreter from exiting, and then loses the records that it has not sent yet.
 
     With `transactional_id` every record belongs to a transaction (`transaction`, or `begin_transaction` and
     `commit_transaction`), which becomes visible as a whole, in all partitions, or not at all. Closing aborts an open
@@ -111,7 +111,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
         self._tracing = producer_tracing(self._options)
         self._lock = threading.Lock()
         self._lean: dict[str, Batch] = {}
-        """By topic: the open batch that a plain record can be appended to without looking further."""
+        """By topic: the open batch that takes a plain record (value only) without further checks."""
         self._start()
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> ProducerEngine:
@@ -134,16 +134,19 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
     ) -> AsyncDelivery:
         """Queue one record and return its delivery, without waiting for the acknowledgement.
 
-        Waits only while `buffer.memory` is full or the topic is not known yet, `max.block.ms` at most. A `value` of
-        None is a tombstone. Without `partition` the key decides; without a key, batches go to the partitions in turn.
-        `headers` are pairs of a name and bytes, or a mapping. `timestamp_ms` is the present time by default.
+        Waits only while `buffer.memory` is full or the topic is not known yet, at most `max.block.ms`. A `value` of
+        None is a tombstone. Without `partition`, the key decides; without a key, batches go to the partitions in turn.
+        `headers` are pairs of a name and bytes, or a mapping. `timestamp_ms` (ms since 1970) is the present time by
+        default.
 
         Raises:
             TypeError: value or key is not bytes, or its serializer returned something else.
             MessageTooLarge: larger than `max.request.size` or `buffer.memory` allows.
             UnknownTopicOrPartition, InvalidPartitions: there is no such topic, or no such partition.
             BufferExhausted: `buffer.memory` stayed full for `max.block.ms`.
-            BrokerUnavailable: the topic was not used before, and no broker answered for `max.block.ms`.
+            BrokerUnavailable: the producer does not know the topic yet, and no broker answered within `max.block.ms`.
+            TransactionAbortable, InvalidTxnState, ProducerFenced: with a `transactional_id`: no transaction is open, or
+                the open one can only be aborted.
             ClosedError: the producer is closed.
         """
         given: Any = value
@@ -176,7 +179,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
     ) -> RecordMetadata:
         """Send one record, wait for the acknowledgement, and return the place of the record.
 
-        A round trip to the replicas for each record: for more than a few records, call `send` for all and wait
+        Each call is a round trip to the replicas: for more than a few records, call `send` for all and wait
         afterwards. `timeout` is in seconds; without it `delivery.timeout.ms` is the limit.
 
         Raises:
@@ -349,7 +352,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
     async def init_transactions(self, timeout: float | None = None) -> None:
         """Take over the transactional id: fence the previous producer and wait until its open transaction is aborted.
 
-        The first `begin_transaction` calls it when the program has not. Takes `timeout` seconds at most, by default
+        The first `begin_transaction` does this if the program has not. It takes at most `timeout` seconds, by default
         `max.block.ms`.
 
         Raises:
@@ -377,18 +380,19 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
             await transactions.init(None)
 
     async def commit_transaction(self, timeout: float | None = None) -> None:
-        """Send the remaining records and commit. When it returns, readers see all records and the offsets count.
+        """Send the remaining records and commit. When it returns, readers see all records, and the offsets are committed.
 
-        (If a partition has no leader for more than a second at that moment, its records follow once it has one.)
+        (If a partition has no leader for more than a second at that moment, its records become visible once it has
+        one.)
 
-        Takes `timeout` seconds at most. By default the records have `delivery.timeout.ms`, the decision
+        It takes at most `timeout` seconds. By default the records have `delivery.timeout.ms`, and then the decision has
         `max.block.ms`.
 
         Raises:
-            TransactionAbortable: a record or an offset failed (also one that `send` refused at once), or the
+            TransactionAbortable: a record or an offset failed (even one that `send` refused at once), or the
                 transaction timed out: none of it becomes visible. Call `abort_transaction`, then repeat the work in
-                another transaction. The cause says more.
-            RequestTimedOut: the outcome is not known: call again, before anything else.
+                another transaction. The exception's cause is the first failure.
+            RequestTimedOut: the outcome is unknown: call `commit_transaction` again, before anything else.
             ProducerFenced: as `begin_transaction`; this transaction is aborted.
             InvalidTxnState: no transaction is open.
         """
@@ -399,7 +403,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
     async def abort_transaction(self, timeout: float | None = None) -> None:
         """Abort the transaction: `read_committed` consumers never see its records. Unacknowledged records fail.
 
-        Takes `timeout` seconds at most, by default `max.block.ms`.
+        It takes at most `timeout` seconds, by default `max.block.ms`.
 
         Raises:
             RequestTimedOut: the coordinator did not answer; call again.
@@ -414,13 +418,14 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
         """Commit a consumer group's offsets as part of the transaction (KIP-98, KIP-447).
 
         `offsets` are the offsets of the next records to read. `group` is `consumer.group_metadata()`, read after the
-        records were polled. The consumer needs enable_auto_commit=False. Takes `timeout` seconds at most, by default
-        `max.block.ms`.
+        records were polled. The consumer needs enable_auto_commit=False. The call takes at most `timeout` seconds, by
+        default `max.block.ms`.
 
         Raises:
             FencedError: the group has given the partitions to another member: abort, and poll again.
             TransactionAbortable, InvalidTxnState, ProducerFenced: as `send`.
-            RaftlogError: refused, or not in time; the transaction can only be aborted.
+            RaftlogError: the group's coordinator refused, or did not answer in time; the transaction can only be
+                aborted.
         """
         transactions = transactions_of(self._engine)
         await transactions.send_offsets(checked(offsets), group_of(group), timeout)
@@ -445,7 +450,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
 
         Raises:
             TransactionAbortable: the commit failed and the transaction is aborted: repeat it in another one.
-            InvalidTxnState: the transaction was committed or aborted inside the block; that stands.
+            InvalidTxnState: the block itself committed or aborted the transaction, which stays so.
             RaftlogError: as `begin_transaction` and `commit_transaction`.
         """
         await self.begin_transaction()
@@ -477,10 +482,11 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
     # Metrics and the end
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return the producer's metrics, under the names of Kafka's client metrics, by group.
+        """Return the producer's metrics by group, under the names of Kafka's client metrics.
 
-        Rates, averages and maxima cover the last half minute, `-total` counts since the producer was made; times are in
-        ms. `raftlog.prometheus.ClientCollector` exports them to Prometheus; docs/metrics.md explains each one.
+        Rates (per second), averages and maxima cover the last half minute; a `-total` counts from the producer's
+        creation; times are in ms. `raftlog.prometheus.ClientCollector` exports them to Prometheus; docs/metrics.md
+        explains each one.
         """
         if self._made is None:
             return {}
@@ -505,9 +511,9 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
             raise TimeoutError(f"{left} batches are not acknowledged after {timeout} s; they go on") from None
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush, `timeout` seconds at most, then stop. Records still not acknowledged end with `ClosedError`.
+        """Flush for at most `timeout` seconds, then stop. Records without an acknowledgement fail with `ClosedError`.
 
-        An open transaction is aborted, in `timeout` seconds at most; otherwise its coordinator aborts it after the
+        An open transaction is aborted; if that takes longer than `timeout` seconds, its coordinator aborts it after the
         transaction's timeout. Closing twice is allowed.
         """
         self._closed = True
@@ -518,7 +524,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
             if engine.transactions is None:
                 await self.flush(timeout)
         except TimeoutError:
-            pass  # the deliveries that are left say so
+            pass  # the deliveries that are left fail with ClosedError
         finally:
             if engine.closed is None:
                 await engine.close(timeout)

@@ -43,7 +43,7 @@ _BATCH_BUFFERS: Final = 2
 _BATCH_COMPRESSION: Final = 3
 _HEADER_TYPE_RECORD_BATCH: Final = 3
 
-# Field nodes and buffers that a column takes in an IPC message.
+# How many field nodes and buffers a column takes in an IPC message.
 _NODES_AND_BUFFERS: Final = {
     "timestamp_ms": (1, 2),
     "key": (1, 3),
@@ -90,16 +90,16 @@ def _field(table: memoryview, start: int, number: int) -> int:
 
 
 class MessageLayout(NamedTuple):
-    """Where the numbers are in the metadata of an encapsulated RecordBatch message; each is an int64, or some."""
+    """The positions of the numbers in the metadata of an encapsulated RecordBatch message; each is one or more int64."""
 
     metadata_bytes: int
-    """The buffers begin there."""
+    """The position at which the buffers begin."""
     body_length_at: int
     rows_at: int
     nodes_at: int
-    """For each field: its length, and how many nulls."""
+    """For each field: its length, and its number of nulls."""
     buffers_at: int
-    """For each buffer: where it begins, and its length."""
+    """For each buffer: its position and its length."""
 
 
 def message_layout(message: Any) -> MessageLayout:

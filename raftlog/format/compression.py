@@ -23,7 +23,7 @@ _NAMES: Final = {Codec.GZIP: "gzip", Codec.SNAPPY: "snappy", Codec.LZ4: "lz4", C
 
 @dataclass(frozen=True, slots=True)
 class InflateLimits:
-    """How far a compressed body may expand: in bytes, and in bytes for each compressed byte.
+    """The limits for inflating a compressed body: its inflated bytes, and the ratio of inflated to compressed bytes.
 
     The ratio applies only above `ratio_floor_bytes`, so that a small batch of repetitive records is accepted.
     """

@@ -30,7 +30,7 @@ from raftlog.format.small_batch import FEW, encode_few
 CONTROL_VERSION: Final = 0
 NO_OFFSET: Final = -1
 MAX_PRODUCER_EPOCH: Final = (1 << 15) - 1
-"""Only markers carry it: no higher epoch could end a transaction of this epoch."""
+"""The highest epoch, which only markers carry: a transaction of this epoch could not be ended by a higher one."""
 
 _KEY = struct.Struct("<hhqh")
 _VALUE = struct.Struct("<iq")
@@ -44,11 +44,11 @@ class Marker(NamedTuple):
 
     producer_id: int
     producer_epoch: int
-    """Of the producer's next transaction: batches with a lower epoch are refused from here on."""
+    """The epoch of the producer's next transaction: from here on the log refuses batches with a lower epoch."""
     commit: bool
     coordinator_epoch: int
     first_offset: int = NO_OFFSET
-    """Of the transaction in this partition; the leader sets it when it appends the marker."""
+    """The transaction's first offset in this partition; the leader sets it when it appends the marker."""
 
 
 class PlacedMarker(NamedTuple):

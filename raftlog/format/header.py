@@ -48,12 +48,12 @@ from raftlog.types import Codec
 MAGIC: Final = 1
 HEADER_BYTES: Final = 64
 LENGTH_END: Final = 12
-"""Position after `batch_length`, from which it counts."""
+"""The position after `batch_length`, which counts the bytes from here on."""
 STAMP_BYTES: Final = 16
 """`base_offset`, `batch_length`, `leader_epoch`: the only bytes that a leader rewrites."""
 CHECKSUM_START: Final = 21
 PRODUCER_START: Final = 47
-"""Position of `producer_id`, which `producer_epoch` follows."""
+"""The position of `producer_id`; `producer_epoch` follows it."""
 NO_PRODUCER_ID: Final = -1
 
 _HEADER = struct.Struct("<qIiBIHIIqqqhi3s")
@@ -158,7 +158,7 @@ class BatchHeader(NamedTuple):
 
 
 Buffer = bytes | bytearray | memoryview
-"""Parsing never copies it."""
+"""Bytes of a batch; parsing never copies them."""
 
 
 _TRANSACTIONAL: Final = int(Attributes.TRANSACTIONAL)  # operators of a flag are Python code

@@ -30,9 +30,9 @@ from raftlog.format.header import (
 )
 
 FEW: Final = 64
-"""Up to this many short records this module is certainly faster than Arrow."""
+"""Up to this many short records, this module is certainly faster than Arrow."""
 SHORT_BYTES: Final = 64 << 10
-"""Limit of the size of all records of a batch."""
+"""The most bytes of all records of a batch."""
 
 _KEY: Final = int(Attributes.KEY)
 _NEITHER_KEY_NOR_VALUE: Final = CODEC_MASK | int(Attributes.TIMESTAMP | Attributes.HEADERS | Attributes.SPARSE_OFFSETS)
@@ -148,7 +148,7 @@ def encode_few(
 
 
 def is_of_few(batch: Buffer, header: BatchHeader) -> bool:
-    """Whether the body is certainly one of `encode_few`: a few records, none of them null, which decode.
+    """Whether the body certainly has the form that `encode_few` makes: a few records, none of them null, which decode.
 
     `header` was checked; `batch` may have more bytes after the batch. False proves nothing: then Arrow must check.
     """

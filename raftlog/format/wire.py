@@ -19,13 +19,13 @@ from raftlog.format.header import Buffer
 from raftlog.v1 import log_pb2, replication_pb2
 
 MAX_PARTS: Final = 10_000
-"""Partitions in one message; limits the memory that a small message can make a reader use."""
+"""The most partitions in one message; this limits the memory that a small message can make a reader use."""
 
 MAX_REQUESTS: Final = 1_000
-"""Produce requests in one message."""
+"""The most produce requests in one message."""
 
 MAX_PRODUCERS: Final = 100
-"""Producers that a client has on one `Produce` call."""
+"""The most producers that a client has on one `Produce` call."""
 
 SMALL_BYTES: Final = 16 << 10
 """A produce request or a frame of replicas below this size is read by the protobuf runtime, payload and all."""
@@ -33,8 +33,8 @@ SMALL_BYTES: Final = 16 << 10
 assert SMALL_BYTES <= 2 * MAX_PARTS, "a part takes two bytes at least, so a small message has no more than MAX_PARTS"
 
 MANY_REQUESTS: Final = ("raftlog-produce", "many-requests")
-"""In the metadata of a `Produce` call: the client may send several requests in a message (`ProduceRequest.more`). In
-the broker's initial metadata: it accepts that, and may send several answers in a message."""
+"""In the metadata of a `Produce` call: the client may send several requests in one message (`ProduceRequest.more`). In
+the broker's initial metadata: the broker accepts such messages, and may send several responses in one."""
 
 _NESTED: Final = "a request within `more` has `more` of its own"
 _MANY_PARTS: Final = f"at most {MAX_PARTS} parts fit one message"
@@ -146,7 +146,7 @@ def _parts(messages: Iterable[memoryview], inner: int) -> list[tuple[bytes, Buff
     parts: list[tuple[bytes, Buffer]] = []
     for message in messages:
         part, (payloads,) = _cut(message, inner)
-        parts.append((part, payloads[-1] if payloads else b""))  # the last one counts, says protobuf
+        parts.append((part, payloads[-1] if payloads else b""))  # protobuf: the last occurrence of a field counts
     return parts
 
 
