@@ -54,8 +54,8 @@ class Admin(Client[AdminEngine]):
     ...     [partition.leader for partition in topic.partitions]
     [1, 1, 1]
 
-    Every method takes a `timeout` in seconds (by default `default.api.timeout.ms`) and retries retriable errors until it
-    has passed. If no address has ever answered, a call gives up after 5 s.
+    Every method takes a `timeout` in seconds (by default `default.api.timeout.ms`) and retries retriable errors until
+    it has passed. If no address has ever answered, a call gives up after 5 s.
 
     Raises:
         InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
@@ -182,7 +182,8 @@ class Admin(Client[AdminEngine]):
         silent: dict[int, RaftlogError] | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, PartitionReplicas]:
-        """Return the state of each partition's replicas, as its leader sees it: log end offset, lag in records, in sync.
+        """Return the replicas of each partition as its leader sees them: log end offset, lag in records, in sync or
+        not.
 
         Without `topics`, all topics. Partitions without a leader, or whose leader does not answer, are left out. If no
         leader answers at all, the call fails, unless `silent` is given: then `silent` receives, by broker, the reasons.
@@ -349,8 +350,8 @@ class Admin(Client[AdminEngine]):
     ) -> dict[str, Mapping[str, ConfigDescription]]:
         """Return the configs of many topics at once, by topic and key, without documentation.
 
-        If `missing` is given, topics with an error are left out, and `missing` receives the errors by topic. Without it,
-        the first error is raised.
+        If `missing` is given, topics with an error are left out, and `missing` receives the errors by topic. Without
+        it, the first error is raised.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.describe_topic_configs(["payments"])["payments"]["retention.ms"].value

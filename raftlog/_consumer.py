@@ -63,7 +63,7 @@ class RebalanceListener:
         """The member gives these partitions up; no other member gets them before this returns. `commit` works here."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> object:
-        """The session ended: other members may already read these partitions, and the coordinator refuses their commits.
+        """The session ended: other members may already read these partitions, and this member's commits of them fail.
 
         By default it calls `on_partitions_revoked`.
         """
@@ -248,7 +248,7 @@ class ToEnds:
                 self._patience = Deadline(self._patience_s)
 
     def too_late(self, reasons: Mapping[TopicPartition, str]) -> RequestTimedOut:
-        """Return the error that names the incomplete partitions, each with its reason from `reasons` if there is one."""
+        """Return the error that names the incomplete partitions, each with its reason if `reasons` has one."""
         over = self._deadline.left() == 0
         late = f"not complete within {self._timeout:g} s" if over else f"nothing came for {self._patience_s:g} s"
         places = []
@@ -675,14 +675,15 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     (b'a17', b'one apple', 0)
 
     With a `group_id` the members of the group share the partitions of their topics, and each partition continues at the
-    group's committed offset. Without a group every consumer reads all partitions of its topics. Options are Kafka's keys
-    with underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
+    group's committed offset. Without a group every consumer reads all partitions of its topics. Options are Kafka's
+    keys with underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
     `fetch_max_bytes` limits the bytes that are fetched and not yet polled.
 
     `key_deserializer` and `value_deserializer` are functions that turn the bytes of records into what `poll` and
     iteration return; None stays None. They run once for each record, in the thread that polls. If one raises, `poll`
-    first returns the records before that one; then every poll raises the exception, with a note that names partition and
-    offset, until `seek` passes the record. `poll_arrow` does not use them; it is the way to read many records quickly.
+    first returns the records before that one; then every poll raises the exception, with a note that names partition
+    and offset, until `seek` passes the record. `poll_arrow` does not use them; it is the way to read many records
+    quickly.
 
     Raises:
         InvalidConfig: an unknown option, a bad value, or a bootstrap address that is not host:port.
@@ -886,7 +887,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return self._converted(found) if self._converts else found
 
     def _converted(self, found: list[Record]) -> list[Record[K, V]]:
-        """Return the records with keys and values converted, up to the first failure; the rest waits for a later poll."""
+        """Return the records with keys and values converted, up to the first failure; the rest waits."""
         done: list[Record[K, V]] = []
         try:
             for record in found:
@@ -1032,10 +1033,10 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     def commit(self, offsets: CommitArgument = None) -> None:
         """Commit offsets and wait for the coordinator: after a failure or a rebalance the group continues there.
 
-        Without an argument, commit the offsets after all returned records: those that `poll` returned, or that iteration
-        yielded, including the last one. If a partition was lost before its records were committed, the call commits
-        nothing and raises `PartitionNotOwned`, once: another member gets these records again. With a `Record`, commit
-        the offset after it; with offsets by partition, commit exactly these.
+        Without an argument, commit the offsets after all returned records: those that `poll` returned, or that
+        iteration yielded, including the last one. If a partition was lost before its records were committed, the call
+        commits nothing and raises `PartitionNotOwned`, once: another member gets these records again. With a `Record`,
+        commit the offset after it; with offsets by partition, commit exactly these.
 
         >>> from raftlog import Consumer, TopicPartition
         >>> with Consumer(cluster.bootstrap, group_id="readers", auto_offset_reset="earliest") as consumer:

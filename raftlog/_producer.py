@@ -493,7 +493,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
             self._thread.run(transactions.init(None))
 
     def commit_transaction(self, timeout: float | None = None) -> None:
-        """Send the remaining records and commit. When it returns, readers see all records, and the offsets are committed.
+        """Send the remaining records and commit. When it returns, readers see all records, and offsets are committed.
 
         (If a partition has no leader for more than a second at that moment, its records become visible once it has
         one.)

@@ -202,7 +202,8 @@ class StagedWriter:
         return staging.thread.run(staging.hub.commit(self._sink, batch_id, tokens, staging.deadline(timeout)))
 
     def abort(self, tokens: Iterable[StageToken], timeout: float | None = None) -> None:
-        """Drop the stages of these tokens, unless they are committed. Optional: a later commit or a timeout does it too.
+        """Drop the stages of these tokens, unless they are committed. Optional: a later commit or a timeout does so
+        too.
 
         Raises:
             RequestTimedOut: no answer in time.
@@ -216,8 +217,8 @@ class StagedWriter:
         Use it if tokens never arrived: the open stages of a dead process keep consumers from the records behind them
         until the stages time out.
 
-        With `fence`, later stages of the batch by these attempts fail with `StageExpired`; use it if these processes may
-        still be alive. The next try at the batch needs another `attempt`.
+        With `fence`, later stages of the batch by these attempts fail with `StageExpired`; use it if these processes
+        may still be alive. The next try at the batch needs another `attempt`.
 
         Raises:
             RequestTimedOut: no answer in time.

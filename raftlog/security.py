@@ -1,4 +1,5 @@
-"""Users, ACLs, roles and quotas, as the admin clients take and return them (KIP-11, KIP-140, KIP-290, KIP-546, KIP-554).
+"""Users, ACLs, roles and quotas, as the admin clients take and return them (KIP-11, KIP-140, KIP-290, KIP-546,
+KIP-554).
 
 The numbers of the enumerations are Kafka's, and those of `raftlog.v1.security_pb2`.
 """

@@ -1,7 +1,7 @@
 """gRPC channels by address, the error of each gRPC failure, and how a server refuses a call with one.
 
-Most errors are values in responses. A call ends with a gRPC status instead if the server cannot answer it: its caller is
-not identified or not permitted, its request does not parse, or its stream must end. The status' text,
+Most errors are values in responses. A call ends with a gRPC status instead if the server cannot answer it: its caller
+is not identified or not permitted, its request does not parse, or its stream must end. The status' text,
 `ClassName: message`, is for people. Its details are for programs, in the form of gRPC's richer error model: a
 `google.rpc.Status` in the trailing metadata `grpc-status-details-bin`, with one `raftlog.v1.Error` (docs/protocol.md).
 `refuse` writes the details, `refusal_of` reads them. A status without details comes from gRPC itself, a proxy, or an
@@ -67,7 +67,7 @@ REPLACED_AFTER_S: Final = 2.0
 name that it could not resolve after pauses that grow to two minutes. After it has lost a connection, it first tries the
 address that it knew, and a pod that is gone does not even refuse the connection."""
 _LAST_CALLS_S: Final = 30.0
-"""How long calls of a replaced channel may go on: a server that stops accepts no connections, but still answers calls."""
+"""How long calls of a replaced channel may go on: a stopping server accepts no connections, but still answers calls."""
 _IN_WORDS: Final = {
     "hostname verification check failed": _NAME,
     "certificate has expired": _EXPIRED,

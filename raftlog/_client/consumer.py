@@ -71,8 +71,8 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S: Final = 1.0
 _PATIENCE_GROWTH: Final = 1.4
-"""How long a session may be silent before the engine probes its broker: the session may be idle, or its leader frozen or
-deposed. Further probes follow at growing intervals, up to `metadata.max.age.ms`."""
+"""How long a session may be silent before the engine probes its broker: the session may be idle, or its leader frozen
+or deposed. Further probes follow at growing intervals, up to `metadata.max.age.ms`."""
 
 
 class _Trouble(NamedTuple):

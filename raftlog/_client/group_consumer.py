@@ -436,7 +436,7 @@ class GroupEngine(ConsumerEngine):
         await super()._place(node_id, states)
         if not self.subscribed:
             return
-        # Commit the start: otherwise, after a crash before the first commit, the next member would begin at a later end.
+        # Commit the start: else, after a crash before the first commit, the next member would begin at a later end.
         found = {
             state.topic_partition: OffsetAndMetadata(state.position)
             for state in first

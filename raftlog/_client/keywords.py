@@ -130,7 +130,7 @@ class ProducerKeywords(CommonKeywords, total=False):
     """How long a transaction may stay open before its coordinator aborts it; at most the server's
     transaction.max.timeout.ms."""
     linger_ms: float | None
-    """How long a batch waits for more records. A call that waits for its delivery, or `flush`, sends it at once."""
+    """How long a batch waits for more records; a call that waits for its delivery, or flush, sends it at once."""
     batch_size: int | str | None
     """Bytes at which a batch is full, before compression; four times as many while batches of an idempotent producer
     wait behind those in flight."""
@@ -171,7 +171,7 @@ class StageKeywords(CommonKeywords, total=False):
     """How long a transaction may stay open before its coordinator aborts it; at most the server's
     transaction.max.timeout.ms."""
     linger_ms: float | None
-    """How long a batch waits for more records. A call that waits for its delivery, or `flush`, sends it at once."""
+    """How long a batch waits for more records; a call that waits for its delivery, or flush, sends it at once."""
     batch_size: int | str | None
     """Bytes at which a batch is full, before compression; four times as many while batches of an idempotent producer
     wait behind those in flight."""

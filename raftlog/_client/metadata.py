@@ -497,8 +497,8 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 LARGEST_TIMESTAMP: Final = -3
 STRAGGLER_GRACE_S: Final = 2.0
-"""How long partitions without an answer may delay those that have one. Most changes of leader take less; partitions that
-take longer are read later."""
+"""How long partitions without an answer may delay those that have one. Most changes of leader take less; partitions
+that take longer are read later."""
 _PATIENCE_S: Final = 0.5
 """After this long without an answer, check whether the broker still leads; then every `_LOOK_S`."""
 _LOOK_S: Final = 0.05

@@ -308,8 +308,8 @@ class ProducerOptions(Settings, ClientOptions):
         "all",
         of=ACKS.__getitem__,
         choices=tuple(ACKS),
-        doc="Which replicas must have a record before it is acknowledged: all in-sync replicas (all), the leader (1), or "
-        "none (0).",
+        doc="Which replicas must have a record before it is acknowledged: all in-sync replicas (all), the leader (1), "
+        "or none (0).",
     )
     enable_idempotence = switch(
         True,
@@ -332,7 +332,7 @@ class ProducerOptions(Settings, ClientOptions):
     linger_ms = number(
         5.0,
         minimum=0,
-        doc="How long a batch waits for more records. A call that waits for its delivery, or `flush`, sends it at once.",
+        doc="How long a batch waits for more records; a call that waits for its delivery, or flush, sends it at once.",
     )
     batch_size = size_bytes(
         64 << 10,
@@ -367,8 +367,8 @@ class ProducerOptions(Settings, ClientOptions):
         5,
         minimum=1,
         maximum=100,
-        doc="How many requests to one broker may be unanswered. The order is kept with any number, but with more than 5 "
-        "a producer is not idempotent.",
+        doc="How many requests to one broker may be unanswered. The order is kept with any number, but with more than "
+        "5 a producer is not idempotent.",
     )
     delivery_timeout_ms = duration_ms(
         120_000,
@@ -429,8 +429,8 @@ class ConsumerOptions(Settings, ClientOptions):
     auto_offset_reset = text(
         "latest",
         choices=("latest", "earliest", "none"),
-        doc="Where to begin in a partition without a position, or if the position is no longer in the log; none: `poll` "
-        "raises `OffsetOutOfRange`.",
+        doc="Where to begin in a partition without a position, or if the position is no longer in the log; none: "
+        "`poll` raises `OffsetOutOfRange`.",
     )
     isolation_level = text(
         "read_committed",

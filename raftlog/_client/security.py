@@ -519,7 +519,7 @@ class ChannelTls:
 
     @property
     def version(self) -> int:
-        """A version that rises when the certificates change; existing channels reconnect with the older certificates."""
+        """A version that rises when the certificates change; existing channels keep using the older certificates."""
         return self._pem.current()[1]
 
     def open(self, address: str, options: Options) -> grpc.aio.Channel:

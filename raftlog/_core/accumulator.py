@@ -590,7 +590,7 @@ class PartitionQueue:
 
     @property
     def sendable(self) -> bool:
-        """Whether the queue flows and its first waiting batch is encoded. The caller checks pauses, leader and limits."""
+        """Whether the queue flows and its first waiting batch is encoded; callers check pause, leader and limits."""
         if self.recovering:
             return False
         first = next((batch for batch in self.waiting if not batch.done), None)
@@ -969,7 +969,8 @@ class Accumulator:
     def open(self, queue: PartitionQueue, size: int, now_ms: float, *, in_turn: bool = False) -> Batch:
         """Open a batch for a record of this size; the caller has closed the previous one and asked `has_room`.
 
-        `in_turn`: the partition was chosen as the sticky one. Its batch may not grow while the broker is slow (KIP-794).
+        `in_turn`: the partition was chosen as the sticky one. Its batch may not grow while the broker is slow
+        (KIP-794).
         """
         assert queue.open is None
         reservation = self._reservation(size)

@@ -16,9 +16,9 @@ from raftlog.v1 import admin_pb2, common_pb2, group_pb2, node_pb2, transaction_p
 class PartitionDescription(NamedTuple):
     """One partition; `leader` is -1 if it has none. `replicas` are in order of preference.
 
-    `isr`: the in-sync replicas. `eligible_leader_replicas` left the ISR when it was already too small to commit records,
-    so they have every committed record (KIP-966). `adding_replicas` and `removing_replicas` belong to a move in
-    progress; the latter come last in `replicas`. `offline_replicas`: their broker is down, was removed, or has no
+    `isr`: the in-sync replicas. `eligible_leader_replicas` left the ISR when it was already too small to commit
+    records, so they have every committed record (KIP-966). `adding_replicas` and `removing_replicas` belong to a move
+    in progress; the latter come last in `replicas`. `offline_replicas`: their broker is down, was removed, or has no
     working log for them. `lost_replicas`: their broker came back without their log, because its disk was replaced.
     """
 
@@ -359,9 +359,9 @@ class PartitionLag(NamedTuple):
 
     `offset`: the committed offset, that of the next record to read; None: no offset is committed. `lag`: the number of
     offsets from there (or from the log's start, if that is later) to the log's end. `lag_seconds`: the age of the first
-    unread record; 0.0 if there is none. Unknown values are None: no offset is committed, the leader does not answer, the
-    topic was deleted, or the committed offset is beyond the log's end; `error` says which. `member_id`: the member that
-    reads the partition now; empty: none.
+    unread record; 0.0 if there is none. Unknown values are None: no offset is committed, the leader does not answer,
+    the topic was deleted, or the committed offset is beyond the log's end; `error` says which. `member_id`: the member
+    that reads the partition now; empty: none.
     """
 
     offset: int | None
@@ -474,12 +474,12 @@ class NodeLogDirDescription(NamedTuple):
 class NodeDescription(NamedTuple):
     """One node, a broker, a controller or both, as it describes itself.
 
-    `clock_offset_ms`: by how much its clock is ahead of the client's, give or take `clock_uncertainty_ms`, which is half
-    the time of the round trip. `not_ready`: why it does not serve at the moment, or "". Listeners are host:port, or "".
-    `log_file`: "" if it does not log to a file. `voter`: None if the node does not vote. `features`: the lowest and
-    highest level that its software supports. `configs`: the values in effect, without documentation and with [hidden]
-    in place of secrets. `certificate_expires_ms`: Unix time; 0: it has no certificate. `asked_through`: the address that
-    answered, that of another broker if the client cannot reach the node.
+    `clock_offset_ms`: by how much its clock is ahead of the client's, give or take `clock_uncertainty_ms`, which is
+    half the time of the round trip. `not_ready`: why it does not serve at the moment, or "". Listeners are host:port,
+    or "". `log_file`: "" if it does not log to a file. `voter`: None if the node does not vote. `features`: the lowest
+    and highest level that its software supports. `configs`: the values in effect, without documentation and with
+    [hidden] in place of secrets. `certificate_expires_ms`: Unix time; 0: it has no certificate. `asked_through`: the
+    address that answered, that of another broker if the client cannot reach the node.
     """
 
     node_id: int
@@ -607,11 +607,11 @@ class TransactionListing(NamedTuple):
 class TransactionDescription(NamedTuple):
     """A transactional id and its last transaction.
 
-    `producer_epoch`: that of the transaction or, once it is decided, of the next one. `partitions`: those that it writes
-    to. `group_ids`: the groups whose offsets it commits. `pending`: once it is decided, the partitions that still need a
-    marker. `state_partition`: the partition of __transaction_state that holds its state; that partition's leader,
-    `coordinator_id`, coordinates it. `started_ms`: Unix time; 0: no transaction is open. `authorized_operations`: the
-    operations that the caller may do on the id, if asked for.
+    `producer_epoch`: that of the transaction or, once it is decided, of the next one. `partitions`: those that it
+    writes to. `group_ids`: the groups whose offsets it commits. `pending`: once it is decided, the partitions that
+    still need a marker. `state_partition`: the partition of __transaction_state that holds its state; that partition's
+    leader, `coordinator_id`, coordinates it. `started_ms`: Unix time; 0: no transaction is open.
+    `authorized_operations`: the operations that the caller may do on the id, if asked for.
     """
 
     transactional_id: str
@@ -669,9 +669,9 @@ class SinkDescription(NamedTuple):
 class ProducerState(NamedTuple):
     """The state of a producer in a partition.
 
-    `last_sequence`: that of its last record in this epoch; -1: it has none. `transaction_start_offset`: the first offset
-    of its open transaction in the partition, or None; `transaction_started_ms`: the Unix time at which that record was
-    appended.
+    `last_sequence`: that of its last record in this epoch; -1: it has none. `transaction_start_offset`: the first
+    offset of its open transaction in the partition, or None; `transaction_started_ms`: the Unix time at which that
+    record was appended.
     """
 
     producer_id: int

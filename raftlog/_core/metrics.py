@@ -4,8 +4,8 @@ Groups are Kafka's, with the values of its tags appended as in kafka-python: `pr
 `producer-node-metrics.node-1`, `consumer-fetch-manager-metrics.orders.0`. Times are in ms, sizes in bytes, rates per
 second over the last half minute; a name in `-total` never falls.
 
-A `Meter` has a slot for each of the last few periods; older values count only in its total. One thread writes at a time;
-others may read, and may miss a value that is being added.
+A `Meter` has a slot for each of the last few periods; older values count only in its total. One thread writes at a
+time; others may read, and may miss a value that is being added.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def wanted_rows(
     transactions, and batches that compaction has emptied. The position never goes back.
 
     A skipped batch is checked against its checksum too, because the attributes that cause the skip may be corrupt. The
-    checksum covers neither the offset nor the leader epoch of a batch: these are compared with the neighbouring batches,
-    and the offset with `end_offset`, below which every sent offset must lie.
+    checksum covers neither the offset nor the leader epoch of a batch: these are compared with the neighbouring
+    batches, and the offset with `end_offset`, below which every sent offset must lie.
 
     Raises:
         CorruptRecordError: a batch is cut short, fails its checksum, does not decode, or has an impossible offset or

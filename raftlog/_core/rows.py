@@ -316,8 +316,8 @@ def with_sticky(
     """Return the partition of each row, with sticky partitions chosen if only some rows take them.
 
     Rows of both kinds may meet in a partition and must keep their order. So this chooses the sticky partitions before
-    the sort, another one after every `limit_bytes` of rows. If every row takes the sticky partition, there is nothing to
-    sort, and all rows keep -1.
+    the sort, another one after every `limit_bytes` of rows. If every row takes the sticky partition, there is nothing
+    to sort, and all rows keep -1.
     """
     if partitions is None:
         return None

@@ -44,7 +44,7 @@ class Traceparent(NamedTuple):
 
 
 def parse_traceparent(text: str | bytes | None) -> Traceparent | None:
-    """Return the parsed header, or None if it is invalid. Later versions are accepted, as the recommendation requires."""
+    """Return the parsed header, or None if it is invalid. As the recommendation requires, accept later versions."""
     if isinstance(text, bytes):
         text = text.decode("ascii", "replace")
     if text is None or len(text) > _MAX_LENGTH:

@@ -245,7 +245,7 @@ class TransactionState:
         return True
 
     def refused(self, error: RaftlogError) -> None:
-        """Apply the coordinator's refusal of a decision or of a request for numbers; no other error changes the state."""
+        """Apply the coordinator's refusal of a decision or of a request for numbers; ignore all other errors."""
         if isinstance(error, _TAKEN_OVER):
             self.taken_over(error)
         elif isinstance(error, TransactionAbortable) and self.phase is TransactionPhase.COMMITTING:

@@ -49,8 +49,8 @@ class Admin(Client[AdminEngine]):
     """Manages a cluster: topics, groups, transactions, users, configs, logs. Belongs to the event loop that runs when
     it is first used.
 
-    Every method takes a `timeout` in seconds (by default `default.api.timeout.ms`) and retries retriable errors until it
-    has passed. If no address has ever answered, a call gives up after 5 s.
+    Every method takes a `timeout` in seconds (by default `default.api.timeout.ms`) and retries retriable errors until
+    it has passed. If no address has ever answered, a call gives up after 5 s.
 
     >>> import asyncio
     >>> from raftlog import aio
@@ -154,7 +154,8 @@ class Admin(Client[AdminEngine]):
         silent: dict[int, RaftlogError] | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, PartitionReplicas]:
-        """Return the state of each partition's replicas, as its leader sees it: log end offset, lag in records, in sync.
+        """Return the replicas of each partition as its leader sees them: log end offset, lag in records, in sync or
+        not.
 
         Without `topics`, all topics. Partitions without a leader, or whose leader does not answer, are left out. If no
         leader answers at all, the call fails, unless `silent` is given: then `silent` receives, by broker, the reasons.
@@ -286,8 +287,8 @@ class Admin(Client[AdminEngine]):
     ) -> dict[str, Mapping[str, ConfigDescription]]:
         """Return the configs of many topics at once, by topic and key, without documentation.
 
-        If `missing` is given, topics with an error are left out, and `missing` receives the errors by topic. Without it,
-        the first error is raised.
+        If `missing` is given, topics with an error are left out, and `missing` receives the errors by topic. Without
+        it, the first error is raised.
         """
         return await self._engine.describe_topic_configs(topics, missing, timeout)
 

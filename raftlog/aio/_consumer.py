@@ -187,14 +187,15 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     """Reads records from a cluster. Belongs to the event loop that runs when it is first used.
 
     With a `group_id` the members of the group share the partitions of their topics, and each partition continues at the
-    group's committed offset. Without a group every consumer reads all partitions of its topics. Options are Kafka's keys
-    with underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
+    group's committed offset. Without a group every consumer reads all partitions of its topics. Options are Kafka's
+    keys with underscores (`auto_offset_reset="earliest"`), or with dots in `config`; docs/configuration.md lists them.
     `fetch_max_bytes` limits the bytes that are fetched and not yet polled.
 
     `key_deserializer` and `value_deserializer` are functions that turn the bytes of records into what `poll` and
     iteration return; None stays None. They run once for each record, in the thread that polls. If one raises, `poll`
-    first returns the records before that one; then every poll raises the exception, with a note that names partition and
-    offset, until `seek` passes the record. `poll_arrow` does not use them; it is the way to read many records quickly.
+    first returns the records before that one; then every poll raises the exception, with a note that names partition
+    and offset, until `seek` passes the record. `poll_arrow` does not use them; it is the way to read many records
+    quickly.
 
     >>> import asyncio
     >>> from raftlog import aio
@@ -380,7 +381,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         return self._converted(found) if self._converts else found
 
     def _converted(self, found: list[Record]) -> list[Record[K, V]]:
-        """Return the records with keys and values converted, up to the first failure; the rest waits for a later poll."""
+        """Return the records with keys and values converted, up to the first failure; the rest waits."""
         done: list[Record[K, V]] = []
         try:
             for record in found:
@@ -524,10 +525,10 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     async def commit(self, offsets: CommitArgument = None) -> None:
         """Commit offsets and wait for the coordinator: after a failure or a rebalance the group continues there.
 
-        Without an argument, commit the offsets after all returned records: those that `poll` returned, or that iteration
-        yielded, including the last one. If a partition was lost before its records were committed, the call commits
-        nothing and raises `PartitionNotOwned`, once: another member gets these records again. With a `Record`, commit
-        the offset after it; with offsets by partition, commit exactly these.
+        Without an argument, commit the offsets after all returned records: those that `poll` returned, or that
+        iteration yielded, including the last one. If a partition was lost before its records were committed, the call
+        commits nothing and raises `PartitionNotOwned`, once: another member gets these records again. With a `Record`,
+        commit the offset after it; with offsets by partition, commit exactly these.
 
         Raises:
             PartitionNotOwned: this member does not have the partition, or has lost it to another one.

@@ -1,4 +1,4 @@
-"""The command `raftlog`. A program can do all of it with the public SDK."""
+"""The command `raftlog`. It uses only the public SDK, so a program can do the same."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _EXIT_INTERRUPTED = 130
 def main() -> NoReturn:
     """Run the command line; never returns.
 
-    Its imports take most of a second: Ctrl-C ends them at once, without a traceback. Without the extra `cli` it says
-    how to install it.
+    Its imports take most of a second; Ctrl-C ends them at once, without a traceback. If the extra `cli` is missing, the
+    error says how to install it.
     """
     before = signal.getsignal(signal.SIGINT)
     quiet = before is signal.default_int_handler  # otherwise it is ignored, or another handler is set
@@ -42,7 +42,7 @@ def main() -> NoReturn:
 def run() -> NoReturn:
     """Run `main` as the whole process, and exit right after it without the interpreter's own cleanup.
 
-    That cleanup has crashed while gRPC threads were running: a group member left its group in order and then died of
+    That cleanup has crashed while gRPC threads were running: a group member left its group cleanly and then died of
     SIGSEGV.
     """
     try:

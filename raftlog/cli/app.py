@@ -113,7 +113,7 @@ def options(
 def main() -> NoReturn:
     """Run the command line; never returns."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does; a terminal's encoding is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does, so that no terminal's encoding fails
     try:
         code = tree(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="raftlog", standalone_mode=False)
         sys.stdout.flush()
@@ -134,7 +134,7 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except RaftlogError as error:
-        print_error(str(error) or "the command failed, and the cluster did not say why; its servers' logs may tell")
+        print_error(str(error) or "the command failed, and the cluster gave no reason; see the logs of its servers")
         sys.exit(EXIT_ERROR)
     except OSError as error:
         print_error(_in_words(error))
@@ -162,7 +162,7 @@ def _in_words(error: OSError) -> str:
         case errno.EISDIR:
             return f"{path} is a directory; name a file"
         case errno.ENOTDIR | errno.EEXIST:
-            return f"{path} exists already or its path goes through a file; name another path"
+            return f"{path} already exists, or a part of its path is a file; name another path"
         case _:
             return f"{path}: {error.strerror}"
 

@@ -5,12 +5,12 @@
  "acls": [{"principal": "User:orders", "permission": "allow", "operations": ["Read", "Describe"],
            "resource": {"type": "topic", "name": "orders", "pattern": "literal"}, "host": "*"}]}
 
-Required are a topic's name; a user's name and passwordFile, a path relative to this file; a permission's principal,
-operations and resource with a type and, except for the cluster, a name. TOML has the same keys: [[topics]],
-[[users]], [[acls]].
+A topic needs a name. A user needs a name and a passwordFile, a path relative to this file. A permission needs a
+principal, operations and a resource with a type and, except for the cluster, a name. TOML has the same keys:
+[[topics]], [[users]], [[acls]].
 
-`read` checks the whole file. `make` compares it with the cluster, lets brokers validate the topics, and changes
-nothing; then the steps are carried out. A topic, user or permission that is not in the file stays.
+`read` checks the whole file. `make` compares it with the cluster and lets brokers validate the topics, but changes
+nothing; then the command carries out the steps. A topic, user or permission that is not in the file stays.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FileMistakes(Exception):
 
 @dataclass(frozen=True)
 class WantedTopic:
-    """A topic; None for a number: the server's default for a new topic, unchanged for an existing one."""
+    """A topic. A number that is None means the server's default for a new topic, and no change of an existing one."""
 
     place: str
     name: str
@@ -86,7 +86,7 @@ class WantedTopic:
 
 @dataclass(frozen=True)
 class WantedUser:
-    """A user; None for the mechanism: one that the user has, or else SCRAM-SHA-512."""
+    """A user. A mechanism that is None means one that the user already has, or else SCRAM-SHA-512."""
 
     place: str
     name: str
@@ -97,7 +97,7 @@ class WantedUser:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The content of a file. `acls` is None if the file has no such key; an empty tuple wants no permissions at all."""
+    """The content of a file. `acls` is None if the file has no such key; an empty tuple means no permissions at all."""
 
     topics: tuple[WantedTopic, ...]
     users: tuple[WantedUser, ...]
@@ -108,7 +108,7 @@ def read(path: Path) -> Wanted:
     """Read a file and the password files that it names.
 
     Raises:
-        FileMistakes: the file has mistakes; names all of them.
+        FileMistakes: the file has mistakes; the exception lists all of them.
         OSError: the file cannot be read.
     """
     mistakes: list[str] = []
@@ -387,7 +387,7 @@ AT_ONCE: Final = 500
 class Object:
     """A topic, a user or a permission, and its result; `details`: what changes, or why nothing does.
 
-    `differs`: a difference from the file remains, as this command does not change it. The result is `differs` if
+    `differs`: a difference from the file remains, because this command cannot change it. The result is `differs` if
     nothing else changes.
     """
 
@@ -400,7 +400,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Step:
-    """An action on all of these objects or none; `do` is None if they are as the file says."""
+    """An action on all of these objects or none; `do` is None if they already are as the file says."""
 
     objects: Sequence[Object]
     do: Callable[[], object] | None = None
@@ -408,7 +408,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """All steps in order. `pruned`: permissions that the file lacks; the last steps remove them."""
+    """All steps in order. `pruned`: permissions that are not in the file; the last steps remove them."""
 
     steps: Sequence[Step]
     pruned: Sequence[AclBinding]
@@ -450,7 +450,7 @@ def _topics(admin: raftlog.Admin, wanted: Sequence[WantedTopic]) -> list[Step]:
         try:
             steps.append(_new_topic(admin, each) if found is None else _topic_steps(admin, each, found))
         except RaftlogError as error:
-            if error.retriable or isinstance(error, AuthorizationError):  # not the file's mistake
+            if error.retriable or isinstance(error, AuthorizationError):  # not a mistake in the file
                 raise
             refused.append(f"{each.place}: {error}")
     if refused:
@@ -618,9 +618,9 @@ def apply(
     the file stay; so do permissions, unless --prune-acls is given. Topics get more partitions, never fewer.
     docs/security.md has an example.
 
-    Exit code 0: the cluster is as the file says, with or without changes. 1: part of it is not, as a change was
-    refused, or the difference is one that this command does not change (the replication factor, fewer partitions). 2:
-    the file has mistakes, or brokers would refuse part of it, and nothing was changed.
+    Exit code 0: the cluster is as the file says, with or without changes. 1: part of it is not, because a change was
+    refused, or because this command does not make such a change (of the replication factor, or to fewer partitions). 2:
+    the file has mistakes, or brokers would refuse part of it; nothing was changed.
 
     Example: raftlog apply cluster.toml --dry-run
     """

@@ -7,7 +7,7 @@ RAFTLOG_SASL_PASSWORD_LOCATION                   the keys for TLS and users; the
 
 A variable cannot hold a password itself: child processes inherit variables, and container tools show them.
 
-Also here: the SDK's clients as commands use them. They give up sooner than the SDK's defaults, as a person waits.
+Also here: the SDK's clients as commands use them. They give up sooner than the SDK's defaults, because a person waits.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def of_environment(environment: Mapping[str, str]) -> dict[str, object]:
     named = {PREFIX + key.variable: key.name for key in SECURITY_KEYS if key.name != _PASSWORD}
     if environment.get(_PASSWORD_VARIABLE):
         raise InvalidConfig(
-            f"{_PASSWORD_VARIABLE} is not accepted, as other processes can see it; put the password into a file, and "
-            f"the file's name into {PREFIX}SASL_PASSWORD_LOCATION"
+            f"{_PASSWORD_VARIABLE} is not accepted, because other processes can see it; put the password into a file, "
+            f"and the file's name into {PREFIX}SASL_PASSWORD_LOCATION"
         )
     return {name: environment[variable] for variable, name in named.items() if environment.get(variable)}
 
@@ -135,7 +135,7 @@ def default_to(settings: Mapping[str, object]) -> None:
 def add_to(app: typer.Typer) -> None:
     """Give every command below `app` that has `--bootstrap` the option `--client-config`.
 
-    Callbacks count as commands, as some act without a subcommand.
+    Callbacks count as commands, because some act without a subcommand.
     """
     commands: list[CommandInfo | TyperInfo] = [*app.registered_commands]
     if app.registered_callback is not None:
@@ -173,7 +173,7 @@ def _with_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _GUESS_PATIENCE_S = 2.0
-"""How long a command that fails looks for the name that was meant."""
+"""How long a failed command looks for the name that the user may have meant."""
 
 
 def _guess(error: UnknownTopicOrPartition | GroupIdNotFound, options: Mapping[str, Any]) -> str:
@@ -201,7 +201,7 @@ _LEAST_PATIENCE_MS = 3_000
 
 @contextmanager
 def _checked() -> Iterator[None]:
-    """Turn what the SDK refuses without asking the cluster, such as an address, into an error of the command line."""
+    """Turn the SDK's refusal of an argument, such as an address, into an error of the command line."""
     try:
         yield
     except (ValueError, InvalidConfig, InvalidGroupId) as error:

@@ -145,7 +145,7 @@ def describe(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show which settings apply to a topic, a broker or its loggers, and where each comes from.
+    """Show the settings of a topic, a broker or its loggers, and where each value comes from.
 
     Example: raftlog config describe topic events --all
     """
@@ -191,7 +191,7 @@ def unset(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Return settings of a topic or a broker, or log levels of a broker, to their defaults.
+    """Set settings of a topic or a broker, or log levels of a broker, back to their defaults.
 
     Examples:
 

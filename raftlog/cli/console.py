@@ -1,4 +1,4 @@
-"""`raftlog console`: serves the page where people look at their cluster; `raftlog up` starts it too. docs/console.md"""
+"""`raftlog console`: serves the web page for looking at a cluster and changing it; `raftlog up` starts it too."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def console(
         typer.Option(
             "--behind-https",
             metavar="",
-            help="Browsers come over https that ends before the console, as at an ingress: cookies are for https only.",
+            help="A proxy before the console, such as an ingress, ends https: mark cookies as for https only.",
         ),
     ] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
 ) -> None:
-    """Serve a page where people look at the cluster and change it, until Ctrl-C.
+    """Serve a web page for looking at the cluster and changing it, until Ctrl-C.
 
-    On a cluster with users (security.protocol=sasl_ssl in --client-config) people log in with a name and a password of
-    theirs, and may do what their ACLs allow. With a user or a certificate in --client-config, the console acts as that
-    one for everybody who opens it.
+    On a cluster with users (security.protocol=sasl_ssl in --client-config) people log in with their own name and
+    password, and may do what their ACLs allow. If --client-config has a user or a certificate, the console acts as that
+    user for everyone who opens the page.
 
     Example: raftlog console
 
@@ -86,7 +86,7 @@ def console(
         }
         missing_for = " and ".join(name for name, has in needed.items() if not has)
         raise typer.BadParameter(
-            f"at {host} everybody in the network reaches the console: it needs {missing_for}, or --insecure"
+            f"at {host} everyone in the network can reach the console: it needs {missing_for}, or --insecure"
         )
     names = (*(LOOPBACK if loopback else (host,)), *(allowed_host or ()))
     settings = Settings(

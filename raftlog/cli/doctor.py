@@ -219,7 +219,7 @@ def _tell(target: Path, files: bundle.Files, problems: list[str], output: Output
 
 
 NAMED: Final = 8
-"""How many places of a finding are named on a terminal; JSON has all."""
+"""How many places of a finding a terminal shows; JSON has all."""
 _WIDEST: Final = 120
 _LABEL: Final = 9
 
@@ -266,9 +266,9 @@ def doctor(
     """Look for problems of a cluster, and say what to do about each.
 
     It only reads, and changes nothing. An error: something does not work, or records are lost. A warning: that will
-    happen after one more failure or some time. A note may be intended. Exit code 0: nothing but notes was found; 1:
-    errors or warnings, or the cluster does not answer. A check that cannot get the answers that it needs counts as a
-    warning.
+    happen after one more failure, or after some time. A note: the state may be intended. Exit code 0: only notes were
+    found, or nothing; 1: errors or warnings were found, or the cluster does not answer. A check that cannot get the
+    answers that it needs counts as a warning.
 
     Example: raftlog doctor --output json --fail-on error
     """
@@ -306,7 +306,7 @@ def width() -> int:
 
 
 def told(report: Report, picture: Picture, columns: int, *, named: int = NAMED, more: str = "") -> Iterator[str]:
-    """Yield the report as text: each finding, the checks that were not made, and a summary."""
+    """Yield the report as text: each finding, the checks that could not be made, and a summary."""
     for found in report.findings:
         yield from _finding(found, columns, named, more)
         yield ""

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def refusals(ids: Iterable[str], do: Callable[[str], object]) -> dict[str, str | None]:
-    """Call `do` with each id once; return for each the error message, or None for success. Errors stop no other id."""
+    """Call `do` with each id once, whatever happens to the others; return each id's error message, None: success."""
     found: dict[str, str | None] = {}
     for each in dict.fromkeys(ids):
         try:
@@ -112,15 +112,15 @@ PATIENCE_S: Final = 4.0
 def is_agreed(admin: raftlog.Admin) -> bool:
     """Ask the quorum, so that this client's next requests see every change that was acknowledged before.
 
-    Returns False without an answer, after a note on stderr of which node's metadata is shown instead, and why. The
-    command then ends with exit code 1.
+    If the quorum does not answer, it prints a note on stderr that says which node's metadata is shown instead, and why,
+    and returns False. The command then ends with exit code 1.
     """
     try:
         admin.describe_cluster(linearizable=True, timeout=PATIENCE_S)
     except RetriableError as error:
         known = admin.describe_cluster(timeout=PATIENCE_S)
         print_note(
-            f"note: this is what {_answering_node(admin)} knows, as of metadata offset {known.metadata_offset}, and "
+            f"note: this is the view of {_answering_node(admin)}, as of metadata offset {known.metadata_offset}, which "
             f"may be out of date: {error}"
         )
         return False
@@ -255,7 +255,7 @@ Row = Mapping[str, object]
 
 
 class Output(StrEnum):
-    """What `--output` takes."""
+    """The values of `--output`."""
 
     TABLE = "table"
     TSV = "tsv"
@@ -279,7 +279,7 @@ BootstrapOption = Annotated[
 OutputOption = Annotated[
     Output,
     typer.Option(
-        "--output", "-o", help="table: for people; tsv: lines with tabs, as a table is in a pipe; json: for programs."
+        "--output", "-o", help="table: for people (in a pipe, as tsv); tsv: lines with tabs; json: for programs."
     ),
 ]
 
@@ -392,7 +392,7 @@ def confirm(question: str, otherwise: str) -> None:
     """
     if not sys.stdin.isatty():
         raise typer.BadParameter(
-            "standard input is no terminal, so no question can be asked; pass --yes to go on without one"
+            "standard input is not a terminal, so the command cannot ask; pass --yes to go on without a question"
         )
     print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
     try:

@@ -1,4 +1,4 @@
-"""`raftlog perf ...`: how fast a cluster is, as Kafka's *-perf-test tools measure it.
+"""`raftlog perf ...`: measures the speed of a cluster, as Kafka's *-perf-test tools do.
 
 produce      kafka-producer-perf-test: records per second, and the time from send to acknowledgement
 consume      kafka-consumer-perf-test: records per second from the beginning of a topic to its present end
@@ -107,7 +107,7 @@ def payloads(size_bytes: int, seed: int = 0) -> list[bytes]:
 
 
 class Paced:
-    """Holds a loop to a number of turns a second; without a rate it never waits.
+    """Limits a loop to a number of turns a second; without a rate it never waits.
 
     A loop that is late catches up, so that a pause does not lower the rate of the whole run.
     """
@@ -128,7 +128,7 @@ class Paced:
 
 
 class _Told:
-    """Prints the rate and the latency of each stretch of some seconds."""
+    """Prints the rate and the latency of each period of some seconds."""
 
     def __init__(self, began: float) -> None:
         self._next = began + _TELL_EVERY_S
@@ -193,8 +193,8 @@ def produce(
 ) -> None:
     """Send records to a topic as fast as possible, or at a rate, and print the rate and the latency.
 
-    The latency is the time from send to acknowledgement. Without --rate most of it is waiting in the producer's own
-    queue. Exit code 1: a record was not acknowledged.
+    The latency is the time from send to acknowledgement. Without --rate, a record spends most of it in the producer's
+    own queue. Exit code 1: a record was not acknowledged.
 
     Example: raftlog perf produce events --create --records 200000 --record-size 1000
 
@@ -323,7 +323,8 @@ def end_to_end(
 ) -> None:
     """Send one record at a time, and print how long each takes until a consumer has it.
 
-    Others may write to the topic meanwhile: each record is recognized. The topic's partitions take turns.
+    Other clients may write to the topic meanwhile: the command recognizes its own records. The topic's partitions take
+    turns.
 
     Example: raftlog perf end-to-end events --records 2000 --record-size 100
     """
@@ -363,7 +364,7 @@ def _await(consumer: raftlog.Consumer, value: bytes, until: float) -> None:
     """Poll until the record is there.
 
     Raises:
-        RequestTimedOut: it did not come.
+        RequestTimedOut: the record did not arrive.
     """
     while time.perf_counter() < until:
         if any(record.value == value for record in consumer.poll(_POLL_S)):

@@ -35,13 +35,13 @@ _HOST, _, _PORT = BOOTSTRAP_DEFAULT.rpartition(":")
 _DEFAULT_PORT = int(_PORT)
 CONSOLE_PORT: Final = 8080
 REPLICAS: Final = 3
-"""A topic of `raftlog up` has a replica on each server, on so many at most, unless it is created with a number."""
+"""The most replicas of a topic of `raftlog up`, unless it is created with a number: one on each server, up to this."""
 _FACTOR = "default.replication.factor"
 _METRICS = "metrics.listener"
 _LOOK_AFTER_S = 0.5
 _CONNECT_S = 0.2
 _CLEANLY = "with exit code 0"
-"""How a server ends after SIGTERM."""
+"""The ending of a server after SIGTERM."""
 
 InsecureOption = Annotated[
     bool,
@@ -116,7 +116,7 @@ def up(
     def on_signal(number: int, frame: FrameType | None) -> None:
         stopped = stop.is_set()
         stop.set()
-        if starting and not stopped:  # nothing checks `stop` during the start
+        if starting and not stopped:  # no code checks `stop` during the start
             raise KeyboardInterrupt if number == signal.SIGINT else AskedToEnd(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -76,7 +76,7 @@ def create(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create a topic. The server's num.partitions and default.replication.factor replace numbers that are not given.
+    """Create a topic. A number that is not given is the server's num.partitions or default.replication.factor.
 
     Example: raftlog topic create events --partitions 6 --config retention.ms=7d
     """
@@ -190,11 +190,11 @@ def describe(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show the partitions of topics: their leaders, their replicas, and how far these are behind.
+    """Show the partitions of topics: their leaders, their replicas, and the lag of each replica.
 
-    The controllers are asked first. When they do not answer, the command shows what one broker knows, with a note on
+    The command asks the controllers first. If they do not answer, it shows the metadata of one broker, prints a note on
     stderr, and exits with 1. --output json prints an array of topics, even for a single one. An option such as
-    --under-replicated looks at internal topics, too.
+    --under-replicated includes internal topics.
 
     Example: raftlog topic describe events
 
@@ -267,7 +267,7 @@ def _document(topic: TopicDescription, parts: Sequence[PartitionDescription], se
 
 
 def _settings(admin: raftlog.Admin, topic: str) -> str:
-    """Return a line with a topic's own settings, and always min.insync.replicas, as the ISR is compared with it."""
+    """Return a line with a topic's own settings, and always min.insync.replicas, which the ISR is compared with."""
     try:
         entries = admin.describe_configs(topic=topic)
     except AuthorizationError as error:  # a user without this permission still sees the rest
@@ -283,7 +283,7 @@ def delete(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Delete a topic and its records. The command asks first at a terminal, but not in a script.
+    """Delete a topic and its records. At a terminal the command asks first; in a script it does not.
 
     Example: raftlog topic delete events
     """
@@ -305,7 +305,7 @@ def alter(
     partitions: Annotated[
         int | None,
         typer.Option(
-            "--partitions", metavar="TOTAL", min=1, help="The number of partitions afterwards; it only grows."
+            "--partitions", metavar="TOTAL", min=1, help="The number of partitions afterwards; it cannot shrink."
         ),
     ] = None,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
@@ -474,8 +474,8 @@ def delete_records(
 ) -> None:
     """Delete the oldest records of partitions, and print where their logs begin now.
 
-    The command asks first at a terminal, but not in a script. Exit code 1: a partition was refused; the others were
-    not.
+    At a terminal the command asks first; in a script it does not. Exit code 1: a partition was refused; the records of
+    the others are deleted.
 
     Example: raftlog topic delete-records events --partition 0 --before-offset 100
 
@@ -485,7 +485,7 @@ def delete_records(
         raise typer.BadParameter("give either TOPIC or --offset-json-file")
     if file is not None:
         if partition or before_offset is not None or all_records:
-            raise typer.BadParameter("--offset-json-file names partitions and offsets already")
+            raise typer.BadParameter("--offset-json-file already names partitions and offsets")
         before = _from_kafkas_json(file)
     elif (before_offset is None) == (not all_records):
         raise typer.BadParameter("give either --before-offset or --all")
@@ -494,8 +494,8 @@ def delete_records(
             parts = _chosen(admin.describe_topic(topic), partition)
             if before_offset is not None and len(parts) > 1 and not partition:
                 raise typer.BadParameter(
-                    f"--before-offset needs --partition, as topic {topic} has {len(parts)} partitions, whose offsets "
-                    "have nothing to do with each other"
+                    f"--before-offset needs --partition: topic {topic} has {len(parts)} partitions, and each has its "
+                    "own offsets"
                 )
             before = dict.fromkeys(parts, -1 if before_offset is None else before_offset)
         if not yes:

@@ -91,7 +91,7 @@ HANGING_COLUMNS: Final = (
     "open_seconds",
     "idle_seconds",
 )
-"""`..._OPTIONAL` are the columns that a narrow terminal leaves out, the last one first."""
+"""The `..._OPTIONAL` are the columns that a narrow terminal leaves out, the last one first."""
 
 Producers = Mapping[TopicPartition, PartitionProducers]
 Owners = Mapping[int, TransactionListing]
@@ -339,7 +339,7 @@ def list_transactions(
 ) -> None:
     """List transactional ids with their last transactions, and stages of batches; open ones come first.
 
-    Exit code 1: the list may be incomplete, as a broker did not list its transactions.
+    Exit code 1: the list may be incomplete, because a broker did not list its transactions.
 
     Example: raftlog txn list --state ongoing --longer-than 1m
     """
@@ -365,8 +365,9 @@ def describe(
 ) -> None:
     """Show transactions: how long they are open, the partitions that they have written to, and missing markers.
 
-    A marker commits or aborts the records of a partition; it is missing while the partition has no leader. --output
-    json prints an array, even for a single id. Exit code 1: an id is unknown.
+    A marker commits or aborts the transaction's records in a partition; it is missing while the partition has no
+    leader.
+    --output json prints an array, even for a single id. Exit code 1: an id is unknown.
 
     Example: raftlog txn describe billing-7
     """
@@ -392,8 +393,8 @@ def abort(
 ) -> None:
     """Abort the open transactions of these ids. Their producers are fenced and have to start again.
 
-    A transaction whose commit or abort is decided is refused. Exit code 1: one was refused; the others are aborted. For
-    the stages of a sink, see raftlog txn abort-stages.
+    The command refuses a transaction whose commit or abort is already decided. Exit code 1: one was refused; the others
+    are aborted. For the stages of a sink, see raftlog txn abort-stages.
 
     Example: raftlog txn abort billing-7
     """
@@ -411,7 +412,7 @@ def abort_stages(
 ) -> None:
     """Abort the open stages that a dead writer of a sink has left: read_committed consumers wait behind them.
 
-    If the writer still lives, its commit fails, and it writes the batch again. See raftlog txn sinks SINK.
+    If the writer is still alive, its commit fails, and it writes the batch again. See raftlog txn sinks SINK.
 
     Example: raftlog txn abort-stages nightly-export --batch 42
     """
@@ -438,9 +439,9 @@ def producers(
 ) -> None:
     """Show the producers of a topic's partitions, their names, and the start of each open transaction.
 
-    read_committed consumers get no records from the first of those offsets on; a note shows how many that are. With
-    many writing tasks, as in Spark, use --open: every attempt of a task is a producer. Names are the ones that
-    coordinators know: transactional ids, and the sinks of open stages.
+    read_committed consumers get no records from the first of those offsets on; a note shows how many records these are.
+    With many writing tasks, as in Spark, use --open: every attempt of a task is a producer. The names come from the
+    coordinators: transactional ids, and the sinks of open stages.
 
     Example: raftlog txn producers orders --partition 3 --open
     """
@@ -492,8 +493,8 @@ def find_hanging(
     """Find transactions that are open on a partition but unknown to every coordinator, and print how to abort them.
 
     Such a transaction does not end by itself, and read_committed consumers wait behind it. Its cause is a client that
-    breaks the protocol, or a record that came after its partition forgot the producer. Exit code 1: the list may be
-    incomplete, as a partition did not answer.
+    breaks the protocol, or a record that arrived after its partition had forgotten the producer. Exit code 1: the list
+    may be incomplete, because a partition's leader did not answer.
 
     Example: raftlog txn find-hanging --topic orders
     """

@@ -90,7 +90,7 @@ def _field(table: memoryview, start: int, number: int) -> int:
 
 
 class MessageLayout(NamedTuple):
-    """The positions of the numbers in the metadata of an encapsulated RecordBatch message; each is one or more int64."""
+    """The positions of the numbers (int64) in the metadata of an encapsulated RecordBatch message."""
 
     metadata_bytes: int
     """The position at which the buffers begin."""

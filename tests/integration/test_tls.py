@@ -117,7 +117,7 @@ def test_commands_take_a_file_or_the_servers_own(cluster: Cluster, tmp_path: Pat
     assert "t\t3" in command("topic", "list", "--bootstrap", cluster.bootstrap, "--client-config", str(config))
     servers = ("--self", "--config", str(cluster.config_file(2)))
     assert "broker 2 is drained" in command("broker", "drain", *servers)
-    assert "broker 2 is not drained any more" in command("broker", "undrain", *servers)
+    assert "broker 2 is no longer drained" in command("broker", "undrain", *servers)
 
 
 @pytest.mark.long

@@ -77,7 +77,7 @@ MEMBER_OPTIONAL: Final = (
 """Columns that a narrow terminal leaves out, the last one first."""
 
 CLASSIC: Final = "classic"
-"""Type of a group in which a member assigns: of Kafka's clients."""
+"""The type of a group of Kafka's clients, in which a member assigns the partitions."""
 Lags = Mapping[TopicPartition, PartitionLag]
 
 
@@ -223,7 +223,7 @@ StateOption = Annotated[
 def list_groups(
     state: StateOption = None, bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputOption = Output.TABLE
 ) -> None:
-    """List the groups. Exit code 1: the list may be incomplete, as a broker did not list its groups.
+    """List the groups. Exit code 1: the list may be incomplete, because a broker did not list its groups.
 
     Example: raftlog group list --state empty
     """
@@ -247,7 +247,7 @@ def describe(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show how far groups have read: committed offset, log end, lag in records and in seconds, and the member.
+    """Show the progress of groups in each partition: committed offset, log end, lag in records and seconds, member.
 
     Lag in seconds is the age of the first unread record. A member without partitions has a row of its own. Exit code 1:
     some values are unknown, and notes on stderr name them. --output json prints an array of groups, even for a single
@@ -310,7 +310,7 @@ def members(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show the members of groups: the partitions that each reads, will get (to_get) and has to give up (to_let_go).
+    """Show the members of groups: the partitions that each reads, will get (to_get) and must give up (to_let_go).
 
     Example: raftlog group members billing
     """
@@ -372,8 +372,8 @@ def delete_offsets(
 ) -> None:
     """Delete a group's committed offsets for topics that none of its members subscribes to.
 
-    If the group reads these topics again, it begins at auto.offset.reset. The command asks first at a terminal, but not
-    in a script.
+    If the group reads these topics again, it begins at auto.offset.reset. At a terminal the command asks first; in a
+    script it does not.
 
     Example: raftlog group delete-offsets billing --topic orders:0,1
     """
@@ -401,7 +401,7 @@ def delete(
 ) -> None:
     """Delete groups without members, and their offsets. Exit code 1: a group was refused; the others are deleted.
 
-    The command asks first at a terminal, but not in a script.
+    At a terminal the command asks first; in a script it does not.
 
     Example: raftlog group delete billing
     """

@@ -39,7 +39,7 @@ _SECONDS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
 
 
 class Reset(NamedTuple):
-    """A partition's offset before and after. `why`: why it is not the requested one, or None if it is."""
+    """A partition's offset before and after. `why`: why the new offset differs from the requested one, or None."""
 
     part: TopicPartition
     current: int | None
@@ -69,7 +69,7 @@ def parse_selection(texts: Iterable[str]) -> dict[str, set[int] | None]:
     """Return by topic the partitions that `TOPIC` or `TOPIC:0,1` names; None: all of them.
 
     Raises:
-        ValueError: a text is malformed; says how to write it.
+        ValueError: a text is malformed; the message says how to write it.
     """
     found: dict[str, set[int] | None] = {}
     for text in texts:
@@ -87,7 +87,7 @@ def parse_time_ms(text: str) -> int:
     milliseconds already.
 
     Raises:
-        ValueError: it is no such time.
+        ValueError: the text is not such a time.
     """
     if len(text) > _DATE_DIGITS and text.isascii() and text.isdigit():
         return int(text)
@@ -102,7 +102,7 @@ def parse_span_ms(text: str) -> int:
     """Return milliseconds for a duration: `90m`, `2d`, or in ISO 8601 `PT1H30M`.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     match = _ISO_DURATION.fullmatch(text.upper())
     if match is not None:
@@ -120,7 +120,7 @@ def parse_plan(text: str) -> dict[TopicPartition, int]:
     """Return offsets by partition from lines of `topic,partition,offset`, as `format_plan` writes them.
 
     Raises:
-        ValueError: a line is malformed or repeats a partition; names the line.
+        ValueError: a line is malformed or repeats a partition; the message names the line.
     """
     found: dict[TopicPartition, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -231,7 +231,7 @@ def reset_offsets(
 ) -> None:
     """Show the offsets at which a group would continue; --execute sets them, if the group has no members.
 
-    An offset outside of the log becomes the log's start or end. A group that does not exist is created.
+    An offset before the log's start, or after its end, becomes the start or the end. A missing group is created.
 
     Examples:
 
@@ -243,7 +243,7 @@ def reset_offsets(
     """
     target = _target(to_earliest, to_latest, to_current, to_offset, shift_by, to_datetime, by_duration, from_file)
     if target.plan is not None and (topic or all_topics):
-        raise typer.BadParameter("--from-file names the partitions already; leave --topic and --all-topics out")
+        raise typer.BadParameter("--from-file already names the partitions; leave --topic and --all-topics out")
     if target.plan is None and bool(topic) == all_topics:
         raise typer.BadParameter("say which partitions: --topic, or --all-topics")
     with _as_parameter():
@@ -288,7 +288,7 @@ def _target(
     span: str | None,
     file: Path | None,
 ) -> Target:
-    """Return where the group continues.
+    """Return the target that the options name.
 
     Raises:
         typer.BadParameter: not exactly one target is given, or it is malformed.
@@ -407,7 +407,7 @@ def _exported(path: Path | None, text: str) -> Iterator[None]:
     """Write a file beside its place before the block, and move it there when the block has succeeded.
 
     Raises:
-        InvalidRequestError: the file cannot be written; says why, and whether the block has run.
+        InvalidRequestError: the file cannot be written; the message says why, and whether the block has run.
     """
     if path is None:
         yield

@@ -27,7 +27,7 @@ from raftlog.cli.partitions import health, moving
 from raftlog.errors import BrokerUnavailable, RaftlogError, RetriableError
 from raftlog.types import TopicPartition
 
-app = typer.Typer(no_args_is_help=True, help="List brokers, keep replicas off them, and stop them without harm.")
+app = typer.Typer(no_args_is_help=True, help="List brokers, keep replicas off them, and stop them safely.")
 app.command("decommission")(decommission.decommission)
 
 _COLUMNS = ("broker_id", "host", "port", "rack", "state", "broker_epoch", "leaderships", "replicas")
@@ -57,8 +57,9 @@ def await_safe_stop(
 ) -> None:
     """Wait until no partition falls below min.insync.replicas when this broker stops; for scripts that stop brokers.
 
-    A broker that stops hands its leaderships over by itself. This command waits for the partitions whose other replicas
-    are not in sync. It does not wait for partitions that have no replica to spare even with all of them in sync.
+    A broker that stops hands its leaderships over by itself. This command waits for partitions whose other replicas are
+    not in sync. It does not wait for partitions that would fall below min.insync.replicas even if all replicas were in
+    sync.
 
     Example: raftlog broker await-safe-stop 2 --timeout 90 && systemctl restart raftlog
     """
@@ -178,9 +179,9 @@ def cordon(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give a broker no new replicas, until it is uncordoned; it keeps what it has, and may lead.
+    """Give a broker no new replicas until it is uncordoned; it keeps its replicas, and may lead.
 
-    New topics and partitions, and plans that are made up, pass it over, also after it has been started again.
+    New topics, new partitions and new plans leave the broker out, even after it has restarted.
 
     Example: raftlog broker cordon 4
     """
@@ -201,7 +202,7 @@ def uncordon(
     """
     with connect_admin(bootstrap) as admin:
         admin.alter_broker(broker_id, cordoned=False)
-    print_done(f"broker {broker_id} is not cordoned any more", {"broker_id": broker_id, "cordoned": False}, output)
+    print_done(f"broker {broker_id} is no longer cordoned", {"broker_id": broker_id, "cordoned": False}, output)
 
 
 app.command()(draining.drain)

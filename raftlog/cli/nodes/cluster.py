@@ -1,7 +1,7 @@
 """`raftlog cluster ...`
 
 describe, quorum     the cluster's metadata and its quorum
-rebalance            a plan that evens out the loads of brokers, shown first, then carried out in batches
+rebalance            a plan that makes the brokers' loads even, shown first, then carried out in batches
 features             the levels of the cluster's features, and raising them after an upgrade (KIP-584)
 """
 
@@ -56,7 +56,7 @@ from raftlog.errors import RaftlogError, UnknownTopicOrPartition
 from raftlog.types import TopicPartition
 
 PATIENCE_S: Final = 5.0
-"""How long a broker may take to tell the sizes of its logs; a plan is useful without them too."""
+"""The time limit for asking a broker for the sizes of its logs; a plan is useful without them too."""
 
 _MOVE_COLUMNS: Final = ("topic", "partition", "replicas", "wanted", "adding", "size")
 _LOAD_COLUMNS: Final = (
@@ -73,7 +73,7 @@ _LOAD_COLUMNS: Final = (
 
 
 class Picture(NamedTuple):
-    """The cluster. `placed`: replicas after moves under way; `sizes`: bytes of a replica; `free`: of a broker."""
+    """The cluster. `placed`: replicas after moves in progress; `sizes`: bytes of a replica; `free`: of a broker."""
 
     brokers: list[BrokerDescription]
     topics: dict[str, TopicDescription]
@@ -231,7 +231,7 @@ class By(StrEnum):
 
 def rebalance(
     by: Annotated[
-        By, typer.Option("--by", help="Even out the number of replicas on brokers, or their bytes.")
+        By, typer.Option("--by", help="Balance the number of replicas on each broker, or their bytes.")
     ] = By.REPLICAS,
     execute: Annotated[
         bool, typer.Option("--execute", metavar="", help="Carry out the plan, and wait until it is done.")
@@ -251,10 +251,10 @@ def rebalance(
     """Spread replicas and preferred leaders evenly over the brokers, for example after one was added.
 
     Without --execute nothing changes: the command prints the partitions that would move, the load of each broker before
-    and after (preferred: the partitions that prefer it as their leader), and how much would be copied. --output json
-    prints the plan, which you can review, change, and give to --plan or to raftlog partition reassign.
+    and after (preferred: the partitions whose preferred leader it is), and how many bytes would be copied. --output
+    json prints the plan, which you can review, change, and give to --plan or to raftlog partition reassign.
 
-    Fenced, drained and cordoned brokers get nothing and keep their replicas. No partition ends up in fewer racks. After
+    Fenced, drained and cordoned brokers get no replicas, and keep their own. No partition ends up in fewer racks. After
     Ctrl-C the moves that have begun continue; run the same command again for the rest.
 
     Example: raftlog cluster rebalance
@@ -310,7 +310,7 @@ def _planned(picture: Picture, by: By) -> list[Move]:
 
 
 def _checked(picture: Picture, given: Sequence[Move]) -> list[Move]:
-    """Return all moves of a plan, also the finished ones, as their preferred leaders may not lead yet."""
+    """Return all moves of a plan, the finished ones too, because their preferred leaders may not lead yet."""
     for move in given:
         if move.part not in picture.placed:
             raise UnknownTopicOrPartition(f"{move.part} does not exist; make a new plan")
@@ -381,7 +381,7 @@ def show_features(
 
 
 def _refuse_options_before(command: str, context: typer.Context) -> None:
-    """Refuse options before a subcommand's name, which the subcommand would not see. Raises BadParameter."""
+    """Refuse options before a subcommand's name, which the subcommand would not see. Raises typer.BadParameter."""
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if source is not None and source.name == "COMMANDLINE":
@@ -396,9 +396,9 @@ def upgrade(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Raise every feature to the highest level that all brokers support. A downgrade is impossible after that.
+    """Raise every feature to the highest level that all brokers support. After that, a downgrade is impossible.
 
-    Do it once every node, controllers included, runs the new version: a node that does not support a level stops.
+    Do this once every node, controllers included, runs the new version: a node that does not support a level stops.
 
     Example: raftlog cluster features upgrade --dry-run
     """
@@ -453,7 +453,7 @@ def describe(
         typer.Option(
             "--linearizable",
             metavar="",
-            help="Fail when the controllers do not answer; never show what one broker knows.",
+            help="Fail if the controllers do not answer, instead of showing the metadata of one broker.",
         ),
     ] = False,
     topic: Annotated[
@@ -464,8 +464,8 @@ def describe(
 ) -> None:
     """Show the cluster's id, its controller, its brokers, and every topic's partitions.
 
-    The controllers are asked first. When they do not answer, the command shows what one broker knows, with a note on
-    stderr, and exits with 1.
+    The command asks the controllers first. If they do not answer, it shows the metadata of one broker, which may be out
+    of date, prints a note on stderr, and exits with 1.
 
     Example: raftlog cluster describe --output json
     """

@@ -61,10 +61,10 @@ def decommission(
 ) -> None:
     """Move every replica off a broker, then unregister it.
 
-    The broker is cordoned, its replicas move to other brokers in batches, and it is drained. Once its process has
-    stopped it is unregistered: stop it and run the same command again, or let this run wait with --wait. The command
-    may be interrupted at any time; run it again to continue. It refuses, before any change, if partitions could not
-    keep their number of replicas.
+    The command cordons the broker, moves its replicas to other brokers in batches, and drains it. It unregisters the
+    broker once its process has stopped: stop the process and run the same command again, or let this run wait with
+    --wait. You may interrupt the command at any time; run it again to continue. If partitions could not keep their
+    number of replicas, it refuses before any change.
 
     Example: raftlog broker decommission 4 --throttle 20MiB
 
@@ -73,7 +73,7 @@ def decommission(
     Example: raftlog broker decommission 4 --cancel
     """
     if plan_only and cancel:
-        raise typer.BadParameter("one of --plan-only and --cancel at a time")
+        raise typer.BadParameter("give either --plan-only or --cancel")
     rate = None if throttle is None else moving.rate_of(throttle)
     deadline_s = None if timeout is None else time.monotonic() + timeout
     with connect_admin(bootstrap) as admin:
@@ -142,7 +142,7 @@ def _check_others_have_it(picture: Picture, broker: BrokerDescription) -> None:
 
 
 def _empty(admin: raftlog.Admin, broker_id: int, rate: int | None, batch: int, deadline_s: float | None) -> None:
-    """Move all replicas off a broker, and the ones that it got until it was cordoned.
+    """Move all replicas off a broker, including those that it received before it was cordoned.
 
     Raises:
         typer.Exit: with 1, when the moves were not done in time.
@@ -151,7 +151,7 @@ def _empty(admin: raftlog.Admin, broker_id: int, rate: int | None, batch: int, d
     while True:
         picture = look(admin)
         moves = _moves(picture, _known(picture, broker_id))
-        # The plan leaves out moves that are under way, as it takes their goals for the current places.
+        # The plan takes the goals of moves in progress for the current places, so it leaves these moves out.
         going = [
             Move(part, tuple(each.replicas))
             for part, each in sorted(admin.list_reassignments().items())
@@ -175,13 +175,13 @@ def _leave(admin: raftlog.Admin, broker_id: int, deadline_s: float | None, outpu
     admin.alter_broker(broker_id, drained=True)
     if wait:
         left_s = math.inf if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-        running = f"broker {broker_id} has no replicas any more; stop its process"
+        running = f"broker {broker_id} no longer has replicas; stop its process"
         until_done(lambda: "" if _look_at(admin, broker_id).fenced else running, left_s, "not unregistered after")
     broker = _look_at(admin, broker_id)
     result = {"broker_id": broker_id, "replicas": 0, "unregistered": broker.fenced}
     if not broker.fenced:
         print_done(
-            f"broker {broker_id} has no replicas any more; stop its process, then run raftlog broker decommission "
+            f"broker {broker_id} no longer has replicas; stop its process, then run raftlog broker decommission "
             f"{broker_id} again to unregister it",
             result,
             output,
@@ -196,7 +196,7 @@ def _look_at(admin: raftlog.Admin, broker_id: int) -> BrokerDescription:
     for broker in admin.describe_cluster(linearizable=True).brokers:
         if broker.broker_id == broker_id:
             return broker
-    raise BrokerIdNotRegistered(f"broker {broker_id} is not registered any more: another client has unregistered it")
+    raise BrokerIdNotRegistered(f"broker {broker_id} is no longer registered: another client has unregistered it")
 
 
 def _note_vote(admin: raftlog.Admin, broker_id: int) -> None:

@@ -1,7 +1,7 @@
 """`raftlog broker drain` and `undrain`: leaderships leave a broker before it stops, and come back afterwards.
 
-Also here: `until_done`, with which commands wait for a cluster, and pure functions that tell whether a broker may
-stop, or may lead nothing any more.
+Also here: `until_done`, by which commands wait for a cluster, and pure functions that tell whether a broker may stop,
+and which partitions it still leads.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def seconds(text: str | float) -> float:
 
 
 def until_done(look: Callable[[], str], timeout_s: float, late: str, *, every_s: float = LOOK_EVERY_S) -> None:
-    """Call `look` until it returns ""; other texts name what the command waits for, and are printed when they change.
+    """Call `look` until it returns "". Any other text names what the command waits for; print it when it changes.
 
-    Retriable errors of `look` count as such texts.
+    A retriable error of `look` counts as such a text.
 
     Raises:
         RequestTimedOut: the time is up; its message begins with `late` and ends with the last text.
@@ -99,7 +99,8 @@ def needed(
 ) -> list[NeededPartition]:
     """Return the partitions to wait for before a broker stops.
 
-    Partitions that have no replica to spare even with all in sync are left out, as waiting would not help them.
+    Partitions that would fall below min.insync.replicas even with all replicas in sync are left out: waiting would not
+    help them.
     """
     found = []
     for name, part in _partitions(topics):
@@ -243,9 +244,10 @@ def drain(
 ) -> None:
     """Move all leaderships off a broker, and give it no new replicas, so that clients do not notice its stop.
 
-    It keeps its replicas and stays in sync. The command waits until other brokers lead, and until no partition falls
-    below min.insync.replicas when the broker stops. A partition that no other replica can lead stays with it; a note
-    names these. The broker stays drained, also after a time-out and after a restart, until it is undrained.
+    The broker keeps its replicas and stays in sync. The command waits until other brokers lead its partitions, and
+    until no partition falls below min.insync.replicas when the broker stops. A partition that no other replica can lead
+    stays with it; a note names these. The broker stays drained until it is undrained, even if the command times out,
+    and after a restart.
 
     Example: raftlog broker drain 2 && systemctl restart raftlog && raftlog broker undrain 2
 
@@ -279,7 +281,7 @@ def drain(
 
 
 def _await_drained(admin: raftlog.Admin, broker_id: int, timeout_s: float, *, drained: bool) -> list[TopicPartition]:
-    """Wait until the broker may stop; return the partitions that it still leads, as no other replica can."""
+    """Wait until the broker may stop; return the partitions that it still leads because no other replica can."""
     least = moving.known(admin)
     staying: list[TopicPartition] = []
     waits: list[NeededPartition] = []
@@ -318,8 +320,9 @@ def undrain(
 ) -> None:
     """Let a broker lead and get replicas again; the leaderships of partitions that prefer it come back.
 
-    The command waits for them; each of its replicas has to be in sync first. After a time-out the broker is still
-    undrained, and the controller moves the remaining leaderships later (auto.leader.rebalance.enable).
+    The command waits for these leaderships; each of the broker's replicas has to be in sync first. If the command times
+    out, the broker is undrained all the same, and the controller moves the remaining leaderships later
+    (auto.leader.rebalance.enable).
 
     Example: raftlog broker undrain 2
     """
@@ -340,12 +343,12 @@ def undrain(
             return f"{counted(len(waits), 'leadership')} to come back: {named(waits)}"
 
         if wait:
-            late = f"broker {target.broker_id} is not drained any more, but does not lead all of its partitions after"
+            late = f"broker {target.broker_id} is no longer drained, but does not lead all of its partitions after"
             until_done(look, timeout_s, late, every_s=DRAIN_LOOK_EVERY_S)
         else:
             look()
     print_done(
-        f"broker {target.broker_id} is not drained any more; {counted(len(moved), 'leadership')} moved to it",
+        f"broker {target.broker_id} is no longer drained; {counted(len(moved), 'leadership')} moved to it",
         {"broker_id": target.broker_id, "drained": False, "elected": list(map(str, sorted(moved)))},
         output,
     )

@@ -61,11 +61,11 @@ def format_(
     config: ConfigOption,
     new_quorum: Annotated[
         bool,
-        typer.Option("--new-quorum", metavar="", help="All voters are new, without any data: they may vote at once."),
+        typer.Option("--new-quorum", metavar="", help="All voters are new and have no data, so they may vote at once."),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Prepare the metadata directory of a new controller. A server's first start does the same when it is safe.
+    """Prepare the metadata directory of a new controller. A server does this itself at its first start if it is safe.
 
     Example: raftlog quorum format --config server.toml
     """
@@ -89,7 +89,7 @@ def describe(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show the metadata quorum; with --config the state on the disk of a stopped controller.
+    """Show the metadata quorum, or with --config the state on the disk of a stopped controller.
 
     Example: raftlog quorum describe --config server.toml
     """
@@ -107,7 +107,7 @@ def set_voters(
     copies: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="From one voter to several: the directory for a copy of its data for each new voter."
+            metavar="DIR", help="From one voter to several: write a copy of its data for each new voter into DIR."
         ),
     ] = None,
     force: Annotated[

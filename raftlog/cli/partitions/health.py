@@ -13,7 +13,7 @@ from raftlog.errors import AuthorizationError, RaftlogError
 from raftlog.types import TopicPartition
 
 PATIENCE_S: Final = 3.0
-"""How long leaders may take to tell lags; the metadata is useful without them too."""
+"""The time limit for asking leaders for lags; the metadata is useful without them too."""
 
 ALWAYS: Final = ("topic", "partition", "leader", "leader_epoch", "replicas", "isr", "lag")
 IF_ANY: Final = ("eligible", "offline", "adding", "removing", "lost")
@@ -66,7 +66,7 @@ def why_lost_of(topic: str, part: PartitionDescription) -> str | None:
 
 
 def why_unavailable(topic: str, part: PartitionDescription, silent: Mapping[int, RaftlogError]) -> str | None:
-    """Return why it cannot be written to: it has no leader, or its leader is down or does not answer; else None."""
+    """Return why the partition cannot be written to, or None: it has no leader, or its leader is down or silent."""
     if part.leader < 0:
         why = why_lost_of(topic, part)
         return "it has no leader" if why is None else f"it has no leader: {why}"

@@ -122,7 +122,7 @@ def take_off(admin: raftlog.Admin, topics: Collection[str]) -> None:
 def take_off_forgotten(admin: raftlog.Admin, broker_id: int | None = None) -> None:
     """Remove throttles that an interrupted run has left, of all topics or of those whose throttles name a broker.
 
-    Only throttles on single replicas, as `put_on` sets them, are removed; those of moves under way stay.
+    It removes only throttles on single replicas, as `put_on` sets them; throttles of moves in progress stay.
     """
     moving = {part.topic for part in admin.list_reassignments()}
     names = {topic.name for topic in admin.describe_topics(internal=True)}
@@ -184,7 +184,7 @@ def moves_from_json(text: str) -> list[Move]:
     """Return the moves of a plan.
 
     Raises:
-        ValueError: it is no valid plan; says where it is wrong.
+        ValueError: the plan is invalid; the message says where.
     """
     try:
         document = json.loads(text)
@@ -238,7 +238,7 @@ def plan_of(moves: Iterable[Move]) -> dict[str, Any]:
 
 
 def way_back(before: Iterable[Move]) -> str:
-    """Return the plan that undoes moves, or, if it is long, the new file of the working directory that has it."""
+    """Return the plan that undoes moves, or, if it is long, the path of a new file that holds it."""
     text = json_text(plan_of(before))
     if len(text) <= MOST_SHOWN:
         return text
@@ -272,7 +272,7 @@ def holding(topics: Iterable[TopicDescription]) -> Iterator[Move]:
 
 
 def balanced(moves: Sequence[Move], rack_of: Mapping[int, str]) -> list[Move]:
-    """Return the same partitions spread evenly over only these brokers and their racks, with as few copies as possible.
+    """Return moves that spread these partitions evenly over these brokers and their racks, with few copies.
 
     Raises:
         ValueError: a partition has more replicas than `rack_of` has brokers.

@@ -59,7 +59,7 @@ def run(admin: raftlog.Admin, topic: str, partitions: Sequence[int], output: Out
     """Elect leaders of partitions that need it, and print them; return whether all partitions are led as requested.
 
     Raises:
-        RaftlogError: nothing was changed; says why.
+        RaftlogError: nothing was changed; the message says why.
     """
     admin.describe_cluster(linearizable=True)
     before = {part.partition: part for part in admin.describe_topic(topic).partitions}
@@ -225,7 +225,7 @@ def reassign(
     Example: raftlog partition reassign --generate --topic events --brokers 2,3,4 > plan.json
     """
     if sum((generate, execute, verify, cancel, list_)) > 1:
-        raise typer.BadParameter("one of --generate, --execute, --verify, --cancel and --list at a time")
+        raise typer.BadParameter("give only one of --generate, --execute, --verify, --cancel and --list")
     rate = None if throttle is None else moving.rate_of(throttle)
     with connect_admin(bootstrap) as admin:
         if list_:
@@ -439,13 +439,13 @@ def elect(
     all_topics: Annotated[bool, typer.Option("--all", metavar="", help="All topics, internal ones included.")] = False,
     unclean: Annotated[
         bool,
-        typer.Option("--unclean", metavar="", help="If no other replica is left, let one lead that may lack records."),
+        typer.Option("--unclean", metavar="", help="If no other replica can lead, elect one that may lack records."),
     ] = False,
     yes: YesOption = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Let the first replicas of partitions lead them, and print the new leaders. Before --unclean it asks.
+    """Elect the first replica of each partition as its leader, and print the new leaders. With --unclean it asks first.
 
     Example: raftlog partition elect events --partition 0
 

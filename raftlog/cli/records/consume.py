@@ -103,7 +103,7 @@ def consume(
             "--format",
             "-f",
             metavar="TEXT",
-            help="How a record is printed, as with kcat: %t topic, %p partition, %o offset, %T timestamp, %k key, "
+            help="The form of a printed record, as in kcat: %t topic, %p partition, %o offset, %T timestamp, %k key, "
             "%v or %s value, %h headers, %K and %S lengths of key and value (-1: none), %% a percent sign; \\n, \\t.",
         ),
     ] = None,
@@ -122,15 +122,15 @@ def consume(
     ] = False,
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
 ) -> None:
-    """Print the records of all partitions of topics, also of partitions that are added later.
+    """Print the records of all partitions of topics, including partitions that are added later.
 
     In text output, ␀ is an absent key or value, and \\x.. a byte that is not UTF-8. raftlog produce --format json reads
     the output of --output json. Records of __consumer_offsets and __transaction_state are decoded to JSON.
 
-    --format prints the bytes of keys and values as they are, and nothing for an absent one.
+    --format prints the bytes of keys and values unchanged, and nothing for an absent one.
 
-    With --group, printed records are committed: the group continues after them. --from-beginning then applies only to
-    partitions without a committed offset.
+    With --group, the command commits the records that it has printed: the group continues after them. --from-beginning
+    then applies only to partitions without a committed offset.
 
     Examples:
 
@@ -152,7 +152,7 @@ def consume(
     if format is not None and (
         output is not RecordOutput.TEXT or print_key or print_headers or print_timestamp or print_offset
     ):
-        raise typer.BadParameter("--format says all that is printed; leave --output and --print-... out")
+        raise typer.BadParameter("--format alone defines the output; leave --output and --print-... out")
     topics = list(dict.fromkeys(topics))
     printer = _Printer(output, print_key, print_headers, print_timestamp, print_offset, len(topics) > 1, format)
     if group is not None:
@@ -169,7 +169,7 @@ def consume(
             ) as consumer,
         ):
             for topic in topics:
-                consumer.partitions_for(topic)  # an error for an unknown topic, for which a group would wait
+                consumer.partitions_for(topic)  # fails for an unknown topic, for which a group would wait
             for records in GroupReading(consumer, topics, follow=follow).polls(timeout_s, max_records):
                 printer.print_all(records)
         return
@@ -189,7 +189,7 @@ def consume(
 
 
 def _beginning(from_beginning: bool, offset: int | None, from_time: str | None, last: int | None) -> Beginning:
-    """Return where reading begins.
+    """Return the place at which reading begins.
 
     Raises:
         typer.BadParameter: the time is malformed.

@@ -37,7 +37,7 @@ _FORMATS: Final[dict[str, tuple[type[Message], dict[str, type[Message]]]]] = {
         },
     ),
 }
-"""For each topic the format of keys, and that of values by the field of the key."""
+"""For each topic: the format of keys, and the formats of values by the field that is set in the key."""
 
 
 def readable(topic: str, key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
@@ -87,7 +87,7 @@ def _plain(content: Any) -> Any:
 
 
 NULL_MARK = "␀"
-"""Printed for an absent key or value, as the texts `null` and "" are different."""
+"""Printed for an absent key or value, because `null` and "" would be different texts."""
 
 
 def text_of(data: bytes | None) -> str:

@@ -49,7 +49,7 @@ class SegmentReport:
     batches: list[BatchAt] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unread: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges of positions whose batches are unknown; index entries for them are not checked."""
+    """Ranges of positions that could not be read; index entries for them are not checked."""
     index_entries: int | None = None
     time_index_entries: int | None = None
     txn_index_entries: int | None = None
@@ -105,7 +105,7 @@ def read_records(path: Path, position: int) -> list[dict[str, Any]]:
 
 
 def _anchors(report: SegmentReport) -> list[tuple[int, int]]:
-    """Return (position, offset) of every sound entry of the offset index."""
+    """Return (position, offset) of every undamaged entry of the offset index."""
     path = report.path.with_suffix(".index")
     if report.base_offset < 0 or not path.exists():
         return []
@@ -303,7 +303,7 @@ _COLUMNS = (
 
 @app.callback()
 def group() -> None:
-    """Keep `dump` a subcommand although it is the only one."""
+    """Keep `dump` a subcommand, although it is the only one."""
 
 
 @app.command()

@@ -96,7 +96,7 @@ _BY_SUFFIX = {
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns, or parts of a line, become key and value."""
+    """The columns, or parts of a line, that become key and value."""
 
     key: str | None = None
     value: str | None = None
@@ -126,8 +126,8 @@ def read(stream: IO[bytes], source: Format, columns: Columns) -> Iterator[Part]:
     """Yield the records of a stream in batches.
 
     Raises:
-        InvalidRecord: the input is not of that format; names the line or column. Valid lines before it have been
-            yielded.
+        InvalidRecord: the input is not of that format; the message names the line or column. Valid lines before it have
+            been yielded.
     """
     try:
         match source:
@@ -137,7 +137,7 @@ def read(stream: IO[bytes], source: Format, columns: Columns) -> Iterator[Part]:
                 yield from _from_rows(_csv_batches(stream), columns)
             case Format.PARQUET:
                 whole = pa.py_buffer(stream.read()) if not stream.seekable() else stream
-                # On this thread: others would continue to read the stream of a damaged file.
+                # On this thread only: other threads would continue to read the stream of a damaged file.
                 with pa.parquet.ParquetFile(whole, pre_buffer=False) as file:
                     batches = file.iter_batches(batch_size=_ROWS_PER_BATCH, use_threads=False)
                     yield from _from_rows(batches, columns)
@@ -296,7 +296,7 @@ class _PutBack(io.RawIOBase):
 
 
 def _csv_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with all columns as text. Arrow needs their names in advance, so the header is read twice."""
+    """Yield the rows with all columns as text. Arrow needs the column names in advance, so the header is read twice."""
     head = stream.read(_BLOCK_BYTES)
     names = next(filter(None, csv.reader(io.StringIO(head.decode("utf-8-sig", "replace"), newline=""))), [])
     _check_names(names)
@@ -319,8 +319,8 @@ def _csv_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
 def _for_arrow(head: bytes, stream: IO[bytes]) -> Any:
     """Return a source from which Arrow reads the stream from its start; `head` is already read.
 
-    Arrow reads ahead on its own thread, even after an error in the file; with Python files that has crashed the
-    process. So only pipes, for which there is no other way, are read through Python.
+    Arrow reads ahead on its own thread, even after an error in the file, which has crashed the process when the file
+    was a Python object. So only pipes, for which there is no other way, are read through Python.
     """
     if not stream.seekable():
         return io.BufferedReader(_PutBack(head, stream), _BLOCK_BYTES)
@@ -665,7 +665,7 @@ def _check_columns(source: Format, columns: Columns) -> None:
 
 
 def check_settings(settings: Iterable[str]) -> None:
-    """Refuse transactions, as these commands begin and commit none.
+    """Refuse a transactional id, because these commands begin and commit no transactions.
 
     Raises:
         typer.BadParameter: a setting would begin one.

@@ -58,7 +58,7 @@ def position_now(consumer: Consumer, partition: TopicPartition) -> int | None:
 
 
 def why_no_member(consumer: Consumer) -> str | None:
-    """Return why a subscribed consumer of a group is not a member now; None: it is one, or has no group."""
+    """Return why a consumer that subscribes with a group is not a member now; None: it is a member, or has no group."""
     engine = consumer._engine
     if not isinstance(engine, GroupEngine) or not engine.subscribed or engine.membership.is_member:
         return None
@@ -83,7 +83,7 @@ def try_offsets(
     grace_s: float = STRAGGLER_GRACE_S,
     patience_s: float | None = None,
 ) -> dict[TopicPartition, int | RaftlogError]:
-    """Return an offset of each partition, or its error: the first or last one (EARLIEST, LATEST), or that of a time.
+    """Return an offset of each partition, or its error: its first or last offset (EARLIEST, LATEST), or that of a time.
 
     A partition without a record that new is left out. Arguments and errors are those of `OffsetLookup.find_some`.
     """
@@ -100,11 +100,11 @@ def try_offsets(
 
 _POLL_S = 0.5
 _FIRST_PATIENCE_S = 2.0
-"""How long leaders may take to tell the start before a note says that the command waits for them."""
+"""How long leaders may take to answer for the start before a note says that the command waits for them."""
 _PATIENCE_S = 8.0
-"""Without --follow: how much longer it waits for them."""
+"""Without --follow: how much longer the command waits for these leaders."""
 _LOOK_S = 2.0
-"""How often it looks for new partitions."""
+"""How often the command looks for new partitions."""
 _LOOK_PATIENCE_S = 0.5
 _TOLD_AFTER_S = 2.0
 """How long a leader may be unreachable before a note says so; meanwhile another one may be elected."""
@@ -113,13 +113,13 @@ _RETRY_S = 2.0
 _RETRY_PATIENCE_S = 0.5
 """How long such an attempt may delay the other partitions."""
 _STALLED_S = 10.0
-"""Without --follow and --timeout: it gives up after this time without a record."""
+"""Without --follow and --timeout: the command gives up after this time without a record."""
 _NAMED = 5
 """How many partitions one line names."""
 
 
 class Begin(Enum):
-    """Where reading begins, if not at an offset."""
+    """The places at which reading may begin, other than an offset."""
 
     BEGINNING = auto()
     END = auto()
@@ -132,7 +132,7 @@ class FromTime(NamedTuple):
 
 
 class LastRecords(NamedTuple):
-    """Reading begins so many offsets before the end of each partition."""
+    """Reading begins this many offsets before the end of each partition."""
 
     number: int
 
@@ -269,7 +269,7 @@ class Reading:
             print_note(f"waiting for {listed(waited_for)}")
 
     def _check_contact(self, limit_s: float) -> None:
-        """Check that no records came because there are none.
+        """Check that the reason why no records came is that there are none.
 
         Raises:
             LeaderNotAvailable: leaders are unreachable, so there may be records.
@@ -282,7 +282,7 @@ class Reading:
         """Without following: check that everything was read.
 
         Raises:
-            LeaderNotAvailable: partitions were not read, or not to their ends; names them.
+            LeaderNotAvailable: partitions were not read, or not to their ends; the message names them.
         """
         if self._follow:
             return
@@ -389,17 +389,17 @@ def _is_before_end(record: raftlog.Record, ends: dict[raftlog.TopicPartition, in
 
 _GROUP_POLL_S: Final = 0.5
 _GROUP_STALLED_S: Final = 10.0
-"""Without following and --timeout: it gives up after this time without a record or an assignment."""
+"""Without following and --timeout: the command gives up after this time without a record or an assignment."""
 _PER_POLL: Final = 500
 _GROUP_FIRST_PATIENCE_S: Final = 2.0
-"""How long leaders may take to tell the end of a partition."""
+"""How long leaders may take to answer for the end of a partition."""
 _GROUP_RETRY_S: Final = 2.0
 """Time between further attempts to get these ends."""
 _GROUP_RETRY_PATIENCE_S: Final = 0.5
 
 
 class Told(raftlog.RebalanceListener):
-    """Prints a note on stderr when partitions are lost, which happens to members that do not answer."""
+    """Prints a note on stderr when the member loses partitions because it did not answer."""
 
     def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Print the note; the member's session has timed out."""
@@ -520,7 +520,7 @@ class GroupReading:
         self._note = note
 
     def _check_contact(self, limit_s: float, *, asked_for: bool) -> None:
-        """Check that no records came because there are none.
+        """Check that the reason why no records came is that there are none.
 
         Raises:
             RaftlogError: as `polls`.

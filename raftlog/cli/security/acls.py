@@ -93,7 +93,7 @@ def parse(kind: type[E], text: str, allowed: Iterable[E]) -> E:
     """Return the value of a word; case, dashes and underscores do not matter.
 
     Raises:
-        ValueError: it is none of `allowed`; names these.
+        ValueError: the word is none of `allowed`; the message names these.
     """
     known = {_plain(each.name): each for each in allowed}
     found = known.get(_plain(text))
@@ -105,7 +105,7 @@ def parse(kind: type[E], text: str, allowed: Iterable[E]) -> E:
 
 
 def operation(text: str, resource_type: ResourceType | None = None) -> AclOperation:
-    """Return an operation, which the kind of resource must have.
+    """Return the operation of that name, after checking that the kind of resource has it.
 
     Raises:
         ValueError: it is unknown, or the resource does not have it.
@@ -121,7 +121,7 @@ def check_operation(wanted: AclOperation, resource_type: ResourceType) -> None:
     """Check that a kind of resource has an operation.
 
     Raises:
-        ValueError: it has not; names the ones that it has.
+        ValueError: the resource does not have the operation; the message names those that it has.
     """
     there = (AclOperation.ALL, *OPERATIONS[resource_type])
     if wanted not in there:
@@ -281,7 +281,7 @@ class AclOptions:
         """Return the permissions to add, each once.
 
         Raises:
-            ValueError: options are missing or contradict each other; names them.
+            ValueError: options are missing or contradict each other; the message names them.
         """
         if not self.allow_principals and not self.deny_principals:
             raise ValueError("name a user: --allow-principal User:NAME or --deny-principal User:NAME")
@@ -564,7 +564,7 @@ def add(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Add permissions: either all of them or, after an error, none. The default of --operation is All.
+    """Add permissions: all of them or, after an error, none. The default of --operation is All.
 
     Example: raftlog acl add --allow-principal User:orders --producer --topic orders
 
@@ -625,8 +625,9 @@ def remove(
 ) -> None:
     """Remove all permissions that match the options; an option that is not given matches everything.
 
-    It shows the permissions, and asks. Without --operation it removes all operations, without a host those for all
-    hosts, without a principal those of all users, and without a topic, group or other resource all of the principal's.
+    The command shows the permissions and asks first. Without --operation it removes the permissions for all operations,
+    without a host those for all hosts, without a principal those of all users, and without a topic, group or other
+    resource all of the principal's.
 
     Example: raftlog acl remove --allow-principal User:orders --operation Write --topic orders
 
@@ -676,7 +677,7 @@ def list_acls(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List permissions, by default all, or those of named principals and resources, with those of their roles.
+    """List permissions, by default all, or those of the named principals (with their roles) and resources.
 
     A permission of a role has the principal Role:NAME; raftlog role describe shows which users have the role.
 

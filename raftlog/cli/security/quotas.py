@@ -68,7 +68,7 @@ def set_quotas(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Set quotas of a user, a client id, both together, or an address. Every broker allows this rate.
+    """Set quotas of a user, a client id, both together, or an address. Each broker allows this rate by itself.
 
     Example: raftlog quota set --user orders producer_byte_rate=1000000 consumer_byte_rate=2000000
 
@@ -93,7 +93,7 @@ def list_quotas(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the quotas that were set; with options those of entities that have these names.
+    """List the quotas that are set; with options, only those of entities that have these names.
 
     Example: raftlog quota list --user orders
     """
@@ -118,7 +118,7 @@ def describe(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show which quotas limit a user at a client id, and whose quotas they are.
+    """Show the quotas that limit a user at a client id, and the entity that each belongs to.
 
     A quota of the user at this client id comes first, then the defaults, then quotas of the client id alone.
 
@@ -149,7 +149,7 @@ def remove(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Remove quotas. Clients that are held go on within a second.
+    """Remove quotas. Throttled clients go on within a second.
 
     Example: raftlog quota remove --user orders producer_byte_rate
     """
@@ -196,7 +196,7 @@ def entity_of(
         names.append("" if is_default else name)
     entity = QuotaEntity(*names)
     if needed and entity == QuotaEntity():
-        raise typer.BadParameter("name whose quota it is: --user, --client, both, or --ip; or their --...-defaults")
+        raise typer.BadParameter("name the quota's entity: --user, --client, both, or --ip; or their --...-defaults")
     return entity
 
 

@@ -1,6 +1,6 @@
 """`raftlog role ...`: named sets of permissions, and the principals that have them.
 
-Options that name permissions are those of `raftlog acl add`. A role has no host of its own; its permissions have.
+Options that name permissions are those of `raftlog acl add`. A role has no host; each of its permissions has one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PrincipalsOption = Annotated[
 def create(
     role: RoleArgument, bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT, output: OutputOption = Output.TABLE
 ) -> None:
-    """Create a role without permissions, which no principal has yet.
+    """Create an empty role: it has no permissions, and no principal has it.
 
     Example: raftlog role create clerk
     """
@@ -69,7 +69,7 @@ def delete(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Delete a role, after a question: principals that have it lose its permissions, and its denials, at once.
+    """Delete a role, after a question. Its permissions and denials end at once for the principals that have it.
 
     Example: raftlog role delete clerk
     """
@@ -100,7 +100,7 @@ def add(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Add permissions to a role, which hold at once for every principal that has it. The default of --operation is All.
+    """Add permissions to a role, at once for all principals that have it. The default of --operation is All.
 
     Example: raftlog role add clerk --consumer --topic orders --group billing
 

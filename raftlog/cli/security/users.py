@@ -33,7 +33,7 @@ from raftlog.errors import InvalidRequestError, RaftlogError, ResourceNotFound
 from raftlog.security import DEFAULT_ITERATIONS, AclFilter, ScramMechanism, UserScramCredential
 
 _LONGEST: Final = 4096
-"""Characters; a longer text is probably a wrong file."""
+"""The most characters of a password; a longer text is probably the wrong file."""
 
 PasswordFileOption = Annotated[
     Path | None,
@@ -133,7 +133,7 @@ NameArgument = Annotated[
     str,
     typer.Argument(metavar="NAME", show_default=False, help="The name alone, without the prefix User: of permissions."),
 ]
-IterationsHelp = "Rounds of hashing: more make guessing slower, and logins too."
+IterationsHelp = "Rounds of hashing: more rounds make guessing slower, and logins too."
 
 
 @app.command()
@@ -155,8 +155,8 @@ def create(
 ) -> None:
     """Create a user. The password is typed twice, or comes from --password-file or standard input.
 
-    The password does not leave this process: brokers only get the keys to verify it. If brokers have an authorizer, the
-    user has no permissions yet; raftlog acl add gives them.
+    The password does not leave this process: brokers receive only keys to verify it. If brokers have an authorizer, the
+    new user has no permissions; raftlog acl add grants them.
 
     Example: raftlog user create orders
 
@@ -184,8 +184,8 @@ def passwd(
             "--mechanism",
             metavar="NAME",
             case_sensitive=False,
-            help=f"Only for this mechanism, which may be new for the user: {_MECHANISMS}; by default for all of the "
-            "user's.",
+            help=f"Only for this mechanism, which may be new for the user: {_MECHANISMS}; by default for all that the "
+            "user has.",
         ),
     ] = None,
     iterations: Annotated[
@@ -255,7 +255,7 @@ def delete(
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Delete a user, after a question. Clients that are logged in as this user are logged out at once.
+    """Delete a user, after a question. Brokers log its clients out at once.
 
     The user's permissions stay; see raftlog acl remove.
 

@@ -133,7 +133,7 @@ def test_nothing_is_written_over(run: Run, tmp_path: Path) -> None:
     path.write_text("precious")
     ran = run("support-bundle", "--to", str(path))
     assert ran.code == 1
-    assert "exists already" in ran.err
+    assert "already exists" in ran.err
     assert path.read_text() == "precious"
     missing = tmp_path / "no" / "bundle"
     ran = run("support-bundle", *ONCE, "--to", str(missing))

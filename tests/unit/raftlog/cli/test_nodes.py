@@ -197,7 +197,7 @@ def test_undraining_brings_leaderships_back(
     while_waiting(lambda: settle(server))
     ran = run("broker", "undrain", "1")
     assert (ran.code, ran.err) == (0, "waiting: 1 leadership to come back: a-0\n")
-    assert ran.out == "broker 1 is not drained any more; 1 leadership moved to it\n"
+    assert ran.out == "broker 1 is no longer drained; 1 leadership moved to it\n"
     assert [part.leader for part in server.image.topics[_topic(server)].partitions] == [1, 2]
     assert run("broker", "undrain", "1", "-o", "json").json == {"broker_id": 1, "drained": False, "elected": []}
 
@@ -208,9 +208,7 @@ def test_undraining_waits_for_what_is_not_in_sync_yet(server: AdminServer, run: 
     server.set_isr("a", [2, 3])
     ran = run("broker", "undrain", "1", "--timeout", "0")
     assert ran.code == 1
-    assert (
-        "broker 1 is not drained any more, but does not lead all of its partitions after 0 s: 1 leadership" in ran.err
-    )
+    assert "broker 1 is no longer drained, but does not lead all of its partitions after 0 s: 1 leadership" in ran.err
     assert states(run)["1"] == "active"
     assert run("broker", "undrain", "1", "--no-wait").code == 0
 

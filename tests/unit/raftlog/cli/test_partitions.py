@@ -261,7 +261,7 @@ def test_it_can_be_waited_for(server: AdminServer, run: Run) -> None:
         (("a-0=1", "--plan", "x"), "give either partitions or --plan"),
         (("a-0",), "add the brokers"),
         (("a=1",), "write TOPIC-PARTITION=BROKER"),
-        (("a-0=1", "--verify", "--cancel"), "at a time"),
+        (("a-0=1", "--verify", "--cancel"), "give only one of"),
         (("--generate",), "--generate needs --topic"),
         (("--generate", "-t", "a", "--brokers", "1,x"), "write ids with commas"),
         (("--generate", "-t", "a", "--brokers", "1,9"), "broker 9 is not up"),

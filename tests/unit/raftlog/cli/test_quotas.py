@@ -55,7 +55,7 @@ def test_a_dry_run_changes_nothing(server: AdminServer, run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
-        (("set", "producer_byte_rate=1"), 2, "name whose quota it is"),
+        (("set", "producer_byte_rate=1"), 2, "name the quota's entity"),
         (("set", "--user", "", "producer_byte_rate=1"), 2, "--user-defaults"),
         (("set", "--user", "a", "--user-defaults", "producer_byte_rate=1"), 2, "not both"),
         (("set", "--user", "a", "producer_byte_rate=fast"), 2, "a quota is a number"),

@@ -101,7 +101,7 @@ def test_records_are_deleted_below_an_offset_in_one_partition_or_in_all(run: Run
     ]
     assert [row["offset"] for row in run("topic", "offsets", "a", "--time", "earliest").table] == ["4", "0"]
     several = run("topic", "delete-records", "a", "--before-offset", "5")
-    assert (several.code, "needs --partition, as topic a has 2 partitions" in several.err) == (2, True)
+    assert (several.code, "needs --partition: topic a has 2 partitions" in several.err) == (2, True)
     assert [row["log_start_offset"] for row in run("topic", "delete-records", "a", "--all").table] == ["10", "0"]
     kafkas = tmp_path / "offsets.json"
     kafkas.write_text(json.dumps({"partitions": [{"topic": "b", "partition": 0, "offset": 2}], "version": 1}))

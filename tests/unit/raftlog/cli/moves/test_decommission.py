@@ -73,7 +73,7 @@ def test_it_does_not_wait_longer_than_it_was_told(server: AdminServer, run: Run)
     ran = run("broker", "decommission", "3", "--wait", "--timeout", "0")
     assert ran.code == 1
     assert ran.err.splitlines()[-1] == (
-        "error: not unregistered after 0 s: broker 3 has no replicas any more; stop its process"
+        "error: not unregistered after 0 s: broker 3 no longer has replicas; stop its process"
     )
     assert 3 in server.image.brokers
 
