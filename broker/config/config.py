@@ -352,8 +352,24 @@ class BrokerConfig(Settings):
         maximum=1_000_000,
         own=True,
         doc="Most streams a second of one user, or of one address whose clients have no login, that end within ten "
-        "seconds; five times as many at once. Beyond it no stream is served, and connections that ask for one are "
-        "closed, for a minute, each further time for twice as long.",
+        "seconds; five times as many at once. Beyond it the user is shut out: no call or login of it is served, and "
+        "connections that ask for one are closed, for a minute, each further time for twice as long.",
+    )
+    max_call_rate = integer(
+        1_000,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Most unary calls a second of one user, or of one address whose clients have no login; five times as many "
+        "at once. Further ones are refused with the time to wait.",
+    )
+    max_refused_call_rate = integer(
+        500,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Most calls a second of one user, or of one address whose clients have no login, that are refused for a "
+        "limit or a quota; five times as many at once. Beyond it the user is shut out, as by max.short.stream.rate.",
     )
     max_streams = integer(
         10_000,

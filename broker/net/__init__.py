@@ -1,6 +1,7 @@
 """Ports, certificates and gRPC services.
 
 listeners.py      the ports of a gRPC server: plaintext, TLS, or both on one port
+calls.py          limits on calls, and the users that are shut out for floods of them
 connections.py    limits on connections, and the watch over those that gRPC has accepted
 tls.py            the node's certificates, checked before use and renewed without a restart
 interceptors.py   around every call: request bounds, the peer node's identity, timing

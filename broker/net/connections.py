@@ -1,4 +1,4 @@
-"""Limits on connections and streams: how many at a time, how many of one address or user, and how fast they may come.
+"""Limits on connections: how many at a time, how many of one address, and how fast they may come.
 
 `ConnectionLimits` decides, for one listener; the caller passes the time. The Kafka listener and `EitherFront` accept
 connections themselves and ask it first. gRPC accepts its own: it enforces max.connections itself, as a channel option.
@@ -7,10 +7,7 @@ limits. So clients reach gRPC directly, without a copy of a byte.
 
 A connection that is refused is closed before it is served. A client sees that as a broken connection, and tries again.
 
-`StreamLimits`, an interceptor, counts the streams of each user and address, and refuses one too many with
-RESOURCE_EXHAUSTED and BROKER_OVERLOADED before its first message is read. A call costs the event loop as much if it is
-refused. So `ShortStreams` finds the users that open streams and give them up again and again; the connections on which
-they go on are closed.
+`broker/net/calls.py` limits the calls on them.
 """
 
 from __future__ import annotations
@@ -21,23 +18,17 @@ import os
 import resource
 import socket
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import takewhile
-from typing import Any, Final, NamedTuple, NoReturn
-
-import grpc
+from typing import Final, NamedTuple
 
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
-from broker.net.interceptors import Rarely, RewrittenHandlers, host_of, preceded
-from broker.security.authorizer import NODE_PREFIX
-from broker.security.caller import caller
-from broker.security.client_listener import UNKNOWN_HOST
-from raftlog._client.connections import refuse
-from raftlog.errors import BrokerOverloaded
-from raftmeta.acls import ANONYMOUS, USER_PREFIX, canonical_host
+from broker.net.interceptors import Rarely, host_of
+from raftmeta.acls import canonical_host
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import limit_of_ip
 from replication.token_bucket import TokenBucket
@@ -191,6 +182,8 @@ def _override(text: str) -> tuple[str, int]:
 LOOK_EVERY_S: Final = 0.1
 SHARE_OF_TIME: Final = 0.02
 """Looking takes at most this share of a core: with very many connections, the pauses grow."""
+URGENT_SHARE_OF_TIME: Final = 0.1
+"""The same while a connection is to be shut down that no look has seen."""
 _DESCRIPTORS: Final = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 
 
@@ -224,12 +217,23 @@ class ConnectionWatch:
         self._clock = clock
         self._known: dict[int, _Found | None] = {}
         """Sockets by inode: a connection that counts; None: not of this port, or refused."""
+        self._peers: dict[tuple[str, int], _Found] = {}
+        """Connections that count, by the peer's address and port."""
+        self._ended: set[int] = set()
+        """Those of them that `end` has shut down, by inode."""
         self._ending: dict[tuple[str, int], str] = {}
-        """Peers whose connections the next look shuts down, each with the limit that is the reason."""
+        """Peers that no look has seen, whose connections the next one shuts down; each with the limit that is why."""
+        self._is_urgent = asyncio.Event()
+        self._busy_s = 0.0
 
     def end(self, peer: str, limit: str) -> None:
-        """Shut down the connection of a gRPC peer, `ipv4:127.0.0.1:4321`, at the next look."""
-        self._ending[_address_of(peer)] = limit
+        """Shut down the connection of a gRPC peer, `ipv4:127.0.0.1:4321`: at once, or by a look that comes soon."""
+        address = _address_of(peer)
+        if (found := self._peers.get(address)) is not None:
+            self._end(found, limit)
+        else:
+            self._ending[address] = limit
+            self._is_urgent.set()
 
     def logged_in(self, peer: str) -> None:
         """Note that a gRPC peer has made a call with a login."""
@@ -243,40 +247,65 @@ class ConnectionWatch:
     async def run(self) -> None:
         """Look again and again, for ever."""
         while True:
-            begun_ms = self._clock.monotonic_ms()
             try:
                 await self.look()
             except OSError as error:  # no descriptor is left to look with
                 logger.warning("connections are not watched: %s", error.strerror or error)
-            took_s = (self._clock.monotonic_ms() - begun_ms) / 1_000
-            await asyncio.sleep(max(LOOK_EVERY_S, took_s / SHARE_OF_TIME - took_s))
+            shortest_s = self._busy_s / URGENT_SHARE_OF_TIME - self._busy_s
+            await asyncio.sleep(shortest_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.pause_s - shortest_s):
+                    await self._is_urgent.wait()
+
+    @property
+    def pause_s(self) -> float:
+        """The pause after the last look: by the processor's time that it took, since waiting costs no share of a core.
+
+        On a machine that is overrun a look may wait for seconds; just then the next one has to come soon.
+        """
+        return max(LOOK_EVERY_S, self._busy_s / SHARE_OF_TIME - self._busy_s)
 
     async def look(self) -> None:
         """Count the connections that are new, shut down those beyond a limit, and forget those that are gone."""
         ending, self._ending = self._ending, {}
+        self._is_urgent.clear()
         logins, self._logins = self._logins, set()
         try:
-            found, present = await asyncio.to_thread(self._scan, frozenset(self._known))
+            (found, present), scanning_s = await asyncio.to_thread(self._timed_scan, frozenset(self._known))
         except OSError:
             self._logins |= logins
+            self._ending = {**ending, **self._ending}
             raise
+        begun_s = time.thread_time()
         now_ms = self._clock.monotonic_ms()
         for inode in self._known.keys() - present:
             gone = self._known.pop(inode)
             if gone is not None:
                 self._limits.close(gone.host)
                 self._is_no_stranger(gone)
+                self._is_no_peer(gone)
         logins |= self._logins
         self._let_in(logins)
         for each in found:
             self._known[each.inode] = each if each.host and self._admit(each, now_ms) else None
         self._let_in(logins)
         self._turn_out(now_ms)
-        if ending:
-            for known in [each for each in self._known.values() if each is not None]:
-                if limit := ending.get((known.host, known.port)):
-                    self._limits.refused[limit] += 1
-                    _shut_down(known)
+        for address, limit in ending.items():
+            if (known := self._peers.get(address)) is not None:
+                self._end(known, limit)
+        self._busy_s = scanning_s + time.thread_time() - begun_s
+
+    def _end(self, found: _Found, limit: str) -> None:
+        if found.inode not in self._ended:
+            self._ended.add(found.inode)
+            self._limits.refused[limit] += 1
+            _shut_down(found)
+
+    def _is_no_peer(self, found: _Found) -> None:
+        self._ended.discard(found.inode)
+        address = found.host, found.port
+        if (present := self._peers.get(address)) is not None and present.inode == found.inode:
+            del self._peers[address]
 
     def _admit(self, found: _Found, now_ms: float) -> bool:
         """Count a new connection, and return True; or shut it down."""
@@ -287,9 +316,11 @@ class ConnectionWatch:
             limit = self._limits.open(found.host, now_ms)
         if limit:
             _shut_down(found)
-        elif self._login_ms is not None:
+            return False
+        self._peers[found.host, found.port] = found
+        if self._login_ms is not None:
             self._strangers.setdefault(found.host, {})[found.port] = found, now_ms
-        return not limit
+        return True
 
     def _let_in(self, logins: set[tuple[str, int]]) -> None:
         for host, port in logins:
@@ -321,6 +352,7 @@ class ConnectionWatch:
 
     def _drop(self, found: _Found) -> None:
         self._is_no_stranger(found)
+        self._is_no_peer(found)
         self._limits.close(found.host)
         self._known[found.inode] = None
         _shut_down(found)
@@ -329,6 +361,11 @@ class ConnectionWatch:
         of_host = self._strangers.get(found.host, {})
         if found.port in of_host and of_host[found.port][0].inode == found.inode:
             del of_host[found.port]
+
+    def _timed_scan(self, known: frozenset[int]) -> tuple[tuple[list[_Found], set[int]], float]:
+        """Return what `_scan` does, and the processor's time that it took."""
+        begun_s = time.thread_time()
+        return self._scan(known), time.thread_time() - begun_s
 
     def _scan(self, known: frozenset[int]) -> tuple[list[_Found], set[int]]:
         """Return the sockets that are new, and the inodes of all."""
@@ -373,129 +410,3 @@ def _shut_down(found: _Found) -> None:
                 own.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # the client was quicker
-
-
-MAX_SHORT_STREAM_RATE: Final = "max.short.stream.rate"
-SHORT_MS: Final = 10_000.0
-"""A stream that ends sooner is short."""
-SHORT_BURST_MS: Final = 5_000.0
-"""A user may have at once as many short streams as its rate allows in this time."""
-SHUT_OUT_MS: Final = 60_000.0
-"""How long a user that had too many is shut out; twice as long each further time, until it has kept within the rate."""
-MAX_SHUT_OUT_MS: Final = 3_600_000.0
-
-
-class ShortStreams:
-    """Who has opened and ended streams too fast. By name: of a user, or an address. Pure; the caller passes the time.
-
-    Streams that stay open do not count, however many they are, and so no limit is in the way of clients that connect
-    all at once.
-    """
-
-    @dataclass(slots=True)
-    class _Pace:
-        bucket: TokenBucket
-        until_ms: float = 0.0
-        shut_out_ms: float = 0.0
-
-    def __init__(self, rate: float) -> None:
-        """`rate`: short streams a second."""
-        self._rate = rate
-        self._paces: dict[str, ShortStreams._Pace] = {}
-
-    def shut_out_until_ms(self, name: str) -> float:
-        """Return until when the streams of a user are refused, and its connections closed; 0.0: never shut out."""
-        pace = self._paces.get(name)
-        return 0.0 if pace is None else pace.until_ms
-
-    def count(self, name: str, now_ms: float) -> None:
-        """Count a short stream. Those of a user that is shut out do not count."""
-        pace = self._paces.get(name)
-        if pace is None:
-            if len(self._paces) >= MAX_RATES:
-                del self._paces[next(iter(self._paces))]
-            pace = self._paces[name] = self._Pace(TokenBucket(self._rate, SHORT_BURST_MS))
-        if now_ms < pace.until_ms:
-            return
-        pace.bucket.take(1, now_ms)
-        if pace.bucket.ready_at_ms(now_ms) > now_ms:
-            again = now_ms - pace.until_ms < pace.shut_out_ms
-            pace.shut_out_ms = min(MAX_SHUT_OUT_MS, 2 * pace.shut_out_ms) if again else SHUT_OUT_MS
-            pace.until_ms = now_ms + pace.shut_out_ms
-
-
-class StreamLimits(RewrittenHandlers):
-    """Bounds the open streams of each user and of each address, and their short streams. Runs after the identification.
-
-    User:ANONYMOUS is no single user, and has no limit of its own; nor have addresses that a front hides. Short streams
-    count for the user, and without one for the address. A stream that is refused for a limit is not a short one: a user
-    with more clients than the limit keeps those that it has.
-    """
-
-    def __init__(self, per_user: int, per_ip: int, short: ShortStreams, clock: Clock) -> None:
-        super().__init__()
-        self._per_user = per_user
-        self._per_ip = per_ip
-        self._short = short
-        self._clock = clock
-        self._open: Counter[tuple[str, str]] = Counter()
-        self._logged = Rarely()
-        self.refused: Counter[str] = Counter()
-        """Refused streams, by the limit."""
-        self.end_connection: Callable[[str, str], None] = lambda peer, limit: None
-        """Closes the connection of a peer, for a limit; the listener's, once there is one."""
-
-    @property
-    def open(self) -> int:
-        """How many pairs of limit and user or address have open streams."""
-        return len(self._open)
-
-    def rewrite(self, method: str, handler: Any) -> Any:
-        """Return the handler of a stream with the check before it."""
-        return handler if handler.unary_unary is not None else preceded(handler, self._enter)
-
-    async def _enter(self, context: Any) -> None:
-        """Count the stream until its task ends, or abort it."""
-        who = caller.get()
-        host = who.host or host_of(context.peer())
-        places = []
-        if who.principal != ANONYMOUS and who.principal.startswith(USER_PREFIX):
-            places.append(("max.streams.per.user", who.principal, self._per_user))
-        if host != UNKNOWN_HOST and not who.principal.startswith(NODE_PREFIX):
-            places.append(("max.streams.per.ip", host, self._per_ip))
-        if not places:
-            return
-        name = places[0][1]
-        begun_ms = self._clock.monotonic_ms()
-        shut_out_ms = self._short.shut_out_until_ms(name) - begun_ms
-        if shut_out_ms > 0:
-            self.end_connection(context.peer(), MAX_SHORT_STREAM_RATE)
-            text = f"{name} has opened and ended streams too fast; in {shut_out_ms / 1000:.0f} s it may open some again"
-            await self._refuse(context, MAX_SHORT_STREAM_RATE, name, host, text)
-        for key, name_, limit in places:
-            if self._open[key, name_] >= limit:
-                text = f"{name_} has {key}={limit} open streams; close some, and try again"
-                await self._refuse(context, key, name_, host, text)
-        task = asyncio.current_task()
-        assert task is not None, "gRPC serves each call in a task"
-        counted = [(key, name_) for key, name_, _ in places]
-        self._open.update(counted)
-
-        def leave(_: object) -> None:
-            for place in counted:
-                self._open[place] -= 1
-                if not self._open[place]:
-                    del self._open[place]
-            ended_ms = self._clock.monotonic_ms()
-            if ended_ms - begun_ms < SHORT_MS:
-                self._short.count(name, ended_ms)
-
-        task.add_done_callback(leave)
-
-    async def _refuse(self, context: Any, limit: str, name: str, host: str, text: str) -> NoReturn:
-        self.refused[limit] += 1
-        if self._logged.may_log((limit, host), self._clock.monotonic_ms()):
-            logger.warning(
-                "streams refused", extra={"event": "streams_refused", "host": host, "of": name, "limit": limit}
-            )
-        await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, BrokerOverloaded(text))

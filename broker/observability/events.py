@@ -31,7 +31,7 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         # Limits
         "connections_refused": "Connections of an address were refused, once a minute; `limit` names the key.",
         "logins_refused": "Logins of an address were refused, too many at a time; once a minute.",
-        "streams_refused": "Streams of a user or an address were refused, once a minute; `limit` names the key.",
+        "streams_refused": "Calls of a user or an address were refused, once a minute; `limit` names the key.",
         # Kafka clients
         "kafka_disconnected": "A Kafka client was disconnected for what it sent; `reason` says why.",
         # The right to serve

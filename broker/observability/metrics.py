@@ -556,7 +556,9 @@ class QuotaMetrics:
                 refused.add_metric([listener, limit], count)
         yield refused
         streams = CounterMetricFamily(
-            f"{PREFIX}streams_refused", "Streams that were refused because a limit was reached.", labels=("limit",)
+            f"{PREFIX}streams_refused",
+            "Streams, other calls and logins that were refused because a limit was reached.",
+            labels=("limit",),
         )
         for limit, count in sorted(dict(self._refused_streams).items()):
             streams.add_metric([limit], count)

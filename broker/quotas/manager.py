@@ -199,9 +199,11 @@ _client_id: ContextVar[str] = ContextVar("client_id", default="")
 class Charging(RewrittenHandlers):
     """Notes the client id in `caller`, and holds unary calls to request_percentage. Runs after the identification."""
 
-    def __init__(self, quotas: QuotaManager) -> None:
+    def __init__(self, quotas: QuotaManager, refused: Callable[[Any], None] = lambda context: None) -> None:
+        """`refused` is called with the context of each call that is refused."""
         super().__init__()
         self._quotas = quotas
+        self._refused = refused
 
     async def intercept_service(
         self,
@@ -235,6 +237,7 @@ class Charging(RewrittenHandlers):
             try:
                 quotas.admit_call(who)
             except ThrottlingQuotaExceeded as error:
+                self._refused(context)
                 await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
             work = Measured(call(request, context))
             token = _measure.set(work.meter)

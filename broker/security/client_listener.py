@@ -23,8 +23,9 @@ from broker.security.oauth import Bearers, OauthConfig
 from broker.security.scram import ScramExchanges
 from broker.security.users import Users, UsersFile
 from raftlog._core.cluster import is_loopback
-from raftlog.errors import AuthenticationFailed, SecurityDisabled
+from raftlog.errors import AuthenticationFailed, RaftlogError, SecurityDisabled
 from raftlog.v1.security_pb2 import AuthenticateResponse
+from raftmeta.acls import USER_PREFIX
 from raftmeta.credentials import Credential, CredentialKey
 from raftmeta.image import MetadataImage
 
@@ -78,6 +79,8 @@ class ClientSecurity:
             self._users.file = UsersFile(config.sasl_users_location, config.scram_mechanisms)
         self.exchanges = ScramExchanges(self._users, config.scram_mechanisms, clock, counters, self._audit)
         self.connections: set[Connection] = set()
+        self.shut_out: Callable[[str, str], RaftlogError | None] = lambda principal, host: None
+        """Returns why a principal at an address may not log in for now, None if it may; as `CallLimits.shut_out`."""
         self.authorizer: AclAuthorizer | None = None
         if config.authorizer == ACL:
             self.authorizer = AclAuthorizer(
@@ -168,6 +171,7 @@ class ClientSecurity:
     def _begin_bearer(self, message: bytes, host: str) -> AuthenticateResponse:
         """Answer the one message of OAUTHBEARER with a token that lives as long as the client's own, or LIFETIME_MS."""
         user, left_ms = self.verify_bearer(message, host)
+        self._check_shut_out(user, host)
         lifetime_ms = min(LIFETIME_MS, left_ms)
         login = Login(user, OF_BEARER, 0, int(self._clock.monotonic_ms()) + lifetime_ms)
         return AuthenticateResponse(token=self._tokens.issue_to(login), lifetime_ms=lifetime_ms)
@@ -195,12 +199,20 @@ class ClientSecurity:
 
         Raises:
             SecurityDisabled: the connection has no TLS.
-            RaftlogError: as `ScramExchanges.finish`.
+            RaftlogError: as `ScramExchanges.finish`, or the user is shut out.
         """
         self._check_tls(context)
         credential, answer = self.exchanges.finish(exchange_id, message)
+        self._check_shut_out(
+            credential.user, "" if self.interceptor is None else self.interceptor.host_of(context.peer())
+        )
         token = self._tokens.issue(credential, self._clock.monotonic_ms())
         return AuthenticateResponse(message=answer, token=token, lifetime_ms=LIFETIME_MS)
+
+    def _check_shut_out(self, user: str, host: str) -> None:
+        """Refuse a user that floods the broker; only a client that has proved to be the user learns it."""
+        if (refusal := self.shut_out(USER_PREFIX + user, host)) is not None:
+            raise refusal
 
     def _check_tls(self, context: Any) -> None:
         """Refuse a plaintext connection, on which the token would be sent in plaintext as well.

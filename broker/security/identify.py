@@ -327,6 +327,8 @@ class Identify(RewrittenHandlers):
         self._logged = Rarely()
         self.logged_in: Callable[[str], None] = lambda peer: None
         """Called with the peer of each call with a token or a node's certificate; the listener's, once there is one."""
+        self.turn_out: Callable[[Any, str, str], Awaitable[None]] = _let_in
+        """Called with the context, principal and address of each such call; aborts it if the user is shut out."""
 
     def count_streams(self) -> int:
         """Return the number of open streams with a token."""
@@ -478,6 +480,7 @@ class Identify(RewrittenHandlers):
             await refuse(context, grpc.StatusCode.UNAUTHENTICATED, refused)
         caller.set(found)
         if found.principal != ANONYMOUS:
+            await self.turn_out(context, found.principal, found.host)
             self.logged_in(context.peer())
         return login
 
@@ -512,6 +515,10 @@ class Identify(RewrittenHandlers):
             return task.result()
 
         return identified
+
+
+async def _let_in(context: Any, principal: str, host: str) -> None:
+    pass
 
 
 async def _settled(task: asyncio.Task[Any]) -> None:

@@ -42,7 +42,8 @@ from broker.log.flush import GroupCommit
 from broker.log.log_dir import LOCK_FILE
 from broker.log.manager import LogManager
 from broker.log.storage import OsStorage
-from broker.net.connections import ShortStreams, StreamLimits, limits_of
+from broker.net.calls import CallLimits
+from broker.net.connections import limits_of
 from broker.net.interceptors import CallTimer, RequestBounds
 from broker.net.listeners import listen_for_clients, server_options
 from broker.net.services.admin import AdminService
@@ -315,8 +316,14 @@ class BrokerRole:
         )
         window_ms = config.quota_window_num * config.quota_window_size_seconds * 1_000
         self._connections = limits_of(config, lambda: metadata.image)
-        short_streams = ShortStreams(config.max_short_stream_rate)
-        self._streams = StreamLimits(config.max_streams_per_user, config.max_streams_per_ip, short_streams, clock)
+        self._calls = CallLimits(
+            config.max_streams_per_user,
+            config.max_streams_per_ip,
+            clock,
+            short_rate=config.max_short_stream_rate,
+            call_rate=config.max_call_rate,
+            refused_rate=config.max_refused_call_rate,
+        )
         self._quotas = QuotaManager(lambda: metadata.image, clock, window_ms)
         self._log_service = LogService(self._registry, config, reads, self._producer_checks, self._quotas)
         self._registry.on_term += (self._groups.on_term, self._transactions.on_term)
@@ -401,13 +408,15 @@ class BrokerRole:
             lambda: {} if self._replication is None else self._replication.throttles(),
         )
         refused = {"raftlog": self._connections.refused}
-        self._observed.registry.register(QuotaMetrics(self._quotas.usage, lambda: refused, self._streams.refused))
+        self._observed.registry.register(QuotaMetrics(self._quotas.usage, lambda: refused, self._calls.refused))
         if security.interceptor is not None or self._config.kafka_security_protocol != PLAINTEXT:
             self._observed.registry.register(SecurityMetrics(self._observed.counters, security.count_authenticated))
         listener = listen_for_clients(server, self._config, self._tls, self._connections, self._clock)
-        self._streams.end_connection = listener.end_connection
+        self._calls.end_connection = listener.end_connection
         if security.interceptor is not None:
             security.interceptor.logged_in = listener.logged_in
+            security.interceptor.turn_out = self._calls.turn_out
+        security.shut_out = self._calls.shut_out
         stack.push_async_callback(listener.close)
         host, port = self._config.advertised_listener or self._config.listener
         port = port or listener.port
@@ -559,7 +568,8 @@ class BrokerRole:
         traced = [] if tracing is None else [tracing.calls()]
         permitted = [] if security.authorizer is None else [Permissions(lambda: self._metadata.image)]
         timer = CallTimer(self._observed.counters)
-        return [*identify, self._streams, Charging(self._quotas), RequestBounds(), timer, *traced, *permitted]
+        charging = Charging(self._quotas, self._calls.count_refused)
+        return [*identify, self._calls, charging, RequestBounds(), timer, *traced, *permitted]
 
     # Registration and metadata
 

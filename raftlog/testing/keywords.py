@@ -104,8 +104,14 @@ class ServerKeywords(TypedDict, total=False):
     """Most streams of one address that this broker serves at a time."""
     max_short_stream_rate: int
     """Most streams a second of one user, or of one address whose clients have no login, that end within ten seconds;
-    five times as many at once. Beyond it no stream is served, and connections that ask for one are closed, for a
-    minute, each further time for twice as long."""
+    five times as many at once. Beyond it the user is shut out: no call or login of it is served, and connections that
+    ask for one are closed, for a minute, each further time for twice as long."""
+    max_call_rate: int
+    """Most unary calls a second of one user, or of one address whose clients have no login; five times as many at once.
+    Further ones are refused with the time to wait."""
+    max_refused_call_rate: int
+    """Most calls a second of one user, or of one address whose clients have no login, that are refused for a limit or a
+    quota; five times as many at once. Beyond it the user is shut out, as by max.short.stream.rate."""
     max_streams: int
     """Most produce, fetch and watch streams that this broker serves at a time."""
     max_subscriptions: int

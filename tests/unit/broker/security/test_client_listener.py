@@ -18,7 +18,7 @@ from broker.security import client_listener, identify
 from broker.security.caller import caller
 from broker.security.client_listener import UNKNOWN_HOST, ClientSecurity
 from broker.security.identify import AUTHENTICATE, Login
-from raftlog.errors import InvalidConfig, InvalidRequestError, SecurityDisabled
+from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidConfig, InvalidRequestError, SecurityDisabled
 from raftlog.v1.security_pb2 import SCRAM_SHA_512
 from raftlog.v1.security_pb2 import Acl as WireAcl
 from raftmeta.acls import Acl, canonical_host, check_acl
@@ -54,6 +54,25 @@ def log_in(security: ClientSecurity, user: str, password: str, context: Any) -> 
     answer = security.finish(answer.exchange_id, end.get_client_final().encode(), context)
     end.set_server_final(answer.message.decode())
     return security._tokens.read(answer.token)
+
+
+def test_a_user_that_is_shut_out_cannot_log_in_and_only_it_learns_why() -> None:
+    book = Book()
+    book.set("mallory", "secret")
+    security = made(book, **SASL)
+    asked: list[tuple[str, str]] = []
+
+    def shut_out(principal: str, host: str) -> BrokerOverloaded | None:
+        asked.append((principal, host))
+        return BrokerOverloaded("come back in 60 s") if principal == "User:mallory" else None
+
+    security.shut_out = shut_out
+    with pytest.raises(BrokerOverloaded, match="60 s"):
+        log_in(security, "mallory", "secret", Context())
+    assert asked == [("User:mallory", "10.0.0.1")]
+    with pytest.raises(AuthenticationFailed):
+        log_in(security, "mallory", "a guess", Context())
+    assert len(asked) == 1
 
 
 def test_rules_name_the_users_of_certificates() -> None:

@@ -224,6 +224,31 @@ def test_who_has_no_token_is_refused_before_anything_is_read() -> None:
     assert world.counters.unauthenticated_calls == 6
 
 
+def test_a_call_of_a_user_that_is_shut_out_is_refused_before_anything_is_read_or_sent() -> None:
+    world = World()
+    for user in ("alice", "mallory"):
+        world.book.set(user, "secret")
+
+    async def turn_out(context: Any, principal: str, host: str) -> None:
+        if (principal, host) == ("User:mallory", "127.0.0.1"):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "shut out")
+
+    world.identify.turn_out = turn_out
+
+    async def scenario() -> None:
+        assert "User:alice" in await world.unary(world.token("alice"))
+        method: Any = world.channel.stream_stream("/t.T/Both")
+        call = method(metadata=world.token("mallory"))
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert list(await call.initial_metadata()) == [], "the headers are the status"
+        with pytest.raises(aio.AioRpcError) as caught:
+            await world.unary(world.token("mallory"))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    world.run(scenario)
+    assert world.identify.count_streams() == 0
+
+
 def test_who_wants_to_authenticate_needs_no_token() -> None:
     world = World()
 

@@ -1,0 +1,275 @@
+"""Limits on the calls of gRPC's listener for clients: how many streams at a time, and how fast calls may come.
+
+`CallLimits`, an interceptor, counts the calls of each user and address, and refuses one too many with
+RESOURCE_EXHAUSTED before its first message is read. A call costs the event loop as much if it is refused. So `ShutOuts`
+finds the users that flood a broker: with streams that they open and give up, or with calls that are refused again and
+again. For some time such a user can neither log in nor call, and the connections on which it goes on are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from broker.clock import Clock
+from broker.net.connections import MAX_RATES
+from broker.net.interceptors import Rarely, RewrittenHandlers, host_of, preceded
+from broker.security.audit import network_of
+from broker.security.authorizer import NODE_PREFIX
+from broker.security.caller import caller
+from broker.security.client_listener import UNKNOWN_HOST
+from broker.security.identify import AUTHENTICATE
+from raftlog._client.connections import refuse
+from raftlog.errors import BrokerOverloaded, RaftlogError, ThrottlingQuotaExceeded
+from raftmeta.acls import ANONYMOUS, USER_PREFIX
+from replication.token_bucket import TokenBucket
+
+logger = logging.getLogger(__name__)
+
+MAX_STREAMS_PER_USER: Final = "max.streams.per.user"
+MAX_STREAMS_PER_IP: Final = "max.streams.per.ip"
+MAX_SHORT_STREAM_RATE: Final = "max.short.stream.rate"
+MAX_CALL_RATE: Final = "max.call.rate"
+MAX_REFUSED_CALL_RATE: Final = "max.refused.call.rate"
+SHORT_MS: Final = 10_000.0
+"""A stream that ends sooner is short."""
+BURST_MS: Final = 5_000.0
+"""A user may have at once as many calls as its rate allows in this time."""
+SHUT_OUT_MS: Final = 60_000.0
+"""How long a user that had too many is shut out; twice as long each further time, until it has kept within the rate."""
+MAX_SHUT_OUT_MS: Final = 3_600_000.0
+
+
+class ShutOuts:
+    """Which users, or addresses, are shut out for calls that came too fast. Pure; the caller passes the time.
+
+        followed ── more calls of a kind than its rate allows ──> shut out until `until_ms`
+        shut out ── its time is over ──> followed; too fast again soon ──> shut out for twice as long
+
+    Kinds of calls have rates of their own, and are named by the key that sets the rate. Streams that stay open count
+    nowhere, however many they are, and so no rate is in the way of clients that connect all at once.
+    """
+
+    @dataclass(slots=True)
+    class _Pace:
+        buckets: dict[str, TokenBucket] = field(default_factory=dict)
+        """By kind."""
+        until_ms: float = 0.0
+        shut_out_ms: float = 0.0
+        limit: str = ""
+        """The kind for which it was shut out."""
+
+    def __init__(self, most: int = MAX_RATES) -> None:
+        """`most`: names that are followed at a time, and as many that are shut out."""
+        self._most = most
+        self._paces: dict[str, ShutOuts._Pace] = {}
+        self._shut_out: dict[str, ShutOuts._Pace] = {}
+        """Those that are, or were a short time ago: what is followed of others never takes their place."""
+
+    def until_ms(self, name: str) -> float:
+        """Return until when a name is shut out; 0.0: it never was."""
+        pace = self._shut_out.get(name)
+        return 0.0 if pace is None else pace.until_ms
+
+    def limit_of(self, name: str) -> str:
+        """Return the limit for which a name is shut out."""
+        return self._shut_out[name].limit
+
+    def count(self, name: str, kind: str, rate: float, now_ms: float) -> None:
+        """Count a call of a kind that may come `rate` times a second. Those of a name that is shut out do not count."""
+        pace = self._shut_out.get(name) or self._paces.get(name)
+        if pace is None:
+            if len(self._paces) >= self._most:
+                del self._paces[next(iter(self._paces))]
+            pace = self._paces[name] = self._Pace()
+        if now_ms < pace.until_ms:
+            return
+        bucket = pace.buckets.get(kind)
+        if bucket is None:
+            bucket = pace.buckets[kind] = TokenBucket(rate, BURST_MS)
+        bucket.take(1, now_ms)
+        if bucket.ready_at_ms(now_ms) > now_ms and (name in self._shut_out or self._has_room(now_ms)):
+            again = now_ms - pace.until_ms < pace.shut_out_ms
+            pace.shut_out_ms = min(MAX_SHUT_OUT_MS, 2 * pace.shut_out_ms) if again else SHUT_OUT_MS
+            pace.until_ms = now_ms + pace.shut_out_ms
+            pace.limit = kind
+            self._paces.pop(name, None)
+            self._shut_out[name] = pace
+
+    def _has_room(self, now_ms: float) -> bool:
+        """Whether another name can be shut out; forgets those whose time was over long ago."""
+        if len(self._shut_out) >= self._most:
+            self._shut_out = {
+                name: pace for name, pace in self._shut_out.items() if now_ms - pace.until_ms < pace.shut_out_ms
+            }
+        return len(self._shut_out) < self._most
+
+
+class CallRates:
+    """The unary calls of each user, or address. Pure; the caller passes the time."""
+
+    def __init__(self, rate: float, most: int = MAX_RATES) -> None:
+        """`rate`: calls a second."""
+        self._rate = rate
+        self._most = most
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def delay_ms(self, name: str, now_ms: float) -> float:
+        """Count a call and return 0; or count nothing, and return for how many ms the caller has to wait."""
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            if len(self._buckets) >= self._most:
+                del self._buckets[next(iter(self._buckets))]
+            bucket = self._buckets[name] = TokenBucket(self._rate, BURST_MS)
+        delay_ms = bucket.ready_at_ms(now_ms) - now_ms
+        if delay_ms <= 0:
+            bucket.take(1, now_ms)
+        return delay_ms
+
+
+class CallLimits(RewrittenHandlers):
+    """Bounds the calls of each user, or of each address whose clients have no login. Runs after the identification.
+
+    User:ANONYMOUS is no single user, and has no limit of its own; nor have addresses that a front hides, nor nodes.
+    Logins have limits of their own (`broker.security.identify`).
+
+    A stream that is refused for a limit is not a short one: a user with more clients than the limit keeps those that it
+    has, as long as the others wait before they try again.
+    """
+
+    def __init__(
+        self,
+        per_user: int,
+        per_ip: int,
+        clock: Clock,
+        *,
+        short_rate: float,
+        call_rate: float,
+        refused_rate: float,
+        shut_outs: ShutOuts | None = None,
+    ) -> None:
+        """`per_user`, `per_ip`: open streams. `short_rate`, `call_rate`, `refused_rate`: short streams, unary calls
+        and refused calls a second."""
+        super().__init__()
+        self._per_user = per_user
+        self._per_ip = per_ip
+        self._short_rate = short_rate
+        self._refused_rate = refused_rate
+        self._calls = CallRates(call_rate)
+        self._shut_outs = ShutOuts() if shut_outs is None else shut_outs
+        self._clock = clock
+        self._open: Counter[tuple[str, str]] = Counter()
+        self._logged = Rarely()
+        self.refused: Counter[str] = Counter()
+        """Refused calls and logins, by the limit."""
+        self.end_connection: Callable[[str, str], None] = lambda peer, limit: None
+        """Closes the connection of a peer, for a limit; the listener's, once there is one."""
+
+    @property
+    def open(self) -> int:
+        """How many pairs of limit and user or address have open streams."""
+        return len(self._open)
+
+    def rewrite(self, method: str, handler: Any) -> Any:
+        """Return the handler with the check before it."""
+        if method == AUTHENTICATE:
+            return handler
+        return preceded(handler, self._enter if handler.unary_unary is None else self._enter_call)
+
+    def shut_out(self, name: str, host: str) -> BrokerOverloaded | None:
+        """Count, and log rarely, what a user or address asks for while it is shut out, and return the refusal of it.
+
+        None: it is not shut out.
+        """
+        left_ms = self._shut_outs.until_ms(name) - self._clock.monotonic_ms()
+        if left_ms <= 0:
+            return None
+        limit = self._shut_outs.limit_of(name)
+        self._note(limit, name, host)
+        what = "opened and ended streams" if limit == MAX_SHORT_STREAM_RATE else "gone on with calls that were refused"
+        return BrokerOverloaded(f"{name} has {what} too fast ({limit}); it may come back in {left_ms / 1_000:.0f} s")
+
+    async def turn_out(self, context: Any, name: str, host: str) -> None:
+        """Refuse a call of a user or address that is shut out, and close its connection; return if it is not."""
+        refusal = self.shut_out(name, host)
+        if refusal is not None:
+            try:
+                await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
+            finally:  # once the client has its status
+                self.end_connection(context.peer(), self._shut_outs.limit_of(name))
+
+    def _who(self, context: Any) -> tuple[str, str, str]:
+        """Return the caller's user, its address, and the name by which its calls count; each "" if it has no limit."""
+        who = caller.get()
+        if who.principal.startswith(NODE_PREFIX):
+            return "", "", ""
+        host = who.host or host_of(context.peer())
+        if host == UNKNOWN_HOST:
+            host = ""
+        user = who.principal if who.principal != ANONYMOUS and who.principal.startswith(USER_PREFIX) else ""
+        return user, host, user or network_of(host)
+
+    async def _enter_call(self, context: Any) -> None:
+        """Count a unary call, or abort it."""
+        _, host, name = self._who(context)
+        if not name:
+            return
+        await self.turn_out(context, name, host)
+        delay_ms = self._calls.delay_ms(name, self._clock.monotonic_ms())
+        if delay_ms > 0:
+            text = f"{name} makes too many calls a second ({MAX_CALL_RATE}); try again in {delay_ms:.0f} ms"
+            await self._refuse(context, MAX_CALL_RATE, name, host, ThrottlingQuotaExceeded(text, max(1, int(delay_ms))))
+
+    async def _enter(self, context: Any) -> None:
+        """Count a stream until its task ends, or abort it."""
+        user, host, name = self._who(context)
+        if not name:
+            return
+        await self.turn_out(context, name, host)
+        places = [(MAX_STREAMS_PER_USER, user, self._per_user)] if user else []
+        if host:
+            places.append((MAX_STREAMS_PER_IP, host, self._per_ip))
+        for key, counted_by, limit in places:
+            if self._open[key, counted_by] >= limit:
+                text = f"{counted_by} has {key}={limit} open streams; close some, and try again"
+                await self._refuse(context, key, name, host, BrokerOverloaded(text))
+        begun_ms = self._clock.monotonic_ms()
+        task = asyncio.current_task()
+        assert task is not None, "gRPC serves each call in a task"
+        counted = [(key, counted_by) for key, counted_by, _ in places]
+        self._open.update(counted)
+
+        def leave(_: object) -> None:
+            for place in counted:
+                self._open[place] -= 1
+                if not self._open[place]:
+                    del self._open[place]
+            ended_ms = self._clock.monotonic_ms()
+            if ended_ms - begun_ms < SHORT_MS:
+                self._shut_outs.count(name, MAX_SHORT_STREAM_RATE, self._short_rate, ended_ms)
+
+        task.add_done_callback(leave)
+
+    def count_refused(self, context: Any) -> None:
+        """Count a call that was refused for a limit or a quota: a caller that goes on regardless is shut out."""
+        _, _, name = self._who(context)
+        if name:
+            self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, self._clock.monotonic_ms())
+
+    async def _refuse(self, context: Any, limit: str, name: str, host: str, error: RaftlogError) -> NoReturn:
+        self.count_refused(context)
+        self._note(limit, name, host)
+        await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
+
+    def _note(self, limit: str, name: str, host: str) -> None:
+        self.refused[limit] += 1
+        if self._logged.may_log((limit, host), self._clock.monotonic_ms()):
+            logger.warning(
+                "calls refused", extra={"event": "streams_refused", "host": host, "of": name, "limit": limit}
+            )

@@ -1,0 +1,374 @@
+"""Limits on calls: streams at a time, floods of streams and calls, and the users that are shut out for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from broker.clock import SystemClock
+from broker.config.config import BrokerConfig
+from broker.net.calls import (
+    MAX_CALL_RATE,
+    MAX_REFUSED_CALL_RATE,
+    MAX_SHORT_STREAM_RATE,
+    SHUT_OUT_MS,
+    CallLimits,
+    CallRates,
+    ShutOuts,
+)
+from broker.net.connections import ConnectionLimits, ConnectionWatch, limits_of
+from broker.net.interceptors import RewrittenHandlers, preceded
+from broker.quotas.manager import Charging, QuotaManager
+from broker.security.caller import Caller, caller
+from raftlog._client.connections import from_grpc
+from raftlog.errors import BrokerOverloaded, ThrottlingQuotaExceeded
+from raftmeta.image import MetadataImage
+from raftmeta.quotas import REQUEST_PERCENTAGE, QuotaEntity
+
+CONFIG = {"node.id": 1, "log.dirs": "/nowhere", "listeners": "127.0.0.1:0"}
+WAIT_S = 60.0
+OWN = [("grpc.use_local_subchannel_pool", 1)]
+"""A connection of its own."""
+
+
+# Who is shut out
+
+
+def flood(shut_outs: ShutOuts, name: str, from_ms: float, kind: str = MAX_SHORT_STREAM_RATE) -> float:
+    """Make 200 calls in 200 ms where 50 may come at once, and then 10 a second; return for how long that shuts out."""
+    for number in range(200):
+        shut_outs.count(name, kind, 10, from_ms + number)
+    return shut_outs.until_ms(name) - from_ms
+
+
+def test_a_user_with_too_many_short_streams_is_shut_out_for_longer_each_time() -> None:
+    shut_outs = ShutOuts()
+    for number in range(1_000):  # for ever, at the rate
+        shut_outs.count("User:alice", MAX_SHORT_STREAM_RATE, 10, 100 * number)
+    assert shut_outs.until_ms("User:alice") == 0
+    assert flood(shut_outs, "User:mallory", 1e6) == pytest.approx(SHUT_OUT_MS, abs=200), "not counted while shut out"
+    assert flood(shut_outs, "User:mallory", 1e6 + SHUT_OUT_MS + 1_000) == pytest.approx(2 * SHUT_OUT_MS, abs=200)
+    assert flood(shut_outs, "User:mallory", 1e6 + 4 * SHUT_OUT_MS) == pytest.approx(4 * SHUT_OUT_MS, abs=200)
+    late = flood(shut_outs, "User:mallory", 1e6 + 100 * SHUT_OUT_MS)
+    assert late == pytest.approx(SHUT_OUT_MS, abs=200), "after a long time, as the first time"
+    assert shut_outs.until_ms("User:alice") == 0
+
+
+def test_kinds_of_calls_have_rates_of_their_own() -> None:
+    shut_outs = ShutOuts()
+    for number in range(40):
+        for kind in (MAX_SHORT_STREAM_RATE, MAX_REFUSED_CALL_RATE):
+            shut_outs.count("User:alice", kind, 10, number)
+    assert shut_outs.until_ms("User:alice") == 0, "80 calls, but no 50 of a kind"
+    flood(shut_outs, "User:alice", 100, MAX_REFUSED_CALL_RATE)
+    assert shut_outs.limit_of("User:alice") == MAX_REFUSED_CALL_RATE
+
+
+def test_a_user_that_is_shut_out_stays_so_however_many_others_are_followed() -> None:
+    shut_outs = ShutOuts(most=10)
+    flood(shut_outs, "User:mallory", 0)
+    for number in range(1_000):
+        shut_outs.count(f"10.0.{number >> 8}.{number & 255}", MAX_SHORT_STREAM_RATE, 10, 1_000)
+    assert shut_outs.until_ms("User:mallory") == pytest.approx(SHUT_OUT_MS, abs=200)
+
+
+def test_no_more_than_a_bound_are_shut_out_and_none_of_them_for_another() -> None:
+    shut_outs = ShutOuts(most=10)
+    for number in range(20):
+        flood(shut_outs, f"User:{number}", 0)
+    assert [shut_outs.until_ms(f"User:{number}") > 0 for number in range(20)] == [True] * 10 + [False] * 10
+    flood(shut_outs, "User:late", 10 * SHUT_OUT_MS)
+    assert shut_outs.until_ms("User:late") > 0, "in the place of those whose time was over long ago"
+
+
+def test_calls_beyond_a_rate_have_to_wait() -> None:
+    rates = CallRates(10, most=2)
+    assert [rates.delay_ms("User:mallory", 0) for _ in range(50)] == [0.0] * 50
+    assert rates.delay_ms("User:mallory", 0) == rates.delay_ms("User:mallory", 0) == 100.0, "a refusal costs nothing"
+    assert rates.delay_ms("User:mallory", 101) == 0.0
+    assert rates.delay_ms("User:alice", 101) == 0.0
+    assert rates.delay_ms("User:bob", 101) == 0.0, "the oldest one makes room"
+
+
+# The interceptor
+
+
+class _As(RewrittenHandlers):
+    """Identifies every caller as the user that the metadata names."""
+
+    def rewrite(self, method: str, handler: Any) -> Any:
+        async def identify(context: Any) -> None:
+            named = dict(context.invocation_metadata())
+            caller.set(Caller(named["user"], named["host"]))
+
+        return preceded(handler, identify)
+
+
+def handlers() -> grpc.GenericRpcHandler:
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    async def stream(requests: Any, context: Any) -> None:
+        async for request in requests:
+            await context.write(request)
+
+    return grpc.method_handlers_generic_handler(
+        "test.Echo",
+        {"Call": grpc.unary_unary_rpc_method_handler(echo), "Stream": grpc.stream_stream_rpc_method_handler(stream)},
+    )
+
+
+def call_limits(
+    most: int = 1_000,
+    *,
+    short_rate: float = 1e6,
+    call_rate: float = 1e6,
+    refused_rate: float = 1e6,
+    shut_outs: ShutOuts | None = None,
+) -> CallLimits:
+    return CallLimits(
+        most,
+        most,
+        SystemClock(),
+        short_rate=short_rate,
+        call_rate=call_rate,
+        refused_rate=refused_rate,
+        shut_outs=shut_outs,
+    )
+
+
+@asynccontextmanager
+async def serving(limits: CallLimits, *inner: aio.ServerInterceptor) -> AsyncIterator[int]:
+    running = aio.server(interceptors=[_As(), limits, *inner])
+    running.add_generic_rpc_handlers((handlers(),))
+    port = running.add_insecure_port("127.0.0.1:0")
+    await running.start()
+    try:
+        yield port
+    finally:
+        await running.stop(0)
+
+
+@asynccontextmanager
+async def watched(port: int, limits: CallLimits) -> AsyncIterator[ConnectionLimits]:
+    """Lets the limits close connections."""
+    connections = limits_of(BrokerConfig.from_values(CONFIG), MetadataImage)
+    watch = ConnectionWatch(port, connections, SystemClock())
+    limits.end_connection = watch.end
+    watching = asyncio.create_task(watch.run())
+    try:
+        yield connections
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def until(is_so: Any) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():  # noqa: ASYNC110 # what it waits for is no event of this process
+            await asyncio.sleep(0.02)
+
+
+def metadata_of(who: str, where: str = "127.0.0.1") -> tuple[tuple[str, str], ...]:
+    return ("user", who), ("host", where)
+
+
+async def opened(channel: aio.Channel, who: str, where: str = "127.0.0.1") -> Any:
+    """Open a stream, and wait until it is served."""
+    method: Any = channel.stream_stream("/test.Echo/Stream")
+    call = method(metadata=metadata_of(who, where))
+    await call.write(b"x")
+    assert await asyncio.wait_for(call.read(), WAIT_S) == b"x"
+    return call
+
+
+async def call_as(channel: aio.Channel, who: str) -> None:
+    method: Any = channel.unary_unary("/test.Echo/Call")
+    assert await method(b"x", metadata=metadata_of(who), timeout=WAIT_S) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("user", "host", "limit"),
+    [("User:mallory", "10.0.0.2", "max.streams.per.user"), ("User:ANONYMOUS", "10.0.0.2", "max.streams.per.ip")],
+)
+def test_streams_of_a_user_or_an_address_are_bounded(
+    user: str, host: str, limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        limits = call_limits(10, short_rate=10)  # 50 at once; refusals are not among them
+        async with serving(limits) as port, aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method: Any = channel.stream_stream("/test.Echo/Stream")
+
+            async def begun(who: str, where: str) -> Any:
+                call = method(metadata=(("user", who), ("host", where)))
+                with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):  # `read` tells
+                    await call.write(b"x")
+                return call
+
+            hostile = [await begun(user, host) for _ in range(10)]
+            # A write that begins after the refusal hides its code.
+            hostile += [method(metadata=(("user", user), ("host", host))) for _ in range(90)]
+            answers = await asyncio.gather(*(each.read() for each in hostile), return_exceptions=True)
+            refusals = [answer for answer in answers if isinstance(answer, aio.AioRpcError)]
+            assert answers.count(b"x") == 10
+            assert limits.refused == {limit: 90}
+            assert len(refusals) == 90
+            for refusal in refusals:
+                assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                told = from_grpc(refusal, "broker")
+                assert isinstance(told, BrokerOverloaded), "which clients retry"
+                assert limit in str(told)
+            honest = await begun("User:alice", "10.0.0.3")
+            assert await asyncio.wait_for(honest.read(), WAIT_S) == b"x"
+            for each in (*hostile, honest):
+                each.cancel()
+            await until(lambda: limits.open == 0)
+            again = await begun(user, host)
+            assert await asyncio.wait_for(again.read(), WAIT_S) == b"x"
+            again.cancel()
+
+    with caplog.at_level(logging.WARNING, "broker.net.calls"):
+        asyncio.run(work())
+    told = [record for record in caplog.records if record.name == "broker.net.calls"]
+    assert [vars(record)["limit"] for record in told] == [limit]
+
+
+def test_the_connections_of_a_user_that_opens_and_ends_streams_too_fast_are_closed() -> None:
+    """Others go on, also from the same address; and so do streams that stay open, however many."""
+
+    async def work() -> None:
+        limits = call_limits(short_rate=10)
+        async with (
+            serving(limits) as port,
+            watched(port, limits) as connections,
+            aio.insecure_channel(f"127.0.0.1:{port}", OWN) as theirs,
+            aio.insecure_channel(f"127.0.0.1:{port}", OWN) as honest,
+        ):
+            kept = [await opened(honest, "User:alice") for _ in range(200)]
+            refusals = []
+            for _ in range(200):
+                try:
+                    (await opened(theirs, "User:mallory")).cancel()
+                except aio.AioRpcError as refused:
+                    refusals.append(refused)
+            assert isinstance(told := from_grpc(refusals[0], "broker"), BrokerOverloaded), "before it is disconnected"
+            assert "opened and ended streams too fast" in str(told)
+            await until(lambda: connections.refused[MAX_SHORT_STREAM_RATE])
+            assert limits.refused[MAX_SHORT_STREAM_RATE] >= 1
+            with pytest.raises(aio.AioRpcError):
+                await call_as(theirs, "User:mallory")
+            for call in kept:
+                await call.write(b"y")
+                assert await asyncio.wait_for(call.read(), WAIT_S) == b"y"
+            (await opened(honest, "User:alice")).cancel()
+            await call_as(honest, "User:alice")
+
+    asyncio.run(work())
+
+
+def test_a_connection_that_was_seen_is_closed_with_the_first_refused_call() -> None:
+    """No look is needed for it, so no further call of it arrives."""
+
+    async def work() -> None:
+        shut_outs = ShutOuts()
+        limits = call_limits(10, short_rate=10, shut_outs=shut_outs)
+        connections = ConnectionLimits(most=10, per_ip=10)
+        async with serving(limits) as port, aio.insecure_channel(f"127.0.0.1:{port}", OWN) as theirs:
+            watch = ConnectionWatch(port, connections, SystemClock())
+            limits.end_connection = watch.end
+            stays = await opened(theirs, "User:mallory")
+            async with asyncio.timeout(WAIT_S):
+                while not connections.total:
+                    await watch.look()
+            flood(shut_outs, "User:mallory", SystemClock().monotonic_ms())
+            with pytest.raises(aio.AioRpcError) as refused:
+                await call_as(theirs, "User:mallory")
+            assert isinstance(from_grpc(refused.value, "broker"), BrokerOverloaded)
+            assert connections.refused == {MAX_SHORT_STREAM_RATE: 1}
+            with pytest.raises(aio.AioRpcError):  # with the connection
+                await asyncio.wait_for(stays.read(), WAIT_S)
+
+    asyncio.run(work())
+
+
+def test_a_user_that_goes_on_with_refused_streams_is_shut_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Refusals one by one cost as much as streams. Beyond their rate the connection is closed."""
+
+    async def work() -> None:
+        limits = call_limits(1, refused_rate=10)
+        async with (
+            serving(limits) as port,
+            watched(port, limits) as connections,
+            aio.insecure_channel(f"127.0.0.1:{port}", OWN) as channel,
+        ):
+            await opened(channel, "User:mallory")
+            method: Any = channel.stream_stream("/test.Echo/Stream")
+            told = set()
+            for _ in range(200):
+                call = method(metadata=metadata_of("User:mallory", "10.0.0.9"))
+                told.add(await asyncio.wait_for(call.code(), WAIT_S))
+                if connections.refused:
+                    break
+            await until(lambda: connections.refused[MAX_REFUSED_CALL_RATE])
+            assert grpc.StatusCode.RESOURCE_EXHAUSTED in told
+            assert limits.refused["max.streams.per.user"] > 50
+
+    with caplog.at_level(logging.WARNING, "broker.net.calls"):
+        asyncio.run(work())
+    told = [vars(record)["limit"] for record in caplog.records if record.name == "broker.net.calls"]
+    assert told == ["max.streams.per.user", MAX_REFUSED_CALL_RATE], "once a minute"
+
+
+def test_calls_beyond_the_rate_are_refused_with_the_time_to_wait_and_then_shut_out() -> None:
+    async def work() -> None:
+        limits = call_limits(call_rate=10, refused_rate=10)
+        async with (
+            serving(limits) as port,
+            watched(port, limits) as connections,
+            aio.insecure_channel(f"127.0.0.1:{port}", OWN) as theirs,
+            aio.insecure_channel(f"127.0.0.1:{port}", OWN) as honest,
+        ):
+            for _ in range(50):
+                await call_as(theirs, "User:mallory")
+            with pytest.raises(aio.AioRpcError) as refused:
+                await asyncio.gather(*(call_as(theirs, "User:mallory") for _ in range(10)))
+            told = from_grpc(refused.value, "broker")
+            assert isinstance(told, ThrottlingQuotaExceeded)
+            assert told.throttle_time_ms > 0
+            assert not connections.refused
+            await asyncio.gather(*(call_as(theirs, "User:mallory") for _ in range(300)), return_exceptions=True)
+            await until(lambda: connections.refused[MAX_REFUSED_CALL_RATE])
+            assert limits.refused[MAX_CALL_RATE] >= 51
+            await call_as(honest, "User:alice")
+
+    asyncio.run(work())
+
+
+def test_calls_that_a_quota_refuses_are_counted_among_the_refused_ones() -> None:
+    """A client that waits as it is told is never shut out; one that goes on regardless is."""
+
+    async def work() -> None:
+        image = MetadataImage(quotas={QuotaEntity(user="mallory"): {REQUEST_PERCENTAGE: 1.0}})
+        quotas = QuotaManager(lambda: image, SystemClock(), 1_000.0)
+        quotas.worked(Caller("User:mallory"), 60_000.0)  # a debt of more than an hour
+        limits = call_limits(refused_rate=10)
+        async with (
+            serving(limits, Charging(quotas, limits.count_refused)) as port,
+            watched(port, limits) as connections,
+            aio.insecure_channel(f"127.0.0.1:{port}", OWN) as channel,
+        ):
+            with pytest.raises(aio.AioRpcError) as refused:
+                await call_as(channel, "User:mallory")
+            assert isinstance(from_grpc(refused.value, "broker"), ThrottlingQuotaExceeded)
+            await asyncio.gather(*(call_as(channel, "User:mallory") for _ in range(200)), return_exceptions=True)
+            await until(lambda: connections.refused[MAX_REFUSED_CALL_RATE])
+
+    asyncio.run(work())
