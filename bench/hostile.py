@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 from typing import Any, Final
 from urllib.request import urlopen
@@ -466,6 +467,7 @@ async def _ids(field_: Battlefield, number: int) -> None:
         await channel.close()
 
 
+@cache
 def _client_hello() -> bytes:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):

@@ -68,6 +68,10 @@ MAX_REQUEST_BYTES: Final = 1 << 20
 """For a request without records. Room for some 20 000 partitions, or a hundred times every config of a topic."""
 LARGE_METHODS: Final = frozenset({"/raftlog.v1.Log/Produce"})
 """Methods that socket.request.max.bytes and `raftlog.format.wire.MAX_PARTS` bound instead."""
+MAX_LOGIN_BYTES: Final = 64 << 10
+"""For a message of a login; the tokens of issuers have some KiB."""
+SHORT_METHODS: Final = frozenset({"/raftlog.v1.Security/Authenticate"})
+"""Methods that MAX_LOGIN_BYTES bounds instead."""
 
 
 LOGGED_EVERY_MS: Final = 60_000.0
@@ -95,7 +99,7 @@ class MalformedRequest(DecodeError):
     """A request that is too long, or does not parse."""
 
 
-class _Unread(NamedTuple):
+class Unread(NamedTuple):
     """Stands for a malformed request of a unary call until the handler can refuse it."""
 
     why: str
@@ -112,9 +116,10 @@ class RequestBounds(RewrittenHandlers):
         """Return the handler with a bounded parser, and with a refusal of what that does not accept."""
         kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
         behavior = getattr(handler, kind)
+        most_bytes = MAX_LOGIN_BYTES if method in SHORT_METHODS else MAX_REQUEST_BYTES
 
         async def coroutine(request: Any, context: Any) -> Any:
-            if isinstance(request, _Unread):
+            if isinstance(request, Unread):
                 await self._refuse(method, context, request.why)
             try:
                 return await behavior(request, context)
@@ -122,7 +127,7 @@ class RequestBounds(RewrittenHandlers):
                 await self._refuse(method, context, str(error))
 
         async def generator(request: Any, context: Any) -> Any:
-            if isinstance(request, _Unread):
+            if isinstance(request, Unread):
                 await self._refuse(method, context, request.why)
             try:
                 async for response in behavior(request, context):
@@ -133,7 +138,7 @@ class RequestBounds(RewrittenHandlers):
         return handler._replace(
             request_deserializer=_bounded(
                 handler.request_deserializer,
-                None if method in LARGE_METHODS else MAX_REQUEST_BYTES,
+                None if method in LARGE_METHODS else most_bytes,
                 is_stream=handler.request_streaming,
             ),
             **{kind: generator if inspect.isasyncgenfunction(behavior) else coroutine},
@@ -166,7 +171,7 @@ def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream
         del data
         if is_stream:
             raise MalformedRequest(why)
-        return _Unread(why)
+        return Unread(why)
 
     return parse_bounded
 

@@ -43,7 +43,7 @@ from typing import Any, Final, NamedTuple, NoReturn, cast
 import grpc
 
 from broker.clock import Clock
-from broker.net.interceptors import Rarely, RewrittenHandlers, host_of, send_headers
+from broker.net.interceptors import Rarely, RewrittenHandlers, Unread, host_of, send_headers
 from broker.observability.counters import Counters
 from broker.security.audit import network_of
 from broker.security.authorizer import NODE_PREFIX
@@ -134,6 +134,11 @@ REQUEST_S: Final = 2.0
 """How long a request may take once it is its turn; a login is sent together with the headers of its call."""
 CROWDED_REQUEST_S: Final = 1.0
 """The same if others wait when its turn begins."""
+LONG_LOGIN_MS: Final = 1_000.0
+"""For how long no login of a network is read after one that was far too long; twice as long each further time."""
+MAX_LONG_LOGIN_MS: Final = 60_000.0
+FORGIVEN_MS: Final = 600_000.0
+"""After so long without another one it begins anew."""
 assert MAX_STRANGERS_OF_NETWORK < MAX_STRANGERS
 assert MAX_READ_OF_NETWORK < MAX_READ
 assert MAX_UNREAD_OF_NETWORK < MAX_UNREAD
@@ -209,6 +214,33 @@ class Strangers:
         assert task is not None, "gRPC serves each call in a task"
         task.add_done_callback(lambda _: leave())
         return True
+
+
+class LongLogins:
+    """Which networks have sent logins of a length that no login has. Pure; the caller passes the time.
+
+    gRPC makes bytes of a message on the event loop before the broker sees how long it is: 30 MiB take some hundredths
+    of a second, in which nothing else is served. So a network that sends such messages is read ever more rarely.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[str, tuple[float, float]] = {}
+        """By network: the end of its pause, and how long that is."""
+
+    def is_paused(self, host: str, now_ms: float) -> bool:
+        """Whether no login of the address's network is to be read at the moment."""
+        return bool(self._until) and self._until.get(network_of(host), (0.0, 0.0))[0] > now_ms
+
+    def count(self, host: str, now_ms: float) -> None:
+        """Count a login that was far too long."""
+        network = network_of(host)
+        until_ms, pause_ms = self._until.pop(network, (0.0, 0.0))
+        again = pause_ms and now_ms - until_ms < FORGIVEN_MS
+        pause_ms = min(MAX_LONG_LOGIN_MS, 2 * pause_ms) if again else LONG_LOGIN_MS
+        if len(self._until) >= MAX_KNOWN:
+            self._until = {name: each for name, each in self._until.items() if each[0] > now_ms}
+        if len(self._until) < MAX_KNOWN:
+            self._until[network] = now_ms + pause_ms, pause_ms
 
 
 class Turns:
@@ -324,6 +356,7 @@ class Identify(RewrittenHandlers):
         self._streams: set[_Stream] = set()
         self._strangers = Strangers(max_strangers)
         self._turns = Turns()
+        self._long_logins = LongLogins()
         self._logged = Rarely()
         self.logged_in: Callable[[str], None] = lambda peer: None
         """Called with the peer of each call with a token or a node's certificate; the listener's, once there is one."""
@@ -441,6 +474,8 @@ class Identify(RewrittenHandlers):
             if not self._strangers.enter_task(source):
                 await self._turn_away(context, found.host)
             request = await self._request_of(requests, context, source, found.host)
+            if isinstance(request, Unread):  # which the handler refuses
+                self._long_logins.count(source, self._clock.monotonic_ms())
             caller.set(found)
             return await call(request, context)
 
@@ -450,7 +485,9 @@ class Identify(RewrittenHandlers):
         """Return the request of an unauthenticated client in its turn, or abort the call."""
         seconds = REQUEST_S
         try:
+            self._check_pause(source)
             async with self._turns.turn(source) as seconds, asyncio.timeout(seconds):
+                self._check_pause(source)
                 request = await anext(aiter(requests), None)
         except BrokerOverloaded:
             await self._turn_away(context, host)
@@ -462,6 +499,10 @@ class Identify(RewrittenHandlers):
             empty = "the call ended without a request"
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(empty), empty)
         return request
+
+    def _check_pause(self, source: str) -> None:
+        if self._long_logins.is_paused(source, self._clock.monotonic_ms()):
+            raise BrokerOverloaded(_CROWDED)
 
     async def _turn_away(self, context: Any, host: str) -> NoReturn:
         """Abort the call of an unauthenticated client, one of too many."""

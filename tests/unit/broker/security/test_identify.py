@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config.config import BrokerConfig
-from broker.net.interceptors import host_of, send_headers
+from broker.net.interceptors import RequestBounds, host_of, send_headers
 from broker.net.listeners import WINDOW_BYTES, server_options
 from broker.observability.counters import Counters
 from broker.security import identify
@@ -51,8 +51,10 @@ class World:
         slots: int | None = None,
         max_strangers: int = identify.MAX_STRANGERS,
         host: str | None = None,
+        bounded: bool = False,
     ) -> None:
         self._slots = slots
+        self._bounded = [RequestBounds()] if bounded else []
         self.book, self.clock, self.tokens, self.counters = Book(), Hands(), Tokens(), Counters()
         self.identify = Identify(
             self.tokens,
@@ -83,7 +85,9 @@ class World:
 
     async def _run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         options = server_options(BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data"}), most_connections=100)
-        server = aio.server(interceptors=[self.identify], options=options, maximum_concurrent_rpcs=self._slots)
+        server = aio.server(
+            interceptors=[self.identify, *self._bounded], options=options, maximum_concurrent_rpcs=self._slots
+        )
         handlers: dict[str, Any] = {
             "Unary": grpc.unary_unary_rpc_method_handler(self._unary, self._parse),
             "Write": grpc.unary_stream_rpc_method_handler(self._write, self._parse),
@@ -433,6 +437,59 @@ def test_a_full_queue_turns_away_the_newest_of_the_network_with_most() -> None:
         assert len(calls.read) + len(calls.refused) == 38
 
     asyncio.run(scenario())
+
+
+def test_a_network_that_sends_far_too_long_logins_is_read_ever_more_rarely() -> None:
+    long = identify.LongLogins()
+    now_ms = 1e6
+    for pause_s in (1, 2, 4, 8, 16, 32, 60, 60):
+        long.count("10.0.0.1", now_ms)
+        assert long.is_paused("10.0.0.1", now_ms + 1_000 * pause_s - 1)
+        assert not long.is_paused("10.0.0.2", now_ms)
+        now_ms += 1_000 * pause_s
+        assert not long.is_paused("10.0.0.1", now_ms)
+    now_ms += identify.FORGIVEN_MS
+    long.count("10.0.0.1", now_ms)
+    assert not long.is_paused("10.0.0.1", now_ms + 1_000)
+    long.count("fd00::1", now_ms)
+    assert long.is_paused("fd00::2", now_ms), "of the same network"
+
+
+def test_networks_with_long_logins_are_bounded_and_none_that_is_paused_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(identify, "MAX_KNOWN", 2)
+    long = identify.LongLogins()
+    for number in range(4):
+        long.count(f"10.0.0.{number}", 0.0)
+    assert [long.is_paused(f"10.0.0.{number}", 500.0) for number in range(4)] == [True, True, False, False]
+    long.count("10.0.0.9", 2_000.0)
+    assert long.is_paused("10.0.0.9", 2_500.0), "in the place of those whose pause is over"
+
+
+def test_after_a_login_that_is_far_too_long_no_login_of_the_network_is_read_for_a_while() -> None:
+    """Else each of them holds up the event loop, which makes bytes of the message."""
+    world = World(bounded=True)
+
+    async def scenario() -> None:
+        login: Any = world.channel.unary_unary(AUTHENTICATE)
+
+        async def code(size: int) -> grpc.StatusCode:
+            try:
+                await login(bytes(size))
+            except aio.AioRpcError as error:
+                return error.code()
+            return grpc.StatusCode.OK
+
+        assert await code(65_536) is grpc.StatusCode.OK
+        assert await code(65_537) is grpc.StatusCode.INVALID_ARGUMENT
+        assert await code(10) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        parsed = len(world.parsed)
+        world.clock.ms += 1_000
+        assert await code(10) is grpc.StatusCode.OK
+        assert len(world.parsed) == parsed + 1
+
+    world.run(scenario)
 
 
 def test_a_turn_is_shorter_while_others_wait() -> None:
