@@ -31,7 +31,10 @@ LOG_COLUMNS = 120
 
 @contextlib.contextmanager
 def shown(summary: Summary, console: Console | None = None) -> Iterator[Show]:
-    """Yield a function that shows the summary: in place on a terminal, otherwise as a line from time to time."""
+    """Yield a function that shows the summary: in place on a terminal, otherwise as a line from time to time.
+
+    A failure has a line of its own at once: whoever watches a long run need not wait for its end.
+    """
     console = console or Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     console.print(f"seeds from {summary.seed} on")
     if console.is_terminal:
@@ -39,9 +42,13 @@ def shown(summary: Summary, console: Console | None = None) -> Iterator[Show]:
             yield lambda summary: live.update(view(summary))
         return
     last_s = time.monotonic()
+    told = 0
 
     def line(summary: Summary) -> None:
-        nonlocal last_s
+        nonlocal last_s, told
+        for each in summary.failed[told:]:
+            console.print(f"FAILED: {each.job.command()}", highlight=False, soft_wrap=True)
+        told = len(summary.failed)
         if time.monotonic() - last_s >= LINE_S:
             last_s = time.monotonic()
             console.print(summary.line(), highlight=False, soft_wrap=True)

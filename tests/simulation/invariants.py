@@ -54,6 +54,11 @@ class Invariants:
         self._leaders: dict[int, Life] = {}
         self._serving: dict[int, Life] = {}
         self._elected: dict[PartitionKey, int] = {}
+        """No acknowledgement of an earlier epoch than this may leave.
+
+        Elections of the only replica do not count: nobody else can have led, so what waits for its lease is answered in
+        its next epoch (`Partition.lead`).
+        """
         self._topic_ids: set[bytes] = set()
         """Of all topics that there were."""
 
@@ -112,7 +117,9 @@ class Invariants:
                     self._check_new(topic)
                 for partition in topic.partitions:
                     self.counts["revocations"] += partition.revoked_leader is not None
-                    if partition.leader != NO_LEADER:
+                    former = before.partition(topic_id, partition.partition)
+                    is_alone = former is not None and former.replicas == partition.replicas == (partition.leader,)
+                    if partition.leader != NO_LEADER and not is_alone:
                         self._elected[topic_id, partition.partition] = partition.leader_epoch
         if self.truth.brokers is not before.brokers:
             for broker_id, broker in self.truth.brokers.items():

@@ -60,6 +60,8 @@ def test_a_summary_adds_up() -> None:
     console.print(view(summary))
     with shown(summary, console) as show:
         show(summary)
+        show(summary)
+        assert console.export_text(clear=False).count("FAILED: ./dev sim 2 --kind quorum") == 1, "at once, and once"
     assert "two leaders" in console.export_text()
 
 
