@@ -137,7 +137,7 @@ Service = Callable[[grpc.aio.Channel], Any]
 
 _ADDRESS_TIMEOUT_S: Final = 5.0
 _DEADLINE_MARGIN_S: Final = 0.1
-_METADATA_MAX_AGE_MS: Final = 300_000
+_METADATA_REFRESH_MS: Final = 300_000
 _FIRST_CONTACT_S: Final = 5.0
 """The time limit for addresses that have never answered: they are more likely wrong than late."""
 
@@ -454,6 +454,8 @@ def _binding(wire: security_pb2.Acl) -> AclBinding:
     )
 
 
+PLACES_AGES: Final = 5
+"""Metadata that only tell which broker to ask may be this many times as old as `metadata.max.age.ms`."""
 _OTHERS: Final = 2
 """How many brokers are asked to relay the call if the client does not reach the node itself."""
 _SLOW_MS: Final = 20.0
@@ -473,11 +475,12 @@ class AdminEngine:
         self._metadata = MetadataCache(
             self._connections,
             bootstrap,
-            max_age_ms=_METADATA_MAX_AGE_MS,
+            max_age_ms=_METADATA_REFRESH_MS,
             request_timeout_ms=options.request_timeout_ms,
             pauses=options.pauses,
         )
         self._metadata.refused_grace_s = REFUSED_GRACE_S
+        self._max_age_s = options.metadata_max_age_ms / 1000
         self._coordinators = Coordinators(self._metadata, self._connections, options, counted=self._counted)
         self._transaction_coordinators = Coordinators(
             self._metadata, self._connections, options, TRANSACTIONS, self._counted
@@ -541,6 +544,7 @@ class AdminEngine:
                     raise
                 last = error
                 failures += 1
+                self._metadata.expire()
                 pause_s = self._options.pauses.after_ms(error, failures) / 1000
                 deadline = started + self._limit_s(timeout)  # later once any broker has answered
                 final = isinstance(error, UnknownTopicOrPartition) and failures > 3
@@ -639,7 +643,7 @@ class AdminEngine:
         return await self._retried(lambda deadline: self._ask_broker(broker, method, request, deadline), timeout)
 
     async def _ask_broker(self, broker: int, method: str, request: Any, deadline: float) -> Any:
-        await self._metadata.refresh()
+        await self._find_brokers(broker)
         found = self._metadata.view.brokers.get(broker)
         if found is None:
             known = ", ".join(str(broker_id) for broker_id in sorted(self._metadata.view.brokers))
@@ -655,7 +659,7 @@ class AdminEngine:
         not answer, coordinators that are still loading, partitions without a leader.
         """
         self._metadata.wanted.add(topic)
-        await self._metadata.refresh()
+        await self._find_brokers()
         brokers = [each for each in self._metadata.view.brokers.values() if not each.fenced]
         answers = await asyncio.gather(
             *(self._response(broker.address, method, request, deadline, service) for broker in brokers),
@@ -671,6 +675,7 @@ class AdminEngine:
                 error = from_wire(answer.error)
             if error is not None:
                 reasons.append(type(error)(f"broker {broker.broker_id}: {error}"))
+                self._metadata.expire()
             else:
                 reasons += [from_wire(loading) for loading in answer.loading]
                 found.append((broker, answer))
@@ -680,6 +685,12 @@ class AdminEngine:
             named = ", ".join(map(str, alone[:5])) + (", ..." if len(alone) > 5 else "")
             reasons.append(CoordinatorNotAvailable(f"{topic} has partitions without a leader: {named}"))
         return len(brokers), found, reasons
+
+    async def _find_brokers(self, broker: int | None = None) -> None:
+        """Learn where brokers are and what they lead, unless what is known is young enough to try: an error corrects
+        it. `broker`: must be known."""
+        known = broker is None or broker in self._metadata.view.brokers
+        await self._metadata.refresh(max_age_s=self._max_age_s * PLACES_AGES if known else 0.0)
 
     def _counted(self) -> AbstractContextManager[None]:
         """Return the context manager that counts a request to a broker, for any service."""
@@ -724,12 +735,12 @@ class AdminEngine:
         """Return the names of all topics."""
 
         async def attempt(deadline: float) -> list[str]:
-            return [view.name for view in await self._all_topics(internal)]
+            return [view.name for view in await self._all_topics(internal, self._max_age_s)]
 
         return await self._retried(attempt, timeout)
 
-    async def _all_topics(self, internal: bool) -> list[TopicView]:
-        await self._metadata.refresh(all_topics=True)
+    async def _all_topics(self, internal: bool, max_age_s: float) -> list[TopicView]:
+        await self._metadata.refresh(all_topics=True, max_age_s=max_age_s)
         known = self._metadata.view.topics.values()
         return sorted((view for view in known if internal or not view.internal), key=lambda view: view.name)
 
@@ -739,7 +750,7 @@ class AdminEngine:
         """Return the description of a topic."""
         if self.closed:
             raise ClosedError("the admin client is closed, or was made in another process")
-        view = await self._metadata.topic(name, self._limit_s(timeout) * 1000, fresh=True)
+        view = await self._metadata.topic(name, self._limit_s(timeout) * 1000, fresh=True, max_age_s=self._max_age_s)
         self._answered = True
         if not include_authorized_operations:
             return describe(view)
@@ -774,14 +785,18 @@ class AdminEngine:
         found = {info.name: operations_of(info) for info in response.topics}
         return [each._replace(authorized_operations=found.get(each.name)) for each in topics]
 
-    async def _topics(self, names: Iterable[str] | None, internal: bool, timeout: float | None) -> list[TopicView]:
+    async def _topics(
+        self, names: Iterable[str] | None, internal: bool, timeout: float | None, *, places: bool = False
+    ) -> list[TopicView]:
+        """Return these topics, or all. `places`: only to find their leaders, as `_find_brokers`."""
         wanted = None if names is None else names_of(names)
+        max_age_s = self._max_age_s * (PLACES_AGES if places else 1)
 
         async def attempt(deadline: float) -> list[TopicView]:
             if wanted is None:
-                return await self._all_topics(internal)
+                return await self._all_topics(internal, max_age_s)
             self._metadata.wanted.update(wanted)
-            await self._metadata.refresh()
+            await self._metadata.refresh(max_age_s=max_age_s)
             view = self._metadata.view
             for name in wanted:
                 if name not in view.topics:
@@ -791,13 +806,16 @@ class AdminEngine:
 
         return await self._retried(attempt, timeout)
 
-    async def _topic_ids(self, parts: Iterable[TopicPartition], timeout: float | None) -> dict[str, bytes]:
-        """Return the topics' ids.
+    async def _topic_ids(
+        self, parts: Iterable[TopicPartition], timeout: float | None, *, places: bool = False
+    ) -> dict[str, bytes]:
+        """Return the topics' ids. `places`: as `_topics`.
 
         Raises:
             UnknownTopicOrPartition: one of the partitions does not exist.
         """
-        views = {view.name: view for view in await self._topics(sorted({topic for topic, _ in parts}), True, timeout)}
+        found = await self._topics(sorted({topic for topic, _ in parts}), True, timeout, places=places)
+        views = {view.name: view for view in found}
         for topic, partition in parts:
             if not 0 <= partition < len(views[topic].partitions):
                 count = len(views[topic].partitions)
@@ -858,7 +876,7 @@ class AdminEngine:
         """Return a node's description of itself; another broker asks for it if the node is not a reachable broker."""
 
         async def attempt(deadline: float) -> NodeDescription:
-            await self._metadata.refresh()
+            await self._find_brokers(node_id)
             brokers = self._metadata.view.brokers
             own = [brokers[node_id].address] if node_id in brokers else []
             others = [each.address for each in brokers.values() if not each.fenced and each.address not in own]
@@ -970,7 +988,7 @@ class AdminEngine:
         """Return the log directories of one broker, or of all."""
 
         async def attempt(deadline: float) -> list[LogDirDescription]:
-            await self._metadata.refresh()
+            await self._find_brokers(broker)
             wanted = [found for found in self._metadata.view.brokers.values() if broker in (None, found.broker_id)]
             if not wanted:
                 await self._ask_broker(broker or 0, "", None, deadline)  # raises
@@ -1055,7 +1073,7 @@ class AdminEngine:
         asked = {TopicPartition(*part): _which(which) for part, which in wanted.items()}
 
         async def attempt(deadline: float) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-            await self._topic_ids(asked, timeout)
+            await self._topic_ids(asked, timeout, places=True)
             if missing is not None:
                 answers = await self._look_up(asked)
                 missing[:] = [each for each in answers.values() if isinstance(each, RaftlogError)]
@@ -1094,7 +1112,7 @@ class AdminEngine:
         wanted = None if topics is None else names_of(topics)
 
         async def attempt(deadline: float) -> dict[TopicPartition, PartitionReplicas]:
-            views = await self._topics(wanted, True, timeout)
+            views = await self._topics(wanted, True, timeout, places=True)
             brokers = self._metadata.view.brokers
             now = asyncio.get_running_loop().time()
             asked_until = now + LEADERS_SHARE * (deadline - now)
@@ -1113,6 +1131,7 @@ class AdminEngine:
             for leader, answer in zip(sorted(led_by), answers, strict=True):
                 if isinstance(answer, RaftlogError):
                     failures[leader] = answer
+                    self._metadata.expire()
                 elif isinstance(answer, BaseException):
                     raise answer
                 else:
@@ -1444,7 +1463,7 @@ class AdminEngine:
         named = dict.fromkeys(part for _, part in offsets)
         self._metadata.wanted.update(topic for topic, _ in named)
         with contextlib.suppress(RetriableError):  # the cached metadata serves
-            await self._metadata.refresh()
+            await self._find_brokers()
         there = [part for part in named if self._metadata.view.partition(part) is not None]
         starts, ends = await asyncio.gather(
             self._look_up(dict.fromkeys(there, EARLIEST)), self._look_up(dict.fromkeys(there, LATEST))
@@ -1640,7 +1659,7 @@ class AdminEngine:
 
         async def attempt(deadline: float) -> None:
             reasons.clear()
-            await self._metadata.refresh()
+            await self._find_brokers()
             led: dict[int, list[TopicPartition]] = {}
             for part in ids:
                 if part not in found:

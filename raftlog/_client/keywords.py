@@ -77,6 +77,9 @@ class AdminKeywords(CommonKeywords, total=False):
 
     default_api_timeout_ms: int | str | None
     """How long a call may take, retries included."""
+    metadata_max_age_ms: int | str | None
+    """How old the metadata may be that a call uses instead of asking for them; five times that if they only tell which
+    broker to ask. For programs that ask again and again. Own changes and errors end it."""
 
 
 class ConsumerKeywords(CommonKeywords, total=False):

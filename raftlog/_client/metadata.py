@@ -280,6 +280,8 @@ class MetadataCache:
         self._flight: asyncio.Task[None] | None = None
         self._asked = _Question(frozenset(), all_topics=False, min_offset=0)
         """What the request under way asks for."""
+        self._answered: list[tuple[_Question, float]] = []
+        """The last answered question, and the last one for all topics, with the loop times at which they were asked."""
         self._keeper: asyncio.Task[None] | None = None
         self._stale = asyncio.Event()
         self._wanted_at_once = False
@@ -382,15 +384,19 @@ class MetadataCache:
         pace_ms = self._pace.pause_ms(missing_s * 1000)
         return min(pause_ms, pace_ms) if self._wanted_at_once else pace_ms
 
-    async def refresh(self, *, all_topics: bool = False) -> None:
+    async def refresh(self, *, all_topics: bool = False, max_age_s: float = 0.0) -> None:
         """Ask for the wanted topics, or for all; or join a request that is under way and asks for as much.
+
+        With `max_age_s`, do nothing if what is known is at most that old and includes the client's own changes.
 
         Raises:
             BrokerUnavailable: no broker answered; the message names the addresses.
             AuthorizationError: the cluster refuses this user.
         """
         self._keep()
-        question = _Question(frozenset(self.wanted), self.all_topics or all_topics, self.min_offset)
+        if self.is_known(max_age_s, all_topics=all_topics):
+            return
+        question = self._question(all_topics)
         while self._flight is not None and not self._asked.covers(question):
             await asyncio.wait([self._flight])
         if self._flight is None:
@@ -399,13 +405,28 @@ class MetadataCache:
             self._flight.add_done_callback(self._landed)
         await asyncio.shield(self._flight)
 
+    def _question(self, all_topics: bool) -> _Question:
+        return _Question(frozenset(self.wanted), self.all_topics or all_topics, self.min_offset)
+
+    def is_known(self, max_age_s: float, *, all_topics: bool = False) -> bool:
+        """Whether what is known of the wanted topics, or of all, is at most that old; False for 0."""
+        if max_age_s <= 0 or self.view.metadata_offset < self.min_offset:
+            return False
+        since_s = asyncio.get_running_loop().time() - max_age_s
+        question = self._question(all_topics)._replace(min_offset=0)  # what is known includes that
+        return any(at_s >= since_s and asked.covers(question) for asked, at_s in self._answered)
+
+    def expire(self) -> None:
+        """Use nothing of what is known instead of asking: an error has shown that it may be wrong."""
+        self._answered.clear()
+
     def _landed(self, flight: asyncio.Task[None]) -> None:
         self._flight = None
         if not flight.cancelled():
             flight.exception()  # retrieved: without waiters it is not worth a warning
 
     async def _ask(self) -> None:
-        question = self._asked
+        question, asked_s = self._asked, asyncio.get_running_loop().time()
         known = [broker.address for broker in self.view.brokers.values() if not broker.fenced]
         random.shuffle(known)
         addresses = list(dict.fromkeys([*known, *self.bootstrap]))
@@ -413,6 +434,8 @@ class MetadataCache:
         probes, self._probes = self._probes, set()
         for at in range(0, max(1, len(names)), NAMES_AT_A_TIME):
             await self._ask_for(question, names[at : at + NAMES_AT_A_TIME], addresses, probes)
+        of_all = [each for each in self._answered if each[0].all_topics and not question.all_topics]
+        self._answered = [*of_all, (question, asked_s)]
 
     async def _ask_for(self, question: _Question, names: list[str], addresses: list[str], probes: set[str]) -> None:
         request = metadata_pb2.MetadataRequest(
@@ -440,8 +463,10 @@ class MetadataCache:
         grace_s = min(self.refused_grace_s, REFUSED_GRACE_S) if isinstance(error, TlsFailed) else self.refused_grace_s
         return isinstance(error, NobodyListens) and not self.view.brokers and waited_s >= grace_s
 
-    async def topic(self, name: str, timeout_ms: float, *, fresh: bool = False) -> TopicView:
-        """Return the view of a topic; ask if it is not known. With `fresh`, always send a request and use its answer.
+    async def topic(self, name: str, timeout_ms: float, *, fresh: bool = False, max_age_s: float = 0.0) -> TopicView:
+        """Return the view of a topic; ask if it is not known.
+
+        With `fresh`, always send a request and use its answer, unless what is known is at most `max_age_s` old.
 
         Raises:
             UnknownTopicOrPartition, InvalidTopic: brokers say so for UNKNOWN_TOPIC_GRACE_S.
@@ -449,6 +474,7 @@ class MetadataCache:
         """
         added = name not in self.wanted
         self.wanted.add(name)
+        fresh = fresh and not self.is_known(max_age_s)
         loop = asyncio.get_running_loop()
         started = loop.time()
         failures = 0

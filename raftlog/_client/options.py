@@ -533,6 +533,12 @@ class AdminOptions(Settings, ClientOptions):
         minimum=1,
         doc="How long a call may take, retries included.",
     )
+    metadata_max_age_ms = duration_ms(
+        0,
+        minimum=0,
+        doc="How old the metadata may be that a call uses instead of asking for them; five times that if they only "
+        "tell which broker to ask. For programs that ask again and again. Own changes and errors end it.",
+    )
 
     @classmethod
     def make(cls, config: Mapping[str, object] | None, options: Mapping[str, object]) -> AdminOptions:

@@ -348,7 +348,7 @@ def _topic(look: Look) -> tuple[TopicDescription | None, Answer[Any]]:
     topic = found.value.by_name.get(name) if found.value is not None else None
     if topic is None:
         # It may be younger than the last answer, and one topic is told sooner than all.
-        asked = look.view.ask(f"topic {name}", lambda: look.view.admin.describe_topic(name))
+        asked = look.view.topic(name)
         if asked.error is not None and asked.value is None:  # also while it is asked for again
             raise asked.error
         return asked.value, asked

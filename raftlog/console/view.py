@@ -58,6 +58,8 @@ AHEAD_S: Final = 10.0
 """How long after that a page still shows the last answer at once, while the next one is asked for."""
 SELDOM_S: Final = 15.0
 """The same for what costs brokers more: sizes of logs, the doctor."""
+RARELY_S: Final = 60.0
+"""The same for what a user may do with a resource: brokers check it in any case."""
 SHARE: Final = 10.0
 """A question that took t seconds is not repeated for SHARE times t, but for `SELDOM_S` at most: one that waited for a
 broker that was dying says nothing of what the next one takes."""
@@ -221,10 +223,9 @@ class View:
         self.bootstrap = bootstrap
         self.settings = dict(settings)
         self._now_s = now_s
-        config = {"default.api.timeout.ms": PATIENCE_MS, **settings}
+        # Most questions need metadata first; they share what one of them has asked for.
+        config = {"default.api.timeout.ms": PATIENCE_MS, "metadata.max.age.ms": round(EVERY_S * 1000), **settings}
         self.admin = make_admin(bootstrap, config=config)
-        self._of_all = make_admin(bootstrap, config=config)
-        """For questions about all topics: while one is open, a client asks for all of them whatever it needs."""
         self._large = threading.Lock()
         """Questions about all topics take turns, so that what they need in memory does not add up."""
         self._slots: dict[str, _Slot] = {}
@@ -249,7 +250,6 @@ class View:
         for pool in (self._pool, self._parts, self._searches):
             pool.shutdown(wait=False, cancel_futures=True)
         self.admin.close()
-        self._of_all.close()
 
     def prepare(self) -> None:
         """Ask for what takes longest beside the first page."""
@@ -400,7 +400,7 @@ class View:
 
             case _:
                 return None
-        return self.ask(f"may {resource.name} {name}", question, SELDOM_S).value
+        return self.ask(f"may {resource.name} {name}", question, RARELY_S).value
 
     def may_create_topics(self) -> bool:
         """Whether there is a name under which this user may create a topic; True if brokers do not tell."""
@@ -416,7 +416,7 @@ class View:
 
         def question() -> Topics:
             with self._large:
-                return Topics.of(self._of_all.describe_topics(internal=True))
+                return Topics.of(self.admin.describe_topics(internal=True))
 
         return self.ask("topics", question, ahead=ahead)
 
@@ -433,7 +433,11 @@ class View:
                 raise TopicAuthorizationFailed(f"this needs Read on topic {AUDIT_TOPIC}")
             return True
 
-        return self.ask("audited", question, SELDOM_S, ahead=True)
+        return self.ask("audited", question, RARELY_S, ahead=True)
+
+    def topic(self, name: str) -> Answer[TopicDescription]:
+        """Ask for one topic. A topic that brokers do not know is not waited for: it may never come."""
+        return self.ask(f"topic {name}", lambda: self.admin.describe_topic(name, timeout=0))
 
     def replicas(self, topic: str) -> Answer[dict[TopicPartition, PartitionReplicas]]:
         """Ask leaders for the offsets of a topic's partitions; leaders that do not answer are left out."""
@@ -444,7 +448,7 @@ class View:
 
         def question() -> int:
             with self._large:
-                found = self._of_all.describe_replicas(None, silent={})
+                found = self.admin.describe_replicas(None, silent={})
                 return sum(part.log_end_offset for part in found.values() if not part.topic.startswith("__"))
 
         return self.ask("log end", question, ahead=True)
@@ -491,7 +495,7 @@ class View:
 
         def question() -> list[HangingTransaction]:
             with self._large:
-                return self._of_all.find_hanging_transactions(missing=[])
+                return self.admin.find_hanging_transactions(missing=[])
 
         return self.ask("hanging", question, SELDOM_S, ahead=True)
 
@@ -502,7 +506,7 @@ class View:
 
     def _examined(self) -> Report:
         with self._large:
-            return examine(collect(self._of_all, interval_s=0), CHECKS)
+            return examine(collect(self.admin, interval_s=0), CHECKS)
 
     def each(self, keys: Iterable[Any], question: Callable[[Any], T]) -> dict[Any, T | RaftlogError]:
         """Ask the same about several things at a time; the result of one that failed is its error."""

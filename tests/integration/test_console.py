@@ -13,7 +13,9 @@ import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial, partialmethod
 from importlib.resources import files
@@ -23,9 +25,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from raftlog import AclBinding, AclOperation, Admin, Producer, ResourceType, TopicPartition
+from raftlog._client.admin import AdminEngine
+from raftlog._client.metadata import MetadataCache
 from raftlog.cli.partitions.moving import Move, put_on, take_off
 from raftlog.console.app import COOKIE, Settings
-from raftlog.console.view import View
+from raftlog.console.view import EVERY_S, View
 from raftlog.testing import Cluster
 from tests.support.console import Client, Silent, serve
 from tests.support.hanging import before_verification, send_without_adding
@@ -603,8 +607,11 @@ def test_a_broker_comes_and_is_decommissioned(page: Any, url: str, cluster: Clus
         assert page.get_by_role("button", name="Remove from the cluster").count() == 0, "it runs"
         cluster.stop(ADDED)
         page.locator("h1 .badge", has_text="stopped").wait_for()
-        whole(page, f"{url}/brokers/{ADDED}")
-        page.get_by_role("button", name="Remove from the cluster").click()
+        remove = page.get_by_role("button", name="Remove from the cluster")
+        remove.focus()  # it has come by itself
+        page.wait_for_timeout(2 * SHOWN_MS)
+        assert remove.evaluate("(button) => button === document.activeElement"), "updates take the focus away"
+        page.keyboard.press("Enter")
         told(page, f"Broker {ADDED} has left the cluster.")
         assert [each.broker_id for each in admin.describe_cluster(linearizable=True).brokers] == [1, 2, 3]
         admin.delete_topic("leaving")
@@ -649,6 +656,36 @@ def test_the_page_goes_on_while_a_broker_is_killed(page: Any, url: str, cluster:
     page.goto(url)
     page.get_by_text("3 of 3 up").wait_for()
     page.locator(".cards > div:not(.warn)", has_text="Under-replicated").wait_for()
+
+
+def test_metadata_are_asked_for_once_in_two_seconds_whatever_people_look_at(
+    url: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def counting(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        async def counted(*given: Any, **options: Any) -> Any:
+            asked.append(name)
+            return await original(*given, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    searches = ("message", "audit")  # each has a consumer, which asks for itself
+    watched = [path for name, path in PAGES.items() if not name.startswith((*searches, "not-found"))]
+    people = [logged_in(url, "boss") for _ in range(4)]
+    for path in watched:
+        people[0].get(path)  # it asks what this user may do with each topic, which is not asked again for a minute
+    counting(MetadataCache, "_ask_for")
+    counting(AdminEngine, "_with_operations")
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 4 * EVERY_S:
+        with ThreadPoolExecutor(len(people)) as pool:
+            for person in people:
+                for path in watched:
+                    pool.submit(person.once, path).add_done_callback(lambda done: done.result())
+    assert 1 < len(asked) <= (time.monotonic() - began_s) / EVERY_S + 1, asked
 
 
 def test_records_of_a_topic_never_become_markup(url: str) -> None:

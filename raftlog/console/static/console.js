@@ -72,14 +72,20 @@ function isInUse() {
   return isBusy(whole) || whole.querySelector("details[open]") !== null || fields.some(isChanged);
 }
 
+// What tells a link or a button from the others of the page: where it leads, or what its form sends.
+function keyOf(element) {
+  const sent = element.form ? element.form.action + new URLSearchParams(new FormData(element.form)) : "";
+  return [element.tagName, element.getAttribute("href"), sent, element.textContent].join(" ");
+}
+
 function replace(root, html) {
-  const focused = root.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  const focused = root.contains(document.activeElement) ? keyOf(document.activeElement) : null;
   const atStart = root.contains(document.activeElement) && document.activeElement.matches("[autofocus]");
   const scrolled = Array.from(root.querySelectorAll(".wide"), (each) => each.scrollLeft);
   root.innerHTML = html;
   root.querySelectorAll(".wide").forEach((each, index) => (each.scrollLeft = scrolled[index] || 0));
   if (focused !== null) {
-    const again = Array.from(root.querySelectorAll("a")).find((each) => each.getAttribute("href") === focused);
+    const again = Array.from(root.querySelectorAll("a, button")).find((each) => keyOf(each) === focused);
     if (again) again.focus({ preventScroll: true });
   }
   const start = atStart ? root.querySelector("[autofocus]") : null;

@@ -14,6 +14,7 @@ import pytest
 from raftlog import Admin, TopicPartition, aio
 from raftlog._client import admin as engine
 from raftlog._client import metadata
+from raftlog.console.view import View
 from raftlog.errors import (
     BrokerUnavailable,
     CoordinatorLoadInProgress,
@@ -493,6 +494,46 @@ async def test_the_asynchronous_client_does_the_same(cluster: FakeCluster) -> No
         assert await admin.list_groups() == []
 
 
+def test_calls_share_metadata_of_the_age_that_they_allow(cluster: FakeCluster) -> None:
+    def asked(call: Callable[[], object]) -> int:
+        before = len(cluster.metadata_asked)
+        call()
+        return len(cluster.metadata_asked) - before
+
+    with Admin(cluster.bootstrap, metadata_max_age_ms=600_000) as admin:
+        assert asked(admin.list_topics) == 1
+        for call in (
+            admin.list_groups,
+            lambda: admin.describe_topics(["a"]),
+            lambda: admin.describe_topic("a"),
+            admin.list_topics,
+            lambda: admin.group_lags(["g"], missing={}),
+        ):
+            assert asked(call) == 0
+        cluster.create_topic("younger")
+        assert asked(lambda: admin.describe_topic("younger")) == 1, "a topic may be younger than what is known"
+        assert asked(admin.list_topics) == 0
+    with Admin(cluster.bootstrap) as admin:
+        assert [asked(admin.list_topics) for _ in range(2)] == [1, 1], "by default each call asks"
+
+
+def test_a_topic_that_does_not_exist_is_asked_for_once_by_a_console(cluster: FakeCluster) -> None:
+    view = View(cluster.bootstrap, {})
+    assert isinstance(view.topic("missing").error, UnknownTopicOrPartition)
+    view.close()
+    assert len(cluster.metadata_asked) == 1
+
+
+def test_an_error_ends_the_use_of_known_metadata(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Admin(cluster.bootstrap, metadata_max_age_ms=600_000) as admin:
+        admin.describe_topics(["a"])
+        with pytest.raises(UnknownTopicOrPartition):
+            admin.describe_topics(["missing"])
+        before = len(cluster.metadata_asked)
+        admin.list_topics()
+        assert len(cluster.metadata_asked) == before + 1
+
+
 @pytest.fixture
 def server() -> Iterator[AdminServer]:
     """Three brokers; topic `a` has partition 0 led by broker 1, which knows of it, and partition 1 led by broker 2."""
@@ -602,6 +643,13 @@ def test_replicas_can_be_placed_by_hand(server: AdminServer) -> None:
         assert [part.replicas for part in created.partitions] == [[3, 1], [1, 2]]
         with pytest.raises(InvalidReplicaAssignment):
             admin.create_topic("not", replica_assignment=[[3, 1], [1]])
+
+
+def test_a_client_that_allows_old_metadata_sees_its_own_changes(server: AdminServer) -> None:
+    with Admin(server.bootstrap, metadata_max_age_ms=600_000) as admin:
+        assert admin.list_topics() == ["a"]
+        admin.create_topic("b")
+        assert admin.list_topics() == ["a", "b"]
 
 
 A0, A1, A2 = (TopicPartition("a", number) for number in range(3))

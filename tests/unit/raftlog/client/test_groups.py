@@ -689,7 +689,7 @@ class TestRefusalsThatMayPass:
         metadata = consumer._engine.metadata
         asks = metadata.refresh
 
-        async def refused(*, all_topics: bool = False) -> None:
+        async def refused(**_: Any) -> None:
             metadata.refresh = asks  # type: ignore[method-assign] # from the next time on
             raise error
 

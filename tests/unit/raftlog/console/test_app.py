@@ -129,7 +129,7 @@ def test_a_cluster_that_does_not_answer_is_said_so(nowhere: str) -> None:
     with serve(settings) as address:
         reply = Client(address).get("/topics")
     assert reply.code == 200
-    assert "Brokers do not answer yet." in reply.text
+    assert "Brokers have not answered yet:" in reply.text
 
 
 def test_live_updates_find_pages_as_browsers_write_their_paths() -> None:
