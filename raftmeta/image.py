@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from zlib import crc32
 
+from raftlog._core.security.acls import INTERNAL_PREFIX, NO_ROLES, Acl, Role, field_order
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
-from raftmeta.acls import NO_ROLES, Acl, Role, field_order
 from raftmeta.credentials import KEY_BYTES, Credential, CredentialKey, Mechanism
 from raftmeta.producer_ids import ProducerIdKey
 from raftmeta.quotas import QuotaEntity, entity_order, quota_record
@@ -135,8 +135,6 @@ def _bucket(key: str | bytes) -> int:
 
 
 NO_LEADER = -1
-INTERNAL_PREFIX = "__"
-"""Prefix of the names of internal topics; users cannot create such topics."""
 CLUSTER_DEFAULT = ""
 """Name of the broker resource whose configs hold for all brokers."""
 

@@ -27,11 +27,11 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 
+from raftlog._core.security.acls import canonical_host, why_no_name
 from raftlog.errors import InvalidRequestError
 from raftlog.security import quota_levels
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataRecord
-from raftmeta.acls import canonical_host, why_no_name
 
 DEFAULT: Final = ""
 """In place of a name: all that have no quota of their own."""

@@ -9,10 +9,10 @@ import gc
 from collections.abc import Iterable, Mapping
 from typing import assert_never
 
+from raftlog._core.security.acls import Acl, Role
 from raftlog.errors import UnsupportedVersion
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
-from raftmeta.acls import Acl, Role
 from raftmeta.credentials import Credential, CredentialKey
 from raftmeta.image import (
     NO_LEADER,

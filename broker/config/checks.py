@@ -26,9 +26,9 @@ from broker.config.endpoints import (
 )
 from broker.security import mapping
 from raftlog._core.cluster import is_loopback
+from raftlog._core.security.acls import ANONYMOUS, EVERYBODY, USER_PREFIX, super_users_of
 from raftlog.config import Value
 from raftlog.errors import InvalidConfig
-from raftmeta.acls import ANONYMOUS, EVERYBODY, USER_PREFIX
 
 ASSIGNORS: Final = ("sticky", "range", "roundrobin")
 
@@ -85,14 +85,9 @@ def mapping_rules(value: Value) -> str | None:
     return None
 
 
-def super_users(text: str) -> frozenset[str]:
-    """Return the principals of `super.users`: `User:a;User:b`."""
-    return frozenset(filter(None, (each.strip() for each in text.split(";"))))
-
-
 def principals(value: Value) -> str | None:
     assert isinstance(value, str)
-    for principal in sorted(super_users(value)):
+    for principal in sorted(super_users_of(value)):
         name = principal.removeprefix(USER_PREFIX)
         if name == principal or not name:
             return f"{principal!r} is no principal; write User:NAME, with semicolons between: User:alice;User:bob"

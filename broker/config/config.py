@@ -30,7 +30,6 @@ from broker.config.checks import (
     no_auto_create,
     principals,
     some_role,
-    super_users,
 )
 from broker.config.endpoints import (
     DEFAULT_PORT,
@@ -55,6 +54,7 @@ from broker.log.config import LogConfig
 from broker.log.producer_state import ProducerLimits
 from broker.security.users import administrator
 from raftlog._client.options import SECURITY_KEYS
+from raftlog._core.security.acls import super_users_of
 from raftlog.config import (
     MAX_INT64,
     ConfigDef,
@@ -997,7 +997,7 @@ class BrokerConfig(Settings):
             settings["ssl.key.password.location"] = self.ssl_key_password_location
             settings["ssl.key.password.command"] = self.ssl_key_password_command
         if self.listener_security_protocol == SASL_SSL and self.sasl_users_location:
-            settings |= administrator(Path(self.sasl_users_location), super_users(self.super_users))
+            settings |= administrator(Path(self.sasl_users_location), super_users_of(self.super_users))
             settings["sasl.mechanism"] = max(self.scram_mechanisms or SCRAM_MECHANISMS)  # the longest hash
         return {name: value for name, value in settings.items() if value}
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.config.config import BrokerConfig
+from raftlog._core.security.acls import INTERNAL_PREFIX
 from raftlog.errors import CoordinatorNotAvailable, InvalidTopic, RaftlogError, TopicAlreadyExists
 from raftlog.v1.records_pb2 import CreateTopicCommand, MetadataCommand
-from raftmeta.image import INTERNAL_PREFIX, MetadataImage, TopicImage
+from raftmeta.image import MetadataImage, TopicImage
 from raftmeta.port import MetadataPort
 
 logger = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from broker.net.services.admin import AdminService
 from broker.net.services.security import SecurityService
 from broker.security.caller import Caller
 from broker.security.scram import keys_of
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import InvalidRequestError, RaftlogError, ResourceNotFound, UnacceptableCredential
 from raftlog.v1 import admin_pb2, security_pb2
 from raftlog.v1.records_pb2 import QuotaEntity
 from raftlog.v1.security_pb2 import Acl
 from raftmeta import quotas as meta_quotas
-from raftmeta.acls import CLUSTER_NAME
 from raftmeta.credentials import KEY_BYTES
 from raftmeta.decide.security import MAX_SECURITY_CHANGES
 

@@ -39,11 +39,11 @@ from broker.net.services.log import LogService
 from broker.net.services.transactions import TransactionService
 from broker.security.caller import Caller, Decisions, authorized_operations
 from broker.security.permissions import RULES, check
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import InvalidRequestError, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
 from raftlog.v1 import admin_pb2, common_pb2, group_pb2, log_pb2, transaction_pb2
 from raftlog.v1.records_pb2 import ReplicaAssignment
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 from raftmeta.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 
 logger = logging.getLogger(__name__)

@@ -62,8 +62,8 @@ from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, caller
 from broker.security.identify import Login
 from broker.server.lease import Lease
+from raftlog._core.security.acls import canonical_host
 from raftlog.errors import BrokerUnavailable, InvalidRequestError
-from raftmeta.acls import canonical_host
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 

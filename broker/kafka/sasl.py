@@ -35,8 +35,8 @@ from broker.security.client_listener import ClientSecurity
 from broker.security.identify import MAX_STRANGERS, OF_BEARER, Login, Strangers, principal_of_certificate
 from broker.security.mapping import DEFAULT, Rule
 from broker.security.scram import FailureDelay
+from raftlog._core.security.acls import ANONYMOUS, USER_PREFIX
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded
-from raftmeta.acls import ANONYMOUS, USER_PREFIX
 from raftmeta.credentials import Credential, Mechanism
 
 MAX_BEFORE_BYTES: Final = 16 << 10

@@ -21,13 +21,12 @@ from broker.clock import Clock
 from broker.net.connections import MAX_RATES
 from broker.net.interceptors import Rarely, RewrittenHandlers, host_of, preceded
 from broker.security.audit import network_of
-from broker.security.authorizer import NODE_PREFIX
 from broker.security.caller import caller
 from broker.security.client_listener import UNKNOWN_HOST
 from broker.security.identify import AUTHENTICATE
 from raftlog._client.connections import refuse
+from raftlog._core.security.acls import ANONYMOUS, NODE_PREFIX, USER_PREFIX
 from raftlog.errors import BrokerOverloaded, RaftlogError, ThrottlingQuotaExceeded
-from raftmeta.acls import ANONYMOUS, USER_PREFIX
 from replication.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)

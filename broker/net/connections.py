@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
 from broker.net.interceptors import Rarely, host_of
-from raftmeta.acls import canonical_host
+from raftlog._core.security.acls import canonical_host
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import limit_of_ip
 from replication.token_bucket import TokenBucket

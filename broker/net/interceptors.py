@@ -28,10 +28,10 @@ from grpc import aio
 
 from broker.observability.counters import Counters
 from raftlog._client.connections import refuse
+from raftlog._core.security.acls import canonical_host
 from raftlog.errors import ClusterAuthorizationFailed, InvalidRequestError, RaftlogError, from_wire
 from raftlog.format.wire import MANY_REQUESTS
 from raftlog.v1.common_pb2 import Error
-from raftmeta.acls import canonical_host
 from raftmeta.quorum.peer_identity import NODE_URI, node_ids_of, peer_nodes
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from broker.config.config import BrokerConfig
 from broker.config.endpoints import SASL_SSL
 from broker.net.connections import ConnectionLimits, ConnectionWatch
 from broker.net.tls import NodeTls
+from raftlog._core.security.acls import canonical_host
 from raftlog.errors import BrokerUnavailable
-from raftmeta.acls import canonical_host
 
 logger = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ from broker.observability.event_loop import report
 from broker.partition.follower_term import Following, LogCuts
 from broker.partition.leader_term import Acks, Leading
 from broker.server.lease import Lease, without_lease
+from raftlog._core.security.acls import INTERNAL_PREFIX
 from raftlog.errors import (
     CorruptRecordError,
     DuplicateSequence,
@@ -54,7 +55,6 @@ from raftlog.errors import (
 from raftlog.format import Attributes, BatchHeader, Buffer, InflateLimits, validate_produced
 from raftlog.format.control import MAX_PRODUCER_EPOCH, Marker
 from raftlog.types import NO_LEADER_EPOCH, TopicPartition
-from raftmeta.image import INTERNAL_PREFIX
 from raftmeta.topic_configs import is_throttled
 from replication.high_watermark import Answer
 from replication.isr import IsrChange

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from raftmeta.acls import USER_PREFIX
+from raftlog._core.security.acls import USER_PREFIX
 from raftmeta.quotas import REQUEST_PERCENTAGE, QuotaEntity, limit_of
 from replication.token_bucket import TokenBucket
 

@@ -9,6 +9,16 @@ from typing import Final
 
 from broker.security.audit import MAX_SHOWN, Audit
 from broker.security.caller import Operation, ResourceType
+from raftlog._core.security.acls import (
+    INTERNAL_PREFIX,
+    ROLE_PREFIX,
+    WILDCARD,
+    Acl,
+    AclIndex,
+    is_of_cluster,
+    is_super_user,
+    verdict,
+)
 from raftlog.errors import (
     AuthorizationError,
     ClusterAuthorizationFailed,
@@ -17,15 +27,10 @@ from raftlog.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from raftlog.v1.security_pb2 import Acl as Wire
-from raftmeta.acls import ROLE_PREFIX, WILDCARD, Acl, AclIndex
-from raftmeta.image import INTERNAL_PREFIX, MetadataImage
+from raftmeta.image import MetadataImage
 
-NODE_PREFIX: Final = "Node:"
-"""Prefix of the principal of a caller with a node's certificate; no user's principal has it."""
 MAX_DECISIONS: Final = 10_000
 """Decisions that are cached until an ACL or a role changes."""
-_OF_CLUSTER_ITSELF: Final = frozenset({Wire.READ, Wire.WRITE, Wire.CREATE, Wire.DELETE, Wire.ALTER, Wire.ALTER_CONFIGS})
-"""Operations on internal topics that only super users may do."""
 _ERRORS: Final[dict[int, type[AuthorizationError]]] = {
     Wire.TOPIC: TopicAuthorizationFailed,
     Wire.GROUP: GroupAuthorizationFailed,
@@ -106,7 +111,7 @@ class AclAuthorizer:
 
     def is_super(self, principal: str) -> bool:
         """Whether the principal may do everything."""
-        return principal in self._super_users or principal.startswith(NODE_PREFIX)
+        return is_super_user(principal, self._super_users)
 
     def refusal(
         self, principal: str, operation: Operation, resource: ResourceType, name: str, host: str = ""
@@ -125,7 +130,7 @@ class AclAuthorizer:
         )
 
     def _remedy(self, principal: str, operation: Operation, resource: ResourceType, name: str, host: str) -> str:
-        if self._is_own(operation, resource, name):
+        if is_of_cluster(operation, resource, name):
             return "the topic is internal, and only super users may; see super.users"
         if operation == Wire.IDEMPOTENT_WRITE:  # a producer has it with Write on any topic (KIP-679)
             denial = self._index.decide(principal, host, Wire.WRITE, Wire.TOPIC, WILDCARD).acl
@@ -149,18 +154,8 @@ class AclAuthorizer:
         return f"{allow}; {_IMPLIED[resource]}" if operation == Wire.DESCRIBE and resource in _IMPLIED else allow
 
     def _decide(self, question: _Question) -> bool:
-        principal, host, operation, resource, name = question
-        if self.is_super(principal):
-            return True
-        if self._is_own(operation, resource, name):
-            return False
-        decision = self._index.decide(principal, host, operation, resource, name)
-        if decision.allowed or decision.acl is not None:
-            return decision.allowed
-        return self._everyone_if_none and not self._index.has_acls(resource, name)
-
-    def _is_own(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        return resource == Wire.TOPIC and name.startswith(INTERNAL_PREFIX) and operation in _OF_CLUSTER_ITSELF
+        everyone = self._everyone_if_none
+        return verdict(self._index, self._super_users, *question, everyone_if_none=everyone).allowed
 
     def _follow(self) -> None:
         image = self._image()

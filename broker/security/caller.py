@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
 
+from raftlog._core.security.acls import ANONYMOUS
 from raftlog.errors import AuthorizationError, TopicAuthorizationFailed
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import ANONYMOUS
 
 Operation: TypeAlias = Acl.Operation.ValueType
 ResourceType: TypeAlias = Acl.ResourceType.ValueType

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from broker.clock import Clock
-from broker.config.checks import ACL, OAUTHBEARER, WITH_SASL, super_users
+from broker.config.checks import ACL, OAUTHBEARER, WITH_SASL
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import PLAINTEXT, SASL_SSL
 from broker.observability.counters import Counters
@@ -23,9 +23,9 @@ from broker.security.oauth import Bearers, OauthConfig
 from broker.security.scram import ScramExchanges
 from broker.security.users import Users, UsersFile
 from raftlog._core.cluster import is_loopback
+from raftlog._core.security.acls import USER_PREFIX, super_users_of
 from raftlog.errors import AuthenticationFailed, RaftlogError, SecurityDisabled
 from raftlog.v1.security_pb2 import AuthenticateResponse
-from raftmeta.acls import USER_PREFIX
 from raftmeta.credentials import Credential, CredentialKey
 from raftmeta.image import MetadataImage
 
@@ -85,7 +85,7 @@ class ClientSecurity:
         if config.authorizer == ACL:
             self.authorizer = AclAuthorizer(
                 image,
-                super_users(config.super_users),
+                super_users_of(config.super_users),
                 self._audit,
                 everyone_if_none=config.allow_everyone_if_no_acl_found,
                 refusals=counters.authorization_refusals,
@@ -248,7 +248,7 @@ def _warn(config: BrokerConfig) -> None:
     if config.authorizer != ACL:
         return
     shows_certificates = config.listener_security_protocol != PLAINTEXT and config.asks_for_certificates
-    if not super_users(config.super_users) and not shows_certificates:
+    if not super_users_of(config.super_users) and not shows_certificates:
         logger.warning(
             "authorizer=acl without super.users: unless ACLs allow it already, no user can grant permissions; "
             "set super.users = User:NAME"

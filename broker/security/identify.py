@@ -46,14 +46,13 @@ from broker.clock import Clock
 from broker.net.interceptors import Rarely, RewrittenHandlers, Unread, host_of, send_headers
 from broker.observability.counters import Counters
 from broker.security.audit import network_of
-from broker.security.authorizer import NODE_PREFIX
 from broker.security.caller import Authorizer, Caller, caller
 from broker.security.mapping import DEFAULT, Rule, name_of, name_of_subject
 from broker.security.users import Users
 from raftlog._client.connections import refuse
+from raftlog._core.security.acls import ANONYMOUS, NODE_PREFIX, RESERVED, USER_PREFIX, why_no_name
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidRequestError, RequestTimedOut, TokenExpired
 from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM
-from raftmeta.acls import ANONYMOUS, RESERVED, USER_PREFIX, why_no_name
 from raftmeta.credentials import Credential, Mechanism
 from raftmeta.quorum.peer_identity import node_ids_named, node_ids_of
 

@@ -41,8 +41,8 @@ from joserfc.jwk import KeySet
 
 from broker.clock import Clock
 from broker.security.users import stamp_of
+from raftlog._core.security.acls import why_no_user
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidConfig
-from raftmeta.acls import why_no_user
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ import grpc
 from broker.net.interceptors import RewrittenHandlers, preceded
 from broker.security.caller import MAX_NAME, Caller, Operation, ResourceType, caller
 from raftlog._client.connections import refuse
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import AuthorizationError, ClusterAuthorizationFailed
 from raftlog.v1.records_pb2 import ConfigResource
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 from raftmeta.image import MetadataImage
 
 

@@ -24,9 +24,9 @@ from broker.config.checks import PLAIN
 from broker.observability.counters import Counters
 from broker.security.audit import Audit, network_of
 from broker.security.users import Users
+from raftlog._core.security.acls import MAX_USER_CHARACTERS
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, RaftlogError
 from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512
-from raftmeta.acls import MAX_USER_CHARACTERS
 from raftmeta.credentials import MECHANISM_NAMES, Credential, Mechanism
 
 EXCHANGE_MS: Final = 10_000
@@ -327,7 +327,7 @@ def _text(message: bytes) -> str:
 
 
 def _first(message: bytes) -> str:
-    """Return a first message as text, if its name is short and normalized as users' names are (`raftmeta.acls`).
+    """Return a first message as text, if its name is short and normalized as users' names are (`why_no_user`).
 
     The check precedes SASLprep, which is slow and expands some characters to 18, for a client that has not
     authenticated yet.

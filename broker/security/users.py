@@ -25,8 +25,8 @@ from typing import Final
 
 from scramp import ScramException, ScramMechanism
 
+from raftlog._core.security.acls import why_no_user
 from raftlog.errors import InvalidConfig
-from raftmeta.acls import why_no_user
 from raftmeta.credentials import KEY_BYTES, MECHANISM_NAMES, Credential, CredentialKey, Mechanism
 from raftmeta.image import MetadataImage
 

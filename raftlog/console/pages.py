@@ -29,7 +29,7 @@ from raftlog.errors import (
     InvalidRequestError,
     ResourceNotFound,
 )
-from raftlog.security import AclOperation, ResourceType
+from raftlog.security import CLUSTER_NAME, AclOperation, ResourceType
 from raftlog.types import TopicPartition
 
 T = TypeVar("T")
@@ -656,6 +656,82 @@ def security(look: Look) -> Page:
     return Page("security.html", "Security", values)
 
 
+class RightsRow(NamedTuple):
+    """One resource or one principal, and what is allowed there. `name`: what the row is about."""
+
+    name: str
+    rights: list[Any]
+
+
+def access(look: Look) -> Page:
+    """Who may do what, and why: of one principal, of one resource, or of both."""
+    from raftlog.console import rights as core  # here: its tables take memory
+
+    found = look.view.rights()
+    if isinstance(found.error, AuthorizationError):
+        raise found.error
+    who, name = (look.fields.get(each, "").strip() for each in ("principal", "name"))
+    kinds = {each.name.lower(): each for each in ResourceType if each is not ResourceType.ANY}
+    kind = kinds.get(look.fields.get("type", ""), ResourceType.TOPIC)
+    if kind is ResourceType.CLUSTER:
+        name = CLUSTER_NAME
+    host = core.host_of(look.fields.get("host", ""))
+    principal = core.principal_of(who)
+    rules = found.value
+    answers: list[Answer[Any]] = [found]
+    rows: Slice = cut([], {})
+    alone: list[Any] = []
+    if rules is not None and principal and name:
+        alone = rules.rights(principal, host, kind, name)
+    elif rules is not None and (principal or name):
+        if principal:
+            names, listed = _resources(look.view, kind)
+            answers.append(listed)
+            asked = f"rights {principal} {host} {kind.name}"
+            may = look.view.ask(
+                asked,
+                lambda: [each for each in names if rules.may_something(principal, host, kind, each)],
+                ahead=True,
+            )
+            answers.append(may)
+            part = cut(may.value or [], look.fields)
+            rows = part._replace(
+                rows=[RightsRow(each, rules.rights(principal, host, kind, each)) for each in part.rows]
+            )
+        else:
+            part = cut(tuple(dict.fromkeys([*rules.principals, *core.ANYBODY])), look.fields)
+            rows = part._replace(rows=[RightsRow(each, rules.rights(each, host, kind, name)) for each in part.rows])
+    values = {
+        "rules": rules,
+        "principal": principal,
+        "kind": kind.name.lower(),
+        "kinds": {key: key.replace("_", " ") for key in kinds},
+        "name": name,
+        "host": host,
+        "alone": alone,
+        "list": rows,
+        "unknown": rules is not None and bool(principal) and not rules.names(principal),
+        "known": all(each.value is not None for each in answers),
+    }
+    return Page("access.html", "Who may what", values, answers)
+
+
+def _resources(view: View, kind: ResourceType) -> tuple[list[str], Answer[Any]]:
+    """Return the names of the resources of a type, in order, and the answer that has them."""
+    match kind:
+        case ResourceType.TOPIC:
+            topics = view.topics()
+            return sorted(topics.value.by_name if topics.value is not None else ()), topics
+        case ResourceType.GROUP:
+            groups = view.groups()
+            return sorted(each.group_id for each in groups.value or ()), groups
+        case ResourceType.TRANSACTIONAL_ID:
+            open_ = view.transactions()
+            return sorted({each.transactional_id for each in open_.value or () if each.transactional_id}), open_
+        case _:
+            return [CLUSTER_NAME], view.cluster()
+
+
 MOST_AUDIT_LINES: Final = 100
 
 
@@ -718,6 +794,7 @@ PAGES: Final[Mapping[str, Callable[[Look], Page]]] = {
     "/transactions/{id:path}": transaction,
     "/quorum": quorum,
     "/security": security,
+    "/security/access": access,
     "/audit": audit,
 }
 """The pages by path, in the order in which they are tried."""

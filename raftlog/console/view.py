@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import raftlog
 from raftlog._core.descriptions import (
@@ -49,6 +49,9 @@ from raftlog.errors import (
 )
 from raftlog.security import AclOperation, ResourceType
 from raftlog.types import TopicPartition
+
+if TYPE_CHECKING:
+    from raftlog.console.rights import Rights
 
 T = TypeVar("T")
 
@@ -438,6 +441,20 @@ class View:
     def topic(self, name: str) -> Answer[TopicDescription]:
         """Ask for one topic. A topic that brokers do not know is not waited for: it may never come."""
         return self.ask(f"topic {name}", lambda: self.admin.describe_topic(name, timeout=0))
+
+    def rights(self) -> Answer[Rights]:
+        """Ask for all that decides who may do what: users, ACLs, roles, and how a broker is configured."""
+
+        def question() -> Rights:
+            from raftlog.console.rights import Rights  # here: its tables take memory
+
+            admin = self.admin
+            brokers = [each.broker_id for each in admin.describe_cluster().brokers if not each.fenced]
+            configs = admin.describe_node(min(brokers, default=1)).configs
+            users = [each.user for each in admin.describe_users()]
+            return Rights.of(users, admin.describe_acls(), admin.describe_roles(), configs)
+
+        return self.ask("rights", question, ahead=True)
 
     def replicas(self, topic: str) -> Answer[dict[TopicPartition, PartitionReplicas]]:
         """Ask leaders for the offsets of a topic's partitions; leaders that do not answer are left out."""

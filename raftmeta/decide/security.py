@@ -7,12 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from raftlog.errors import DuplicateResource, InvalidRequestError, ResourceNotFound, UnacceptableCredential
-from raftlog.v1 import records_pb2
-from raftlog.v1.records_pb2 import MetadataRecord
-from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM, RoleAlteration, ScramCredential, UserMechanism
-from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.acls import (
+from raftlog._core.security.acls import (
     ROLE_PREFIX,
     Acl,
     Role,
@@ -24,6 +19,11 @@ from raftmeta.acls import (
     is_network,
     why_no_user,
 )
+from raftlog.errors import DuplicateResource, InvalidRequestError, ResourceNotFound, UnacceptableCredential
+from raftlog.v1 import records_pb2
+from raftlog.v1.records_pb2 import MetadataRecord
+from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM, RoleAlteration, ScramCredential, UserMechanism
+from raftlog.v1.security_pb2 import Acl as WireAcl
 from raftmeta.credentials import KEY_BYTES, MECHANISM_NAMES, Credential, CredentialKey, remove_credential_record
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
 from raftmeta.features import (

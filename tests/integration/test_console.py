@@ -72,6 +72,10 @@ PAGES = {
     "transaction": "/transactions/transfers",
     "quorum": "/quorum",
     "security": "/security",
+    "access": "/security/access",
+    "access-user": "/security/access?principal=ada",
+    "access-resource": "/security/access?type=topic&name=flights",
+    "access-both": "/security/access?principal=User:ada&type=topic&name=adas",
     "audit": "/audit",
     "audit-none": "/audit?who=nobody",
     "create-topic": "/create-topic",
@@ -692,6 +696,24 @@ def test_records_of_a_topic_never_become_markup(url: str) -> None:
     reply = logged_in(url, "boss").get("/topics/flights/messages")
     assert "&lt;b&gt;bold" in reply.text
     assert "<b>bold" not in reply.text
+
+
+def test_who_may_what_is_told_with_the_rule(url: str) -> None:
+    boss = logged_in(url, "boss")
+
+    def rows(query: str) -> list[str]:
+        body = boss.get(f"/security/access?{query}").text.partition("<tbody>")[2].partition("</tbody>")[0]
+        return [" ".join(re.sub("<[^>]*>", " ", row).split()) for row in body.split("</tr>") if row.strip()]
+
+    assert rows("principal=ada") == ["adas read describe ACL of User:ada: allows read on adas"]
+    both = rows("principal=User:ada&type=topic&name=adas")
+    assert both[0] == "read yes ACL of User:ada: allows read on adas"
+    assert both[1] == "write no no ACL or role allows it"
+    assert "delete yes super user" in rows("principal=boss&name=adas")
+    of_topic = rows("name=adas")
+    assert [row.split()[0] for row in of_topic if " nothing " not in row] == ["User:ada", "User:boss", "User:ops"]
+    assert "alter yes ACL of User:ops: allows all" in rows("principal=ops&type=cluster")
+    assert logged_in(url, "ada").get("/security/access?principal=boss").code == 403
 
 
 def test_a_search_finds_what_it_is_asked_for(url: str) -> None:

@@ -8,10 +8,10 @@ from itertools import islice
 
 from hypothesis import strategies as st
 
+from raftlog._core.security.acls import Acl, Role
 from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, MetadataCommand, PartitionRef
 from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, UNKNOWN_MECHANISM, RoleAlteration, ScramCredential
 from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.acls import Acl, Role
 from raftmeta.credentials import Mechanism
 from raftmeta.decide import Decision, decide
 from raftmeta.elections import unsettled

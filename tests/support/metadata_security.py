@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from raftlog._core.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftlog.v1.security_pb2 import SCRAM_SHA_512, RoleAlteration, ScramCredential, UserMechanism
 from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.acls import Acl, Operation, PatternType, Permission, ResourceType
 from raftmeta.credentials import KEY_BYTES, Mechanism
 from raftmeta.quotas import QuotaEntity
 from tests.support.metadata import EPOCH

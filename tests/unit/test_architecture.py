@@ -41,7 +41,6 @@ PURE = [
     "raftlog/_doctor/checks/",
     "raftlog/_doctor/picture.py",
     "raftlog/_doctor/report.py",
-    "raftmeta/acls.py",
     "raftmeta/state.py",
     "raftmeta/credentials.py",
     "raftmeta/decide/",

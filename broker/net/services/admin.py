@@ -29,6 +29,7 @@ from broker.quotas.manager import QuotaManager
 from broker.security.audit import Fact, changes_noted
 from broker.security.caller import Caller, Decisions, authorized_operations, caller
 from broker.server.logging import LogLevels
+from raftlog._core.security.acls import CLUSTER_NAME, INTERNAL_PREFIX
 from raftlog.errors import (
     InvalidRequestError,
     InvalidTopic,
@@ -56,11 +57,10 @@ from raftlog.v1.records_pb2 import (
     UpdateFeatureCommand,
 )
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 from raftmeta.decide import MAX_PARTITIONS_PER_COMMAND, CommandResult
 from raftmeta.decide.security import MAX_SECURITY_CHANGES
 from raftmeta.features import BASELINE, SUPPORTED, supports
-from raftmeta.image import CLUSTER_DEFAULT, INTERNAL_PREFIX, NO_LOAD, BrokerImage, MetadataImage
+from raftmeta.image import CLUSTER_DEFAULT, NO_LOAD, BrokerImage, MetadataImage
 from raftmeta.port import MetadataPort
 from raftmeta.quotas import QuotaEntity, entity_order, matches
 from replication.leader import ReplicaView

@@ -53,6 +53,7 @@ from broker.net.services.calls import Answer, Call, Context, all_of, ask, end_st
 from broker.partition.produce_session import ResponseWriter
 from broker.security.caller import Caller, Decisions, allowed_of, authorized_operations, caller
 from broker.security.permissions import NameOf
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import (
     AuthorizationError,
     BrokerOverloaded,
@@ -84,7 +85,6 @@ from raftlog.v1.group_pb2 import (
     TopicPartitions,
 )
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 
 AT_A_TIME: Final = 500
 """Decisions between two turns of the event loop."""

@@ -14,6 +14,7 @@ from grpc import aio
 from broker.security.caller import MAX_NAME, Caller, Decisions, authorized_operations, caller
 from raftlog import __version__
 from raftlog._client.connections import refuse
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import (
     BrokerOverloaded,
     InvalidRequestError,
@@ -28,7 +29,6 @@ from raftlog.format.header import MAGIC
 from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 from raftmeta.features import BASELINE, supported_ranges
 from raftmeta.image import MetadataImage, PartitionImage, TopicImage
 from raftmeta.port import Change, MetadataPort

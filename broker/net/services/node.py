@@ -29,6 +29,7 @@ from broker.observability.health import Health
 from broker.security.caller import caller
 from raftlog import __version__
 from raftlog._client.connections import from_grpc, open_channel
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog._core.words import shown
 from raftlog.config import ConfigKey
 from raftlog.errors import (
@@ -44,7 +45,6 @@ from raftlog.v1 import node_pb2
 from raftlog.v1.admin_pb2 import ConfigEntry, LogDirInfo, LogDirPartition, TopicConfigs
 from raftlog.v1.records_pb2 import ConfigResource
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 from raftmeta.features import supported_ranges
 from raftmeta.image import CLUSTER_DEFAULT, MetadataImage
 from raftmeta.quorum.config import Endpoint

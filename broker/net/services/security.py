@@ -17,6 +17,7 @@ from broker.quotas.manager import QuotaManager
 from broker.security.audit import changes_noted
 from broker.security.caller import caller
 from broker.security.scram import FailureDelay
+from raftlog._core.security.acls import EVERYBODY, ROLE_PREFIX, Acl, field_order, matching
 from raftlog.errors import (
     AuthenticationFailed,
     InvalidRequestError,
@@ -27,7 +28,6 @@ from raftlog.errors import (
 from raftlog.v1 import security_pb2, security_pb2_grpc
 from raftlog.v1.records_pb2 import AlterAclsCommand, AlterRolesCommand, AlterUsersCommand, MetadataCommand
 from raftlog.v1.security_pb2 import RoleAlteration
-from raftmeta.acls import EVERYBODY, ROLE_PREFIX, Acl, field_order, matching
 from raftmeta.credentials import MECHANISM_NAMES
 from raftmeta.decide.security import MAX_SECURITY_CHANGES, parts_of_role
 from raftmeta.port import MetadataPort

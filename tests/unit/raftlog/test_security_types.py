@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from raftlog import security
 from raftlog._client.admin import _acl, _binding, credential
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import InvalidConfig, InvalidRequestError, UnacceptableCredential
 from raftlog.security import AclBinding, AclFilter, ScramMechanism
 from raftlog.testing import Cluster
 from raftlog.testing.layout import write_users
 from raftlog.v1 import security_pb2
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 
 
 @pytest.mark.parametrize(

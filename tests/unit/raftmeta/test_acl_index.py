@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.errors import InvalidRequestError
-from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.acls import (
+from raftlog._core.security.acls import (
     CLUSTER_NAME,
     OPERATIONS,
     Acl,
@@ -24,6 +22,8 @@ from raftmeta.acls import (
     field_order,
     matching,
 )
+from raftlog.errors import InvalidRequestError
+from raftlog.v1.security_pb2 import Acl as WireAcl
 from tests.support.metadata_security import acl
 
 ALICE, BOB, HERE, THERE = "User:alice", "User:bob", "10.0.0.1", "10.0.0.2"

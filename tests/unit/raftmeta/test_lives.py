@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog._core.security.acls import check_acl, check_permission, check_principal, check_role_name
 from raftlog.errors import RaftlogError
 from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, PartitionRecord, PartitionRef
-from raftmeta.acls import check_acl, check_permission, check_principal, check_role_name
 from raftmeta.decide import decide
 from raftmeta.decide.security import check_credential
 from raftmeta.elections import settle, still_holds, unsettled

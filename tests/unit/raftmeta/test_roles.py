@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog._core.security.acls import ROLE_PARTS_PER_RECORD, Acl, AclIndex, Decision, Role
 from raftlog.errors import DuplicateResource, InvalidRequestError, ResourceNotFound, UnsupportedVersion
 from raftlog.v1.security_pb2 import Acl as WireAcl
 from raftlog.v1.security_pb2 import RoleAlteration
-from raftmeta.acls import ROLE_PARTS_PER_RECORD, Acl, AclIndex, Decision, Role
 from raftmeta.decide import CommandResult, decide, security
 from raftmeta.replay import image_from_records
 from tests.support.metadata import accept, claim, image_after, refusal, register, update_feature

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scramp import ScramException
 from scramp.utils import saslprep
 
+from raftlog._core.security.acls import CLUSTER_NAME, MAX_USER_CHARACTERS, OPERATIONS, Acl, why_no_name, why_no_user
 from raftlog.errors import (
     InvalidRequestError,
     RaftlogError,
@@ -20,7 +21,6 @@ from raftlog.errors import (
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, UNKNOWN_MECHANISM, ScramCredential
 from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.acls import CLUSTER_NAME, MAX_USER_CHARACTERS, OPERATIONS, Acl, why_no_name, why_no_user
 from raftmeta.decide import CommandResult, decide, security
 from raftmeta.image import MetadataImage
 from raftmeta.replay import image_from_records

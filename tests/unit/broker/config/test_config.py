@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.config.checks import super_users
 from broker.config.config import BROKER_CONFIGS, BrokerConfig
 from broker.config.endpoints import parse_endpoint, parse_voters
 from raftlog._core.cluster import is_loopback
+from raftlog._core.security.acls import super_users_of
 from raftlog.config import settings_of
 from raftlog.errors import InvalidConfig
 
@@ -512,8 +512,8 @@ def test_a_client_on_this_machine_is_an_administrator(tmp_path: Path) -> None:
 
 
 def test_super_users_are_separated_by_semicolons() -> None:
-    assert super_users("User:a;User:b c; User:CN=d ;") == {"User:a", "User:b c", "User:CN=d"}
-    assert super_users("") == frozenset()
+    assert super_users_of("User:a;User:b c; User:CN=d ;") == {"User:a", "User:b c", "User:CN=d"}
+    assert super_users_of("") == frozenset()
 
 
 def test_variables_of_clients_are_not_taken_for_the_servers() -> None:

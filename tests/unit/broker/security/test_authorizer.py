@@ -11,6 +11,7 @@ import pytest
 from broker.security.audit import BURST_LINES, LINES_PER_S, MAX_SHOWN, REPEAT_MS, Audit
 from broker.security.authorizer import AclAuthorizer
 from broker.security.caller import Caller, Decisions, authorized_operations
+from raftlog._core.security.acls import CLUSTER_NAME, Acl, Role
 from raftlog.errors import (
     ClusterAuthorizationFailed,
     GroupAuthorizationFailed,
@@ -18,7 +19,6 @@ from raftlog.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from raftlog.v1.security_pb2 import Acl as Wire
-from raftmeta.acls import CLUSTER_NAME, Acl, Role
 from raftmeta.image import MetadataImage
 from tests.support.scram_parts import Hands
 

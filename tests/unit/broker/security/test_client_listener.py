@@ -18,10 +18,10 @@ from broker.security import client_listener, identify
 from broker.security.caller import caller
 from broker.security.client_listener import UNKNOWN_HOST, ClientSecurity
 from broker.security.identify import AUTHENTICATE, Login
+from raftlog._core.security.acls import Acl, canonical_host, check_acl
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidConfig, InvalidRequestError, SecurityDisabled
 from raftlog.v1.security_pb2 import SCRAM_SHA_512
 from raftlog.v1.security_pb2 import Acl as WireAcl
-from raftmeta.acls import Acl, canonical_host, check_acl
 from tests.support.logged import lines_of
 from tests.support.scram_parts import Book, Hands, client
 

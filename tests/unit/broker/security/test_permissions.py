@@ -18,12 +18,12 @@ from broker.security.caller import MAX_NAME, MAX_REFUSALS, Caller, Decisions, al
 from broker.security.permissions import MAX_DETAILS, RULES, Need, Permissions, anybody, inside
 from broker.server.broker_role import BrokerRole
 from raftlog._client.connections import refusal_of
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import AuthorizationError, TopicAuthorizationFailed
 from raftlog.v1 import admin_pb2, group_pb2, log_pb2, metadata_pb2, node_pb2, security_pb2, transaction_pb2
 from raftlog.v1.group_pb2 import CommitOffset, DeleteOffsetsRequest, TopicPartitions
 from raftlog.v1.records_pb2 import ConfigResource
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 from raftmeta.image import MetadataImage
 from tests.support.fake_authorizer import FakeAuthorizer
 from tests.support.memory_metadata import MemoryMetadata

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from raftmeta.acls import Role
+from raftlog._core.security.acls import Role
 from raftmeta.features import ROLES_LEVEL
 from tests.support.admin_service import AdminServer
 from tests.support.command_line import Run

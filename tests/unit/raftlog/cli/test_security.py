@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from raftlog._core.security.acls import OPERATIONS
 from raftlog.cli.security import acls
 from raftlog.errors import UnknownOutcome
 from raftlog.security import AclOperation, AclPermission, PatternType, ResourceType
 from raftlog.v1.security_pb2 import SCRAM_SHA_256, SCRAM_SHA_512, ScramMechanism
-from raftmeta.acls import OPERATIONS
 from raftmeta.credentials import CredentialKey
 from tests.support.admin_service import AdminServer
 from tests.support.command_line import Run

@@ -25,6 +25,7 @@ from broker.net.services.groups import (
 )
 from broker.net.services.transactions import leave_out_topics
 from broker.security.caller import Caller
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import TopicAuthorizationFailed
 from raftlog.v1 import common_pb2
 from raftlog.v1.common_pb2 import Error
@@ -50,7 +51,6 @@ from raftlog.v1.group_pb2 import (
     TopicPartitions,
 )
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 from tests.support.broker_parts import Requests, Writer
 from tests.support.fake_authorizer import FakeAuthorizer, Permission
 from tests.support.replica_link import settle

@@ -17,6 +17,7 @@ from grpc import aio
 from broker.net.services import metadata as metadata_module
 from broker.net.services.metadata import CREDENTIALS, MAX_NAMED, MetadataService
 from broker.security.caller import Caller, caller
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.v1 import common_pb2, metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.records_pb2 import (
     MetadataRecord,
@@ -26,7 +27,6 @@ from raftlog.v1.records_pb2 import (
     ScramCredentialRecord,
 )
 from raftlog.v1.security_pb2 import SCRAM_SHA_512, Acl, ScramCredential
-from raftmeta.acls import CLUSTER_NAME
 from raftmeta.image import MetadataImage
 from raftmeta.port import Change
 from raftmeta.quorum import image_feed

@@ -16,6 +16,7 @@ from broker.observability.event_loop import LoopLagMonitor
 from broker.observability.health import Health
 from broker.security.caller import caller
 from raftlog import __version__
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog._core.words import HIDDEN
 from raftlog.errors import (
     BrokerOverloaded,
@@ -29,7 +30,6 @@ from raftlog.errors import (
 from raftlog.v1 import node_pb2, node_pb2_grpc
 from raftlog.v1.admin_pb2 import ConfigEntry
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.acls import CLUSTER_NAME
 from raftmeta.image import MetadataImage
 from raftmeta.quorum.description import RaftView
 from tests.support.admin_service import FakeLog, FakeLogs, FixedClock

@@ -1,4 +1,6 @@
-"""ACLs and roles: names of users, filters, and decisions (KIP-11, KIP-140, KIP-290). Pure; `broker.security` calls it.
+"""ACLs and roles: names of users, filters, and decisions (KIP-11, KIP-140, KIP-290). Pure.
+
+`verdict` is the whole rule: the broker's authorizer decides by it, and the console shows what it says and why.
 
 A denial overrides a permission. READ, WRITE, DELETE and ALTER also allow DESCRIBE, ALTER_CONFIGS allows
 DESCRIBE_CONFIGS, ALL allows every operation. A denial covers the operation that it names; ALL covers every operation.
@@ -25,6 +27,7 @@ from __future__ import annotations
 import stringprep
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from operator import attrgetter
@@ -649,6 +652,77 @@ class AclIndex:
             for each in held
             for start, hosts in each.prefixed.items()
         )
+
+
+INTERNAL_PREFIX: Final = "__"
+"""The names of internal topics begin with it."""
+NODE_PREFIX: Final = "Node:"
+"""Prefix of the principal of a caller with a node's certificate; no user's principal has it."""
+_OF_CLUSTER_ITSELF: Final = frozenset(
+    {WireAcl.READ, WireAcl.WRITE, WireAcl.CREATE, WireAcl.DELETE, WireAcl.ALTER, WireAcl.ALTER_CONFIGS}
+)
+"""Operations on internal topics that only super users may do."""
+
+
+class Ground(Enum):
+    """What a verdict rests on."""
+
+    SUPER_USER = "super user"
+    INTERNAL = "internal topic"
+    """Only super users may do this with an internal topic."""
+    ACL = "ACL"
+    """Of the principal, of `User:*`, or of a role."""
+    NO_ACL_OPEN = "no ACL, open"
+    """The resource has no ACL, and `allow.everyone.if.no.acl.found` is on."""
+    NO_ACL = "no ACL"
+
+
+class Verdict(NamedTuple):
+    """Whether a principal may do something. `acl`: the one that decides, for `Ground.ACL`."""
+
+    allowed: bool
+    ground: Ground
+    acl: Acl | None = None
+
+
+def is_super_user(principal: str, super_users: Set[str]) -> bool:
+    """Whether the principal may do everything: `super.users` names it, or it is a node of the cluster."""
+    return principal in super_users or principal.startswith(NODE_PREFIX)
+
+
+def is_of_cluster(operation: Operation, resource_type: ResourceType, name: str) -> bool:
+    """Whether only super users may do this, as the topic belongs to the cluster itself."""
+    return resource_type == WireAcl.TOPIC and name.startswith(INTERNAL_PREFIX) and operation in _OF_CLUSTER_ITSELF
+
+
+def verdict(
+    index: AclIndex,
+    super_users: Set[str],
+    principal: str,
+    host: str,
+    operation: Operation,
+    resource_type: ResourceType,
+    name: str,
+    *,
+    everyone_if_none: bool,
+) -> Verdict:
+    """Decide whether a principal at an address may do this, and say why. `everyone_if_none`: the broker's
+    `allow.everyone.if.no.acl.found`."""
+    if is_super_user(principal, super_users):
+        return Verdict(True, Ground.SUPER_USER)
+    if is_of_cluster(operation, resource_type, name):
+        return Verdict(False, Ground.INTERNAL)
+    decision = index.decide(principal, host, operation, resource_type, name)
+    if decision.acl is not None:
+        return Verdict(decision.allowed, Ground.ACL, decision.acl)
+    if everyone_if_none and not index.has_acls(resource_type, name):
+        return Verdict(True, Ground.NO_ACL_OPEN)
+    return Verdict(False, Ground.NO_ACL)
+
+
+def super_users_of(text: str) -> frozenset[str]:
+    """Return the principals of `super.users`: `User:a;User:b`."""
+    return frozenset(filter(None, map(str.strip, text.split(";"))))
 
 
 def _granted(roles: Mapping[str, Role]) -> Mapping[str, tuple[str, ...]]:

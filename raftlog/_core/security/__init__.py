@@ -1,0 +1,1 @@
+"""Who may do what, decided without I/O: `acls.py`. Brokers decide by it, and the console explains by it."""
