@@ -731,8 +731,20 @@ _MESSAGE_BYTES: Final = 48 << 10
 """Requests of several producers go into one message up to about this size."""
 _BULK_BYTES: Final = 32 << 10
 """A producer that has this much to send at once moves to a call of its own."""
+_UNANSWERED_MESSAGES: Final = 2
+"""Messages of several producers without an answer, at most; what comes meanwhile gathers for the next message."""
+_GATHER_MS: Final = 20.0
+"""How long requests gather at most: a partition that waits for its replicas must not hold up the others."""
 _ACCEPTED_S: Final = 3.0
 """How long a broker may take to say whether it serves several producers on a call."""
+
+
+class _Message(NamedTuple):
+    """A message without any answer: its first and last correlation id, and when it was sent."""
+
+    first_id: int
+    last_id: int
+    sent_ms: float
 
 
 class ProduceCall:
@@ -741,6 +753,10 @@ class ProduceCall:
     A message takes one request of each producer that has one, in turn, and every answer goes back to the producer that
     asked. Each producer keeps its own limits, order and sequence numbers. If the call breaks, it breaks for all of
     them: each sends its unanswered requests again on another call.
+
+    While several producers send, a message that is not full waits until fewer than `_UNANSWERED_MESSAGES` are without
+    any answer, for `_GATHER_MS` at most. So a busy broker gets fewer messages with more in each, and an idle one gets
+    each request at once.
 
     On a call that may be shared, only the first producer sends until the broker's initial metadata tells whether it
     serves several:
@@ -763,6 +779,9 @@ class ProduceCall:
         self._owners: dict[int, ProduceStream] = {}
         """By correlation id: the stream that waits for the answer."""
         self._last_id = 0
+        self._unanswered: list[_Message] = []
+        """Messages that were not full, and have no answer; the oldest first."""
+        self._gather_timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._ended_by: RaftlogError | None = None
         self.throttled_until_ms = 0.0
@@ -894,8 +913,11 @@ class ProduceCall:
 
     def _next_message(self) -> Produce | None:
         """Return the next message: one request, or one of each producer that has one; None if there is none."""
-        if self.throttled_until_ms > monotonic_ms():
+        now_ms = monotonic_ms()
+        if self.throttled_until_ms > now_ms:
             return None  # `_throttle` wakes the writer
+        if not self._ready or self._gathers(now_ms):
+            return None
         candidates = list(self._ready)
         if self._is_shared is None:
             first = next(iter(self._streams), None)
@@ -916,9 +938,27 @@ class ProduceCall:
                 break
         if not requests:
             return None
+        if room_bytes > 0 and len(self._streams) > 1:
+            self._unanswered.append(_Message(self._last_id - len(requests) + 1, self._last_id, now_ms))
         requests[0].head.left_lanes.extend(self._left_lanes)
         self._left_lanes.clear()
         return requests[0] if len(requests) == 1 else requests[0]._replace(more=requests[1:])
+
+    def _gathers(self, now_ms: float) -> bool:
+        """Whether requests wait for others, until a message is answered or `_GATHER_MS` have passed."""
+        unanswered = self._unanswered
+        while len(unanswered) >= _UNANSWERED_MESSAGES:
+            left_ms = unanswered[0].sent_ms + _GATHER_MS - now_ms
+            if left_ms > 0:
+                if self._gather_timer is None:
+                    self._gather_timer = self._loop.call_later(left_ms / 1_000, self._stop_gathering)
+                return True
+            del unanswered[0]
+        return False
+
+    def _stop_gathering(self) -> None:
+        self._gather_timer = None
+        self._wake.set()
 
     async def _read(self) -> None:
         while True:
@@ -935,6 +975,10 @@ class ProduceCall:
     def _take(self, response: log_pb2.ProduceResponse) -> None:
         if response.throttle_time_ms > 0:
             self._throttle(response.throttle_time_ms)
+        for index, message in enumerate(self._unanswered):
+            if message.first_id <= response.correlation_id <= message.last_id:
+                del self._unanswered[index]
+                break
         stream = self._owners.pop(response.correlation_id, None)
         if stream is not None:
             stream.answered(response)

@@ -52,6 +52,14 @@ def send(producer: Producer[Any, Any], name: int, count: int, partition: int = 0
     return [producer.send("t", b"%d:%d" % (name, number), partition=partition) for number in range(count)]
 
 
+def has_messages(cluster: FakeCluster, count: int) -> bool:
+    return len(cluster.messages) == count
+
+
+def has_records(cluster: FakeCluster, count: int) -> bool:
+    return len(cluster.values("t")) == count
+
+
 def test_producers_with_the_same_settings_share_a_call_to_each_broker(cluster: FakeCluster) -> None:
     with ExitStack() as stack:
         producers = [stack.enter_context(Producer(cluster.bootstrap, **FAST)) for _ in range(COUNT)]
@@ -86,6 +94,46 @@ def test_a_message_has_a_request_of_each_producer_that_waits_until_it_is_large(
             delivery.result(SOON_S)
         assert len(calls_of(*producers)) == 1
     assert max(cluster.messages) == most
+
+
+def test_requests_gather_while_two_messages_have_no_answer(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "_GATHER_MS", 1_000_000.0)
+    with ExitStack() as stack:
+        producers = [stack.enter_context(Producer(cluster.bootstrap, **FAST)) for _ in range(COUNT)]
+        for name, producer in enumerate(producers):
+            send(producer, name, 1)[0].result(SOON_S)
+        [call] = calls_of(*producers)
+        assert call is not None
+        cluster.hold_acks()
+        sent, before = [], len(cluster.messages)
+        for name in (0, 1):
+            sent += send(producers[name], name, 1)
+            until(partial(has_messages, cluster, before + name + 1))
+        for name in range(2, COUNT):
+            sent += send(producers[name], name, 1)
+        until(lambda: {each for one in producers[2:] for each in one._engine._streams.values()} <= set(call._ready))
+        cluster.release_acks()
+        for delivery in sent:
+            delivery.result(SOON_S)
+    assert cluster.messages[before:] == [1, 1, COUNT - 2]
+
+
+def test_a_broker_that_answers_nothing_gets_the_requests_that_have_gathered(cluster: FakeCluster) -> None:
+    with ExitStack() as stack:
+        producers = [stack.enter_context(Producer(cluster.bootstrap, **FAST)) for _ in range(COUNT)]
+        for name, producer in enumerate(producers):
+            send(producer, name, 1)[0].result(SOON_S)
+        cluster.hold_acks()
+        sent = []
+        for name, producer in enumerate(producers):
+            sent += send(producer, name, 1)
+            until(partial(has_records, cluster, COUNT + name + 1))
+        cluster.release_acks()
+        for delivery in sent:
+            delivery.result(SOON_S)
+        assert len(calls_of(*producers)) == 1, "the call has gone on"
 
 
 @pytest.mark.parametrize(
