@@ -318,7 +318,9 @@ class BrokerConfig(Settings):
         30_000,
         minimum=1_000,
         own=True,
-        doc="With listener.security.protocol=sasl_ssl, a connection without a user's call is closed after this time.",
+        doc="With listener.security.protocol=sasl_ssl, a connection without a user's call is closed after this time; "
+        "on the listener for Kafka clients one whose login or TLS handshake is not over; during a migration one "
+        "without any call.",
     )
     connections_max_idle_ms = duration_ms(
         600_000,

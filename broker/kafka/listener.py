@@ -15,8 +15,9 @@ Bounds, so that no client harms another:
 - A connection has FRAME_S for the rest of a frame that it has begun, RESPONSE_S to take a response, FIRST_S for its
   first request, and connections.max.idle.ms between two.
 - The limits of `ConnectionLimits` (broker/net/connections.py).
-- Where clients have to authenticate, few connections at a time have not done so yet, of one network and of all; they
-  have AUTHENTICATE_S, a handful of small requests, and no other API than those of the authentication (`sasl.py`).
+- Where clients have to authenticate, few connections at a time have not done so yet, of one network and of all: the
+  oldest gives way (`Newcomers`). They have connection.login.timeout.ms, a handful of small requests, and no other API
+  than those of the authentication (`sasl.py`).
 
 An API or a version that is not offered closes the connection, as in Kafka; ApiVersions of an unknown version is
 answered in version 0 with UNSUPPORTED_VERSION, so that the client asks again.
@@ -51,16 +52,16 @@ from broker.kafka.codec import Fields, LargeMessage, Reader
 from broker.kafka.fetch import Fetch
 from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
-from broker.kafka.sasl import AUTHENTICATE_S, MAX_BEFORE_BYTES, OPEN, Door, NotAdmitted, Session
+from broker.kafka.sasl import MAX_BEFORE_BYTES, OPEN, Door, NotAdmitted, Session
 from broker.kafka.transactions import TransactionApis
-from broker.net.connections import ConnectionLimits, limits_of
+from broker.net.connections import ConnectionLimits, Newcomer, Newcomers, limits_of
 from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
 from broker.observability.counters import Counters
 from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, QuotaManager, whole_ms
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, caller
-from broker.security.identify import Login
+from broker.security.identify import MAX_STRANGERS_OF_NETWORK, Login
 from broker.server.lease import Lease
 from raftlog._core.security.acls import canonical_host
 from raftlog.errors import BrokerUnavailable, InvalidRequestError
@@ -155,8 +156,14 @@ class KafkaListener:
         self.limits = limits
         self.idle_s = idle_s
         self.quotas = quotas
-        self._clock = SystemClock()
         self.door = door
+        self.newcomers = Newcomers(
+            limits,
+            SystemClock(),
+            login_ms=door.login_ms if door.is_guarded else None,
+            most=door.max_strangers,
+            most_of_network=MAX_STRANGERS_OF_NETWORK,
+        )
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -237,14 +244,10 @@ class KafkaListener:
             task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, accepted: socket.socket, host: str) -> None:
-        leave: Callable[[], None] | None = None
-        if self.limits.open(host, self._clock.monotonic_ms()):
-            accepted.close()
-            return
-        if self.door.is_guarded and (leave := self.door.strangers.enter(host)) is None:
-            self.tell(host, "too many connections that have not authenticated")
-            self.counters.unauthenticated_calls += 1
-            self.limits.close(host)
+        task = asyncio.current_task()
+        assert task is not None, "each connection has a task"
+        opened = self.newcomers.open(host, task.cancel)
+        if opened is None:
             accepted.close()
             return
         self.counters.streams["kafka"] += 1
@@ -253,8 +256,7 @@ class KafkaListener:
         try:
             reader, writer = await self._opened(accepted)
             session = self.door.session(host, writer.get_extra_info("ssl_object"))
-            connection = _Connection(self, reader, writer, session, leave or _nothing)
-            leave = None
+            connection = _Connection(self, reader, writer, session, opened)
             self._connections.add(connection)
             await connection.run()
         except (_Closed, NotAdmitted) as why:
@@ -265,17 +267,15 @@ class KafkaListener:
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client is gone, or too slow
         except asyncio.CancelledError:
-            pass  # only `close` cancels this task and waits for it; asyncio would log the cancellation with a traceback
+            pass  # by `close`, or since it gives way to others; asyncio would log the cancellation with a traceback
         except Exception:  # a bug in one connection must not reach others
             logger.exception("a connection of a Kafka client failed")
         finally:
             if connection is not None:
                 self._connections.discard(connection)
                 connection.left()
-            if leave is not None:
-                leave()
             self.counters.streams["kafka"] -= 1
-            self.limits.close(host)
+            opened.close()
             if writer is None:
                 accepted.close()
             elif writer.transport.get_write_buffer_size():  # the client does not read
@@ -300,10 +300,6 @@ class KafkaListener:
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
-
-
-def _nothing() -> None:
-    pass
 
 
 def listen_for_kafka(
@@ -376,23 +372,20 @@ class _Connection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         session: Session,
-        leave: Callable[[], None],
+        opened: Newcomer,
     ) -> None:
-        """`leave` is called when the client has authenticated, or has gone."""
+        """`opened` is told when the client has authenticated, or need not."""
         self._listener = listener
         self._reader = reader
         self._writer = writer
         self._session = session
         self._client = self._named = session.who
         """The caller, with the client id of its last request."""
-        self._leave = leave
+        self._opened = opened
         self._muted_until_s, self._muted_by = 0.0, ""
-        self._deadline: asyncio.TimerHandle | None = None
         if session.is_admitted:
-            self._stays()
+            opened.logged_in()
         else:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(AUTHENTICATE_S, self._writer.transport.abort)
             session.on_admitted = self._on_admitted
         self._owed: deque[_Owed] = deque()
         self._news = asyncio.Event()
@@ -412,21 +405,13 @@ class _Connection:
 
     def _on_admitted(self) -> None:
         caller.set(self._session.who)
-        self._stays()
+        self._opened.logged_in()
         security = self._listener.door.security
         assert security is not None, "a password was checked"
         security.connections.add(self)
 
-    def _stays(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        leave, self._leave = self._leave, _nothing
-        leave()
-
     def left(self) -> None:
         """Forget the client."""
-        self._stays()
         if (security := self._listener.door.security) is not None:
             security.connections.discard(self)
 

@@ -32,7 +32,7 @@ from broker.observability.counters import Counters
 from broker.security import mapping
 from broker.security.caller import Authorizer, Caller
 from broker.security.client_listener import ClientSecurity
-from broker.security.identify import MAX_STRANGERS, OF_BEARER, Login, Strangers, principal_of_certificate
+from broker.security.identify import MAX_STRANGERS, OF_BEARER, Login, principal_of_certificate
 from broker.security.mapping import DEFAULT, Rule
 from broker.security.scram import FailureDelay
 from raftlog._core.security.acls import ANONYMOUS, USER_PREFIX
@@ -43,8 +43,8 @@ MAX_BEFORE_BYTES: Final = 16 << 10
 """Of a request before authentication."""
 MAX_BEFORE: Final = 16
 """Requests before authentication; a client needs four."""
-AUTHENTICATE_S: Final = 30.0
-"""How long a client may take from connecting to the end of its authentication."""
+AUTHENTICATE_MS: Final = 30_000.0
+"""How long a client may take from connecting to the end of its authentication; connection.login.timeout.ms."""
 
 
 class NotAdmitted(Exception):
@@ -66,9 +66,13 @@ class Door:
         clock: Clock | None = None,
         counters: Counters | None = None,
         max_strangers: int = MAX_STRANGERS,
+        login_ms: float = AUTHENTICATE_MS,
         rules: Sequence[Rule] = DEFAULT,
     ) -> None:
-        """`protocol`: Kafka's name. `session_ms`: a login's lifetime, 0 for no end. `rules`: of certificates' users."""
+        """`protocol`: Kafka's name. `session_ms`: a login's lifetime, 0 for no end. `rules`: of certificates' users.
+
+        `max_strangers`: connections that have not authenticated; `login_ms`: how long each may take to do so.
+        """
         self._rules = rules
         self.authorizer = authorizer
         self.security = security
@@ -78,7 +82,8 @@ class Door:
         self.clock = clock
         self.counters = counters or Counters()
         self.asks_for_password = protocol in WITH_SASL
-        self.strangers = Strangers(max_strangers)
+        self.max_strangers = max_strangers
+        self.login_ms = login_ms
         self.delay = FailureDelay()
         assert not self.asks_for_password or (security is not None and mechanisms and clock is not None)
 
@@ -120,6 +125,7 @@ def door_of(
         clock=clock,
         counters=counters,
         max_strangers=min(MAX_STRANGERS, config.max_streams),
+        login_ms=config.connection_login_timeout_ms,
         rules=mapping.parse(config.ssl_principal_mapping_rules),
     )
 

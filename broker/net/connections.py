@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
 from broker.net.interceptors import Rarely, host_of
+from broker.security.audit import network_of
 from raftlog._core.security.acls import canonical_host
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import limit_of_ip
@@ -177,6 +178,117 @@ def _override(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(limit)
 
 
+# Connections that a listener of our own accepts
+
+
+class Newcomer:
+    """A connection that counts. `end` closes it; its listener then calls `close`."""
+
+    __slots__ = ("_newcomers", "_timer", "end", "host", "is_open")
+
+    def __init__(self, newcomers: Newcomers, host: str, end: Callable[[], object]) -> None:
+        self._newcomers = newcomers
+        self._timer: asyncio.TimerHandle | None = None
+        self.host = host
+        self.end = end
+        self.is_open = True
+
+    def wait_for_login(self, login_ms: float, late: Callable[[Newcomer], None]) -> None:
+        """Call `late` after that time."""
+        self._timer = asyncio.get_running_loop().call_later(login_ms / 1_000, late, self)
+
+    def logged_in(self) -> None:
+        """Note that the client has logged in, or need not."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._newcomers.forget(self)
+
+    def close(self) -> None:
+        """Count it no longer; the second time has no effect."""
+        self.logged_in()
+        if self.is_open:
+            self.is_open = False
+            self._newcomers.limits.close(self.host)
+
+
+class Newcomers:
+    """Counts the connections of a listener that accepts them itself, and follows those that have not logged in.
+
+    Those have `login_ms` to do so; there are at most `most` of them, and `most_of_network` of one network. Of too many
+    the oldest gives way, of that network or of the one that has most. When max.connections.per.ip is reached, the
+    oldest one of the address gives way to a new connection. So silent connections keep no client out, not even one of
+    their own network. On the event loop only.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        clock: Clock,
+        *,
+        login_ms: float | None = None,
+        most: int | None = None,
+        most_of_network: int | None = None,
+    ) -> None:
+        """`login_ms`: None if clients need not log in. `most`: at most, and by default, half of max.connections."""
+        self.limits = limits
+        self._clock = clock
+        self._login_ms = login_ms
+        self._most = max(1, min(limits.most // 2, limits.most if most is None else most))
+        self._most_of_network = most_of_network
+        self._waiting: dict[str, dict[Newcomer, None]] = {}
+        """Those without a login by network, the oldest first."""
+        self._total = 0
+
+    def __len__(self) -> int:
+        """Return how many have not logged in."""
+        return self._total
+
+    def open(self, host: str, end: Callable[[], object]) -> Newcomer | None:
+        """Count a new connection; None: it is refused. `end` closes it, if it has to go before its client does."""
+        network, now_ms = network_of(host), self._clock.monotonic_ms()
+        limit = self.limits.open(host, now_ms)
+        if limit == MAX_CONNECTIONS_PER_IP:
+            oldest = next((each for each in self._waiting.get(network, ()) if each.host == host), None)
+            if oldest is not None:
+                self._drop(oldest)
+                limit = self.limits.open(host, now_ms)
+        if limit:
+            return None
+        opened = Newcomer(self, host, end)
+        if self._login_ms is not None:
+            of_network = self._waiting.setdefault(network, {})
+            if self._most_of_network is not None and len(of_network) >= self._most_of_network:
+                self._refuse(next(iter(of_network)), MAX_CONNECTIONS_PER_IP, self._most_of_network)
+            elif self._total >= self._most:
+                crowded = max(self._waiting.values(), key=len)
+                self._refuse(next(iter(crowded)), MAX_CONNECTIONS, self._most)
+            self._waiting.setdefault(network, {})[opened] = None
+            self._total += 1
+            opened.wait_for_login(self._login_ms, self._late)
+        return opened
+
+    def forget(self, connection: Newcomer) -> None:
+        """Follow a connection no longer: it has logged in, or is gone."""
+        network = network_of(connection.host)
+        del self._waiting[network][connection]
+        if not self._waiting[network]:
+            del self._waiting[network]
+        self._total -= 1
+
+    def _late(self, connection: Newcomer) -> None:
+        assert self._login_ms is not None, "else there is no timer"
+        self._refuse(connection, LOGIN_TIMEOUT, self._login_ms)
+
+    def _refuse(self, connection: Newcomer, limit: str, value: float) -> None:
+        self.limits.refuse(connection.host, limit, value, self._clock.monotonic_ms())
+        self._drop(connection)
+
+    def _drop(self, connection: Newcomer) -> None:
+        connection.close()
+        connection.end()
+
+
 # Connections that gRPC has accepted
 
 LOOK_EVERY_S: Final = 0.1
@@ -228,7 +340,7 @@ class ConnectionWatch:
 
     def end(self, peer: str, limit: str) -> None:
         """Shut down the connection of a gRPC peer, `ipv4:127.0.0.1:4321`: at once, or by a look that comes soon."""
-        address = _address_of(peer)
+        address = address_of(peer)
         if (found := self._peers.get(address)) is not None:
             self._end(found, limit)
         else:
@@ -237,7 +349,7 @@ class ConnectionWatch:
 
     def logged_in(self, peer: str) -> None:
         """Note that a gRPC peer has made a call with a login."""
-        self._logins.add(_address_of(peer))
+        self._logins.add(address_of(peer))
 
     @property
     def strangers(self) -> int:
@@ -397,7 +509,7 @@ class ConnectionWatch:
         return _Found(fd, inode, "", 0)
 
 
-def _address_of(peer: str) -> tuple[str, int]:
+def address_of(peer: str) -> tuple[str, int]:
     """Return the address and port of a gRPC peer, `ipv4:127.0.0.1:4321`."""
     return host_of(peer), int(peer.rpartition(":")[2])
 

@@ -18,7 +18,7 @@ from broker.clock import Clock, SystemClock
 from broker.config.checks import WITH_TLS
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import SASL_SSL
-from broker.net.connections import ConnectionLimits, ConnectionWatch
+from broker.net.connections import ConnectionLimits, ConnectionWatch, Newcomer, Newcomers, address_of
 from broker.net.tls import NodeTls
 from raftlog._core.security.acls import canonical_host
 from raftlog.errors import BrokerUnavailable
@@ -86,7 +86,7 @@ class Listener:
         elif not both:
             self.port = server.add_secure_port(_address(host, port), credentials)
         else:
-            front = self._front = EitherFront(host, port, limits, clock)
+            front = self._front = EitherFront(host, port, limits, clock, login_ms)
             front.plaintext_port = server.add_insecure_port(f"{LOOPBACK}:0")
             front.tls_port = server.add_secure_port(f"{LOOPBACK}:0", credentials)
             self.port = front.port
@@ -103,14 +103,18 @@ class Listener:
             self._watching = asyncio.create_task(self._watch.run(), name="connections")
 
     def end_connection(self, peer: str, limit: str) -> None:
-        """Close the connection of a gRPC peer soon, for a limit; behind a front the peer is hidden, and it stays."""
+        """Close the connection of a gRPC peer soon, for a limit."""
         if self._watch is not None:
             self._watch.end(peer, limit)
+        elif self._front is not None:
+            self._front.end(peer, limit)
 
     def logged_in(self, peer: str) -> None:
-        """Note that a gRPC peer has made a call with a login."""
+        """Note that a gRPC peer has made a call that was let in."""
         if self._watch is not None:
             self._watch.logged_in(peer)
+        elif self._front is not None:
+            self._front.logged_in(peer)
 
     async def close(self) -> None:
         """Stop accepting, and end the connections that gRPC's server does not own."""
@@ -152,7 +156,7 @@ def listen_for_clients(
     host, port = config.listener
     both = config.listener_security_migration
     login_ms = None
-    if config.listener_security_protocol == SASL_SSL and not both:
+    if both or config.listener_security_protocol == SASL_SSL:
         login_ms = config.connection_login_timeout_ms
     credentials = None
     if tls is not None and (both or config.listener_security_protocol in WITH_TLS):
@@ -170,15 +174,27 @@ class EitherFront:
     """Forwards each connection to the TLS port or the plaintext port, chosen by the connection's first byte.
 
     Only for the time in which TLS is turned on or off: forwarding costs speed, and the ports behind it see every client
-    at the loopback address.
+    at the loopback address. They know a client's connection by the port of the front's own one to them.
     """
 
     def __init__(
-        self, host: str, port: int, limits: ConnectionLimits | None = None, clock: Clock | None = None
+        self,
+        host: str,
+        port: int,
+        limits: ConnectionLimits | None = None,
+        clock: Clock | None = None,
+        login_ms: float | None = None,
     ) -> None:
-        """Bind the port; `limits`: on its connections. Raises RuntimeError if it cannot be bound."""
+        """Bind the port; `limits`: on its connections. Raises RuntimeError if it cannot be bound.
+
+        `login_ms`: how long a connection may take to its first call, which may be of User:ANONYMOUS; as `Newcomers`.
+        """
         self._limits = limits
-        self._clock = clock or SystemClock()
+        self._newcomers = None
+        if limits is not None:
+            self._newcomers = Newcomers(limits, clock or SystemClock(), login_ms=login_ms)
+        self._opened: dict[int, Newcomer] = {}
+        """By the port of the front's connection behind it."""
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self._socket = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
@@ -193,6 +209,18 @@ class EitherFront:
     async def open(self) -> None:
         """Accept connections."""
         self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=PIECE_BYTES)
+
+    def logged_in(self, peer: str) -> None:
+        """As `Listener.logged_in`; the peer is the front itself."""
+        if (opened := self._opened.get(address_of(peer)[1])) is not None:
+            opened.logged_in()
+
+    def end(self, peer: str, limit: str) -> None:
+        """As `Listener.end_connection`; the peer is the front itself."""
+        opened = self._opened.pop(address_of(peer)[1], None)
+        if opened is not None and self._limits is not None:
+            self._limits.refused[limit] += 1
+            opened.end()
 
     async def close(self) -> None:
         """Stop accepting, and end all connections."""
@@ -209,27 +237,32 @@ class EitherFront:
         self._connections.add(task)
         peer = writer.get_extra_info("peername")
         host = canonical_host(str(peer[0])) if peer else ""
-        counts = self._limits is not None and not self._limits.open(host, self._clock.monotonic_ms())
+        opened = None if self._newcomers is None else self._newcomers.open(host, task.cancel)
         try:
-            if self._limits is not None and not counts:
+            if self._newcomers is not None and opened is None:
                 return
             async with asyncio.timeout(FIRST_BYTE_S):
                 first = await reader.read(PIECE_BYTES)
             if first:
-                await self._join(first, reader, writer)
+                await self._join(first, reader, writer, opened)
         except (OSError, TimeoutError):
             pass  # one of the two ends is gone
         except asyncio.CancelledError:
-            pass  # only `close` cancels this task and waits for it; asyncio would log the cancellation with a traceback
+            pass  # by `close`, or since it has to go; asyncio would log the cancellation with a traceback
         finally:
-            if counts and self._limits is not None:
-                self._limits.close(host)
+            if opened is not None:
+                opened.close()
             self._connections.discard(task)
             writer.close()
 
-    async def _join(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _join(
+        self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: Newcomer | None
+    ) -> None:
         port = self.tls_port if first[0] == TLS_HANDSHAKE else self.plaintext_port
         behind_reader, behind_writer = await asyncio.open_connection(LOOPBACK, port, limit=PIECE_BYTES)
+        own_port = int(behind_writer.get_extra_info("sockname")[1])
+        if opened is not None:
+            self._opened[own_port] = opened
         ways = []
         try:
             behind_writer.write(first)
@@ -242,6 +275,8 @@ class EitherFront:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
+            if self._opened.get(own_port) is opened:
+                self._opened.pop(own_port, None)
             behind_writer.close()
 
 

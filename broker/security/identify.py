@@ -358,9 +358,9 @@ class Identify(RewrittenHandlers):
         self._long_logins = LongLogins()
         self._logged = Rarely()
         self.logged_in: Callable[[str], None] = lambda peer: None
-        """Called with the peer of each call with a token or a node's certificate; the listener's, once there is one."""
+        """Called with the peer of each call that is let in; the listener's, once there is one."""
         self.turn_out: Callable[[Any, str, str], Awaitable[None]] = _let_in
-        """Called with the context, principal and address of each such call; aborts it if the user is shut out."""
+        """Called with context, principal and address of each call of a user; aborts it if the user is shut out."""
 
     def count_streams(self) -> int:
         """Return the number of open streams with a token."""
@@ -521,7 +521,7 @@ class Identify(RewrittenHandlers):
         caller.set(found)
         if found.principal != ANONYMOUS:
             await self.turn_out(context, found.principal, found.host)
-            self.logged_in(context.peer())
+        self.logged_in(context.peer())
         return login
 
     def _call(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Any:

@@ -93,7 +93,8 @@ class ServerKeywords(TypedDict, total=False):
     """New connections a second that one address may open, unless its quota, connection_creation_rate, says otherwise;
     after a pause, quota.window.num times as many at once."""
     connection_login_timeout_ms: int | str
-    """With listener.security.protocol=sasl_ssl, a connection without a user's call is closed after this time."""
+    """With listener.security.protocol=sasl_ssl, a connection without a user's call is closed after this time; on the
+    listener for Kafka clients one whose login or TLS handshake is not over; during a migration one without any call."""
     connections_max_idle_ms: int | str
     """A connection without a call, or without a request of a Kafka client, is closed after this time."""
     max_streams_per_connection: int

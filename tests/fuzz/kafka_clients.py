@@ -216,7 +216,8 @@ def authentication_target(data: bytes) -> None:
         log.setLevel(level)
     require(set(guarded.reached) <= {messages.API_VERSIONS}, f"reached without a login: {guarded.reached}")
     require(not guarded.security.connections, "a connection is kept as logged in")
-    require(len(guarded.door.strangers) == 0, "a connection is counted after its end")
+    newcomers = guarded.listener.newcomers
+    require(len(newcomers) == newcomers.limits.total == 0, "a connection is counted after its end")
     require(not failures, "a bug: " + "; ".join(each.getMessage() for each in failures))
 
 

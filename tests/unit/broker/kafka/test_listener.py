@@ -121,7 +121,7 @@ class Bed:
             self.counters,
             max_frame_bytes=1 << 20,
             door=door,
-            limits=ConnectionLimits(most=3, per_ip=1_000),
+            limits=ConnectionLimits(most=3 if door is OPEN else 8, per_ip=1_000),
         )
 
     async def client(self) -> Client:
@@ -345,12 +345,19 @@ def test_a_throttled_client_has_its_answer_at_once_and_is_not_read_for_a_while(m
 class Guarded:
     """A door that asks for passwords, and its users."""
 
-    def __init__(self) -> None:
+    def __init__(self, login_ms: float = 60_000.0) -> None:
         self.book = Book()
         self.book.set("ada", "secret")
         keys = {"node.id": 1, "log.dirs": "/data", "listeners": "127.0.0.1:1,kafka+sasl://127.0.0.1:2"}
         self.security = ClientSecurity(BrokerConfig.from_values(keys), lambda: self.book.image, Hands(), Counters())
-        self.door = Door("sasl_ssl", security=self.security, mechanisms=("PLAIN",), clock=Hands(), max_strangers=2)
+        self.door = Door(
+            "sasl_ssl",
+            security=self.security,
+            mechanisms=("PLAIN",),
+            clock=Hands(),
+            max_strangers=2,
+            login_ms=login_ms,
+        )
 
 
 async def log_in(client: Client, user: str = "ada", password: str = "secret") -> None:
@@ -360,52 +367,56 @@ async def log_in(client: Client, user: str = "ada", password: str = "secret") ->
     assert await client.received() == 2
 
 
-def test_clients_that_have_not_authenticated_are_few() -> None:
+def test_of_clients_that_have_not_authenticated_there_are_few_and_the_oldest_gives_way() -> None:
+    """So silent connections keep no honest client of their own address out, and close none that has logged in."""
     guarded = Guarded()
 
     async def scenario(bed: Bed) -> None:
-        first, _second = await bed.client(), await bed.client()
-        await until(lambda: len(guarded.door.strangers) == 2)
-        assert await (await bed.client()).is_closed()
+        newcomers = bed.listener.newcomers
+        first = await bed.client()
         await log_in(first)
-        assert len(guarded.door.strangers) == 1
-        third = await bed.client()
-        await log_in(third)
-        third.fetch(3)
-        assert await third.received() == 3
+        silent = []
+        for number in range(5):
+            silent.append(await bed.client())
+            await until(lambda: newcomers.limits.total == min(number, 1) + 2)  # noqa: B023 # waited for at once
+        for each in silent[:3]:
+            assert await each.is_closed()
+        assert newcomers.limits.refused == {"max.connections": 3}
+        late = await bed.client()
+        await log_in(late)
+        for client in (first, late):
+            client.fetch(3)
+            assert await client.received() == 3
         assert len(guarded.security.connections) == 2
+        assert len(newcomers) == 1
 
     run(scenario, guarded.door)
-    assert len(guarded.door.strangers) == 0
     assert not guarded.security.connections
 
 
-def test_a_silent_client_is_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    guarded = Guarded()
-    monkeypatch.setattr(module, "AUTHENTICATE_S", 0.05)
+def test_a_silent_client_is_put_out() -> None:
+    guarded = Guarded(login_ms=50.0)
 
     async def scenario(bed: Bed) -> None:
         assert await (await bed.client()).is_closed()
-        await until(lambda: len(guarded.door.strangers) == 0)
+        assert len(bed.listener.newcomers) == bed.listener.limits.total == 0
+        assert bed.listener.limits.refused == {"connection.login.timeout.ms": 1}
 
     run(scenario, guarded.door)
 
 
-def test_a_client_that_has_authenticated_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_has_authenticated_stays() -> None:
     guarded = Guarded()
-    deadlines: list[asyncio.TimerHandle] = []
-    plain = module._Connection.__init__
-
-    def noted(self: Any, *args: Any) -> None:
-        plain(self, *args)
-        deadlines.append(self._deadline)
-
-    monkeypatch.setattr(module._Connection, "__init__", noted)
 
     async def scenario(bed: Bed) -> None:
         client = await bed.client()
+        await until(lambda: len(bed.listener.newcomers) == 1)
+        ((newcomer,),) = bed.listener.newcomers._waiting.values()
+        timer = newcomer._timer
+        assert timer is not None
         await log_in(client)
-        assert [each.cancelled() for each in deadlines] == [True]
+        assert timer.cancelled()
+        assert len(bed.listener.newcomers) == 0
 
     run(scenario, guarded.door)
 

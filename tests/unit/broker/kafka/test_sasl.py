@@ -221,16 +221,6 @@ def test_strangers_send_little() -> None:
         session.check_request("ApiVersions", 10, authenticates=True)
 
 
-def test_strangers_are_few() -> None:
-    world = World()
-    leaving = [world.door.strangers.enter(HOST) for _ in range(3)]
-    assert world.door.strangers.enter("10.0.0.8") is None
-    for leave in leaving:
-        assert leave is not None
-        leave()
-    assert len(world.door.strangers) == 0
-
-
 def test_a_listener_without_passwords_says_so() -> None:
     session = sasl.OPEN.session(HOST, None)
     assert session.is_admitted

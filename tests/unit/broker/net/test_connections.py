@@ -22,6 +22,8 @@ from broker.net import connections
 from broker.net.connections import (
     ConnectionLimits,
     ConnectionWatch,
+    Newcomer,
+    Newcomers,
     limits_of,
 )
 from broker.net.listeners import EitherFront, server_options
@@ -418,6 +420,83 @@ def test_an_idle_connection_is_closed() -> None:
                 idle.setblocking(False)
                 await until(lambda: not is_open(idle))
             await ping(channel)  # which connects again
+
+    asyncio.run(work())
+
+
+class _Doors:
+    """Connections that their listener accepts itself; those that were ended, in order."""
+
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+        self.newcomers = Newcomers(limits, SystemClock(), login_ms=60_000.0, **options)
+        self.ended: list[str] = []
+
+    def open(self, name: str, host: str) -> Newcomer | None:
+        return self.newcomers.open(host, lambda: self.ended.append(name))
+
+
+async def test_the_oldest_connection_without_a_login_gives_way_where_a_listener_accepts_them_itself() -> None:
+    limits = ConnectionLimits(most=1_000, per_ip=3)
+    doors = _Doors(limits)
+    first = doors.open("first", "10.0.0.1")
+    assert first is not None
+    first.logged_in()
+    for number in range(4):
+        assert doors.open(f"silent {number}", "10.0.0.1") is not None
+    assert doors.ended == ["silent 0", "silent 1"], "first has logged in"
+    assert (limits.count("10.0.0.1"), len(doors.newcomers)) == (3, 2)
+    first.close()
+    first.close()
+    assert limits.count("10.0.0.1") == 2
+    full = _Doors(ConnectionLimits(most=1_000, per_ip=1))
+    only = full.open("only", "10.0.0.1")
+    assert only is not None
+    only.logged_in()
+    assert full.open("late", "10.0.0.1") is None
+    assert full.ended == []
+
+
+async def test_connections_without_a_login_are_bounded_in_all_and_by_network() -> None:
+    limits = ConnectionLimits(most=1_000, per_ip=1_000)
+    doors = _Doors(limits, most=5, most_of_network=3)
+    for number in range(4):
+        doors.open(f"ipv6 {number}", f"fd00::{number}")
+    assert doors.ended == ["ipv6 0"], "a client has all addresses of its network"
+    doors.open("honest", "10.0.0.1")
+    doors.open("honest too", "10.0.0.2")
+    doors.open("late", "10.0.0.3")
+    assert doors.ended == ["ipv6 0", "ipv6 1"], "of the network with most"
+    assert limits.refused == {"max.connections.per.ip": 1, "max.connections": 1}
+    assert (limits.total, len(doors.newcomers)) == (5, 5)
+
+
+def test_the_front_of_a_migration_ends_connections_that_make_no_call_and_those_it_is_told_to() -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+    async def work() -> None:
+        async with server() as (port, _, _):
+            limits = ConnectionLimits(most=1_000, per_ip=1_000)
+            front = EitherFront("127.0.0.1", 0, limits, login_ms=500.0)
+            front.plaintext_port = port
+            await front.open()
+            own = [("grpc.use_local_subchannel_pool", 1)]
+            async with aio.insecure_channel(f"127.0.0.1:{front.port}", own) as honest:
+                await ping(honest)
+                (behind,) = front._opened
+                front.logged_in(f"ipv4:127.0.0.1:{behind}")
+                with contextlib.closing(connect(front.port, "127.0.0.2")) as silent:
+                    silent.setblocking(True)
+                    silent.sendall(preface)  # a handshake without a call
+                    silent.setblocking(False)
+                    await until(lambda: not is_open(silent))
+                assert limits.refused == {"connection.login.timeout.ms": 1}
+                assert list(front._opened) == [behind]
+                await ping(honest)
+                front.end(f"ipv4:127.0.0.1:{behind}", "a limit")
+                await until(lambda: limits.total == 0)
+                assert limits.refused["a limit"] == 1
+                assert not front._opened
+            await front.close()
 
     asyncio.run(work())
 
