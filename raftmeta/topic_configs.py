@@ -1,8 +1,8 @@
-"""The configs of a topic, the broker's defaults for them, and what else a broker takes while it runs.
+"""The configs of topics, the brokers' defaults for them, and the other keys that brokers accept while they run.
 
-A topic key has a broker key that says what a topic gets when it sets nothing itself, except for those that only make
-sense for one topic. All may be altered while the cluster runs. Rising priority: built-in default, the broker's file,
-the cluster's dynamic default (broker resource ""), the broker's dynamic config, the topic's own.
+Each topic key has a broker key with the default for topics that do not set it, except for keys that only make sense for
+one topic. All may be altered while the cluster runs. In rising priority: built-in default, the broker's file, the
+cluster's dynamic default (broker resource ""), the broker's dynamic config, the topic's own config.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="list",
             default=("delete",),
             choices=("delete", "compact"),
-            doc="What becomes of old records: `delete` removes segments by retention.ms and retention.bytes, `compact` "
-            "keeps the last record of each key, and both do both. A record without key is refused where compact is.",
+            doc="How old records are removed: `delete` removes segments by retention.ms and retention.bytes, `compact` "
+            "keeps the last record of each key, `delete,compact` does both. With compact, every record must have a "
+            "key.",
             check=lambda value: None if value else "name at least one policy",
         ),
         "log.cleanup.policy",
@@ -35,7 +36,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="string",
             default="producer",
             choices=("producer",),
-            doc="Batches rest as the producer compressed them; brokers never encode again.",
+            doc="Brokers store batches as the producer compressed them, and never compress them again.",
         ),
         "",
     ),
@@ -45,8 +46,8 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="ms",
             default=DAY_MS,
             minimum=0,
-            doc="With compaction: how long a tombstone (a record without value) can still be read after the cleaning "
-            "that first came past it. A consumer that reads from the beginning must finish within this time.",
+            doc="With compaction: how long a tombstone (a record without a value) can still be read after compaction "
+            "first reached it. A consumer that reads from the beginning must finish within this time.",
         ),
         "log.cleaner.delete.retention.ms",
     ),
@@ -66,8 +67,8 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="int",
             default=1,
             minimum=1,
-            doc="Records after which the log is fsynced. 1: a record counts as held only once it is fsynced "
-            "(group commit). Unsafe above 1: acknowledged records can be lost with the machine's power.",
+            doc="Number of records after which the log is fsynced. 1: a record is acknowledged only once it is fsynced "
+            "(group commit). Unsafe above 1: a power failure can lose acknowledged records.",
         ),
         "log.flush.interval.messages",
     ),
@@ -98,7 +99,8 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="ms",
             default=MAX_INT64,
             minimum=1,
-            doc="With compaction: age of a record at which the log is rolled and cleaned, at any ratio.",
+            doc="With compaction: age of a record at which the segment is rolled and the log compacted, whatever the "
+            "ratio.",
         ),
         "log.cleaner.max.compaction.lag.ms",
     ),
@@ -110,7 +112,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             minimum=1024,
             maximum=1 << 30,
             own=True,
-            doc="A compressed batch that claims to inflate beyond this is refused.",
+            doc="The largest inflated size of a compressed batch; a larger one is refused.",
         ),
         "",
     ),
@@ -121,8 +123,8 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             default=4 * MIB,
             minimum=128,
             maximum=1 << 30,
-            doc="Largest batch that is accepted, as it travels. "
-            "socket.request.max.bytes of the brokers has to leave room for it.",
+            doc="The largest batch that is accepted, in compressed form. The brokers' socket.request.max.bytes must "
+            "leave room for it.",
         ),
         "message.max.bytes",
     ),
@@ -132,7 +134,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="string",
             default="CreateTime",
             choices=("CreateTime", "LogAppendTime"),
-            doc="Whose clock stamps a record: the producer's, or the leader's when it appends.",
+            doc="The clock that stamps a record: the producer's, or the leader's when it appends the record.",
         ),
         "log.message.timestamp.type",
     ),
@@ -143,7 +145,8 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             default=0.5,
             minimum=0,
             maximum=1,
-            doc="With compaction: a log is cleaned when more than this share of its bytes is new since the last time.",
+            doc="With compaction: a log is compacted when more than this share of its bytes is new since the last "
+            "time.",
         ),
         "log.cleaner.min.cleanable.ratio",
     ),
@@ -153,7 +156,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="ms",
             default=0,
             minimum=0,
-            doc="With compaction: a record stays at least this long, even if later records have its key.",
+            doc="With compaction: how long a record stays at least, even if later records have its key.",
         ),
         "log.cleaner.min.compaction.lag.ms",
     ),
@@ -164,7 +167,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             default=1,
             minimum=1,
             maximum=1000,
-            doc="In-sync replicas that a write with acks=all needs; with fewer it is refused.",
+            doc="The number of in-sync replicas that a write with acks=all needs; with fewer, it is refused.",
         ),
         "",
     ),
@@ -184,7 +187,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="ms",
             default=7 * DAY_MS,
             minimum=-1,
-            doc="Age of its newest record above which a segment is deleted; -1: no bound.",
+            doc="A segment is deleted once its newest record is older than this; -1: no bound.",
         ),
         "log.retention.ms",
     ),
@@ -205,7 +208,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="ms",
             default=7 * DAY_MS,
             minimum=1,
-            doc="Age at which a new segment is begun although the old one is not full.",
+            doc="Age of a segment at which a new one is begun, even if it is not full.",
         ),
         "log.roll.ms",
     ),
@@ -214,7 +217,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             name="unclean.leader.election.enable",
             kind="bool",
             default=False,
-            doc="Whether a replica outside the ISR may lead when none inside is left. "
+            doc="Whether a replica outside of the ISR may lead if no replica in the ISR is left. "
             "Unsafe: acknowledged records can be lost.",
         ),
         "",
@@ -243,7 +246,7 @@ def _check_throttled_replicas(value: Value) -> str | None:
     wrong = [item for item in value if _REPLICA.fullmatch(item) is None]
     if not wrong:
         return None
-    return f"{wrong[0][:40]!r} is no replica; expected partition:broker,... such as 0:1,0:2, or * for all of them"
+    return f"{wrong[0][:40]!r} is not a replica; expected partition:broker,... such as 0:1,0:2, or * for all of them"
 
 
 def _throttled_replicas(name: str, whose: str, rate: str) -> ConfigKey:
@@ -251,7 +254,7 @@ def _throttled_replicas(name: str, whose: str, rate: str) -> ConfigKey:
         name=name,
         kind="list",
         default=(),
-        doc=f"Replicas {whose} at most at {rate} during catch-up, as partition:broker,...; *: all. "
+        doc=f"Replicas {whose} at most at the broker's {rate} during catch-up, as partition:broker,...; *: all. "
         "Followers in sync are never throttled.",
         check=_check_throttled_replicas,
     )
@@ -288,8 +291,8 @@ REPLICATION_THROTTLE_KEYS: tuple[ConfigKey, ...] = tuple(
         default=MAX_INT64,
         minimum=1,
         dynamic=True,
-        doc=f"Bytes a second that this broker {does} altogether for throttled replicas that catch up. The topic config "
-        f"{replicas} names them.",
+        doc=f"Bytes a second that this broker {does} in total for throttled replicas that catch up. The topic config "
+        f"{replicas} names these replicas.",
     )
     for name, does, replicas in (
         (LEADER_THROTTLE_RATE, "sends", THROTTLED_REPLICAS_OF_LEADER),

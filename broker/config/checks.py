@@ -1,6 +1,6 @@
-"""What values of the server's configuration have to be: each alone, and together (`check_values`).
+"""Checks of the server's configuration: of each value, and of all values together (`check_values`).
 
-A check of one value returns what is wrong with it, or None.
+A check of one value returns a complaint, or None.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from raftlog.errors import InvalidConfig
 
 ASSIGNORS: Final = ("sticky", "range", "roundrobin")
 
-"""Those that need no entry point."""
+"""The assignors that need no entry point."""
 
 _ASSIGNOR_NAME = re.compile(r"[a-zA-Z0-9._-]{1,100}", re.ASCII)
 
@@ -44,7 +44,7 @@ def connection_overrides(value: Value) -> str | None:
         try:
             ip_address(host.strip("[]"))
         except ValueError:
-            return f"{each[:60]!r} is no ADDRESS:NUMBER, such as 10.0.0.1:500"
+            return f"{each[:60]!r} is not ADDRESS:NUMBER, such as 10.0.0.1:500"
         if not limit.isascii() or not limit.isdecimal() or len(limit) > 9:
             return f"{each[:60]!r} does not end in a number of connections"
     return None
@@ -70,7 +70,7 @@ PLAIN: Final = "PLAIN"
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 OAUTH_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384")
-"""Symmetric ones would let everyone who can check a token make one."""
+"""The allowed algorithms. With a symmetric one, everyone who can check a token could make one."""
 
 SAME: Final = "same"
 
@@ -90,9 +90,9 @@ def principals(value: Value) -> str | None:
     for principal in sorted(super_users_of(value)):
         name = principal.removeprefix(USER_PREFIX)
         if name == principal or not name:
-            return f"{principal!r} is no principal; write User:NAME, with semicolons between: User:alice;User:bob"
+            return f"{principal!r} is not a principal; write User:NAME, with semicolons between: User:alice;User:bob"
         if f",{USER_PREFIX}" in name:
-            return f"{principal!r} has a comma; principals stand with semicolons between: User:alice;User:bob"
+            return f"{principal!r} has a comma; write semicolons between principals: User:alice;User:bob"
         if principal in (EVERYBODY, ANONYMOUS):
             return f"{principal} would give all clients all rights; leave `authorizer` at none if that is meant"
     return None
@@ -118,18 +118,18 @@ def some_role(value: Value) -> str | None:
 
 
 def no_auto_create(value: Value) -> str | None:
-    return "topics are not created by themselves yet; create them with the admin API" if value else None
+    return "topics are not created automatically yet; create them with the admin API" if value else None
 
 
 REQUEST_OVERHEAD_BYTES: Final = 64 << 10
-"""What a request has around its largest batch."""
+"""The bytes of a request around its largest batch."""
 LONGEST_LEASE: Final = 0.9
-"""Part of the session timeout: the rest is for clocks that do not run at the same speed."""
+"""The longest lease, as a share of the session timeout; the rest allows for clocks of different speed."""
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
 
 
 def inter_node_protocol(values: Mapping[str, Any]) -> str:
-    """Return what this node speaks to others: `plaintext` or `ssl`."""
+    """Return the protocol between this node and others: `plaintext` or `ssl`."""
     protocol = values["security.inter.broker.protocol"]
     if protocol == SAME:
         protocol = SSL if values["listener.security.protocol"] in WITH_TLS else PLAINTEXT
@@ -137,16 +137,16 @@ def inter_node_protocol(values: Mapping[str, Any]) -> str:
 
 
 def asks_for_certificates(values: Mapping[str, Any], protocol: str) -> bool:
-    """Whether clients of a listener with that security protocol have to show certificates."""
+    """Whether clients of a listener with that security protocol must show certificates."""
     asked = values["ssl.client.auth"]
     return bool(asked == "required" or (asked == "auto" and protocol not in WITH_SASL))
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Check what no key alone tells.
+    """Check rules that concern several keys.
 
     Raises:
-        InvalidConfig: what contradicts what, and what to do.
+        InvalidConfig: values contradict each other; the message names them, and says what to do.
     """
     if values["node.id"] is None:
         raise InvalidConfig("node.id is not set; give this node a number of its own, for example node.id = 1")
@@ -203,8 +203,8 @@ def _check_listeners(values: Mapping[str, Any]) -> None:
         if host in ANY_ADDRESS and clients not in advertised:
             told = f", as {for_kafka}://host:port" if clients == KAFKA else ""
             raise InvalidConfig(
-                f"{named}: {host}:{port} is every address of this machine, which clients cannot connect to; "
-                f"set advertised.listeners to the one that they reach{told}"
+                f"{named}: {host}:{port} means every address of this machine, so clients cannot connect to it; "
+                f"set advertised.listeners to an address that they can reach{told}"
             )
     named = f"advertised.listeners={','.join(values['advertised.listeners'])!r}"
     for clients, (host, _) in advertised.items():
@@ -218,7 +218,7 @@ def _check_listeners(values: Mapping[str, Any]) -> None:
 
 
 def _check_kafka(values: Mapping[str, Any], host: str, named: str) -> None:
-    """Refuse a listener for Kafka clients in plaintext that would be a way around other security."""
+    """Refuse a plaintext listener for Kafka clients that would bypass the security of the other listener."""
     name = kafka_protocol(values["listeners"])
     protocol = KAFKA_PROTOCOLS[name]
     if protocol in WITH_TLS or values["insecure"]:
@@ -227,13 +227,13 @@ def _check_kafka(values: Mapping[str, Any], host: str, named: str) -> None:
         what = "passwords in plaintext are" if protocol == SASL_PLAINTEXT else "plaintext without authentication is"
         raise InvalidConfig(
             f"{named}: {what} for loopback addresses only; write kafka+sasl+ssl:// or kafka+ssl:// for TLS, listen on "
-            "127.0.0.1, or start with --insecure (insecure = true) if anyone who reaches the port may do all"
+            "127.0.0.1, or start with --insecure (insecure = true) if anyone who reaches the port may do everything"
         )
     if protocol == PLAINTEXT and values["listener.security.protocol"] != PLAINTEXT:
         raise InvalidConfig(
-            f"{named}: {name}:// takes anyone, and listener.security.protocol="
+            f"{named}: {name}:// admits anyone, but listener.security.protocol="
             f"{values['listener.security.protocol']} does not; write kafka+sasl+ssl:// or kafka+ssl://, or start with "
-            "--insecure (insecure = true) if anyone on this machine may do all"
+            "--insecure (insecure = true) if anyone on this machine may do everything"
         )
 
 
@@ -246,16 +246,16 @@ def _check_reachable(values: Mapping[str, Any], host: str, protocol: str, key: s
         raise InvalidConfig(
             f"{key}: plaintext without authentication is for loopback addresses only; listen on 127.0.0.1, turn TLS on "
             "(listener.security.protocol = ssl), or start with --insecure (insecure = true) if anyone who reaches the "
-            "port may do all"
+            "port may do everything"
         )
     raise InvalidConfig(
-        f"{key}: with listener.security.migration=true plaintext is still taken; set it to false, or say with "
-        "--insecure (insecure = true) that until then anyone who reaches the port may do all"
+        f"{key}: listener.security.migration=true still accepts plaintext; set it to false, or start with --insecure "
+        "(insecure = true) if until then anyone who reaches the port may do everything"
     )
 
 
 def _check_security(values: Mapping[str, Any]) -> None:
-    """Check that there are certificates for whatever speaks TLS. Whether they are any good is seen at the start."""
+    """Check that every listener with TLS has certificates. The server's start checks whether they are valid."""
     roles, migration = values["process.roles"], values["listener.security.migration"]
     _check_mechanisms(values)
     protocol = values["listener.security.protocol"]
@@ -279,8 +279,8 @@ def _check_security(values: Mapping[str, Any]) -> None:
             "and key"
         )
     if not values["ssl.truststore.location"] and (for_nodes or _any_asks(values, with_tls, migration)):
-        asks = "nodes have to show certificates to each other" if for_nodes else "ssl.client.auth=required"
-        instead = "" if for_nodes else ", or set ssl.client.auth = none if anyone who reaches the port may do all"
+        asks = "nodes must show certificates to each other" if for_nodes else "ssl.client.auth=required"
+        instead = "" if for_nodes else ", or set ssl.client.auth = none if anyone at the port may do everything"
         raise InvalidConfig(
             f"ssl.truststore.location is not set, and {asks}: name the PEM file with the certificate of the CA that "
             f"has issued them{instead}"
@@ -303,7 +303,7 @@ def _check_mechanisms(values: Mapping[str, Any]) -> None:
 
 
 def _check_oauth(values: Mapping[str, Any]) -> None:
-    """Refuse OAUTHBEARER without what makes a token one for this cluster."""
+    """Refuse OAUTHBEARER without the keys that define which tokens are for this cluster."""
     if OAUTHBEARER not in values["sasl.enabled.mechanisms"]:
         return
     plaintext = KAFKA_PROTOCOLS.get(kafka_protocol(values["listeners"])) == SASL_PLAINTEXT
@@ -315,7 +315,7 @@ def _check_oauth(values: Mapping[str, Any]) -> None:
     for name, why in (
         ("jwks.endpoint.url", "the keys of the tokens' issuer: https://HOST/PATH, or file:///PATH"),
         ("expected.issuer", "the issuer, as the claim iss of its tokens has it"),
-        ("expected.audience", "what the claim aud of tokens for this cluster has"),
+        ("expected.audience", "the claim aud of tokens for this cluster"),
     ):
         if not values[f"sasl.oauthbearer.{name}"]:
             raise InvalidConfig(
@@ -330,14 +330,14 @@ def _check_quorum(values: Mapping[str, Any]) -> None:
     if not voters:
         if set(roles) != {"broker", "controller"}:
             raise InvalidConfig(
-                f"process.roles={','.join(roles)} without controller.quorum.voters: a node alone is both broker and "
-                "controller; name the controllers as id@host:port, or leave process.roles out"
+                f"process.roles={','.join(roles)} without controller.quorum.voters: a node that is alone is both "
+                "broker and controller; name the controllers as id@host:port, or leave process.roles out"
             )
         for key in ("inter.node.listener", "advertised.inter.node.listener", "inter.node.routes"):
             if values[key]:
                 shown = values[key] if isinstance(values[key], str) else ",".join(values[key])
                 raise InvalidConfig(
-                    f"{key}={shown!r} without controller.quorum.voters: a node alone talks to no other; name "
+                    f"{key}={shown!r} without controller.quorum.voters: a node that is alone calls no other; name "
                     "the controllers as id@host:port"
                 )
         return
@@ -353,12 +353,12 @@ def _check_quorum(values: Mapping[str, Any]) -> None:
         )
     if len(voters) > 1 and not values["cluster.id"]:
         raise InvalidConfig(
-            "cluster.id is not set; with several controllers every node is told the same one. "
+            "cluster.id is not set; with several controllers every node needs the same one. "
             "Make one with `raftlog quorum new-id`"
         )
     if "controller" not in roles and not values["inter.node.listener"]:
         raise InvalidConfig(
-            "inter.node.listener is not set; a broker that is no controller needs one, at which its followers fetch "
+            "inter.node.listener is not set; a broker that is not a controller needs one, at which its followers fetch "
             'from it, for example inter.node.listener = "127.0.0.1:9093"'
         )
     _check_inter_node_listener(values, voters.get(node_id))
@@ -367,18 +367,18 @@ def _check_quorum(values: Mapping[str, Any]) -> None:
 def _check_inter_node_listener(values: Mapping[str, Any], voter: tuple[str, int] | None) -> None:
     own = values["inter.node.listener"]
     endpoint = parse_endpoint(own) if own else voter
-    assert endpoint is not None, "a node that is no voter names its listener"
+    assert endpoint is not None, "a node that is not a voter names its listener"
     host, port = endpoint
     key = f"inter.node.listener={own!r}" if own else f"controller.quorum.voters: this node is at {host}:{port}"
     if port == 0:
         raise InvalidConfig(f"{key}: the other nodes need to know the port; name one")
     _check_reachable(values, host, inter_node_protocol(values), key)
     if not own and host in ANY_ADDRESS:
-        raise InvalidConfig(f"{key}, which the others cannot connect to; name the address that they reach")
+        raise InvalidConfig(f"{key}, to which other nodes cannot connect; name an address that they can reach")
     if voter is None and host in ANY_ADDRESS and not values["advertised.inter.node.listener"]:
         raise InvalidConfig(
-            f"{key} is every address of this machine, which other nodes cannot connect to; set "
-            "advertised.inter.node.listener to the one that they reach"
+            f"{key} means every address of this machine, so other nodes cannot connect to it; set "
+            "advertised.inter.node.listener to an address that they can reach"
         )
     advertised = values["advertised.inter.node.listener"]
     if advertised and parse_endpoint(advertised)[0] in ANY_ADDRESS:

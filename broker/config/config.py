@@ -1,7 +1,7 @@
 """The server's configuration: every key is declared here once, as an attribute of `BrokerConfig`.
 
-Values come from defaults, a TOML file, RAFTLOG_* variables and flags, each over the one before, and are checked at the
-edge (`broker/config/checks.py`). Inside the server a `BrokerConfig` is passed on and never changes.
+Values come from defaults, a TOML file, RAFTLOG_* variables and flags; each source overrides the ones before. They are
+checked once, when they are read (`broker/config/checks.py`). Inside the server a `BrokerConfig` never changes.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ CLIENT_VARIABLES: Final = (
 """Settings of clients that share the prefix; the server ignores them."""
 METADATA_DIRECTORY: Final = "__cluster_metadata"
 COMPLETE_AFTER_MS: Final = 100
-"""How long the record that a transaction has all its markers waits for the producer's next transaction, which makes it
-unnecessary: a busy producer then costs two records per transaction, not three."""
+"""How long the coordinator delays the record that says that all markers of a transaction are written. The producer's
+next transaction makes this record unnecessary: a busy producer then costs two records per transaction, not three."""
 
 
 class BrokerConfig(Settings):
@@ -119,8 +119,8 @@ class BrokerConfig(Settings):
     cluster_id = text(
         "",
         own=True,
-        doc="Id of the cluster; `raftlog quorum new-id` makes one. Required with several voters. A node alone "
-        "makes one up at its first start and finds it later. A directory of another cluster is refused.",
+        doc="Id of the cluster; `raftlog quorum new-id` makes one. Required with several voters. A node that is "
+        "alone makes an id at its first start and stores it. The server refuses a directory of another cluster.",
     )
     process_roles = names(
         ("broker", "controller"),
@@ -161,15 +161,15 @@ class BrokerConfig(Settings):
         (f"127.0.0.1:{DEFAULT_PORT}",),
         name="listeners",
         of=listener_of,
-        doc="Address that clients connect to, as host:port or raftlog://host:port; and after a comma one for Kafka "
-        "clients, as kafka://host:port (docs/kafka.md): kafka+ssl:// with TLS, kafka+sasl+ssl:// with TLS and a user's "
-        "name and password, kafka+sasl:// with these in plaintext. Port 0 takes a free one.",
+        doc="Address for raftlog's clients, as host:port or raftlog://host:port; after a comma, optionally one for "
+        "Kafka clients, as kafka://host:port (docs/kafka.md): kafka+ssl:// with TLS, kafka+sasl+ssl:// with TLS and a "
+        "user's name and password, kafka+sasl:// with a name and password but without TLS. Port 0 takes a free port.",
     )
     advertised_listener = names(
         (),
         name="advertised.listeners",
         of=listener_or_none,
-        doc="Addresses that clients are told to connect to, if they differ from `listeners`, in the same form; "
+        doc="Addresses that brokers tell clients to connect to, if they differ from `listeners`, in the same form; "
         "port 0 stands for the port in use.",
     )
     insecure = switch(
@@ -239,7 +239,8 @@ class BrokerConfig(Settings):
         10,
         minimum=0,
         maximum=100,
-        doc="Percentage of a broker's preferred leaderships that other brokers may hold before they move back.",
+        doc="Percentage of the partitions that prefer a broker as their leader that other brokers may lead before the "
+        "controller moves leaderships back.",
     )
     controlled_shutdown_enable = switch(
         True,
@@ -249,13 +250,13 @@ class BrokerConfig(Settings):
         1,
         minimum=1,
         maximum=MAX_PARTITIONS_PER_TOPIC,
-        doc="Partitions of a topic that is created without a number.",
+        doc="Partitions of a topic that is created without a number of partitions.",
     )
     default_replication_factor = integer(
         1,
         minimum=1,
         maximum=1000,
-        doc="Replicas of a topic that is created without a number.",
+        doc="Replicas of each partition of a topic that is created without a replication factor.",
     )
     auto_create_topics_enable = switch(
         False,
@@ -274,7 +275,7 @@ class BrokerConfig(Settings):
         minimum=1,
         maximum=1_000_000,
         own=True,
-        doc="Average number of replicas per broker above which no more partitions are created.",
+        doc="Average number of replicas per broker above which the controller creates no more partitions.",
     )
     socket_request_max_bytes = size_bytes(
         32 * MIB,
@@ -286,15 +287,15 @@ class BrokerConfig(Settings):
         11,
         minimum=1,
         maximum=3_600,
-        doc="Quotas: a client that was idle may use at once what its quota allows in this many windows.",
+        doc="Quotas: after a pause, a client may at once use up what its quota allows in this many windows.",
     )
     quota_window_size_seconds = integer(1, minimum=1, maximum=3_600, doc="Quotas: length of one window, in seconds.")
     max_connections = integer(
         2_147_483_647,
         minimum=1,
         maximum=2_147_483_647,
-        doc="Most connections to each listener for clients. In any case, half of the descriptors that the process may "
-        "have are kept back for files, and listeners share the others.",
+        doc="Most connections to each listener for clients. Whatever this value, half of the process's file "
+        "descriptors are reserved for files, and the listeners share the rest.",
     )
     max_connections_per_ip = integer(
         1_000,
@@ -305,27 +306,27 @@ class BrokerConfig(Settings):
     max_connections_per_ip_overrides = names(
         (),
         check=connection_overrides,
-        doc="In place of max.connections.per.ip, for single addresses: 10.0.0.1:5000,[fd00::1]:10.",
+        doc="For single addresses, the value in place of max.connections.per.ip: 10.0.0.1:5000,[fd00::1]:10.",
     )
     max_connection_creation_rate = integer(
         2_147_483_647,
         minimum=1,
         maximum=2_147_483_647,
-        doc="New connections a second that one address may open, unless its quota, connection_creation_rate, says "
-        "otherwise; after a pause, quota.window.num times as many at once.",
+        doc="New connections a second that one address may open, unless it has a quota connection_creation_rate; after "
+        "a pause, quota.window.num times as many at once.",
     )
     connection_login_timeout_ms = duration_ms(
         30_000,
         minimum=1_000,
         own=True,
-        doc="With listener.security.protocol=sasl_ssl, a connection without a user's call is closed after this time; "
-        "on the listener for Kafka clients one whose login or TLS handshake is not over; during a migration one "
-        "without any call.",
+        doc="With listener.security.protocol=sasl_ssl: the broker closes a connection on which no logged-in user has "
+        "made a call within this time; on the listener for Kafka clients, one whose login or TLS handshake is not "
+        "complete; during a migration, one without any call.",
     )
     connections_max_idle_ms = duration_ms(
         600_000,
         minimum=1_000,
-        doc="A connection without a call, or without a request of a Kafka client, is closed after this time.",
+        doc="The broker closes a connection after this time without a call, or without a request of a Kafka client.",
     )
     max_streams_per_connection = integer(
         250,
@@ -353,9 +354,10 @@ class BrokerConfig(Settings):
         minimum=1,
         maximum=1_000_000,
         own=True,
-        doc="Most streams a second of one user, or of one address whose clients have no login, that end within ten "
-        "seconds; five times as many at once. Beyond it the user is shut out: no call or login of it is served, and "
-        "connections that ask for one are closed, for a minute, each further time for twice as long.",
+        doc="Most short streams (ended within ten seconds) a second of one user, or of one address whose clients have "
+        "no login; five times as many at once. Above that, the broker shuts the user or address out for a minute, each "
+        "further time for twice as long: it serves none of its calls and logins, and closes connections that ask for "
+        "one.",
     )
     max_call_rate = integer(
         1_000,
@@ -363,15 +365,16 @@ class BrokerConfig(Settings):
         maximum=1_000_000,
         own=True,
         doc="Most unary calls a second of one user, or of one address whose clients have no login; five times as many "
-        "at once. Further ones are refused with the time to wait.",
+        "at once. Further calls are refused, with the time to wait.",
     )
     max_refused_call_rate = integer(
         500,
         minimum=1,
         maximum=1_000_000,
         own=True,
-        doc="Most calls a second of one user, or of one address whose clients have no login, that are refused for a "
-        "limit or a quota; five times as many at once. Beyond it the user is shut out, as by max.short.stream.rate.",
+        doc="Most calls a second of one user, or of one address whose clients have no login, that are refused because "
+        "of a limit or a quota; five times as many at once. Above that, the user is shut out, as with "
+        "max.short.stream.rate.",
     )
     max_streams = integer(
         10_000,
@@ -392,7 +395,8 @@ class BrokerConfig(Settings):
         minimum=1,
         maximum=100_000,
         own=True,
-        doc="Most unanswered requests of one produce stream; a stream that producers share may have 500 in any case.",
+        doc="Most unanswered requests of one produce stream; a stream that several producers share may always have "
+        "500.",
     )
     request_timeout_ms = duration_ms(
         30_000,
@@ -403,43 +407,43 @@ class BrokerConfig(Settings):
     producer_id_expiration_ms = duration_ms(
         86_400_000,
         minimum=600_000,
-        doc="How long a partition remembers an idempotent producer after its last append; longer than any producer "
-        "tries to deliver.",
+        doc="How long a partition remembers an idempotent producer after its last append. Set it above the "
+        "delivery.timeout.ms of every producer.",
     )
     producer_ids_max = integer(
         100_000,
         minimum=1,
         maximum=10_000_000,
         own=True,
-        doc="Most idempotent producers that one partition remembers; the same on all brokers. Above it, producers "
-        "idle for ten minutes are forgotten, and producers whose transaction has ended after one minute; if there "
-        "are none, new producers are refused.",
+        doc="Most idempotent producers that one partition remembers; the same on all brokers. Above it, the partition "
+        "forgets producers that have been idle for ten minutes, and producers whose transaction ended a minute ago; if "
+        "there are none, it refuses new producers.",
     )
     fetch_max_bytes = size_bytes(
         1 * MIB,
         minimum=1 * KIB,
         maximum=1 << 30,
-        doc="Largest piece of log in one message of a fetch stream; a single larger batch still goes whole.",
+        doc="Most bytes of the log in one message of a fetch stream; a single larger batch is still sent whole.",
     )
     replica_lag_time_max_ms = duration_ms(
         10_000,
         minimum=100,
         maximum=3_600_000,
-        doc="How long a follower may stay behind its leader's log end until it leaves the ISR.",
+        doc="How long a follower may be behind its leader's log end before the leader removes it from the ISR.",
     )
     replica_fetch_max_bytes = size_bytes(
         1 * MIB,
         minimum=4 * KIB,
         maximum=1 << 30,
-        doc="Largest piece of log in one message to a follower; a single larger batch still goes whole.",
+        doc="Most bytes of the log in one message to a follower; a single larger batch is still sent whole.",
     )
     replica_credit_bytes = size_bytes(
         8 * MIB,
         minimum=64 * KIB,
         maximum=1 << 30,
         own=True,
-        doc="Bytes that each leader may send to this broker ahead of the append here, for in-sync partitions, and as "
-        "many again for partitions that catch up.",
+        doc="Bytes that each leader may send to this broker before they are appended here, for in-sync partitions; the "
+        "same again for partitions that catch up.",
     )
     replica_high_watermark_checkpoint_interval_ms = duration_ms(
         5_000,
@@ -454,8 +458,8 @@ class BrokerConfig(Settings):
     )
     log_cleaner_enable = switch(
         True,
-        doc="Whether this broker compacts topics with cleanup.policy=compact. If not, they grow, and so do the "
-        "offsets of consumer groups.",
+        doc="Whether this broker compacts topics with cleanup.policy=compact. If not, they grow, and so does "
+        "__consumer_offsets.",
     )
     log_cleaner_backoff_ms = duration_ms(
         15_000,
@@ -485,8 +489,8 @@ class BrokerConfig(Settings):
         7 * 24 * 3_600_000,
         minimum=100,
         own=True,
-        doc="Time from the start of one such pass to the next; the first starts five minutes after the broker, or "
-        "earlier if this time is shorter.",
+        doc="Time from the start of one such pass (log.scrub.bytes.per.sec) to the start of the next. The first starts "
+        "five minutes after the broker, or earlier if this time is shorter.",
     )
     log_format = text(
         "text",
@@ -531,25 +535,25 @@ class BrokerConfig(Settings):
         choices=(PLAINTEXT, SSL, SASL_SSL),
         ignore_case=True,
         mirrors="listener.security.protocol.map",
-        doc="What clients speak at `listeners`: plaintext, TLS (ssl), or TLS with a user's name and password "
-        "(sasl_ssl, by SCRAM). With ssl the common name of a client's certificate is its user.",
+        doc="The protocol for clients at `listeners`: plaintext, TLS (ssl), or TLS with a login (sasl_ssl, see "
+        "sasl.enabled.mechanisms). With ssl, the common name of a client's certificate is its user.",
     )
     security_inter_broker_protocol = text(
         SAME,
         choices=(SAME, PLAINTEXT, SSL),
         ignore_case=True,
-        doc="Protocol between nodes; the same on all nodes. With ssl both ends present a certificate that names the "
-        "node: a URI raftlog://node/ID among its subject alternative names (several, where nodes share a "
-        "certificate), or the common name raftlog-node-ID. same: as listener.security.protocol, and ssl with "
-        "sasl_ssl.",
+        doc="Protocol between nodes; the same on all nodes. With ssl, both ends present a certificate that names the "
+        "node: a URI raftlog://node/ID among its subject alternative names (several URIs if nodes share a "
+        "certificate), or the common name raftlog-node-ID. same: the value of listener.security.protocol, but ssl if "
+        "that is sasl_ssl.",
     )
     listener_security_migration = switch(
         False,
         own=True,
         doc="Accept TLS and plaintext at both listeners, while rolling restarts turn TLS on or off. "
-        "security.inter.broker.protocol decides what this node itself uses towards others. With sasl_ssl a client "
-        "without a password is User:ANONYMOUS meanwhile, with or without TLS, and clients' addresses are not "
-        "known. Slower.",
+        "security.inter.broker.protocol decides what this node itself uses to call others. With sasl_ssl, a client "
+        "without a password is meanwhile User:ANONYMOUS, with or without TLS, and the broker does not know the "
+        "addresses of clients. Slower.",
     )
     ssl_keystore_location = text(
         "",
@@ -589,30 +593,31 @@ class BrokerConfig(Settings):
         "DEFAULT",
         check=mapping_rules,
         doc="How the distinguished name of a client's certificate becomes its user (KIP-371): rules "
-        "`RULE:PATTERN/REPLACEMENT/` with L or U for lower or upper case at the end, separated by commas, of which the "
-        "first that applies counts. DEFAULT: the common name.",
+        "`RULE:PATTERN/REPLACEMENT/`, with L or U at the end for lower or upper case, separated by commas; the first "
+        "rule that matches counts. DEFAULT: the common name.",
     )
     sasl_enabled_mechanisms = names(
         SCRAM_MECHANISMS,
         choices=(*SCRAM_MECHANISMS, PLAIN, OAUTHBEARER),
         doc="Mechanisms by which clients may log in: with a password (SCRAM), or with a token of an issuer "
-        "(OAUTHBEARER, which needs three keys of sasl.oauthbearer). PLAIN, in which a client sends the password "
-        "itself, is for Kafka clients at kafka+sasl+ssl:// only, and beside a SCRAM mechanism.",
+        "(OAUTHBEARER, which needs three keys sasl.oauthbearer...). PLAIN, in which the client sends the password "
+        "itself, is only for Kafka clients at kafka+sasl+ssl://, and needs a SCRAM mechanism beside it.",
     )
     sasl_oauthbearer_jwks_endpoint_url = text(
         "",
         doc="Where the issuer's public keys are, as a JSON Web Key Set: file:///PATH, read again when it changes, or "
-        "an https:// URL, which sasl.oauthbearer.allowed.urls has to name. Redirects and proxies are not followed.",
+        "an https:// URL, which sasl.oauthbearer.allowed.urls must name. The broker follows no redirects and uses no "
+        "proxies.",
     )
     sasl_oauthbearer_jwks_endpoint_refresh_ms = duration_ms(
         3_600_000,
         minimum=10_000,
-        doc="How often the URL with the keys is asked; a token with an unknown key makes it sooner.",
+        doc="How often the broker fetches the keys from the URL; a token with an unknown key makes it fetch sooner.",
     )
     sasl_oauthbearer_allowed_urls = names(
         (),
         own=True,
-        doc="URLs that may be asked for keys.",
+        doc="The URLs from which the broker may fetch keys.",
     )
     sasl_oauthbearer_private_addresses_allow = switch(
         False,
@@ -622,17 +627,17 @@ class BrokerConfig(Settings):
     )
     sasl_oauthbearer_expected_issuer = text(
         "",
-        doc="The claim `iss` of tokens that are accepted.",
+        doc="The value that the claim `iss` of a token must have.",
     )
     sasl_oauthbearer_expected_audience = names(
         (),
-        doc="Tokens are accepted whose claim `aud` has one of these: the names of this cluster at the issuer.",
+        doc="The names of this cluster at the issuer: the claim `aud` of a token must contain one of them.",
     )
     sasl_oauthbearer_algorithms = names(
         ("RS256", "PS256", "ES256"),
         choices=OAUTH_ALGORITHMS,
         own=True,
-        doc="Algorithms with which tokens may be signed. Symmetric ones do not exist here.",
+        doc="Algorithms with which tokens may be signed. Symmetric algorithms are not supported.",
     )
     sasl_oauthbearer_sub_claim_name = text(
         "sub",
@@ -642,20 +647,21 @@ class BrokerConfig(Settings):
         30,
         minimum=0,
         maximum=600,
-        doc="How far this machine's clock and the issuer's may differ.",
+        doc="By how much this machine's clock may differ from the issuer's.",
     )
     connections_max_reauth_ms = duration_ms(
         0,
         minimum=0,
-        doc="Time after which a Kafka client with a password must authenticate again, or its connection is closed; 0: "
-        "never. A changed password ends connections at once in any case.",
+        doc="Time after which a Kafka client with a password must authenticate again, or the broker closes its "
+        "connection; 0: never. A change of the password always ends connections at once.",
     )
     sasl_users_location = text(
         "",
         own=True,
-        doc='TOML file with a line `name = "password"` for each user of this broker besides those in the metadata: for '
-        "the first administrator. Or a directory with a file for each, named like the user, with the password in it. "
-        "Counts for names that the metadata does not have. Read again when it changes.",
+        doc='TOML file with a line `name = "password"` for each user of this broker besides those in the metadata, '
+        "such "
+        "as the first administrator. Or a directory with a file for each user: its name is the user's, its content the "
+        "password. If the metadata has a user of the same name, that one counts. Read again when it changes.",
     )
     grpc_health_enable = switch(
         False,
@@ -690,16 +696,16 @@ class BrokerConfig(Settings):
     audit_topic_enable = switch(
         False,
         own=True,
-        doc="Whether the lines of the audit log are also records of the topic __audit, where the console shows them; "
-        "docs/security.md says which can be lost. The same on all brokers.",
+        doc="Whether the broker also writes the lines of the audit log as records to the topic __audit, from which the "
+        "console shows them; docs/security.md says which can be lost. The same on all brokers.",
     )
     audit_topic_num_partitions = integer(
         12,
         minimum=1,
         maximum=MAX_PARTITIONS_PER_TOPIC,
         own=True,
-        doc="Partitions of __audit; used when the topic is created. A broker writes to those that it leads: have at "
-        "least as many as brokers.",
+        doc="Partitions of __audit; used when the topic is created. A broker writes to those that it leads, so there "
+        "should be at least as many as brokers.",
     )
     audit_topic_replication_factor = integer(
         3,
@@ -729,7 +735,7 @@ class BrokerConfig(Settings):
         choices=EXPORTERS,
         own=True,
         doc="Destination of this node's spans: a collector (otlp), the standard output (console), or none, which "
-        "costs nothing. The others need the extra `raftlog[otel]`; docs/tracing.md lists what is traced.",
+        "costs nothing. otlp and console need the extra `raftlog[otel]`; docs/tracing.md lists the spans.",
     )
     tracing_otlp_endpoint = text(
         "",
@@ -748,8 +754,8 @@ class BrokerConfig(Settings):
         minimum=0,
         maximum=1,
         own=True,
-        doc="Share of this node's metadata changes that begin a trace of their own if their caller has none. For "
-        "records the producers' sampling counts.",
+        doc="Share of this node's metadata changes that begin a trace of their own if the caller has none. For "
+        "records, the producers decide on sampling.",
     )
 
     # Consumer groups
@@ -764,8 +770,8 @@ class BrokerConfig(Settings):
         3,
         minimum=1,
         maximum=1000,
-        doc="Replicas of __consumer_offsets. If set, the topic is created only once so many brokers are up; by default "
-        "a smaller cluster uses as many as it has brokers.",
+        doc="Replicas of __consumer_offsets. If set, the topic is created only once this many brokers are up; by "
+        "default, a smaller cluster uses as many replicas as it has brokers.",
     )
     offsets_topic_segment_bytes = size_bytes(
         100 * MIB,
@@ -777,7 +783,7 @@ class BrokerConfig(Settings):
         10_080,
         minimum=1,
         maximum=(1 << 31) - 1,
-        doc="Minutes after which the offsets of a group without members are deleted; for a group that never had "
+        doc="Minutes without members after which the offsets of a group are deleted; for a group that never had "
         "members, counted from the commit.",
     )
     offsets_retention_check_interval_ms = duration_ms(
@@ -810,21 +816,22 @@ class BrokerConfig(Settings):
         minimum=100,
         maximum=86_400_000,
         own=True,
-        doc="How long a member may take to give up partitions, unless it states a time itself; then it counts as dead.",
+        doc="How long a member may take to give up partitions before it counts as dead, unless it states a time "
+        "itself.",
     )
     group_consumer_max_size = integer(
         10_000,
         minimum=1,
         maximum=1_000_000,
-        doc="Most members of a group in which the coordinator assigns: of raftlog's consumers, and of Kafka clients "
-        "with `group.protocol=consumer` (KIP-848). For classic groups: `group.max.size`.",
+        doc="Most members of a group in which the coordinator assigns partitions: raftlog's consumers, and Kafka "
+        "clients with `group.protocol=consumer` (KIP-848). For classic groups: `group.max.size`.",
     )
     group_consumer_migration_policy = text(
         Migration.BIDIRECTIONAL.value,
         choices=tuple(each.value for each in Migration),
-        doc="Whether a consumer group with members changes its protocol. `upgrade`: a classic group becomes one in "
+        doc="Whether a consumer group with members may change its protocol. `upgrade`: a classic group becomes one in "
         "which the coordinator assigns, when a member of that protocol joins (from metadata.version 8 on). "
-        "`downgrade`: it becomes a classic one when the last such member leaves. `bidirectional`: both. "
+        "`downgrade`: the group becomes a classic one when the last such member leaves. `bidirectional`: both. "
         "`disabled`: neither.",
     )
     group_consumer_assignors = names(
@@ -850,8 +857,8 @@ class BrokerConfig(Settings):
         3_000,
         minimum=0,
         maximum=3_600_000,
-        doc="How long the first rebalance of a classic group without members waits for more members, from the last "
-        "one on.",
+        doc="How long the first rebalance of an empty classic group waits for more members; each member that joins "
+        "starts the time anew.",
     )
     group_max_size = integer(
         2_000,
@@ -874,8 +881,8 @@ class BrokerConfig(Settings):
         3,
         minimum=1,
         maximum=1000,
-        doc="Replicas of __transaction_state. If set, the topic is created only once so many brokers are up; by "
-        "default a smaller cluster uses as many as it has brokers.",
+        doc="Replicas of __transaction_state. If set, the topic is created only once this many brokers are up; by "
+        "default, a smaller cluster uses as many replicas as it has brokers.",
     )
     transaction_state_log_min_isr = integer(
         2,
@@ -894,21 +901,21 @@ class BrokerConfig(Settings):
         900_000,
         minimum=1,
         maximum=(1 << 31) - 1,
-        doc="Longest timeout that a transaction, or a stage of a batch, may ask for. For so long an abandoned one "
-        "holds up readers with isolation.level read_committed.",
+        doc="Longest timeout that a transaction, or a stage of a batch, may ask for. An abandoned one blocks readers "
+        "with isolation.level=read_committed for up to this time.",
     )
     transactional_id_expiration_ms = duration_ms(
         7 * DAY_MS,
         minimum=1,
-        doc="Time after which a transactional id that began no transaction is forgotten.",
+        doc="Time without a transaction after which the coordinator forgets a transactional id.",
     )
     sink_expiration_ms = duration_ms(
         365 * DAY_MS,
         minimum=1,
         own=True,
-        doc="Time after which a sink is forgotten that has committed no batch, and with it which batch was the last: "
-        "a batch that is written again after that is there twice. Longer than any pause of a query that goes on from "
-        "its checkpoint.",
+        doc="Time without a committed batch after which the coordinator forgets a sink, and with it the number of its "
+        "last batch: a batch that is written again after that is in the log twice. Set it above the longest pause of a "
+        "query that continues from its checkpoint.",
     )
 
     kafka_listener: Endpoint | None
@@ -980,9 +987,10 @@ class BrokerConfig(Settings):
         return "controller" in self.process_roles
 
     def client_settings(self) -> dict[str, str]:
-        """Return what a client on this machine needs to be told to reach this broker.
+        """Return the settings with which a client on this machine reaches this broker.
 
-        It is this node itself by its certificate, or an administrator of `sasl.users.location`. Holds a password then.
+        The client is this node itself, by its certificate, or an administrator of `sasl.users.location`; then the
+        settings hold a password.
 
         Raises:
             InvalidConfig: `sasl.users.location` cannot be read, or has an error.
@@ -1005,12 +1013,12 @@ class BrokerConfig(Settings):
 
     @property
     def asks_for_certificates(self) -> bool:
-        """Whether clients have to show certificates."""
+        """Whether clients must show certificates."""
         return asks_for_certificates(self.values, self.listener_security_protocol)
 
     @property
     def asks_kafka_for_certificates(self) -> bool:
-        """Whether Kafka clients have to show certificates, where they speak TLS."""
+        """Whether Kafka clients that use TLS must show certificates."""
         return asks_for_certificates(self.values, self.kafka_security_protocol)
 
     @property
@@ -1029,11 +1037,11 @@ class BrokerConfig(Settings):
         return tuple(each for each in self.sasl_enabled_mechanisms if each in SCRAM_MECHANISMS)
 
     def producer_limits(self) -> ProducerLimits:
-        """Return what the logs remember of idempotent producers."""
+        """Return the limits for remembering idempotent producers in logs."""
         return ProducerLimits(self.producer_id_expiration_ms, self.producer_ids_max)
 
     def group_config(self) -> GroupConfig:
-        """Return what the coordinators of groups go by."""
+        """Return the configuration of group coordinators."""
         return GroupConfig(
             session_timeout_ms=self.group_consumer_session_timeout_ms,
             heartbeat_interval_ms=self.group_consumer_heartbeat_interval_ms,
@@ -1053,7 +1061,7 @@ class BrokerConfig(Settings):
         )
 
     def transaction_config(self) -> TransactionConfig:
-        """Return what the coordinators of transactions go by."""
+        """Return the configuration of transaction coordinators."""
         return TransactionConfig(
             max_timeout_ms=self.transaction_max_timeout_ms,
             id_expiration_ms=self.transactional_id_expiration_ms,
@@ -1062,7 +1070,7 @@ class BrokerConfig(Settings):
         )
 
     def log_config(self) -> LogConfig:
-        """Return what a partition's log does when its topic sets nothing."""
+        """Return the configuration of a partition's log whose topic sets nothing."""
         return LogConfig.from_topic_configs(self.topic_defaults)
 
 

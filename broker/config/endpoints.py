@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 Endpoint = tuple[str, int]
-"""Host and port."""
+"""A host and a port."""
 
 DEFAULT_PORT: Final = 9092
 VOTER_COUNTS: Final = (1, 3, 5)
-"""An even number survives no more failures than one voter less, and more than five slow every commit down."""
+"""The allowed numbers of voters. An even number tolerates no more failures than one voter less; more than five slow
+every commit down."""
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -88,7 +89,7 @@ def by_protocol(items: Sequence[str]) -> dict[str, Endpoint]:
         clients = KAFKA if protocol in KAFKA_PROTOCOLS else protocol
         if clients != RAFTLOG and clients != KAFKA:
             known = ", ".join((RAFTLOG, *KAFKA_PROTOCOLS))
-            raise ValueError(f"{item!r}: the protocol {protocol} is not known; there are {known}")
+            raise ValueError(f"{item!r}: the protocol {protocol} is unknown; there are {known}")
         if clients in found:
             raise ValueError(f"one listener for {clients} clients is supported, and {item!r} is the second")
         found[clients] = parse_endpoint(address)
@@ -137,6 +138,7 @@ def parse_voters(items: Iterable[str]) -> dict[int, Endpoint]:
     if len(voters) not in (0, *VOTER_COUNTS):
         counts = ", ".join(map(str, VOTER_COUNTS))
         raise ValueError(
-            f"{len(voters)} voters; a quorum has one of {counts}: others survive no more failures, or slow commits"
+            f"{len(voters)} voters; a quorum has {counts}: other numbers tolerate no more failures, or slow commits "
+            "down"
         )
     return voters

@@ -22,18 +22,18 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "broker_stopped": "Logs are flushed and closed.",
         "node_stopped": "The process ends without an error.",
         "event_loop_late": "The event loop was blocked for longer than 250 ms.",
-        "log_level_changed": "The level of a logger was changed.",
+        "log_level_changed": "An administrator has changed the level of a logger.",
         # Users
         "users_file_read": "The file `sasl.users.location` has changed, and its users are in effect.",
-        "oauth_keys_read": "The public keys of the tokens' issuer were read, for OAUTHBEARER; how many.",
+        "oauth_keys_read": "The public keys of the tokens' issuer were read, for OAUTHBEARER, with their number.",
         "streams_ended": "Streams ended: their users' passwords have changed, the users were deleted, or their tokens "
         "have expired.",
         # Limits
         "connections_refused": "Connections of an address were refused, once a minute; `limit` names the key.",
-        "logins_refused": "Logins of an address were refused, too many at a time; once a minute.",
+        "logins_refused": "Logins of an address were refused because there were too many at a time; once a minute.",
         "streams_refused": "Calls of a user or an address were refused, once a minute; `limit` names the key.",
         # Kafka clients
-        "kafka_disconnected": "A Kafka client was disconnected for what it sent; `reason` says why.",
+        "kafka_disconnected": "The broker disconnected a Kafka client because of its request; `reason` says why.",
         # The right to serve
         "lease_granted": "This broker has a lease and serves.",
         "lease_ended": "This broker serves nothing until it has a lease again; `reason` says why.",
@@ -57,8 +57,8 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "log_missing": "A checkpoint lists a log whose directory is gone; its replica is closed.",
         "checkpoint_lost": "A log directory has lost its offset-checkpoint, so it cannot tell which logs it had.",
         "log_dir_offline": "A log directory has failed, for as long as the process runs.",
-        "storage_full": "A log directory refuses writes for want of space; other replicas lead where they can.",
-        "storage_has_space": "No write was refused for want of space for a minute.",
+        "storage_full": "A log directory is full and refuses writes; other replicas lead where they can.",
+        "storage_has_space": "For a minute, no write was refused because a log directory was full.",
         "replicas_offline": "The controller has recorded which replicas have no working log on this broker.",
         "coordinator_loaded": "A coordinator of groups or transactions has read its partition.",
         "internal_topic_made": "An internal topic was created for its first use.",

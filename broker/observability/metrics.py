@@ -103,8 +103,12 @@ class BrokerMetrics:
             ("leader_count", "Partitions that this broker leads.", led),
             ("under_replicated_partitions", "Led partitions whose ISR lacks a replica.", under_replicated),
             ("under_min_isr_partition_count", "Led partitions that refuse acks=all.", under_min_isr),
-            ("at_min_isr_partition_count", "Led partitions that would refuse acks=all with one less.", at_min_isr),
-            ("reassigning_partitions", "Led partitions under reassignment.", reassigning),
+            (
+                "at_min_isr_partition_count",
+                "Led partitions that will refuse acks=all if one more replica leaves the ISR.",
+                at_min_isr,
+            ),
+            ("reassigning_partitions", "Led partitions that are being reassigned.", reassigning),
             ("offline_replica_count", "Replicas on this broker without a working log.", offline),
         ):
             yield gauge(name, doc, value)
@@ -143,7 +147,7 @@ def _topics(counters: Counters) -> Families:
             ("bytes_in", "Bytes of record batches written by producers."),
             ("bytes_out", "Bytes of record batches sent to consumers."),
             ("messages_in", "Records written by producers."),
-            ("failed_produce_requests", "Refused batches of producers."),
+            ("failed_produce_requests", "Batches of producers that were refused."),
         )
     }
     for topic, found in sorted(counters.topics.items()):
@@ -272,7 +276,7 @@ class LoadMetrics:
         yield gauge("fetch_sessions", "Open fetch streams of clients.", counters.streams["fetch"])
         yield gauge("kafka_connections", "Open connections of Kafka clients.", counters.streams["kafka"])
         yield gauge(
-            "produce_queue_depth", "Produce requests whose responses have not left.", counters.produces_unanswered
+            "produce_queue_depth", "Produce requests whose responses are not sent yet.", counters.produces_unanswered
         )
         yield gauge(
             "pending_acks",
@@ -288,7 +292,7 @@ class LoadMetrics:
         reads.add_metric(["page_cache"], counters.reads_from_cache)
         reads.add_metric(["disk"], counters.reads_from_disk)
         yield reads
-        yield gauge("segment_cache_segments", "Open sealed segments.", len(self._segments))
+        yield gauge("segment_cache_segments", "Sealed segments that are open for reading.", len(self._segments))
         yield gauge(
             "segment_cache_index_bytes", "Bytes of the open segments' index entries.", self._segments.index_bytes
         )
@@ -319,7 +323,7 @@ class LoadMetrics:
 
     def _held_back(self) -> Iterator[Metric]:
         seconds = CounterMetricFamily(
-            f"{PREFIX}throttle_seconds", "Time in which a throttle let nothing pass.", labels=("quota",)
+            f"{PREFIX}throttle_seconds", "Seconds in which a throttle let nothing pass.", labels=("quota",)
         )
         rates = GaugeMetricFamily(
             f"{PREFIX}throttle_rate_bytes",
@@ -348,7 +352,7 @@ class GroupMetrics:
         )
         seconds = GaugeMetricFamily(
             f"{PREFIX}group_lag_seconds",
-            "Seconds since records exist that a group has not committed; absent while unknown.",
+            "Seconds since the first record that a group has not committed; absent while unknown.",
             labels=labels,
         )
         for lag in sample.lags:
@@ -363,7 +367,7 @@ class GroupMetrics:
             members.add_metric([size.group, size.state], size.members)
         yield from (records, seconds, members)
         yield gauge(
-            "group_series_left_out", "Groups and partitions of groups that exceed the shown number.", sample.left_out
+            "group_series_left_out", "Groups, and partitions of groups, that the limit leaves out.", sample.left_out
         )
 
 
@@ -409,7 +413,7 @@ class NodeMetrics:
         yield gauge("metadata_offset", "Metadata offset of this node's image.", image.offset)
         yield gauge("controller_epoch", "Latest controller epoch that this node knows.", image.controller_epoch)
         active = self._voter is not None and self._voter.is_active_controller
-        yield gauge("active_controller_count", "1 on the active controller, else 0; the sum has to be 1.", active)
+        yield gauge("active_controller_count", "1 on the active controller, else 0; the sum must be 1.", active)
         if self._voter is not None:
             yield from _raft(self._voter.raft_view())
             yield from self._decided()
@@ -420,7 +424,7 @@ class NodeMetrics:
         counters = self._counters
         yield histogram_family(
             "raft_commit_latency_seconds",
-            "Seconds from a command's proposal until it was applied, on the active controller.",
+            "Seconds from a command's proposal until the active controller applied it.",
             counters.commit_seconds,
         )
         yield counter(
@@ -497,7 +501,7 @@ class SecurityMetrics:
         yield authentications
         yield counter(
             "unauthenticated_calls",
-            "Calls refused because the caller was not authenticated, or no longer.",
+            "Calls refused because the caller had not logged in, or its login had ended.",
             self._counters.unauthenticated_calls,
         )
         refusals = CounterMetricFamily(
@@ -514,7 +518,7 @@ class SecurityMetrics:
 
 
 class QuotaMetrics:
-    """A collector: what clients with quotas use, and which connections were refused.
+    """A collector: the use of clients with quotas, and refused connections.
 
     `usage`: as `QuotaManager.usage`; `refused`: connections by listener and limit; `refused_streams`: by limit.
     """
@@ -534,11 +538,11 @@ class QuotaMetrics:
         labels = ("quota", "user", "client_id")
         used = CounterMetricFamily(
             f"{PREFIX}quota_used",
-            "What clients with a quota have used: bytes, milliseconds of the event loop, or changes of the metadata.",
+            "Use of clients with a quota: bytes, milliseconds of the event loop, or changes of the metadata.",
             labels=labels,
         )
         seconds = CounterMetricFamily(
-            f"{PREFIX}quota_throttle_seconds", "Time in which clients were over their quota.", labels=labels
+            f"{PREFIX}quota_throttle_seconds", "Seconds in which clients were over their quota.", labels=labels
         )
         for each in self._usage():
             place = [each.key, each.scope.user or "", each.scope.client_id or ""]
@@ -547,8 +551,8 @@ class QuotaMetrics:
         yield from (used, seconds)
         refused = CounterMetricFamily(
             f"{PREFIX}connections_refused",
-            "Connections that were closed because a limit was reached, except those of raftlog's clients beyond "
-            "max.connections: of these, only the ones without a login beyond half of it count.",
+            "Connections that the broker closed because a limit was reached. Of raftlog's clients above "
+            "max.connections, only connections without a login beyond half of it are counted.",
             labels=("listener", "limit"),
         )
         for listener, counts in self._refused().items():

@@ -1,7 +1,7 @@
 """The files of a support bundle, made from a picture and a report. Pure.
 
-It never asks for records. Values that look like secrets are hidden in every file, in addition to where nodes hide
-them. The metadata of committed offsets is left out, as it may hold anything.
+It never asks for records. Values that look like secrets are hidden in every file, in addition to those that nodes hide
+themselves. The metadata of committed offsets is left out, because it may hold anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Asks a cluster everything that checks need. A question without an answer leaves its field out, with the reason.
+"""Asks a cluster for everything that checks need. If a question has no answer, its field stays empty, with the reason.
 
-Lists silently leave out topics that this user may not describe. But DescribeLogDirs, for users that may describe the
-cluster, names all partitions on brokers' disks. The doctor asks for the missing ones by name, and learns whether the
-user lacks the permission or the topic is gone.
+Lists silently leave out topics that this user may not describe. But for users that may describe the cluster,
+DescribeLogDirs names all partitions on brokers' disks. The doctor asks for the missing topics by name, and so learns
+whether the user lacks the permission or the topic is gone.
 
 Also here: metrics from metrics listeners, and ends of local logs, for the support bundle.
 """
@@ -37,7 +37,7 @@ from raftlog.errors import AuthorizationError, RaftlogError
 from raftlog.types import TopicPartition
 
 ASKED: Final = 50
-"""How many topics are asked for by name; if one of them is refused, further ones are assumed to be refused too."""
+"""The most topics that are asked for by name; if one of them is refused, the rest are assumed to be refused too."""
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 _UNUSED_ID: Final = "raftlog-doctor-looks"
 
@@ -57,7 +57,7 @@ def hidden_topics(
 ) -> tuple[Sequence[str], AuthorizationError | None]:
     """Return the names of brokers' topics that this user may not describe, and one of the errors.
 
-    Empty if brokers do not tell their topics.
+    The names are empty if brokers do not list their topics.
     """
     there: set[str] = set()
     for broker in cluster.brokers:
@@ -78,7 +78,7 @@ def hidden_topics(
 def refused_transactions(
     admin: raftlog.Admin, topics: Sequence[TopicDescription], hidden: Sequence[str], patience_s: float
 ) -> AuthorizationError | None:
-    """Return why a list may leave out transactions; None if it does not, or the cluster never had one."""
+    """Return why a list may leave out transactions; None if it leaves out none, or the cluster never had one."""
     if TRANSACTIONS_TOPIC not in {*hidden, *(topic.name for topic in topics)}:
         return None  # the request would create the topic
     try:
@@ -124,7 +124,7 @@ def read_metrics(host: str, port: int) -> bytes:
     """Return a node's metrics in Prometheus' text format.
 
     Raises:
-        OSError, http.client.HTTPException: it does not answer, or with an error; says why.
+        OSError, http.client.HTTPException: the node does not answer, or answers with an error; the message says why.
     """
     connection = http.client.HTTPConnection(host, port, timeout=METRICS_S)
     try:
@@ -141,8 +141,8 @@ def read_metrics(host: str, port: int) -> bytes:
 def local_log(node: NodeDescription) -> Path | None:
     """Return a node's log if it is a file on this machine; None: it is on another machine, or not a file.
 
-    A node's own word must not make this process read any file: the process that the node names must have this file as
-    its standard error.
+    A node must not be able to make this process read an arbitrary file: the process that the node names must have this
+    file as its standard error.
 
     Raises:
         OSError: the process belongs to another user, is gone, or does not log to this file.
@@ -177,7 +177,7 @@ T = TypeVar("T")
 PATIENCE_S: Final = 5.0
 """How long one question may take."""
 AWAY_S: Final = 1.0
-"""The same for a node that is fenced or unreachable for others; it may answer nevertheless."""
+"""The same for a node that is fenced, or that others cannot reach; it may answer nevertheless."""
 ALL_S: Final = 30.0
 """How long one kind of question may take for all nodes, topics or groups; the rest is skipped."""
 INTERVAL_S: Final = 3.0
@@ -366,7 +366,7 @@ class _Collector:
     def _together(
         self, part: str, keys: Sequence[str], ask: Callable[..., dict[str, T]], what: str
     ) -> dict[str, T] | None:
-        """Ask for all keys at once; note the keys without an answer. None: all were refused for want of permission."""
+        """Ask for all keys at once; note the keys without an answer. None: all were refused, for lack of permission."""
         if not keys:
             return {}
         errors: dict[str, RaftlogError] = {}
@@ -376,9 +376,9 @@ class _Collector:
         return None if refused == len(keys) else found
 
     def _many(self, part: str, keys: Iterable[K], ask: Callable[[K], T], what: str) -> dict[K, T] | None:
-        """Ask for each key, some at a time; note the keys without an answer and the ones skipped for want of time.
+        """Ask for each key, some at a time; note the keys without an answer, and those that were skipped to save time.
 
-        None: all were refused for want of permission.
+        None: all were refused, for lack of permission.
         """
         deadline_s = time.monotonic() + ALL_S
 

@@ -24,8 +24,8 @@ from raftlog.types import TopicPartition
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""The worst one first. error: something does not work, or records may be lost. warning: that will happen after one more
-failure or some time. note: it may be intended."""
+"""The severities, the worst first. error: something does not work, or records may be lost. warning: that will happen
+after one more failure, or after some time. note: the state may be intended."""
 
 
 class Problem(NamedTuple):
@@ -71,12 +71,12 @@ class Unanswered(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """The state of a cluster. A field is None if it is unknown; `unanswered` says why, and what other fields lack.
+    """The state of a cluster. A field is None if it is unknown; `unanswered` has the reasons, and names gaps in others.
 
     `topics` include internal ones; `configs` are those of topics, by name. `..._before` are readings from `apart_s`
-    seconds before; None after a single reading. `silent_leaders` did not describe their replicas, `silent_nodes` not
-    themselves, each with its reason. A node that refuses is in `silent_nodes` and `unanswered`, but not in
-    `silent_leaders`. `hidden_topics` are on brokers' disks, but this user may not describe them.
+    seconds before; None after a single reading. `silent_leaders` did not describe their replicas, and `silent_nodes`
+    did not describe themselves; each has its reason. A node that refuses is in `silent_nodes` and `unanswered`, but not
+    in `silent_leaders`. `hidden_topics` are on brokers' disks, but this user may not describe them.
     """
 
     taken_at_ms: int
@@ -126,12 +126,12 @@ class Picture:
         return found.value if found is not None else None
 
     def min_insync_replicas(self, topic: str) -> int:
-        """Return min.insync.replicas of a topic; if it is unknown 1, the default."""
+        """Return min.insync.replicas of a topic; if it is unknown, the default, 1."""
         return int(self.topic_config(topic, "min.insync.replicas") or 1)
 
 
 def setting(node: NodeDescription, key: str) -> str:
-    """Return a node's setting; "" if the node does not tell it."""
+    """Return a node's setting; "" if the node's description lacks it."""
     found = node.configs.get(key)
     return found.value if found is not None else ""
 

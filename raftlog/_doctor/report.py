@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from raftlog._doctor.picture import SEVERITIES, Finding, Picture, Problem, Severity, Unanswered
 
 UNKNOWN: Final = "not known"
-"""How the reason begins for a check that was skipped for want of an answer."""
+"""The beginning of the reason for a check that was skipped because an answer is missing."""
 
 
 class Finder(Protocol):
@@ -62,7 +62,7 @@ class Report:
         return [each for each in self.checked if each.result == "skipped"]
 
     def is_whole(self) -> bool:
-        """Return whether no check was skipped for want of an answer."""
+        """Return whether no check was skipped because an answer was missing."""
         return not any(each.why.startswith(UNKNOWN) for each in self.skipped())
 
     def document(self) -> dict[str, Any]:

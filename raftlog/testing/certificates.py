@@ -18,9 +18,9 @@ CA_FILE: Final = "ca.pem"
 CA_KEY_FILE: Final = "ca-key.pem"
 _LIFETIME: Final = datetime.timedelta(days=3650)
 _BEFORE: Final = datetime.timedelta(days=1)
-"""Certificates are valid from yesterday on, as clocks differ."""
+"""Certificates are valid from yesterday on, because clocks differ."""
 _ONLY_SIGNS_CERTIFICATES: Final = (False, False, False, False, False, True, False, False, False)
-"""Arguments of `x509.KeyUsage`: only `key_cert_sign`. Python 3.13 requires it, and key identifiers."""
+"""The arguments of `x509.KeyUsage`: only `key_cert_sign`. Python 3.13 requires this extension, and key identifiers."""
 NODE_URI: Final = "raftlog://node/"
 """The same as in `raftmeta.quorum.peer_identity`, which is not part of the SDK."""
 

@@ -28,35 +28,35 @@ _POLL_S = 0.02
 
 
 class Cluster:
-    """Real server processes on loopback, each with its own data; they end with this process at the latest.
+    """Real server processes on loopback, each with its own data; they never outlive this process.
 
     Args:
         nodes: number of servers, with ids from 1. Each is a broker.
         controllers: number of servers with a vote in the metadata quorum, the first ones: 1, 3 or 5. None: 3 above 5
             nodes, otherwise the largest odd number.
         dedicated_controllers: the controllers are not brokers.
-        directory: the directory of configurations, logs and data. It is kept: a later cluster of the same size there
-            is the same cluster. None: a temporary directory, created at the first start and deleted at the end. Only
-            one cluster at a time may run in a directory.
-        port: client port of the first broker, the others take the next ones; 0 picks free ports. A server keeps its
-            port over restarts.
+        directory: the directory of configurations, logs and data. It is kept: a later cluster of the same size in this
+            directory continues it. None: a temporary directory, created at the first start and deleted at the end.
+            Only one cluster at a time may run in a directory.
+        port: the client port of the first broker; the others take the next ports. 0 picks free ports. A server keeps
+            its port over restarts.
         can_be_partitioned: servers reach each other through proxies in this process, for `partition`.
         tls: clients and servers use TLS, with certificates of a CA for this cluster; clients use `client_config`. Needs
             the package `cryptography`.
         users: names and passwords of users that may log in; implies `tls`. Servers read them from a file
             (`sasl.users.location`), so they exist from the start; more can be added as in any cluster. Their
             permissions depend on `authorizer` and `super.users` in `config`.
-        kafka: servers listen for Kafka clients as well, see `kafka_bootstrap`; with `port` at ports higher by 100. With
-            `tls` or `users` at this listener as well.
+        kafka: servers also listen for Kafka clients, see `kafka_bootstrap`; with `port`, at ports higher by 100. `tls`
+            and `users` apply to this listener too.
         racks: racks of servers, by id (`{1: "a", 2: "b"}`); other servers have none.
         start_timeout_s: how long servers may take to become ready.
         config: server keys as in the configuration file (`{"log.segment.bytes": 1048576}`).
         **more_config: the same with underscores (`log_segment_bytes=1048576`).
 
     Raises:
-        InvalidConfig: no such cluster is possible, or (at the start) the directory has one of another size, or the
+        InvalidConfig: no such cluster is possible. At the start: the directory has a cluster of another size, or the
             extra `raftlog[server]` is not installed.
-        ServerFailed: at the start: a server did not come up, or another cluster runs in the directory.
+        ServerFailed: at the start: a server did not become ready, or another cluster runs in the directory.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Cluster:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses for clients, as `host:port` with commas between; without brokers that were never started."""
+        """The addresses for clients (`host:port`, commas between) of all brokers that were started at least once."""
         ports = [self._servers[node_id].port for node_id in self.broker_ids]
         return ",".join(f"127.0.0.1:{port}" for port in ports if port)
 
@@ -148,7 +148,7 @@ class Cluster:
 
     @property
     def client_config(self) -> dict[str, str]:
-        """Config that clients need besides `bootstrap`, as `config=cluster.client_config`; empty without TLS.
+        """The config that clients need besides `bootstrap`: pass `config=cluster.client_config`. Empty without TLS.
 
         With `users`, clients log in as the first one.
         """
@@ -200,7 +200,7 @@ class Cluster:
         return self._server(node_id).pid
 
     def is_running(self, node_id: int) -> bool:
-        """Return whether a server's process exists; a paused one does."""
+        """Return whether a server's process exists; that of a paused server does."""
         return self._server(node_id).is_running
 
     def log_dir(self, node_id: int) -> Path:
@@ -235,7 +235,7 @@ class Cluster:
                 server.wait_ready(deadline_s)
             except ServerFailed as failure:
                 failures.append((server.ending, failure))
-        if failures:  # a server that ended tells more than one that waited for it
+        if failures:  # the error of a server that ended says more than that of one that waited for it
             raise min(failures, key=lambda failure: failure[0] is None or "SIGKILL" in failure[0])[1]
 
     def stop_all(self) -> None:
@@ -271,7 +271,7 @@ class Cluster:
         """Wait until a server is ready that was started without `wait`.
 
         Raises:
-            ServerFailed: it ended, or was not ready within `start_timeout_s` from now and was killed.
+            ServerFailed: the server ended, or was not ready within `start_timeout_s` from now and was killed.
         """
         self._server(node_id).wait_ready(time.monotonic() + self._start_timeout_s)
 
@@ -283,7 +283,7 @@ class Cluster:
         """Kill a server (SIGKILL).
 
         Raises:
-            ServerFailed: it does not run.
+            ServerFailed: the server does not run.
         """
         self._server(node_id).kill()
 
@@ -293,11 +293,11 @@ class Cluster:
         self._server(node_id).reconfigure(config)
 
     def pause(self, node_id: int) -> None:
-        """Freeze a server (SIGSTOP)."""
+        """Pause a server (SIGSTOP)."""
         self._server(node_id).pause()
 
     def resume(self, node_id: int) -> None:
-        """Continue a frozen server (SIGCONT)."""
+        """Resume a paused server (SIGCONT)."""
         self._server(node_id).resume()
 
     def _prepare(self) -> None:
@@ -332,8 +332,8 @@ class Cluster:
     def partition(self, some: Iterable[int], others: Iterable[int], *, one_way: bool = False) -> None:
         """Cut the connections between `some` and `others`, for metadata and records; clients still reach all servers.
 
-        With `one_way` only what `some` send is held, and what `others` send arrives. Servers on neither side reach all
-        servers. Cuts add up until `heal`. With three servers:
+        With `one_way`, only bytes from `some` to `others` are held back; bytes in the other direction arrive. Servers
+        on neither side reach all servers. Cuts add up until `heal`. With three servers:
 
             partition([1], [2, 3])                 1 is isolated, a minority
             partition([1], [2, 3], one_way=True)   1 receives everything, but nothing that it sends arrives
@@ -380,10 +380,10 @@ class Cluster:
         return self._node(ask, "is the active controller", timeout_s, other_than)
 
     def wait_for(self, condition: Callable[[Admin], T], *, timeout_s: float = 60.0, what: str = "that") -> T:
-        """Call `condition` until its result is true, and return that; SDK errors count as false.
+        """Call `condition` until its result is true, and return the result; SDK errors count as false.
 
         Raises:
-            ServerFailed: it was not true in time.
+            ServerFailed: the result was not true within `timeout_s`.
         """
         deadline_s = time.monotonic() + timeout_s
         seen: object = None

@@ -1,10 +1,10 @@
-"""Runs a module as `__main__` in a process that dies with its parent, however that ends.
+"""Runs a module as `__main__` in a process that dies with its parent, however the parent ends.
 
     python -P -m raftlog.testing.dependent_process PARENT-PID MODULE ARGUMENT...
 
-On Linux the kernel sends SIGKILL at the parent's death, which reaches even a stopped process. The parent is the
-*thread* that started this process, so it must live as long as the parent process. On other systems a thread checks
-twice a second whether the parent is still the same.
+On Linux the kernel sends SIGKILL at the parent's death, which ends even a stopped process. For the kernel, the parent
+is the *thread* that started this process, so that thread must live as long as the parent process. On other systems a
+thread checks twice a second whether the parent is still the same.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ class ServerKeywords(TypedDict, total=False):
     node_id: int
     """Id of this node: unique in the cluster, and never changed. Required."""
     cluster_id: str
-    """Id of the cluster; `raftlog quorum new-id` makes one. Required with several voters. A node alone makes one up at
-    its first start and finds it later. A directory of another cluster is refused."""
+    """Id of the cluster; `raftlog quorum new-id` makes one. Required with several voters. A node that is alone makes an
+    id at its first start and stores it. The server refuses a directory of another cluster."""
     process_roles: Literal["broker", "controller"]
     """Roles of this process: a broker stores partitions and serves clients, a controller votes in the metadata
     quorum."""
@@ -30,12 +30,12 @@ class ServerKeywords(TypedDict, total=False):
     """Addresses at which this node reaches other brokers' inter-node listeners, each as id@host:port, if they differ
     from the advertised ones: behind a tunnel or a proxy."""
     listeners: str
-    """Address that clients connect to, as host:port or raftlog://host:port; and after a comma one for Kafka clients, as
-    kafka://host:port (docs/kafka.md): kafka+ssl:// with TLS, kafka+sasl+ssl:// with TLS and a user's name and password,
-    kafka+sasl:// with these in plaintext. Port 0 takes a free one."""
+    """Address for raftlog's clients, as host:port or raftlog://host:port; after a comma, optionally one for Kafka
+    clients, as kafka://host:port (docs/kafka.md): kafka+ssl:// with TLS, kafka+sasl+ssl:// with TLS and a user's name
+    and password, kafka+sasl:// with a name and password but without TLS. Port 0 takes a free port."""
     advertised_listeners: str
-    """Addresses that clients are told to connect to, if they differ from `listeners`, in the same form; port 0 stands
-    for the port in use."""
+    """Addresses that brokers tell clients to connect to, if they differ from `listeners`, in the same form; port 0
+    stands for the port in use."""
     insecure: bool
     """Allow plaintext without authentication on an address that is not loopback. Anyone who reaches the port can then
     read, write and delete everything."""
@@ -63,40 +63,42 @@ class ServerKeywords(TypedDict, total=False):
     leader_imbalance_check_interval_ms: int | str
     """Interval at which the controller looks for leaders that are not the preferred replica."""
     leader_imbalance_per_broker_percentage: int
-    """Percentage of a broker's preferred leaderships that other brokers may hold before they move back."""
+    """Percentage of the partitions that prefer a broker as their leader that other brokers may lead before the
+    controller moves leaderships back."""
     controlled_shutdown_enable: bool
     """Whether a broker hands over its leaderships before it stops."""
     num_partitions: int
-    """Partitions of a topic that is created without a number."""
+    """Partitions of a topic that is created without a number of partitions."""
     default_replication_factor: int
-    """Replicas of a topic that is created without a number."""
+    """Replicas of each partition of a topic that is created without a replication factor."""
     auto_create_topics_enable: bool
     """Whether a topic is created when a client first asks for it."""
     max_partitions_per_topic: int
     """Most partitions of one topic."""
     max_partitions_per_broker: int
-    """Average number of replicas per broker above which no more partitions are created."""
+    """Average number of replicas per broker above which the controller creates no more partitions."""
     socket_request_max_bytes: int | str
     """Largest message on the wire; at least message.max.bytes and 64 KiB more."""
     quota_window_num: int
-    """Quotas: a client that was idle may use at once what its quota allows in this many windows."""
+    """Quotas: after a pause, a client may at once use up what its quota allows in this many windows."""
     quota_window_size_seconds: int
     """Quotas: length of one window, in seconds."""
     max_connections: int
-    """Most connections to each listener for clients. In any case, half of the descriptors that the process may have are
-    kept back for files, and listeners share the others."""
+    """Most connections to each listener for clients. Whatever this value, half of the process's file descriptors are
+    reserved for files, and the listeners share the rest."""
     max_connections_per_ip: int
     """Most connections of one address to each listener."""
     max_connections_per_ip_overrides: str
-    """In place of max.connections.per.ip, for single addresses: 10.0.0.1:5000,[fd00::1]:10."""
+    """For single addresses, the value in place of max.connections.per.ip: 10.0.0.1:5000,[fd00::1]:10."""
     max_connection_creation_rate: int
-    """New connections a second that one address may open, unless its quota, connection_creation_rate, says otherwise;
-    after a pause, quota.window.num times as many at once."""
+    """New connections a second that one address may open, unless it has a quota connection_creation_rate; after a
+    pause, quota.window.num times as many at once."""
     connection_login_timeout_ms: int | str
-    """With listener.security.protocol=sasl_ssl, a connection without a user's call is closed after this time; on the
-    listener for Kafka clients one whose login or TLS handshake is not over; during a migration one without any call."""
+    """With listener.security.protocol=sasl_ssl: the broker closes a connection on which no logged-in user has made a
+    call within this time; on the listener for Kafka clients, one whose login or TLS handshake is not complete; during a
+    migration, one without any call."""
     connections_max_idle_ms: int | str
-    """A connection without a call, or without a request of a Kafka client, is closed after this time."""
+    """The broker closes a connection after this time without a call, or without a request of a Kafka client."""
     max_streams_per_connection: int
     """Most calls of one connection at a time; HTTP/2 makes further ones wait."""
     max_streams_per_user: int
@@ -104,46 +106,46 @@ class ServerKeywords(TypedDict, total=False):
     max_streams_per_ip: int
     """Most streams of one address that this broker serves at a time."""
     max_short_stream_rate: int
-    """Most streams a second of one user, or of one address whose clients have no login, that end within ten seconds;
-    five times as many at once. Beyond it the user is shut out: no call or login of it is served, and connections that
-    ask for one are closed, for a minute, each further time for twice as long."""
+    """Most short streams (ended within ten seconds) a second of one user, or of one address whose clients have no
+    login; five times as many at once. Above that, the broker shuts the user or address out for a minute, each further
+    time for twice as long: it serves none of its calls and logins, and closes connections that ask for one."""
     max_call_rate: int
     """Most unary calls a second of one user, or of one address whose clients have no login; five times as many at once.
-    Further ones are refused with the time to wait."""
+    Further calls are refused, with the time to wait."""
     max_refused_call_rate: int
-    """Most calls a second of one user, or of one address whose clients have no login, that are refused for a limit or a
-    quota; five times as many at once. Beyond it the user is shut out, as by max.short.stream.rate."""
+    """Most calls a second of one user, or of one address whose clients have no login, that are refused because of a
+    limit or a quota; five times as many at once. Above that, the user is shut out, as with max.short.stream.rate."""
     max_streams: int
     """Most produce, fetch and watch streams that this broker serves at a time."""
     max_subscriptions: int
     """Most partitions that one fetch stream may read."""
     max_in_flight_requests: int
-    """Most unanswered requests of one produce stream; a stream that producers share may have 500 in any case."""
+    """Most unanswered requests of one produce stream; a stream that several producers share may always have 500."""
     request_timeout_ms: int | str
     """How long a produce request waits for its replicas, unless the request says otherwise."""
     producer_id_expiration_ms: int | str
-    """How long a partition remembers an idempotent producer after its last append; longer than any producer tries to
-    deliver."""
+    """How long a partition remembers an idempotent producer after its last append. Set it above the delivery.timeout.ms
+    of every producer."""
     producer_ids_max: int
-    """Most idempotent producers that one partition remembers; the same on all brokers. Above it, producers idle for ten
-    minutes are forgotten, and producers whose transaction has ended after one minute; if there are none, new producers
-    are refused."""
+    """Most idempotent producers that one partition remembers; the same on all brokers. Above it, the partition forgets
+    producers that have been idle for ten minutes, and producers whose transaction ended a minute ago; if there are
+    none, it refuses new producers."""
     fetch_max_bytes: int | str
-    """Largest piece of log in one message of a fetch stream; a single larger batch still goes whole."""
+    """Most bytes of the log in one message of a fetch stream; a single larger batch is still sent whole."""
     replica_lag_time_max_ms: int | str
-    """How long a follower may stay behind its leader's log end until it leaves the ISR."""
+    """How long a follower may be behind its leader's log end before the leader removes it from the ISR."""
     replica_fetch_max_bytes: int | str
-    """Largest piece of log in one message to a follower; a single larger batch still goes whole."""
+    """Most bytes of the log in one message to a follower; a single larger batch is still sent whole."""
     replica_credit_bytes: int | str
-    """Bytes that each leader may send to this broker ahead of the append here, for in-sync partitions, and as many
+    """Bytes that each leader may send to this broker before they are appended here, for in-sync partitions; the same
     again for partitions that catch up."""
     replica_high_watermark_checkpoint_interval_ms: int | str
     """Interval at which the high watermarks are written to the disk."""
     log_retention_check_interval_ms: int | str
     """Interval at which the broker looks for segments to delete."""
     log_cleaner_enable: bool
-    """Whether this broker compacts topics with cleanup.policy=compact. If not, they grow, and so do the offsets of
-    consumer groups."""
+    """Whether this broker compacts topics with cleanup.policy=compact. If not, they grow, and so does
+    __consumer_offsets."""
     log_cleaner_backoff_ms: int | str
     """Interval at which the cleaner looks for logs to compact, while there are none."""
     log_cleaner_dedupe_buffer_size: int | str
@@ -153,8 +155,8 @@ class ServerKeywords(TypedDict, total=False):
     log_scrub_bytes_per_second: int | str
     """Bytes per second at which the broker rereads all logs in the background to find damage on the disk; 0: never."""
     log_scrub_interval_ms: int | str
-    """Time from the start of one such pass to the next; the first starts five minutes after the broker, or earlier if
-    this time is shorter."""
+    """Time from the start of one such pass (log.scrub.bytes.per.sec) to the start of the next. The first starts five
+    minutes after the broker, or earlier if this time is shorter."""
     log_format: Literal["text", "json"]
     """Format of the server's own log."""
     metrics_listener: str
@@ -168,16 +170,17 @@ class ServerKeywords(TypedDict, total=False):
     log_level: Literal["debug", "info", "warning", "error"]
     """Lowest severity that is written to the server's own log."""
     listener_security_protocol: Literal["plaintext", "ssl", "sasl_ssl", "PLAINTEXT", "SSL", "SASL_SSL"]
-    """What clients speak at `listeners`: plaintext, TLS (ssl), or TLS with a user's name and password (sasl_ssl, by
-    SCRAM). With ssl the common name of a client's certificate is its user."""
+    """The protocol for clients at `listeners`: plaintext, TLS (ssl), or TLS with a login (sasl_ssl, see
+    sasl.enabled.mechanisms). With ssl, the common name of a client's certificate is its user."""
     security_inter_broker_protocol: Literal["same", "plaintext", "ssl", "SAME", "PLAINTEXT", "SSL"]
-    """Protocol between nodes; the same on all nodes. With ssl both ends present a certificate that names the node: a
-    URI raftlog://node/ID among its subject alternative names (several, where nodes share a certificate), or the common
-    name raftlog-node-ID. same: as listener.security.protocol, and ssl with sasl_ssl."""
+    """Protocol between nodes; the same on all nodes. With ssl, both ends present a certificate that names the node: a
+    URI raftlog://node/ID among its subject alternative names (several URIs if nodes share a certificate), or the common
+    name raftlog-node-ID. same: the value of listener.security.protocol, but ssl if that is sasl_ssl."""
     listener_security_migration: bool
     """Accept TLS and plaintext at both listeners, while rolling restarts turn TLS on or off.
-    security.inter.broker.protocol decides what this node itself uses towards others. With sasl_ssl a client without a
-    password is User:ANONYMOUS meanwhile, with or without TLS, and clients' addresses are not known. Slower."""
+    security.inter.broker.protocol decides what this node itself uses to call others. With sasl_ssl, a client without a
+    password is meanwhile User:ANONYMOUS, with or without TLS, and the broker does not know the addresses of clients.
+    Slower."""
     ssl_keystore_location: str
     """PEM file with this node's certificate, followed by the intermediate certificates, and by the private key unless
     ssl.keystore.key.location names another file. Required for ssl. Read again when it changes."""
@@ -197,39 +200,39 @@ class ServerKeywords(TypedDict, total=False):
     port can read, write and delete everything. Nodes must always present one."""
     ssl_principal_mapping_rules: str
     """How the distinguished name of a client's certificate becomes its user (KIP-371): rules
-    `RULE:PATTERN/REPLACEMENT/` with L or U for lower or upper case at the end, separated by commas, of which the first
-    that applies counts. DEFAULT: the common name."""
+    `RULE:PATTERN/REPLACEMENT/`, with L or U at the end for lower or upper case, separated by commas; the first rule
+    that matches counts. DEFAULT: the common name."""
     sasl_enabled_mechanisms: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN", "OAUTHBEARER"]
     """Mechanisms by which clients may log in: with a password (SCRAM), or with a token of an issuer (OAUTHBEARER, which
-    needs three keys of sasl.oauthbearer). PLAIN, in which a client sends the password itself, is for Kafka clients at
-    kafka+sasl+ssl:// only, and beside a SCRAM mechanism."""
+    needs three keys sasl.oauthbearer...). PLAIN, in which the client sends the password itself, is only for Kafka
+    clients at kafka+sasl+ssl://, and needs a SCRAM mechanism beside it."""
     sasl_oauthbearer_jwks_endpoint_url: str
     """Where the issuer's public keys are, as a JSON Web Key Set: file:///PATH, read again when it changes, or an
-    https:// URL, which sasl.oauthbearer.allowed.urls has to name. Redirects and proxies are not followed."""
+    https:// URL, which sasl.oauthbearer.allowed.urls must name. The broker follows no redirects and uses no proxies."""
     sasl_oauthbearer_jwks_endpoint_refresh_ms: int | str
-    """How often the URL with the keys is asked; a token with an unknown key makes it sooner."""
+    """How often the broker fetches the keys from the URL; a token with an unknown key makes it fetch sooner."""
     sasl_oauthbearer_allowed_urls: str
-    """URLs that may be asked for keys."""
+    """The URLs from which the broker may fetch keys."""
     sasl_oauthbearer_private_addresses_allow: bool
     """Whether the URL with the keys may be at an address that is not public (RFC 1918, loopback, link-local), and use
     http."""
     sasl_oauthbearer_expected_issuer: str
-    """The claim `iss` of tokens that are accepted."""
+    """The value that the claim `iss` of a token must have."""
     sasl_oauthbearer_expected_audience: str
-    """Tokens are accepted whose claim `aud` has one of these: the names of this cluster at the issuer."""
+    """The names of this cluster at the issuer: the claim `aud` of a token must contain one of them."""
     sasl_oauthbearer_algorithms: Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384"]
-    """Algorithms with which tokens may be signed. Symmetric ones do not exist here."""
+    """Algorithms with which tokens may be signed. Symmetric algorithms are not supported."""
     sasl_oauthbearer_sub_claim_name: str
     """The claim that names the user; ACLs name it User:NAME, like a user with a password of that name."""
     sasl_oauthbearer_clock_skew_seconds: int
-    """How far this machine's clock and the issuer's may differ."""
+    """By how much this machine's clock may differ from the issuer's."""
     connections_max_reauth_ms: int | str
-    """Time after which a Kafka client with a password must authenticate again, or its connection is closed; 0: never. A
-    changed password ends connections at once in any case."""
+    """Time after which a Kafka client with a password must authenticate again, or the broker closes its connection; 0:
+    never. A change of the password always ends connections at once."""
     sasl_users_location: str
-    """TOML file with a line `name = "password"` for each user of this broker besides those in the metadata: for the
-    first administrator. Or a directory with a file for each, named like the user, with the password in it. Counts for
-    names that the metadata does not have. Read again when it changes."""
+    """TOML file with a line `name = "password"` for each user of this broker besides those in the metadata, such as the
+    first administrator. Or a directory with a file for each user: its name is the user's, its content the password. If
+    the metadata has a user of the same name, that one counts. Read again when it changes."""
     grpc_health_enable: bool
     """Whether `listeners` also serves gRPC's health checking protocol (grpc.health.v1), for load balancers and service
     meshes; callers are identified as for any call. `metrics.listener` has probes without a login."""
@@ -245,11 +248,11 @@ class ServerKeywords(TypedDict, total=False):
     allow_everyone_if_no_acl_found: bool
     """With an authorizer: every user may do everything with resources without ACLs."""
     audit_topic_enable: bool
-    """Whether the lines of the audit log are also records of the topic __audit, where the console shows them;
-    docs/security.md says which can be lost. The same on all brokers."""
+    """Whether the broker also writes the lines of the audit log as records to the topic __audit, from which the console
+    shows them; docs/security.md says which can be lost. The same on all brokers."""
     audit_topic_num_partitions: int
-    """Partitions of __audit; used when the topic is created. A broker writes to those that it leads: have at least as
-    many as brokers."""
+    """Partitions of __audit; used when the topic is created. A broker writes to those that it leads, so there should be
+    at least as many as brokers."""
     audit_topic_replication_factor: int
     """Replicas of __audit; by default a smaller cluster uses as many as it has brokers."""
     audit_topic_segment_bytes: int | str
@@ -258,24 +261,24 @@ class ServerKeywords(TypedDict, total=False):
     """How long records of __audit are kept; used when the topic is created."""
     tracing_exporter: Literal["none", "otlp", "console"]
     """Destination of this node's spans: a collector (otlp), the standard output (console), or none, which costs
-    nothing. The others need the extra `raftlog[otel]`; docs/tracing.md lists what is traced."""
+    nothing. otlp and console need the extra `raftlog[otel]`; docs/tracing.md lists the spans."""
     tracing_otlp_endpoint: str
     """Address of the collector, as http://host:port, or https://host:port for TLS, with OTLP over gRPC; empty: the
     value of OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4317."""
     tracing_service_name: str
     """Name (`service.name`) under which this node's spans appear."""
     tracing_sampling_ratio: float
-    """Share of this node's metadata changes that begin a trace of their own if their caller has none. For records the
-    producers' sampling counts."""
+    """Share of this node's metadata changes that begin a trace of their own if the caller has none. For records, the
+    producers decide on sampling."""
     offsets_topic_num_partitions: int
     """Partitions of __consumer_offsets, over which groups are spread; used when the topic is created."""
     offsets_topic_replication_factor: int
-    """Replicas of __consumer_offsets. If set, the topic is created only once so many brokers are up; by default a
-    smaller cluster uses as many as it has brokers."""
+    """Replicas of __consumer_offsets. If set, the topic is created only once this many brokers are up; by default, a
+    smaller cluster uses as many replicas as it has brokers."""
     offsets_topic_segment_bytes: int | str
     """Segment size of __consumer_offsets; smaller segments are compacted earlier, so they load faster."""
     offsets_retention_minutes: int
-    """Minutes after which the offsets of a group without members are deleted; for a group that never had members,
+    """Minutes without members after which the offsets of a group are deleted; for a group that never had members,
     counted from the commit."""
     offsets_retention_check_interval_ms: int | str
     """Interval at which coordinators look for expired offsets."""
@@ -288,14 +291,14 @@ class ServerKeywords(TypedDict, total=False):
     group_consumer_heartbeat_interval_ms: int | str
     """Interval of a member's heartbeats; less than half of group.consumer.session.timeout.ms."""
     group_coordinator_rebalance_timeout_ms: int | str
-    """How long a member may take to give up partitions, unless it states a time itself; then it counts as dead."""
+    """How long a member may take to give up partitions before it counts as dead, unless it states a time itself."""
     group_consumer_max_size: int
-    """Most members of a group in which the coordinator assigns: of raftlog's consumers, and of Kafka clients with
+    """Most members of a group in which the coordinator assigns partitions: raftlog's consumers, and Kafka clients with
     `group.protocol=consumer` (KIP-848). For classic groups: `group.max.size`."""
     group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"]
-    """Whether a consumer group with members changes its protocol. `upgrade`: a classic group becomes one in which the
-    coordinator assigns, when a member of that protocol joins (from metadata.version 8 on). `downgrade`: it becomes a
-    classic one when the last such member leaves. `bidirectional`: both. `disabled`: neither."""
+    """Whether a consumer group with members may change its protocol. `upgrade`: a classic group becomes one in which
+    the coordinator assigns, when a member of that protocol joins (from metadata.version 8 on). `downgrade`: the group
+    becomes a classic one when the last such member leaves. `bidirectional`: both. `disabled`: neither."""
     group_consumer_assignors: str
     """Assignors that distribute partitions, by name, the default first. Names that are not built in are looked up among
     the entry points `raftlog.assignors` of the packages installed with the server."""
@@ -304,7 +307,8 @@ class ServerKeywords(TypedDict, total=False):
     group_max_session_timeout_ms: int | str
     """Longest session timeout of a Kafka client in a classic group."""
     group_initial_rebalance_delay_ms: int | str
-    """How long the first rebalance of a classic group without members waits for more members, from the last one on."""
+    """How long the first rebalance of an empty classic group waits for more members; each member that joins starts the
+    time anew."""
     group_max_size: int
     """Most members of a classic group; raftlog's consumers and those of KIP-848 are bounded by
     `group.consumer.max.size`."""
@@ -312,82 +316,82 @@ class ServerKeywords(TypedDict, total=False):
     """Partitions of __transaction_state, over which transactional ids and sinks are spread; used when the topic is
     created."""
     transaction_state_log_replication_factor: int
-    """Replicas of __transaction_state. If set, the topic is created only once so many brokers are up; by default a
-    smaller cluster uses as many as it has brokers."""
+    """Replicas of __transaction_state. If set, the topic is created only once this many brokers are up; by default, a
+    smaller cluster uses as many replicas as it has brokers."""
     transaction_state_log_min_isr: int
     """min.insync.replicas of __transaction_state, or its number of replicas if that is smaller; used when the topic is
     created."""
     transaction_state_log_segment_bytes: int | str
     """Segment size of __transaction_state; smaller segments are compacted earlier, so they load faster."""
     transaction_max_timeout_ms: int | str
-    """Longest timeout that a transaction, or a stage of a batch, may ask for. For so long an abandoned one holds up
-    readers with isolation.level read_committed."""
+    """Longest timeout that a transaction, or a stage of a batch, may ask for. An abandoned one blocks readers with
+    isolation.level=read_committed for up to this time."""
     transactional_id_expiration_ms: int | str
-    """Time after which a transactional id that began no transaction is forgotten."""
+    """Time without a transaction after which the coordinator forgets a transactional id."""
     sink_expiration_ms: int | str
-    """Time after which a sink is forgotten that has committed no batch, and with it which batch was the last: a batch
-    that is written again after that is there twice. Longer than any pause of a query that goes on from its
-    checkpoint."""
+    """Time without a committed batch after which the coordinator forgets a sink, and with it the number of its last
+    batch: a batch that is written again after that is in the log twice. Set it above the longest pause of a query that
+    continues from its checkpoint."""
     leader_replication_throttled_rate: int | str
-    """Bytes a second that this broker sends altogether for throttled replicas that catch up. The topic config
-    leader.replication.throttled.replicas names them."""
+    """Bytes a second that this broker sends in total for throttled replicas that catch up. The topic config
+    leader.replication.throttled.replicas names these replicas."""
     follower_replication_throttled_rate: int | str
-    """Bytes a second that this broker receives altogether for throttled replicas that catch up. The topic config
-    follower.replication.throttled.replicas names them."""
+    """Bytes a second that this broker receives in total for throttled replicas that catch up. The topic config
+    follower.replication.throttled.replicas names these replicas."""
     log_cleanup_policy: Literal["delete", "compact"]
-    """Default of the topic config cleanup.policy. What becomes of old records: `delete` removes segments by
-    retention.ms and retention.bytes, `compact` keeps the last record of each key, and both do both. A record without
-    key is refused where compact is."""
+    """Default of the topic config cleanup.policy. How old records are removed: `delete` removes segments by
+    retention.ms and retention.bytes, `compact` keeps the last record of each key, `delete,compact` does both. With
+    compact, every record must have a key."""
     compression_type: Literal["producer"]
-    """Default of the topic config compression.type. Batches rest as the producer compressed them; brokers never encode
-    again."""
+    """Default of the topic config compression.type. Brokers store batches as the producer compressed them, and never
+    compress them again."""
     log_cleaner_delete_retention_ms: int | str
-    """Default of the topic config delete.retention.ms. With compaction: how long a tombstone (a record without value)
-    can still be read after the cleaning that first came past it. A consumer that reads from the beginning must finish
-    within this time."""
+    """Default of the topic config delete.retention.ms. With compaction: how long a tombstone (a record without a value)
+    can still be read after compaction first reached it. A consumer that reads from the beginning must finish within
+    this time."""
     log_segment_delete_delay_ms: int | str
     """Default of the topic config file.delete.delay.ms. How long a file that was renamed for deletion stays on the
     disk."""
     log_flush_interval_messages: int
-    """Default of the topic config flush.messages. Records after which the log is fsynced. 1: a record counts as held
-    only once it is fsynced (group commit). Unsafe above 1: acknowledged records can be lost with the machine's
-    power."""
+    """Default of the topic config flush.messages. Number of records after which the log is fsynced. 1: a record is
+    acknowledged only once it is fsynced (group commit). Unsafe above 1: a power failure can lose acknowledged
+    records."""
     log_flush_interval_ms: int | str
     """Default of the topic config flush.ms. With flush.messages above 1: fsync at least this often."""
     log_index_interval_bytes: int | str
     """Default of the topic config index.interval.bytes. Bytes of log between two entries of the offset index."""
     log_cleaner_max_compaction_lag_ms: int | str
-    """Default of the topic config max.compaction.lag.ms. With compaction: age of a record at which the log is rolled
-    and cleaned, at any ratio."""
+    """Default of the topic config max.compaction.lag.ms. With compaction: age of a record at which the segment is
+    rolled and the log compacted, whatever the ratio."""
     max_inflate_bytes: int | str
-    """Default of the topic config max.inflate.bytes. A compressed batch that claims to inflate beyond this is
+    """Default of the topic config max.inflate.bytes. The largest inflated size of a compressed batch; a larger one is
     refused."""
     message_max_bytes: int | str
-    """Default of the topic config max.message.bytes. Largest batch that is accepted, as it travels.
-    socket.request.max.bytes of the brokers has to leave room for it."""
+    """Default of the topic config max.message.bytes. The largest batch that is accepted, in compressed form. The
+    brokers' socket.request.max.bytes must leave room for it."""
     log_message_timestamp_type: Literal["CreateTime", "LogAppendTime"]
-    """Default of the topic config message.timestamp.type. Whose clock stamps a record: the producer's, or the leader's
-    when it appends."""
+    """Default of the topic config message.timestamp.type. The clock that stamps a record: the producer's, or the
+    leader's when it appends the record."""
     log_cleaner_min_cleanable_ratio: float
-    """Default of the topic config min.cleanable.dirty.ratio. With compaction: a log is cleaned when more than this
+    """Default of the topic config min.cleanable.dirty.ratio. With compaction: a log is compacted when more than this
     share of its bytes is new since the last time."""
     log_cleaner_min_compaction_lag_ms: int | str
-    """Default of the topic config min.compaction.lag.ms. With compaction: a record stays at least this long, even if
+    """Default of the topic config min.compaction.lag.ms. With compaction: how long a record stays at least, even if
     later records have its key."""
     min_insync_replicas: int
-    """Default of the topic config min.insync.replicas. In-sync replicas that a write with acks=all needs; with fewer it
-    is refused."""
+    """Default of the topic config min.insync.replicas. The number of in-sync replicas that a write with acks=all needs;
+    with fewer, it is refused."""
     log_retention_bytes: int | str
     """Default of the topic config retention.bytes. Size above which a partition's oldest segments are deleted; -1: no
     bound."""
     log_retention_ms: int | str
-    """Default of the topic config retention.ms. Age of its newest record above which a segment is deleted; -1: no
+    """Default of the topic config retention.ms. A segment is deleted once its newest record is older than this; -1: no
     bound."""
     log_segment_bytes: int | str
     """Default of the topic config segment.bytes. Size at which a new segment is begun. Retention works on whole
     segments."""
     log_roll_ms: int | str
-    """Default of the topic config segment.ms. Age at which a new segment is begun although the old one is not full."""
+    """Default of the topic config segment.ms. Age of a segment at which a new one is begun, even if it is not full."""
     unclean_leader_election_enable: bool
-    """Default of the topic config unclean.leader.election.enable. Whether a replica outside the ISR may lead when none
-    inside is left. Unsafe: acknowledged records can be lost."""
+    """Default of the topic config unclean.leader.election.enable. Whether a replica outside of the ISR may lead if no
+    replica in the ISR is left. Unsafe: acknowledged records can be lost."""

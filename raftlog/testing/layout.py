@@ -22,7 +22,7 @@ from raftlog.errors import InvalidConfig
 LAYOUT_FILE: Final = "cluster.json"
 USERS_FILE: Final = "users.toml"
 _PORT_RANGE: Final = (10_000, 32_000)
-"""Below the ports of outgoing connections, which could otherwise take one of these."""
+"""The ports to choose from: below those of outgoing connections, which could otherwise take one of them."""
 _MAX_ALL_CONTROLLERS: Final = 5
 
 
@@ -59,7 +59,8 @@ class Layout:
     def config(self, node_id: int, reached_at: Mapping[int, int]) -> dict[str, str | bool]:
         """Return the config that makes a node part of this cluster.
 
-        `reached_at` has the ports at which this node reaches others, for example of proxies; the default is their own.
+        `reached_at` has the ports at which this node reaches others, for example those of proxies; the default is the
+        others' own ports.
         """
         if not self.inter_node_ports:
             return {}

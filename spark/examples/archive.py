@@ -5,9 +5,9 @@
 
 Every record is kept unchanged, with the fields of its value in further columns, or with an error in the column
 `problem`. You can kill it at any time and restart it with the same checkpoint: it continues, and no record is in the
-archive twice. Read the archive with Spark, whose `_spark_metadata` lists the valid files, as files of killed attempts
-may be among them. At the end it compares the archive with the topic, prints a report, and writes it to `_report.json`
-in the archive; it fails if a record is missing or doubled.
+archive twice. Read the archive with Spark: its `_spark_metadata` lists the valid files, and files of killed attempts
+may lie beside them. At the end the script compares the archive with the topic, prints a report, and writes it to
+`_report.json` in the archive; it fails if a record is missing or doubled.
 """
 
 from __future__ import annotations

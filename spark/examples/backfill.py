@@ -4,7 +4,7 @@
         --key tailnum --time time_hour /data/flights
 
 All records become readable together, at the end. A second run with the same `--name`, after a crash or by mistake,
-writes nothing again.
+writes nothing twice.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ __all__ = ["DefaultSource", "lag", "setup"]
 
 
 def setup(spark: SparkSession | None = None) -> None:
-    """Make `format("raftlog")` known to Spark where it is not by itself.
+    """Make `format("raftlog")` known to Spark if Spark has not found it itself.
 
-    Without a session, call it before Spark starts: it does what the import of this package has done. With a session, it
-    registers the source there, which Spark then runs with the Python of its functions (`spark.pyspark.python`,
+    Without a session, call it before Spark starts: it does the same as the import of this package. With a session, it
+    registers the source there; Spark then runs the source with the Python of its functions (`spark.pyspark.python`,
     `PYSPARK_PYTHON`) instead of the one that the JVM started with.
 
     Raises:
@@ -61,8 +61,8 @@ def setup(spark: SparkSession | None = None) -> None:
 def lag(progress: StreamingQueryProgress) -> dict[TopicPartition, int]:
     """Return how many offsets a streaming query has left to read in each partition, for a `StreamingQueryListener`.
 
-    Offsets that the query's next batches read: those between the end of this progress's batch, and the ends of the
-    partitions when that batch was planned. Sources other than raftlog's are left out.
+    These are the offsets between the end of this progress's batch and the ends of the partitions when that batch was
+    planned. Sources other than raftlog's are left out.
     """
     from pyspark_raftlog import ranges
 

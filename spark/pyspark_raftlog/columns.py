@@ -35,15 +35,15 @@ _TYPES: Final = {
     "timestamptype": "int",
     _HEADERS: "array<struct<key:string,value:binary>>",
 }
-"""By lower-case name; types as `simpleString` writes them."""
+"""The columns' types by lower-case name, as `simpleString` writes them."""
 
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 1 << 20
-"""An Arrow batch goes to Spark once it has so many rows or bytes: each costs as much as copying 100 KB."""
+"""An Arrow batch goes to Spark once it has this many rows or bytes: each batch costs as much as copying 100 KB."""
 
 
 _MAX_MS: Final = ((1 << 63) - 1) // 1000
-"""The log has milliseconds of 64 bits, Spark microseconds of 64 bits."""
+"""The bounds of timestamps: the log has milliseconds of 64 bits, Spark microseconds of 64 bits."""
 
 
 def source_schema(*, include_headers: bool) -> StructType:
@@ -189,7 +189,7 @@ def _timestamps(chunks: list[Rows], kind: Any) -> Any:
 
 
 def _beyond_spark(chunk: Rows, times_ms: Any) -> str:
-    """Return which record has a time beyond Spark's range, and how to read it nevertheless."""
+    """Return the message that names the record with a time beyond Spark's range, and says how to read it anyway."""
     import numpy as np
 
     at = int(np.argmax((times_ms > _MAX_MS) | (times_ms < -_MAX_MS)))

@@ -1,10 +1,10 @@
 """The Python in which Spark runs data sources: it must have this package.
 
-Spark's JVM looks for data sources, and runs their tasks, with the first of these that there is in the environment of
-its own start: `PYSPARK_DRIVER_PYTHON`, `PYSPARK_PYTHON`, `python3` on the path. A JVM that finds none named raftlog
-says DATA_SOURCE_NOT_FOUND, without a word of Python. So the import of this package on a driver chooses the Python
+Spark's JVM looks for data sources, and runs their tasks, with the first of these in the environment in which it was
+started: `PYSPARK_DRIVER_PYTHON`, `PYSPARK_PYTHON`, `python3` on the path. If the JVM finds no source named raftlog, it
+says DATA_SOURCE_NOT_FOUND and does not mention Python. So on a driver the import of this package chooses the Python
 before the JVM starts, or warns; and `setup(spark)` registers the source in a session whose JVM has chosen another one.
-Processes that Spark starts import this package, too: there nothing is done.
+Processes that Spark starts import this package too; there the import does nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DRIVERS: Final = "PYSPARK_DRIVER_PYTHON"
 _WORKERS: Final = "PYSPARK_PYTHON"
 _DEFAULT: Final = "python3"
 _GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
-"""spark-submit sets it for a driver: the JVM ran first."""
+"""spark-submit sets this variable for a driver whose JVM ran first."""
 _PACKAGES: Final = ("pyspark_raftlog", "raftlog")
 _SEARCH: Final = "import sys, importlib.util as u; print([n for n in sys.argv[1:] if u.find_spec(n) is None])"
 _SEARCH_S: Final = 60.0
@@ -76,7 +76,7 @@ def _named(environment: Any) -> tuple[str, str] | None:
 
 
 def _choice() -> tuple[str, str]:
-    """Return the Python with which the JVM looks for data sources, and what has named it."""
+    """Return the Python with which the JVM looks for data sources, and the variable or path that names it."""
     jvm = _jvm()
     environment = os.environ if jvm is None else {n: jvm.System.getenv(n) for n in (_DRIVERS, _WORKERS)}
     return _named(environment) or (_DEFAULT, "the path")
@@ -92,7 +92,7 @@ def _is_this_python(python: str) -> bool:
 
 
 def _problem_of(python: str, named_by: str) -> str | None:
-    """Return what keeps this Python from running the data source, None if nothing does."""
+    """Return the reason why this Python cannot run the data source, None if it can."""
     if _is_this_python(python):
         return None
     try:

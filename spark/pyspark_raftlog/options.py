@@ -1,7 +1,7 @@
 """The sink's options: the connector's own, and settings of the producer.
 
-`check_cluster` asks the cluster on the driver before any task runs, so that an error comes once and not from every
-task. Each process asks once for the same options, as Spark keeps the driver's Python workers between batches.
+`check_cluster` asks the cluster on the driver before any task runs, so that an error is reported once and not by every
+task. A process asks only once for the same options: Spark keeps the driver's Python workers between batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _APP_ID, _VERSION = "txn.app.id", "txn.version"
 _STAGE_TIMEOUT: Final = "transaction.timeout.ms"
 _OWN: Final = {name: name for name in (BOOTSTRAP, "topic", "delivery", _APP_ID, _VERSION, _STAGE_TIMEOUT)}
 _SPARKS: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "truncate", "numrows"})
-"""Spark passes its own options of a query to the sink too."""
+"""Spark's own options of a query, which it passes to the sink too."""
 _ASYNC_PROGRESS: Final = "asyncprogresstracking"
 _DEFAULTS: Final = {
     # A task writes as fast as it can and waits only at its end, so large batches do not delay it.
@@ -35,7 +35,7 @@ _DEFAULTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Checked options. `producer` has the producer's settings, and is not shown, as it may have a password."""
+    """Checked options. `producer` has the producer's settings; the repr omits it because it may have a password."""
 
     bootstrap: str
     topic: str | None
@@ -91,7 +91,7 @@ def _is_sparks(name: str, value: str) -> bool:
     """Return whether an option is one of Spark's own for the query.
 
     Raises:
-        ValueError: it switches on what the sink does not support.
+        ValueError: the option turns on a feature that the sink does not support.
     """
     if name.lower().startswith(_ASYNC_PROGRESS):
         _refuse_async_progress(name, value)
@@ -135,7 +135,7 @@ def _check_delivery(given: Mapping[str, str], *, exactly_once: bool) -> None:
     if not exactly_once:
         if given.get("acks", "all") == "0":
             raise ValueError(
-                "acks=0 cannot deliver at least once, as records are not acknowledged; use acks=all (the default) or 1"
+                "acks=0 cannot deliver at least once: records are not acknowledged; use acks=all (the default) or 1"
             )
         if _STAGE_TIMEOUT in given:
             raise ValueError(
@@ -165,13 +165,13 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S: Final = 10.0
 _MOST: Final = "transaction.max.timeout.ms"
 _checked: set[tuple[str, str | None, tuple[tuple[str, str], ...], bool]] = set()
-"""Options whose check succeeded, without the ones that number batch writes."""
+"""Options whose check succeeded, without those that number batch writes."""
 
 
 def check_cluster(options: SinkOptions) -> None:
     """Check that the topic exists, and that the cluster allows the timeout of stages.
 
-    A cluster that does not answer is only logged, as tasks wait for it as long as their options say.
+    If the cluster does not answer, it only logs that: tasks wait for the cluster as long as their options say.
 
     Raises:
         ValueError: no task could write a row; the message says what to do.

@@ -105,7 +105,7 @@ def lag(progress: StreamingQueryProgress) -> dict[TopicPartition, int]:
 def limited(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], max_rows: int
 ) -> dict[TopicPartition, int]:
-    """Return how far to read about `max_rows` offsets in all, shared in proportion to each partition's lag.
+    """Return the end offsets for reading about `max_rows` offsets in all, shared in proportion to partitions' lags.
 
     As in Kafka's source, every partition with a lag gets at least one offset, so the sum can be slightly higher.
     `start` has every partition of `end`.

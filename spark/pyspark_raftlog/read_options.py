@@ -1,4 +1,4 @@
-"""The source's options: topics, where to begin and end, how much to read at a time, and settings of the consumer.
+"""The source's options: topics, start and end, the amount to read at a time, and settings of the consumer.
 
 Names and meanings are those of Kafka's source. Spark ignores the case of names.
 """
@@ -36,8 +36,8 @@ class Bound:
     """The start or the end of what a query reads. `option`: the option that sets it, for messages.
 
     `kind`: EARLIEST, LATEST; OFFSETS: `numbers` has an offset for each partition (-1 latest, -2 earliest); TIMES:
-    `numbers` has a time (ms) for each partition; TIME: `time_ms` is for all partitions. For a partition without records
-    from the time on, the bound is its end if `or_latest`, otherwise an error.
+    `numbers` has a time (ms) for each partition; TIME: `time_ms` is for all partitions. If a partition has no record at
+    or after the time, the bound is its end with `or_latest`, and an error otherwise.
     """
 
     option: str
@@ -48,7 +48,7 @@ class Bound:
 
 
 def starting(own: Mapping[str, str], default: str) -> Bound:
-    """Return where the query begins: at one time, or else at times, at offsets, or at the default.
+    """Return the start of the query: one time, or else times, offsets, or the default.
 
     Raises:
         ValueError: an invalid value.
@@ -60,7 +60,7 @@ def starting(own: Mapping[str, str], default: str) -> Bound:
 
 
 def ending(own: Mapping[str, str]) -> Bound:
-    """Return where a batch query ends, like `starting`; by default at the end of each partition.
+    """Return the end of a batch query, like `starting`; by default the end of each partition.
 
     Raises:
         ValueError: an invalid value.
@@ -111,7 +111,7 @@ _OWN: Final = {
         "kafkaConsumer.pollTimeoutMs",
     )
 }
-"""By lower-case name, as Spark passes it, the documented name."""
+"""The documented name of each option, by the lower-case name that Spark passes."""
 _BATCH_ONLY: Final = "a streaming query has no end; leave it out, or read the range with spark.read"
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _DEFAULT_DELAY_MS: Final = 15 * 60_000.0
@@ -123,8 +123,8 @@ class SourceOptions:
     """Checked options.
 
     Exactly one of `topics`, `pattern` and `assigned` is set. `consumer` has the consumer's settings under its own
-    names, and is not shown, as it may have a password. `read_timeout_s`: how long a task waits for records that should
-    exist.
+    names; the repr omits it because it may have a password. `read_timeout_s`: how long a task waits for records that
+    should exist.
     """
 
     bootstrap: str
@@ -165,7 +165,7 @@ class SourceOptions:
         patience_ms = as_duration_ms("kafkaConsumer.pollTimeoutMs", own.get("kafkaConsumer.pollTimeoutMs"))
         if patience_ms == 0:
             raise ValueError(
-                "kafkaConsumer.pollTimeoutMs=0: expected more than 0, as tasks have to wait for records; leave it out "
+                "kafkaConsumer.pollTimeoutMs=0: expected more than 0: tasks have to wait for records; leave it out "
                 f"for {_DEFAULT_PATIENCE_MS:.0f} ms"
             )
         max_offsets = as_count("maxOffsetsPerTrigger", own.get("maxOffsetsPerTrigger"))
@@ -197,7 +197,7 @@ def _check_kind(own: Mapping[str, str], streaming: bool | None) -> None:
     """Refuse options that this kind of query does not support.
 
     Raises:
-        ValueError: names the option.
+        ValueError: the message names the option.
     """
     if streaming:
         for name in _ENDS:

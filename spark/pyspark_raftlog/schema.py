@@ -44,7 +44,7 @@ _PASSED_OVER = frozenset({"offset", "timestamptype"})
 
 @dataclass(frozen=True, slots=True)
 class SinkSchema:
-    """Which of the sink's columns a query has: (name for the producer, position in the query's batches)."""
+    """The sink's columns that a query has, as (name for the producer, position in the query's batches)."""
 
     columns: tuple[tuple[str, int], ...]
     topic_position: int | None

@@ -35,14 +35,15 @@ if TYPE_CHECKING:
 
 
 _Key = TypeVar("_Key", bound=tuple[Any, ...])
-"""It begins with the id of a process, so that a forked child does not use its parent's client."""
+"""The key of a kept client. It begins with a process id, so that a forked child does not use its parent's client."""
 _Client = TypeVar("_Client")
 
 _MAX_UNCHECKED_SENDS: Final = 32
-"""With more sends than this, a task waits for the oldest one; the producer bounds the memory."""
+"""The most sends of a task without a result; above it, the task waits for the oldest. The producer bounds memory."""
 
 _producers: dict[tuple[int, SinkOptions], raftlog.Producer] = {}
-"""By process id, so that a forked child does not use its parent's; a Python worker of Spark runs many tasks."""
+"""Kept clients by process id, so that a forked child does not use its parent's. A Python worker of Spark runs many
+tasks."""
 
 
 def write_plain(options: SinkOptions, schema: SinkSchema, iterator: Iterator[RecordBatch]) -> int:
@@ -84,7 +85,7 @@ def _producer(options: SinkOptions) -> raftlog.Producer:
 def _kept(
     clients: dict[_Key, _Client], key: _Key, make: Callable[[], _Client], close: Callable[[_Client], None]
 ) -> _Client:
-    """Return the client of a key, made when it is first needed; making one closes the others of this process."""
+    """Return the client of a key; make it when it is first needed, and then close the others of this process."""
     client = clients.get(key)
     if client is None:
         for other in list(clients):
@@ -117,18 +118,18 @@ _COLUMN_PARTITION: Final = (
 )
 _MAX_ID_CHARACTERS: Final = 255
 _ONE_OFF: Final = "spark-batch/"
-"""Prefix of the sink id of a batch write without `txn.app.id`: it has only one batch."""
+"""The prefix of the sink id of a batch write without `txn.app.id`; such a sink has only one batch."""
 _ONE_OFF_MS: Final = 24 * 60 * 60 * 1000
 """How long the cluster remembers such a sink: longer than its commit is retried."""
 _ABORT_TIMEOUT_S: Final = 30.0
-"""Aborting stages at once is optional: the next batch or their timeout ends the remaining ones."""
+"""The time limit for aborting stages at once, which is optional: the next batch, or their timeout, ends the rest."""
 
 _last_committed: dict[SinkOptions, Staged] = {}
-"""The last commit of a stream by this process, the driver's. A query that is stopped within a batch aborts it without
-the reports of its tasks; this tells the sink that they staged for."""
+"""The last commit of a stream by this process, which is the driver's. If a query is stopped within a batch, Spark
+aborts the batch without the reports of its tasks; this value then names the sink that they staged for."""
 _stagings: dict[tuple[int, str, tuple[tuple[str, str], ...]], Staging] = {}
-"""By process id, so that a forked child does not use its parent's, cluster and settings. There is one at a time, as a
-Python worker of Spark runs its tasks one after the other."""
+"""Kept clients by process id (so that a forked child does not use its parent's), cluster and settings. There is one at
+a time, because a Python worker of Spark runs its tasks one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +138,12 @@ class Batch:
 
     batch_id: int
     sink_id: str | None
-    """None: derived from the query and the cluster, which only a task knows."""
+    """None: the sink id is derived from the query and the cluster, which only a task knows."""
     query_id: str | None = None
     run_id: str = ""
     """The run that writes the batch; another run may write the same batch."""
     is_first: bool = False
-    """This sink id is new, so it cannot have a commit."""
+    """Whether the sink id is new, so that the sink cannot have committed a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def refuse_continuous() -> NoReturn:
 def write_staged(
     options: SinkOptions, schema: SinkSchema, batch: Batch, attempt: str, iterator: Iterator[RecordBatch]
 ) -> Staged:
-    """Stage all rows of a task, and wait until they are acknowledged; stage nothing if the batch is committed already.
+    """Stage all rows of a task, and wait until they are acknowledged; stage nothing if the batch is already committed.
 
     Raises:
         RaftlogError: a record was refused or not acknowledged in time; Spark may retry the task.
@@ -217,7 +218,7 @@ def write_staged(
                     for topic, part in schema.split(records):
                         stage.send_batch(topic, part)
                         rows += part.num_rows
-            except BatchAlreadyCommitted:  # another driver has just committed it; the token tells that
+            except BatchAlreadyCommitted:  # another driver has just committed it; the token says so
                 rows = 0
             return Staged(rows, stage.finish(), target, batch.run_id)
     except SinkMismatch as error:
@@ -255,18 +256,20 @@ def commit_staged(options: SinkOptions, batch_id: int, staged: Sequence[Staged])
         ) from None
     except RetriableError as error:
         raise type(error)(
-            f"{error}. Whether batch {batch_id} was committed is unknown: restart the query from its checkpoint; if it "
-            "was, that is recognized, and nothing is written twice"
+            f"{error}. Whether batch {batch_id} was committed is unknown: restart the query from its checkpoint; if "
+            "the batch was committed, the cluster recognizes it, and nothing is written twice"
         ) from None
 
 
 def abort_staged(options: SinkOptions, batch: Batch | int, staged: Sequence[Staged]) -> None:
-    """Abort the stages of a batch, also of tasks that did not report to the driver; give up after a short time.
+    """Abort the stages of a batch, including those of tasks that did not report to the driver; give up after a short
+    time.
 
-    Open stages block read_committed consumers until the next commit or their timeout. This also fences the run: Spark
-    does not wait for tasks that it kills, and such a task could still begin a stage now and then die. This run stages
-    nothing more for the batch; a retry is another run. `batch` is just a number if only tasks know the sink; without a
-    report from them it is the sink of the previous batch, and if this process has committed none, nothing is aborted.
+    Open stages block read_committed consumers until the next commit or their timeout. The call also fences the run:
+    Spark does not wait for tasks that it kills, and such a task could still begin a stage now and then die. After it,
+    this run stages nothing more for the batch; a retry is another run. `batch` is only a number if only tasks know the
+    sink. Then the reports of tasks name the sink; without a report it is the sink of the previous batch, and if this
+    process has committed none, nothing is aborted.
     """
     from raftlog.errors import RaftlogError
 
@@ -302,7 +305,8 @@ def _sink_id(batch: Batch, options: SinkOptions, cluster_id: str) -> str:
 def _target(options: SinkOptions, batch: Batch) -> str:
     """Return the target that a sink id is bound to.
 
-    It has the query's id: the batches of a new checkpoint, which begin at 0 again, are not taken for repetitions.
+    It contains the query's id, so that the batches of a new checkpoint, which begin at 0 again, do not count as
+    repetitions.
     """
     topic = options.topic or ANY_TOPIC
     return topic if batch.query_id is None else f"{topic} from query {batch.query_id}"
@@ -338,7 +342,7 @@ class TaskWritten(WriterCommitMessage):
 
 
 class _Sink:
-    """The common part of batch and streaming sink. It is pickled to tasks, so it has only checked values."""
+    """The common part of batch and streaming sink. Spark pickles it to tasks, so it has only checked values."""
 
     def __init__(self, options: SinkOptions, schema: SinkSchema) -> None:
         self._options = options
@@ -398,14 +402,14 @@ def _all_written(messages: Sequence[WriterCommitMessage | None]) -> list[TaskWri
     missing = len(messages) - len(written)
     if missing:
         raise RuntimeError(
-            f"{missing} of {len(messages)} tasks did not report their writes, as under the continuous trigger, which "
-            "this sink does not support; use trigger(processingTime=...) or trigger(availableNow=True)"
+            f"{missing} of {len(messages)} tasks did not report their writes, as happens under the continuous trigger, "
+            "which this sink does not support; use trigger(processingTime=...) or trigger(availableNow=True)"
         )
     return written
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
-    """The sink of `df.write.format("raftlog")`. Created once on the driver; tasks and commit use copies."""
+    """The sink of `df.write.format("raftlog")`. Spark creates it once on the driver; tasks and commit use copies."""
 
     def __init__(self, options: SinkOptions, schema: SinkSchema) -> None:
         super().__init__(options, schema)
@@ -435,13 +439,13 @@ class BatchSink(_Sink, DataSourceArrowWriter):
 
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):
-    """The sink of `df.writeStream.format("raftlog")`. Created for every batch, and again for its commit."""
+    """The sink of `df.writeStream.format("raftlog")`. Spark creates it for every batch, and again for its commit."""
 
     def _batch(self, context: Any) -> Batch:
         return of_stream(self._options, context)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Make all rows of a batch readable at once, unless the batch is committed already.
+        """Make all rows of a batch readable at once, unless the batch is already committed.
 
         Raises:
             RaftlogError: the commit failed, or its outcome is unknown; the message says what to do.

@@ -1,8 +1,8 @@
 """The source: `spark.readStream.format("raftlog")` and `spark.read.format("raftlog")`.
 
 The driver plans ranges of offsets (`Planner`), and tasks read them as Arrow batches (`read_range`). A range has the
-same rows whenever it is read, so a batch that Spark repeats has too: with an exactly-once sink the query is exactly
-once.
+same rows whenever it is read, so a batch that Spark repeats has the same rows too: with an exactly-once sink, the query
+is exactly once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _LATEST: Final = -1
 _EARLIEST: Final = -2
-"""The values of the client's look-ups."""
+"""The values that the client's look-ups take for the ends of a partition."""
 _AGAIN_S: Final = 0.2
 _TRIES: Final = 5
 
@@ -50,7 +50,7 @@ class DataLoss(RuntimeError):
 
 
 class Planner:
-    """Asks the cluster for partitions and offsets. It is created when first needed, and never pickled."""
+    """Asks the cluster for partitions and offsets. A source creates it when first needed, and never pickles it."""
 
     def __init__(self, options: SourceOptions) -> None:
         from raftlog._range_reader import RangeReader
@@ -64,7 +64,7 @@ class Planner:
         self._reader.close()
 
     def lose(self, what: str) -> None:
-        """Report lost records: with an error or, if `failOnDataLoss` is false, a warning in the log.
+        """Report lost records: with an error, or, if `failOnDataLoss` is false, with a warning in the log.
 
         Raises:
             DataLoss: `failOnDataLoss` is true.
@@ -152,16 +152,17 @@ class Planner:
         return self._find(dict.fromkeys([part for part in wanted if part in there], _EARLIEST))
 
     def start(self) -> tuple[Offsets, bool]:
-        """Return where the query begins, and whether a later call gives the same result: `latest` does not.
+        """Return the start of the query, and whether a later call returns the same: not with `latest`.
 
         Raises:
-            ValueError: offsets or times are missing for partitions, or given for other ones; or a partition has no
-                record from the time on. DataLoss: an offset is not in the log.
+            ValueError: offsets or times are missing for partitions, or given for other partitions; or a partition has
+                no record at or after the time.
+            DataLoss: an offset is not in the log.
         """
         return self._resolve(self.options.start)
 
     def end(self) -> Offsets:
-        """Return where a batch query ends. Raises as `start`."""
+        """Return the end of a batch query. Raises as `start`."""
         return self._resolve(self.options.end)[0]
 
     def _resolve(self, bound: Bound) -> tuple[Offsets, bool]:
@@ -202,7 +203,7 @@ class Planner:
     # Progress
 
     def carried_on(self, start: Offsets, now: Offsets) -> tuple[Offsets, Offsets]:
-        """Return where each existing partition continues, and its end; new partitions begin at their first record.
+        """Return the next offset and the end of each existing partition; new partitions begin at their first record.
 
         Raises:
             DataLoss: partitions are gone, a topic was deleted and created again, or a log has become shorter, and
@@ -237,7 +238,7 @@ class Planner:
             shorter = [part for part, position in positions.items() if now.positions[part] < position]
             if not shorter:
                 return now
-            if tries_left:  # a new leader may not know the end yet
+            if tries_left:  # a new leader may not yet know the end
                 time.sleep(_AGAIN_S)
                 again = self._find(dict.fromkeys(shorter, _LATEST))
                 now = Offsets({**now.positions, **again}, now.topic_ids)
@@ -252,7 +253,7 @@ def _for_all(bound: Bound, partitions: Iterable[TopicPartition]) -> dict[TopicPa
     """Return the numbers of an option, which must name exactly the partitions that are read.
 
     Raises:
-        ValueError: it names too few or too many.
+        ValueError: the option names too few or too many partitions.
     """
     numbers = {TopicPartition(*part): number for part, number in bound.numbers}
     wanted = set(partitions)
@@ -271,8 +272,8 @@ def _for_all(bound: Bound, partitions: Iterable[TopicPartition]) -> dict[TopicPa
 _Key = tuple[int, str, tuple[tuple[str, str], ...]]
 
 _idle: dict[_Key, RangeReader] = {}
-"""The reader that no task uses, by process id, so that a forked child does not use its parent's. A Python worker of
-Spark runs many tasks, and keeps the connections between them."""
+"""The reader that no task uses at the moment, by process id, so that a forked child does not use its parent's. A Python
+worker of Spark runs many tasks, and keeps the connections between them."""
 
 
 def read_range(options: SourceOptions, schema: StructType, wanted: Range) -> Iterator[Any]:
@@ -280,7 +281,7 @@ def read_range(options: SourceOptions, schema: StructType, wanted: Range) -> Ite
 
     Raises:
         DataLoss: rows are gone, and `failOnDataLoss` is true.
-        RaftlogError: it cannot be read; Spark may retry the task.
+        RaftlogError: the range cannot be read; Spark may retry the task.
     """
     from raftlog._range_reader import RangeReader
 
@@ -332,7 +333,7 @@ def _rows(reader: RangeReader, options: SourceOptions, wanted: Range) -> Iterato
 
 
 class _Source:
-    """The common part of batch and streaming source. It is pickled to tasks before it asks the cluster."""
+    """The common part of batch and streaming source. Spark pickles it to tasks before it asks the cluster."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -342,7 +343,7 @@ class _Source:
         """Yield the rows of one range as Arrow batches.
 
         Raises:
-            RaftlogError: it cannot be read; Spark may retry the task.
+            RaftlogError: the range cannot be read; Spark may retry the task.
         """
         if isinstance(partition, Range):  # Spark creates a task even for a query without ranges
             yield from read_range(self._options, self._schema, partition)
@@ -355,10 +356,10 @@ class BatchSource(_Source, DataSourceReader):
     """The source of `spark.read.format("raftlog")`."""
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges that the query reads, of the existing partitions.
+        """Return the ranges of the existing partitions that the query reads.
 
         Raises:
-            ValueError, DataLoss, RaftlogError: they cannot be determined.
+            ValueError, DataLoss, RaftlogError: the ranges cannot be determined.
         """
         planner = Planner(self._options)
         try:
@@ -372,7 +373,7 @@ class BatchSource(_Source, DataSourceReader):
 class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of `spark.readStream.format("raftlog")`.
 
-    For offsets and ranges Spark uses one object, in one process, from a query's start to its stop; the copies that it
+    Spark asks one object, in one process, for offsets and ranges from a query's start to its stop; the copies that it
     pickles to tasks only read.
     """
 
@@ -394,10 +395,10 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a new query begins.
+        """Return the start of a new query.
 
         Raises:
-            ValueError, DataLoss, RaftlogError: it cannot be determined.
+            ValueError, DataLoss, RaftlogError: the start cannot be determined.
         """
         if self._initial is None:  # Spark asks twice, and expects the same answer
             start, self._initial_stays = self._planner.start()
@@ -405,7 +406,7 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of a trigger's size from the options."""
+        """Return the limit of a trigger's size that the options set."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.min_offsets is not None:
@@ -445,7 +446,7 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return Offsets(positions, end.topic_ids).to_json()
 
     def _within_target(self, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-        """Leave out records and partitions that have come since the query began."""
+        """Leave out records and partitions that were added since the query began."""
         assert self._target is not None
         target = self._target
         old = {
@@ -470,7 +471,7 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return False
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the ends of the partitions, from which the query's progress computes its lag."""
+        """Return the ends of the partitions; the query's progress computes its lag from them."""
         return self._seen
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

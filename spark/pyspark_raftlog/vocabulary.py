@@ -1,8 +1,8 @@
-"""Names of options: which the source or the sink has, and what becomes of Kafka's others.
+"""Names of options: those that the source or the sink has, and the treatment of Kafka's others.
 
 Spark ignores the case of names, and jobs for `format("kafka")` write client settings with the prefix `kafka.`. A job
-for Kafka runs as it is where that is safe: a setting that changes nothing about its rows is ignored with a warning
-(`ignored`). One that the query's result depends on is refused, with what to use instead (`refused`).
+for Kafka runs unchanged if that is safe: a setting that does not affect its rows is ignored with a warning (`ignored`).
+A setting that affects the query's result is refused, and the error says what to use instead (`refused`).
 """
 
 from __future__ import annotations
@@ -93,22 +93,23 @@ REFUSED_BY_SINK: Final = {
     "partitioner.ignore.keys": "a row with a key goes to the key's partition; leave it out, and name each row's "
     "partition in a column partition",
     "path": "it writes to the option topic, or a column topic; leave the path out of save() or start()",
-    "transactional.id": "every task attempt is its own transactional producer, and txn.app.id names what they write "
-    "together; leave it out",
+    "transactional.id": "every task attempt is its own transactional producer, and txn.app.id names their common sink; "
+    "leave it out",
 }
 _CONVERTERS: Final = ("key.deserializer", "value.deserializer", "key.serializer", "value.serializer")
 _OF_BYTES: Final = ("string", "bytearray", "bytes", "bytebuffer")
 
 _warned: set[tuple[str, str]] = set()
-"""What this process has said: Spark makes a sink for every batch."""
+"""The warnings that this process has already logged: Spark makes a sink for every batch."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """The names of one side's options.
 
-    `side`: source or sink. `own`: the connector's, by lower-case name the documented one. `clients`: the settings of
-    the client below. `ignored`, `refused`: the reason by lower-case name, without the prefix; they win over `clients`.
+    `side`: source or sink. `own`: the documented names of the connector's own options, by lower-case name. `clients`:
+    the settings of the client below. `ignored`, `refused`: the reason by lower-case name, without the prefix; these two
+    win over `clients`.
     """
 
     side: str

@@ -16,7 +16,7 @@ from pathlib import Path
 SPARK_LOG = "spark.log"
 """The file of Spark's own messages, in the demo's directory."""
 _MIDDLE_OF_A_BATCH_S = 0.4
-"""Time after the report of a batch until the next one is being written or committed."""
+"""The pause after the report of a batch, after which the next batch is being written or committed."""
 
 
 class DriverFailed(RuntimeError):
@@ -39,7 +39,7 @@ class Ride:
     batches: list[Batch]
     killed_at_rows: int
     restart_s: float
-    """From the kill until the next driver reported a batch."""
+    """The seconds from the kill until the next driver reported a batch."""
 
 
 class Driver:

@@ -14,7 +14,7 @@ from raftlog.testing import Cluster
 _POLL_S = 0.02
 _TIMEOUT_S = 60.0
 _Condition = Callable[[Sequence[int], int], bool]
-"""Tells whether a partition's ISR and leader are as wanted."""
+"""Returns whether a partition's ISR and leader are as wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Report:
     at_rows: int
     new_leaders_s: float
     in_sync_s: float
-    """From the restart until all of the server's replicas were in sync."""
+    """The seconds from the restart until all of the server's replicas were in sync."""
 
 
 class LeaderKill:

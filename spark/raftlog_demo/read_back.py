@@ -39,7 +39,7 @@ def read_back(bootstrap: str, topic: str, timeout_s: float) -> ReadBack:
     """Return every record of a topic.
 
     Raises:
-        TimeoutError: the end was not reached in time; names the positions.
+        TimeoutError: the end was not reached in time; the message names the positions.
     """
     started = time.monotonic()
     tables = []

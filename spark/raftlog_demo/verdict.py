@@ -20,7 +20,7 @@ class Verdict:
     missing: int
     """Flights that did not come back."""
     repeated: int
-    """Records beyond the first of a flight."""
+    """Repeated records: those of a flight after its first one."""
     unknown: int
     """Records with a number that no flight has."""
     sent_checksum: str

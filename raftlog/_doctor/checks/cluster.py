@@ -273,12 +273,12 @@ QUORUM_CHECKS = (
 
 
 SHARE: Final = 0.5
-"""A broker is reported if its load differs from the mean by this share of it,"""
+"""A broker is reported if its load differs from the mean by at least this share of the mean,"""
 LEAST: Final = 4
-"""and by at least so many: with few partitions, large shares come by chance."""
+"""and by at least this number: with few partitions, large shares occur by chance."""
 NOT_PREFERRED: Final = 0.1
-"""Share of partitions that their first replica does not lead: the default of leader.imbalance.per.broker.percentage,
-above which the controller moves leaderships back automatically."""
+"""The share of partitions that their first replica does not lead above which there is a finding: the default of
+leader.imbalance.per.broker.percentage, above which the controller moves leaderships back automatically."""
 
 
 def _uneven(loads: Mapping[int, int]) -> list[str]:
@@ -351,7 +351,7 @@ def not_preferred(picture: Picture) -> Iterator[Problem]:
             f"{counted(len(found), 'partition is', 'partitions are')} not led by the first replica, although it is in "
             "sync",
             tuple(found),
-            "the controller corrects that every leader.imbalance.check.interval.ms, if they are enough and "
+            "the controller corrects that every leader.imbalance.check.interval.ms, if there are enough of them and "
             "auto.leader.rebalance.enable is on; at once: raftlog partition elect "
             + ("--all" if len(topics) > 1 else topics.pop()),
         )
@@ -447,7 +447,7 @@ def _without_progress(
 
 
 def under_way(picture: Picture) -> Iterator[Problem]:
-    """Report moves that are under way."""
+    """Report moves that are in progress."""
     found = [f"{named(*part)} (to {ids(adding)}; from {ids(removing)})" for part, adding, removing in _moving(picture)]
     if found:
         yield Problem(

@@ -12,7 +12,7 @@ from raftlog._doctor.report import Check
 from raftlog.types import TopicPartition
 
 BEHIND_S: Final = 300.0
-"""A group whose oldest unread record is at least so old is behind."""
+"""A group whose oldest unread record is at least this old counts as behind."""
 
 
 def _members(picture: Picture) -> Mapping[str, int]:
@@ -108,7 +108,7 @@ GROUPS_CHECKS = (
 
 
 DECIDED_S: Final = 60.0
-"""Markers of a decided transaction are normally written within a second, unless a leader is missing."""
+"""The age above which missing markers are a finding: normally they are written within a second of the decision."""
 LONG_S: Final = 300.0
 """Most producers end a transaction within a minute; transaction.max.timeout.ms is 15 minutes by default."""
 

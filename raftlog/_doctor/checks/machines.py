@@ -11,14 +11,15 @@ from raftlog._doctor.report import Check
 
 LITTLE_SPACE: Final = 0.15
 NO_SPACE: Final = 0.05
-"""Free shares of a file system. A full one refuses writes, and stops the metadata log."""
+"""The free shares of a file system below which there is a finding. A full one refuses writes and stops the metadata
+log."""
 SKEW_MS: Final = 500
-"""Synchronized clocks differ by some milliseconds. Only the certain difference counts, without the answers' travel
-times."""
+"""The difference of clocks above which there is a finding. Synchronized clocks differ by some milliseconds. Only the
+certain difference counts, without the travel times of the answers."""
 OPEN_FILES: Final = 10_000
 """The least limit of open files for a broker,"""
 FILES_ROOM: Final = 2
-"""and the least multiple of its open files, as it may get another broker's partitions."""
+"""and the least multiple of its open files, because it may take over another broker's partitions."""
 EXPIRES_DAYS: Final = 14
 EXPIRES_NOW_DAYS: Final = 2
 FILES_USED: Final = 0.8
@@ -66,7 +67,7 @@ def full(picture: Picture) -> Iterator[Problem]:
         yield Problem(
             "error",
             f"the disk of broker {broker_id} is full: it appends nothing"
-            + (f", also to the {led}" if broker.leaderships else ", and others lead its partitions"),
+            + (f", not even to the {led}" if broker.leaderships else ", and others lead its partitions"),
             (f"broker {broker_id}",),
             "free space: shorten retention (raftlog topic alter TOPIC --config retention.ms=1d or retention.bytes), or "
             "use a larger disk; the broker notices within a minute. Leaderships return to it when they are balanced: "
@@ -200,7 +201,7 @@ def certificates(picture: Picture) -> Iterator[Problem]:
 
 CHECKS = (
     Check("log-dir-offline", "directories that do not work", ("nodes",), offline_dirs),
-    Check("disk-full", "brokers that refuse writes for want of space", ("cluster",), full),
+    Check("disk-full", "brokers that refuse writes because their disk is full", ("cluster",), full),
     Check("disk-near-full", "directories that are nearly full", ("nodes",), space),
     Check("clock-skew", "clocks that differ", ("nodes",), clocks),
     Check("certificate-expiring", "certificates that expire soon", ("nodes",), certificates),

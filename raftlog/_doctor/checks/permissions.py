@@ -18,7 +18,7 @@ _LOOKS: Final = "--operation Describe --operation DescribeConfigs"
 
 
 def restricted(picture: Picture) -> Iterator[Problem]:
-    """Find what this user has no permission to see."""
+    """Find the parts of the cluster that this user has no permission to see."""
     refusals = [
         each for each in picture.refusals() if each.part != "hanging"
     ]  # it only skips the check of hanging transactions
@@ -105,7 +105,7 @@ def anonymous(picture: Picture) -> Iterator[Problem]:
 
 
 def open_to_everybody(picture: Picture) -> Iterator[Problem]:
-    """Find brokers with an authorizer that allow every user all on resources without permissions."""
+    """Find brokers with an authorizer that let every user do everything with resources without ACLs."""
     found = [
         node_id
         for node_id, node in sorted(picture.broker_nodes().items())

@@ -349,7 +349,7 @@ OF_ONE_NODE: Final = frozenset(
         "follower.replication.throttled.rate",
     }
 )
-"""Keys that may differ between nodes: addresses and paths of a node, and throttles, which have their own check."""
+"""Keys that may differ between nodes: addresses and paths of a node, and throttles, which have a check of their own."""
 OF_ONE_NODE_PREFIXES: Final = ("ssl.keystore.", "ssl.truststore.", "sasl.users.", "tracing.")
 """Paths of certificates and first users, and destinations of traces, may also differ."""
 OF_ALL_NODES: Final = frozenset(

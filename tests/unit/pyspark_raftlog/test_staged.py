@@ -231,7 +231,9 @@ def test_a_task_that_begins_after_its_driver_gave_up_stages_nothing(cluster: Fak
 
 
 def test_messages_that_do_not_belong_together_are_refused(cluster: FakeStageCluster, query: Query) -> None:
-    with pytest.raises(RuntimeError, match="1 of 2 tasks did not report their writes, as under the continuous trigger"):
+    with pytest.raises(
+        RuntimeError, match="1 of 2 tasks did not report their writes, as happens under the continuous trigger"
+    ):
         query.commit(0, [query.task(0, ["a"]), None])
     with pytest.raises(RuntimeError, match="nothing was committed"):
         query.commit(1, [query.task(0, ["a"])])

@@ -143,7 +143,7 @@ def test_kafka_clients_have_a_listener_of_their_own() -> None:
         ({"listeners": "kafka://127.0.0.1:2"}, "expected host:port"),
         ({"listeners": "127.0.0.1:1,kafka://127.0.0.1:2,kafka://127.0.0.1:3"}, "one listener for kafka clients"),
         ({"listeners": "127.0.0.1:1,kafka://127.0.0.1:2,kafka+ssl://127.0.0.1:3"}, "one listener for kafka clients"),
-        ({"listeners": "127.0.0.1:1,kafka+tls://127.0.0.1:2"}, "the protocol kafka+tls is not known"),
+        ({"listeners": "127.0.0.1:1,kafka+tls://127.0.0.1:2"}, "the protocol kafka+tls is unknown"),
         ({"listeners": "127.0.0.1:1,kafka+ssl://127.0.0.1:2"}, "and kafka+ssl:// in `listeners` needs it"),
         (
             {"listeners": "127.0.0.1:1,kafka+ssl://127.0.0.1:2", "ssl_keystore_location": "/a"},
@@ -165,7 +165,7 @@ def test_kafka_clients_have_a_listener_of_their_own() -> None:
                 "ssl_keystore_location": "/a",
                 "ssl_client_auth": "none",
             },
-            "takes anyone, and listener.security.protocol=ssl does not",
+            "admits anyone, but listener.security.protocol=ssl does not",
         ),
     ],
 )
@@ -309,17 +309,17 @@ def test_the_times_are_those_of_the_design() -> None:
         ({"controller_quorum_voters": "1@127.0.0.1:0"}, "need to know the port"),
         ({"controller_quorum_voters": "1@a:1,1@b:1,2@c:1"}, "node 1 is given twice"),
         ({"controller_quorum_voters": "1@a:1,2@a:1,3@c:1"}, "a:1 is given twice"),
-        ({"controller_quorum_voters": "1@a:1,2@b:1"}, "2 voters; a quorum has one of 1, 3, 5"),
+        ({"controller_quorum_voters": "1@a:1,2@b:1"}, "2 voters; a quorum has 1, 3, 5"),
         ({"controller_quorum_voters": THREE, "node_id": 9}, "node.id=9 is not in controller.quorum.voters"),
         ({"controller_quorum_voters": THREE, "process_roles": "broker"}, "has no controller; add that role"),
         ({"controller_quorum_voters": THREE, "cluster_id": ""}, "Make one with `raftlog quorum new-id`"),
         ({"process_roles": "broker"}, "without controller.quorum.voters"),
         ({"process_roles": "controller"}, "without controller.quorum.voters"),
-        ({"inter_node_listener": "127.0.0.1:1"}, "a node alone talks to no other"),
+        ({"inter_node_listener": "127.0.0.1:1"}, "a node that is alone calls no other"),
         ({"controller_quorum_voters": THREE, "inter_node_listener": "127.0.0.1:0"}, "need to know the port"),
         ({"controller_quorum_voters": THREE, "inter_node_listener": "10.0.0.1:9093"}, "--insecure"),
         ({"controller_quorum_voters": "1@10.0.0.1:9093"}, "--insecure"),
-        ({"controller_quorum_voters": "1@0.0.0.0:1", "insecure": True}, "cannot connect to"),
+        ({"controller_quorum_voters": "1@0.0.0.0:1", "insecure": True}, "cannot connect"),
         (
             {
                 "controller_quorum_voters": THREE,
@@ -339,7 +339,7 @@ def test_the_times_are_those_of_the_design() -> None:
             "set advertised.inter.node.listener",
         ),
         ({"controller_quorum_voters": THREE, "inter_node_routes": "2"}, "is not id@host:port"),
-        ({"inter_node_routes": "2@127.0.0.1:1"}, "a node alone talks to no other"),
+        ({"inter_node_routes": "2@127.0.0.1:1"}, "a node that is alone calls no other"),
         (
             {"controller_quorum_voters": THREE, "advertised_inter_node_listener": "0.0.0.0:1"},
             "no node can connect to that address",
@@ -409,7 +409,7 @@ def test_with_tls_listeners_may_be_reached_from_elsewhere() -> None:
         ),
         (
             {**EVERYWHERE, **SSL, "listener.security.migration": True},
-            r"listener.security.migration=true plaintext is still taken; set it to false, or say with --insecure",
+            r"listener.security.migration=true still accepts plaintext; set it to false, or start with --insecure",
         ),
     ],
 )
@@ -440,7 +440,7 @@ def test_plaintext_that_others_reach_is_refused_unless_it_is_meant(values: dict[
                 "ssl.client.auth": "none",
                 "controller.quorum.voters": "1@127.0.0.1:9093",
             },
-            "ssl.truststore.location is not set, and nodes have to show certificates to each other",
+            "ssl.truststore.location is not set, and nodes must show certificates to each other",
         ),
         ({"ssl.client.auth": "requested"}, "expected one of auto, none, required"),
         ({"listener.security.protocol": "SASL_PLAINTEXT"}, "expected one of plaintext, ssl, sasl_ssl"),
@@ -451,13 +451,13 @@ def test_plaintext_that_others_reach_is_refused_unless_it_is_meant(values: dict[
         ),
         (
             {"listener.security.protocol": "sasl_ssl", **KEYSTORE, "controller.quorum.voters": "1@127.0.0.1:9093"},
-            "ssl.truststore.location is not set, and nodes have to show certificates to each other",
+            "ssl.truststore.location is not set, and nodes must show certificates to each other",
         ),
         ({"sasl.enabled.mechanisms": "PLAIN"}, "add SCRAM-SHA-512"),
         ({"authorizer": "AclAuthorizer"}, "expected one of none, acl"),
-        ({"super.users": "alice"}, "'alice' is no principal; write User:NAME, with semicolons between"),
-        ({"super.users": "User:alice;bob"}, "'bob' is no principal"),
-        ({"super.users": "User:"}, "'User:' is no principal"),
+        ({"super.users": "alice"}, "'alice' is not a principal; write User:NAME, with semicolons between"),
+        ({"super.users": "User:alice;bob"}, "'bob' is not a principal"),
+        ({"super.users": "User:"}, "'User:' is not a principal"),
         ({"super.users": "User:alice,User:bob"}, "has a comma"),
         ({"super.users": "User:*"}, "would give all clients all rights"),
         ({"super.users": "User:ANONYMOUS"}, "would give all clients all rights"),
@@ -487,7 +487,7 @@ def test_users_with_passwords_show_no_certificates_unless_they_are_asked() -> No
 
 def test_with_passwords_listeners_may_be_reached_from_elsewhere() -> None:
     assert not secured({**EVERYWHERE, **SSL, "listener.security.protocol": "sasl_ssl"}).insecure
-    with pytest.raises(InvalidConfig, match="plaintext is still taken"):
+    with pytest.raises(InvalidConfig, match="still accepts plaintext"):
         secured({**EVERYWHERE, **SSL, "listener.security.protocol": "sasl_ssl", "listener.security.migration": True})
 
 

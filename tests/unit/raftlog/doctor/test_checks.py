@@ -191,7 +191,7 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     (
         "disk-full",
         "error",
-        "also to the 2 partitions that no other broker can lead",
+        "not even to the 2 partitions that no other broker can lead",
         brokers(broker(1), broker(2, storage_full=True, leaderships=2)),
     ),
     ("disk-full", "error", "others lead", brokers(broker(1), broker(2, storage_full=True, leaderships=0))),
