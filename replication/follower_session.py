@@ -49,6 +49,7 @@ from raftlog.format.header import Buffer
 from raftlog.format.wire import ReplicaFrame
 from raftlog.v1 import replication_pb2
 from raftlog.v1.common_pb2 import NONE
+from replication.pacing import CatchUpPace, LiveTraffic
 from replication.ports import MAX_ACKS, MAX_CLOSES, MAX_OPENS, Diverging, Done, FollowedPartition, Replica, Wake
 from replication.token_bucket import TokenBucket
 
@@ -123,6 +124,7 @@ class Followed:
         "damaged_offset",
         "flush_end_offset",
         "id",
+        "last_ends",
         "leader_epoch",
         "name",
         "on_durable",
@@ -158,6 +160,8 @@ class Followed:
         """Where the leader has sent an invalid batch; sent to the leader with the next open."""
         self.pending: deque[tuple[int, int]] = deque()
         """(log end, bytes) of appends made while catching up that are not durable yet, oldest first."""
+        self.last_ends: tuple[int, int] | None = None
+        """The log ends here and at the leader after the last piece that caught up; None before the first."""
         # One object each, so that the partition recognises equal callbacks.
         self.on_durable: Callable[[int], None] = lambda durable_end_offset: durable(self, durable_end_offset)
         self.on_truncated: Done = lambda error: truncated(self, error)
@@ -181,6 +185,12 @@ class Followed:
             return False
         self.pending.append((log_end_offset, size_bytes))
         return True
+
+    def progress(self, leader_end_offset: int) -> tuple[int, int]:
+        """Return by how many offsets this log, and the leader's, grew since the last piece; (0, 0) for the first."""
+        ends = self.partition.fetch_state().log_end_offset, leader_end_offset
+        before, self.last_ends = self.last_ends or ends, ends
+        return ends[0] - before[0], ends[1] - before[1]
 
     def take_durable(self, durable_end_offset: int) -> int:
         """Drop the appends that are durable now; return their bytes."""
@@ -211,21 +221,27 @@ class FollowerCredit:
 
         kind        for                                        credit is returned
         live        partitions whose ISR this broker is in     once the records are appended
-        catch-up    the others                                 once they are durable, or no longer followed
+        catch-up    the others                                 once they are durable, or no longer followed, and after
+                                                               a pause while live records flow (`CatchUpPace`)
         throttled   the others, if they are throttled          in pieces, as fast as the throttle allows
 
-    Records of catching-up partitions that wait for the disk delay every other fsync, so that window is small. A log
+    Records of catching-up partitions that wait for the disk delay every other fsync, so that window is small, and half
+    as large while live records flow. A log
     whose flush hangs would keep all of the catch-up credit: `stalled` returns it, and the session closes it until it is
     durable. Other logs on the same disk are likely to hang too, so they get less time from then on.
 
-    All streams of a broker share `throttle` (`follower.replication.throttled.rate`).
+    All streams of a broker share `throttle` (`follower.replication.throttled.rate`) and `live`.
 
     Invariant: `_pending_since` has exactly the partitions with pending appends, the longest wait first.
     """
 
-    def __init__(self, live_window: int, catch_up_window: int, throttle: TokenBucket) -> None:
+    def __init__(self, live_window: int, catch_up_window: int, throttle: TokenBucket, live: LiveTraffic) -> None:
         self._windows = live_window, catch_up_window
         self._throttle = throttle
+        self._live_traffic = live
+        self._pace = CatchUpPace(live)
+        self._is_done = False
+        """Whether catch-up credit has come back since the last request, so that the pause begins."""
         self._live = 0
         self._catch_up = 0
         self._pending_since: dict[Followed, float] = {}
@@ -239,10 +255,11 @@ class FollowerCredit:
     def is_limited(self) -> bool:
         return self._throttle.rate_bytes_per_s is not None
 
-    def begin(self, request: replication_pb2.ReplicateRequest) -> None:
+    def begin(self, request: replication_pb2.ReplicateRequest, now_ms: float) -> None:
         """Grant the windows of a new stream, and forget the former one's credit."""
         self._live = self._catch_up = self._throttled_left = 0
         request.live_credit_bytes, request.catch_up_credit_bytes = self._windows
+        self._pace.begin(now_ms)
 
     def opened(self, followed: Followed) -> None:
         """Include a newly opened partition in the throttled grants, if it is throttled."""
@@ -253,7 +270,7 @@ class FollowerCredit:
     def over(self, followed: Followed) -> None:
         """Take back the credit of a partition whose subscription has ended."""
         self._throttled.discard(followed)
-        self._catch_up += followed.forget_pending()
+        self._give_back(followed.forget_pending())
         self._pending_since.pop(followed, None)
 
     def received(
@@ -263,13 +280,16 @@ class FollowerCredit:
         counts = size_bytes if head.catch_up and not head.throttled else 0
         if not head.catch_up:
             self._live += size_bytes
+            self._live_traffic.note(now_ms)
             return
+        if counts and followed is not None and followed.id:
+            self._pace.note_progress(counts, *followed.progress(head.log_end_offset))
         if head.throttled:
             self._has_new_deadline = True
             self._throttled_left -= size_bytes
             self._throttle.take(max(0, min(size_bytes, -self._throttled_left)), now_ms)
         if followed is None or not followed.note_appended(counts):
-            self._catch_up += counts
+            self._give_back(counts)
         else:
             self._has_new_deadline = self._has_new_deadline or not self._pending_since
             self._pending_since.setdefault(followed, now_ms)
@@ -277,9 +297,18 @@ class FollowerCredit:
     def flushed(self, followed: Followed, durable_end_offset: int, now_ms: float) -> None:
         """Return the credit of durable records; the wait for the rest begins anew, since the disk works."""
         if self._pending_since.pop(followed, None) is not None:
-            self._catch_up += followed.take_durable(durable_end_offset)
+            self._give_back(followed.take_durable(durable_end_offset))
             if followed.pending:
                 self._pending_since[followed] = now_ms
+
+    def _give_back(self, size_bytes: int) -> None:
+        self._catch_up += size_bytes
+        self._is_done = self._is_done or size_bytes > 0
+
+    def _returnable(self, now_ms: float) -> int:
+        """Return how much catch-up credit to return after the pause; beside live records half of the window stays."""
+        withheld = self._windows[1] // 2 if self._pace.is_live(now_ms) else 0
+        return max(0, self._catch_up - withheld)
 
     def stalled(self, now_ms: float, *, beside_others: bool) -> list[Followed]:
         """Return the partitions whose flush takes too long; `beside_others`: others are closed for that already."""
@@ -307,20 +336,26 @@ class FollowerCredit:
             request.live_credit_bytes += self._live
             self._live = 0
             goes_anyway = True
-        if self._catch_up and (goes_anyway or self._catch_up >= self._windows[1] // RETURN_FRACTION):
-            request.catch_up_credit_bytes += self._catch_up
-            self._catch_up = 0
+        if self._is_done:
+            self._is_done = False
+            self._pace.done(now_ms)
+        catch_up = self._returnable(now_ms) if self._pace.ready_at_ms(now_ms) <= now_ms else 0
+        if catch_up and (goes_anyway or catch_up >= self._windows[1] // RETURN_FRACTION):
+            request.catch_up_credit_bytes += catch_up
+            self._catch_up -= catch_up
+            self._pace.begin(now_ms)
             goes_anyway = True
         return goes_anyway
 
-    def take_is_due(self) -> bool:
+    def take_is_due(self, now_ms: float) -> bool:
         """Return whether credit is worth a request now, or there is a new deadline since the last call."""
         live, catch_up = self._windows
+        paused = self._pace.ready_at_ms(now_ms) > now_ms
         had_new_deadline, self._has_new_deadline = self._has_new_deadline, False
         return (
             had_new_deadline
             or (self._live > 0 and self._live >= live // RETURN_FRACTION)
-            or (self._catch_up > 0 and self._catch_up >= catch_up // RETURN_FRACTION)
+            or (not paused and 0 < self._returnable(now_ms) >= catch_up // RETURN_FRACTION)
         )
 
     def deadlines_ms(self, now_ms: float) -> list[float]:
@@ -330,6 +365,9 @@ class FollowerCredit:
             deadlines.append(next(iter(self._pending_since.values())) + self._patience_ms)
         if self._throttled and self._throttled_left <= 0:
             deadlines.append(self._throttle.look_again_at_ms(now_ms))
+        paused_until_ms = self._pace.ready_at_ms(now_ms)
+        if paused_until_ms > now_ms and self._returnable(now_ms) >= self._windows[1] // RETURN_FRACTION:
+            deadlines.append(paused_until_ms)
         return deadlines
 
     def lost(self) -> None:
@@ -370,7 +408,7 @@ class FollowerSession:
     """All partitions that this broker follows from one leader; it outlives the streams to that leader.
 
     `wake` is called when `take_request` may have a request, any number of times. All sessions of a broker share
-    `throttle` (`follower.replication.throttled.rate`).
+    `throttle` (`follower.replication.throttled.rate`) and `live`, to which its `LeaderSession`s belong as well.
 
     Bounded: the leader sends at most the credit that it was granted (`FollowerCredit`).
     """
@@ -384,13 +422,16 @@ class FollowerSession:
         wake: Wake,
         throttle: TokenBucket,
         options: FollowerOptions = FollowerOptions(),
+        live: LiveTraffic | None = None,
     ) -> None:
         self._me = me
         self._leader_id = leader_id
         self._cluster_id = cluster_id
         self._wake = wake
         self._options = options
-        self._credit = FollowerCredit(options.credit_bytes, options.catch_up_credit_bytes, throttle)
+        self._credit = FollowerCredit(
+            options.credit_bytes, options.catch_up_credit_bytes, throttle, live or LiveTraffic()
+        )
         self._complaints = Complaints(leader_id)
         self._followed: dict[PartitionKey, Followed] = {}
         self._connected = False
@@ -486,7 +527,7 @@ class FollowerSession:
         goes = self._says_hello or bool(self._to_close or self._acks)
         request = replication_pb2.ReplicateRequest()
         if self._says_hello:
-            self._say_hello(request)
+            self._say_hello(request, now_ms)
         if self._to_close:
             request.close.extend(self._to_close[:MAX_CLOSES])
             del self._to_close[:MAX_CLOSES]
@@ -499,14 +540,14 @@ class FollowerSession:
             self._wake()
         return request if self._credit.put_into(request, now_ms, goes_anyway=goes) else None
 
-    def _say_hello(self, request: replication_pb2.ReplicateRequest) -> None:
+    def _say_hello(self, request: replication_pb2.ReplicateRequest, now_ms: float) -> None:
         self._says_hello = False
         request.hello.cluster_id = self._cluster_id
         request.hello.broker_id = self._me.broker_id
         request.hello.broker_epoch = self._me.broker_epoch
         request.hello.leader_id = self._leader_id
         request.hello.max_frame_bytes = self._options.max_frame_bytes
-        self._credit.begin(request)
+        self._credit.begin(request, now_ms)
 
     def _add_opens(self, request: replication_pb2.ReplicateRequest) -> None:
         for followed in list(itertools.islice(self._to_open, MAX_OPENS)):
@@ -594,7 +635,7 @@ class FollowerSession:
                 )
             if records:
                 self._credit.received(followed, head, len(records), now_ms)
-        if self._credit.take_is_due():
+        if self._credit.take_is_due(now_ms):
             self._wake()
 
     def _take(self, followed: Followed, head: replication_pb2.ReplicaFrame, records: Buffer) -> None:

@@ -16,7 +16,8 @@ Between its opening and its end a subscription is:
 
 Live partitions come first. A message carries frames of live partitions, or one piece of a partition that catches up.
 While both kinds wait they take turns, so a live record waits for at most one piece, and a partition far behind never
-starves. Each kind has its own credit. Partitions that the follower throttles are a third kind, so that they delay no
+starves. While live records flow through the broker, on any stream, there is a pause after each piece (`CatchUpPace`).
+Each kind has its own credit. Partitions that the follower throttles are a third kind, so that they delay no
 others that catch up. The session never scans partitions that have not changed.
 """
 
@@ -37,6 +38,7 @@ from raftlog.errors import (
 )
 from raftlog.format.wire import MAX_PARTS, ReplicaFrame
 from raftlog.v1 import replication_pb2
+from replication.pacing import CatchUpPace, LiveTraffic
 from replication.ports import MAX_ACKS, MAX_CLOSES, MAX_OPENS, Accepted, Diverging, LedPartition, Read, Replica, Wake
 from replication.token_bucket import TokenBucket
 
@@ -63,6 +65,7 @@ class Subscription:
         "cold",
         "ended",
         "id",
+        "last_end",
         "on_change",
         "partition",
         "position",
@@ -87,6 +90,8 @@ class Subscription:
         self.reading = False  # also while the records that were read wait for their turn
         self.cold = False  # since it was last at the log end, a read had to wait for the disk
         self.ended = False
+        self.last_end = partition.log_end_offset
+        """The log end at the last piece that was sent."""
         self.told = (-1, -1)  # (high watermark, log start offset) that the follower was sent last
         self.on_change: Wake = lambda: note_change(self)
 
@@ -112,9 +117,8 @@ MARKS_DELAY_MS: Final = 5.0
 """How long new marks wait for records, to be sent in one frame with them."""
 MAX_FRAMES: Final = 4_000
 """Frames in one message. A few more may follow; `raftlog.format.wire.MAX_PARTS` is what a follower accepts."""
-LIVE_MS: Final = 1_000.0
 PIECE_BESIDE_LIVE_BYTES: Final = 256 << 10
-"""Largest catch-up piece within LIVE_MS of the last live record, since the next live record may wait for it."""
+"""Largest catch-up piece while live records flow, since the next live record may wait for it."""
 
 assert MAX_FRAMES * 2 < MAX_PARTS
 
@@ -134,7 +138,7 @@ class PushQueue:
 
     `wake` is called when `take_frames` may have frames, any number of times; that includes frames that did not fit the
     last message. `wake_soon` is called when marks have moved and no records have: `take_frames` is due within
-    MARKS_DELAY_MS. All streams of a broker share `throttle` (`leader.replication.throttled.rate`).
+    MARKS_DELAY_MS. All streams of a broker share `throttle` (`leader.replication.throttled.rate`) and `live`.
 
     Bounded: records are read only while their kind's credit is above zero, one message at a time. A read on another
     thread uses credit from its start.
@@ -149,6 +153,7 @@ class PushQueue:
         read_later: ReadLater,
         max_frame_bytes: int,
         throttle: TokenBucket,
+        live: LiveTraffic,
     ) -> None:
         self._replica = replica
         self._wake = wake
@@ -173,7 +178,10 @@ class PushQueue:
         self._reads_catch_up = False
         """Whether a piece is being read; at most one is read or waits in `_piece`."""
         self._live_was_last = False
-        self._live_sent_ms = float("-inf")
+        self._live_traffic = live
+        self._pace = CatchUpPace(live)
+        self._sends_piece = False
+        """Whether the last message has a piece of a partition that catches up; it is sent once the next is taken."""
         self._stale_marks: dict[Subscription, None] = {}
         self._marks_due_ms: float | None = None
         self._now_ms = 0.0
@@ -271,6 +279,9 @@ class PushQueue:
         if self._closed:
             return []
         self._now_ms = now_ms
+        if self._sends_piece:
+            self._sends_piece = False
+            self._pace.done(now_ms)
         self._sort_changed(now_ms)
         frames: list[ReplicaFrame] = []
         self._add_control(frames)
@@ -279,7 +290,7 @@ class PushQueue:
         if not (turn_of_catch_up and self._add_catch_up(frames, now_ms)):
             self._add_live(frames)
             if self._live_was_last:
-                self._live_sent_ms = now_ms
+                self._live_traffic.note(now_ms)
             else:
                 self._add_catch_up(frames, now_ms)
         self._sort_changed(now_ms)  # subscriptions that ended meanwhile are in this message
@@ -296,11 +307,13 @@ class PushQueue:
     def _has_more(self) -> bool:
         """Whether the next message may have frames at once."""
         credit = self.credit
+        return bool(self._control or self._ready or (self._live and credit[Kind.LIVE] > 0) or self._has_piece())
+
+    def _has_piece(self) -> bool:
+        """Whether a partition that catches up has records to send, or to read, now or after the pause."""
+        credit = self.credit
         return bool(
-            self._control
-            or self._ready
-            or self._piece
-            or (self._live and credit[Kind.LIVE] > 0)
+            self._piece
             or (not self._reads_catch_up and any(self._catch_up[kind] and credit[kind] > 0 for kind in self._catch_up))
         )
 
@@ -310,6 +323,9 @@ class PushQueue:
         if self._throttled and not self._reads_catch_up:
             ready_ms = self._throttle.look_again_at_ms(now_ms)
             due_ms = ready_ms if due_ms is None else min(due_ms, ready_ms)
+        paused_until_ms = self._pace.ready_at_ms(now_ms)
+        if paused_until_ms > now_ms and self._has_piece():
+            due_ms = paused_until_ms if due_ms is None else min(due_ms, paused_until_ms)
         return due_ms
 
     def _add_late(self, frames: list[ReplicaFrame], subscription: Subscription, read: Read, kind: Kind) -> int:
@@ -344,8 +360,10 @@ class PushQueue:
 
     def _add_catch_up(self, frames: list[ReplicaFrame], now_ms: float) -> bool:
         """Add the next piece of a partition that catches up, if one may be sent; return whether."""
+        if self._pace.ready_at_ms(now_ms) > now_ms:
+            return False
         size, max_bytes = 0, self._max_frame_bytes
-        if now_ms - self._live_sent_ms < LIVE_MS:
+        if self._pace.is_live(now_ms):
             max_bytes = min(max_bytes, PIECE_BESIDE_LIVE_BYTES)
         if self._piece is not None:
             subscription, read = self._piece
@@ -363,6 +381,9 @@ class PushQueue:
             else:
                 size = self._add_read(frames, following, self._piece_bytes(following, max_bytes), kind)
                 self._throttled_bytes(following, size, now_ms)
+        if size:
+            self._sends_piece = True
+            self._pace.begin(now_ms)
         return size > 0
 
     def _next_catch_up(self, now_ms: float) -> Subscription | None:
@@ -454,6 +475,10 @@ class PushQueue:
             head.traceparents.extend(traces.between(begin, read.next_offset))
         head.catch_up = kind is not Kind.LIVE
         head.throttled = kind is Kind.THROTTLED
+        if head.catch_up:
+            grown = head.log_end_offset - subscription.last_end
+            self._pace.note_progress(len(read.records), subscription.position - begin, grown)
+        subscription.last_end = head.log_end_offset
         self._stale_marks.pop(subscription, None)
         if subscription.position < head.log_end_offset:
             if goes_on:
@@ -531,6 +556,7 @@ class LeaderSession:
     wake            called when `take_frames` may have frames, any number of times
     wake_soon       called when `take_frames` is due within MARKS_DELAY_MS (the default wakes at once)
     throttle        shared by the sessions of a broker (`leader.replication.throttled.rate`)
+    live            shared by the sessions of a broker, of both kinds
     """
 
     def __init__(
@@ -545,6 +571,7 @@ class LeaderSession:
         max_frame_bytes: int,
         throttle: TokenBucket,
         wake_soon: Wake | None = None,
+        live: LiveTraffic | None = None,
     ) -> None:
         self._find = find
         self._me = me
@@ -555,6 +582,7 @@ class LeaderSession:
         self._read_later = read_later
         self._max_frame_bytes = max(SMALLEST_FRAME_BYTES, max_frame_bytes)
         self._throttle = throttle
+        self._live = live or LiveTraffic()
         self._highest_id = 0
         self._queue: PushQueue | None = None
         self._closed = False
@@ -631,6 +659,7 @@ class LeaderSession:
             read_later=self._read_later,
             max_frame_bytes=max(SMALLEST_FRAME_BYTES, min(wanted, self._max_frame_bytes)),
             throttle=self._throttle,
+            live=self._live,
         )
         self.replica = replica
 

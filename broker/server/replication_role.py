@@ -20,6 +20,7 @@ from raftmeta.quorum.config import Endpoint
 from raftmeta.quorum.peer_identity import check_claim
 from raftmeta.topic_configs import FOLLOWER_THROTTLE_RATE, LEADER_THROTTLE_RATE
 from replication.follower_session import FollowerOptions
+from replication.pacing import LiveTraffic
 from replication.ports import Replica
 from replication.shell.fetchers import ReplicaFetchers
 from replication.shell.service import LedPartitions, ReplicationService, now_ms
@@ -49,6 +50,7 @@ class ReplicationRole:
         self._reads = reads
         self._sends = TokenBucket()
         self._receives = TokenBucket()
+        self._live = LiveTraffic()
         self._image = MetadataImage()
         self.fetchers = ReplicaFetchers(
             Replica(config.node_id, broker_epoch),
@@ -58,6 +60,7 @@ class ReplicationRole:
                 credit_bytes=config.replica_credit_bytes, max_frame_bytes=config.replica_fetch_max_bytes
             ),
             throttle=self._receives,
+            live=self._live,
             tls=tls,
         )
 
@@ -73,6 +76,7 @@ class ReplicationRole:
                 reads=self._reads,
                 max_frame_bytes=self._config.replica_fetch_max_bytes,
                 throttle=self._sends,
+                live=self._live,
             )
         )
 

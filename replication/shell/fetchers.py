@@ -27,6 +27,7 @@ from raftlog.errors import AuthorizationError, BrokerUnavailable, InvalidRequest
 from raftlog.format import wire
 from raftlog.v1 import replication_pb2
 from replication.follower_session import FollowerOptions, FollowerSession, PartitionKey
+from replication.pacing import LiveTraffic
 from replication.ports import FollowedPartition, Replica
 from replication.shell.service import METHOD, SERVICE, SIGN_OF_LIFE_MS, WELCOME, WakeTimer, now_ms
 from replication.token_bucket import TokenBucket
@@ -63,7 +64,8 @@ AddressOf = Callable[[int], str | None]
 class ReplicaFetchers:
     """All partitions that this broker follows, from all leaders.
 
-    `me`: this life of this broker. `throttle`: `follower.replication.throttled.rate`.
+    `me`: this life of this broker. `throttle`: `follower.replication.throttled.rate`. `live`: shared with the streams
+    of this broker's followers.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class ReplicaFetchers:
         *,
         options: FollowerOptions | None = None,
         throttle: TokenBucket | None = None,
+        live: LiveTraffic | None = None,
         rng: random.Random | None = None,
         tls: ChannelTls | None = None,
     ) -> None:
@@ -82,6 +85,7 @@ class ReplicaFetchers:
         self._address_of = address_of
         self._options = options or FollowerOptions()
         self._throttle = throttle or TokenBucket()
+        self._live = live or LiveTraffic()
         self._rng = rng or random.Random()
         self._tls = tls
         self._links: dict[int, LeaderLink] = {}
@@ -104,6 +108,7 @@ class ReplicaFetchers:
                 leader_id,
                 self._cluster_id,
                 self._throttle,
+                self._live,
                 self._options,
                 self._address_of,
                 self._rng,
@@ -154,6 +159,7 @@ class LeaderLink:
         leader_id: int,
         cluster_id: str,
         throttle: TokenBucket,
+        live: LiveTraffic,
         options: FollowerOptions,
         address_of: AddressOf,
         rng: random.Random,
@@ -179,6 +185,7 @@ class LeaderLink:
             wake=self._wake_timer.ring,
             throttle=throttle,
             options=options,
+            live=live,
         )
 
     def start(self) -> None:

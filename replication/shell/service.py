@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from raftlog.errors import (
 from raftlog.format import wire
 from raftlog.v1 import replication_pb2
 from replication.leader_session import MARKS_DELAY_MS, LeaderSession, ReadDone
+from replication.pacing import LiveTraffic
 from replication.ports import LedPartition, Read, Replica, Wake
 from replication.token_bucket import TokenBucket
 
@@ -118,6 +119,7 @@ class LedPartitions:
     reads: Executor
     max_frame_bytes: int
     throttle: TokenBucket
+    live: LiveTraffic = field(default_factory=LiveTraffic)
 
 
 class ReplicationService:
@@ -189,6 +191,7 @@ class _Stream:
             read_later=self._read_later,
             max_frame_bytes=led.max_frame_bytes,
             throttle=led.throttle,
+            live=led.live,
         )
 
     @property

@@ -42,6 +42,7 @@ from raftlog.v1.records_pb2 import MetadataCommand, MetadataRecord, RegisterBrok
 from raftmeta.decide import CommandResult
 from raftmeta.image import MetadataImage, ResourceKey, broker_record, config_record, partition_record
 from raftmeta.quorum.sessions import BrokerLease
+from replication.pacing import LiveTraffic
 from replication.token_bucket import TokenBucket
 from tests.simulation.broker import SimBroker
 from tests.simulation.dataplane.disk import LOGS, SimExecutor
@@ -229,6 +230,8 @@ class DataBroker(SimBroker):
         self._group_commit = GroupCommit(self.executor)
         self.fetchers = SimFetchers(self, self._random)
         self._throttle = TokenBucket(None)
+        self.live = LiveTraffic()
+        """Shared by the streams of both kinds, as in a broker."""
         self.registry = self._new_registry()
         self.logs.on_dir_offline = self.registry.on_dir_offline
         self._starts = self._started = self._serves = False

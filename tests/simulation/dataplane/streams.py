@@ -80,6 +80,7 @@ class LeaderEnd(_Pump):
             read_later=self._read_later,
             max_frame_bytes=MAX_FRAME_BYTES,
             throttle=throttle,
+            live=broker.live,
         )
         self._over = False
         connection.acceptor_hears(self._take, self._lost)
@@ -160,6 +161,7 @@ class FollowerEnd(_Pump):
             wake=self.wake,
             throttle=throttle,
             options=FollowerOptions(credit_bytes=broker.simulation.credit_bytes, max_frame_bytes=1 << 16),
+            live=broker.live,
         )
 
     def pump(self) -> None:

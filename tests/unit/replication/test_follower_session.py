@@ -116,6 +116,31 @@ def test_credit_goes_back_alone_once_it_is_a_quarter_of_the_window() -> None:
     assert wire.said().live_credit_bytes == len(batches(0, size=200)) + len(batches(2, size=50))
 
 
+def test_beside_live_records_credit_of_catching_up_goes_back_after_a_pause_and_half_of_it_stays() -> None:
+    followed, live = Followed(MemoryLog()), Followed(MemoryLog(), partition=1)
+    followed.flushes_by_hand = True
+    wire = Wire(followed, live)
+    wire.said()
+    wire.send(2, records=batches(0))
+    wire.said()
+    wire.send(records=batches(0, size=784), catch_up=True)  # 800 bytes, all of the window
+    wire.now_ms = 4.0
+    followed.flush()
+    request = wire.said()
+    assert [ack.subscription_id for ack in request.acks] == [1]
+    assert request.catch_up_credit_bytes == 0
+    assert wire.session.next_deadline_ms(wire.now_ms) == 8.0  # it took 4 ms, so the pause takes 4
+    wire.now_ms = 7.9
+    assert wire.request() is None
+    wire.now_ms = 8.0
+    assert wire.said().catch_up_credit_bytes == 400
+    assert wire.session.next_deadline_ms(wire.now_ms) is None
+    wire.send(records=batches(1, size=384), catch_up=True)
+    wire.now_ms = 2_000.0  # no live record for a while: the whole window again, at once
+    followed.flush()
+    assert wire.said().catch_up_credit_bytes == 800
+
+
 def test_credit_for_what_catches_up_goes_back_when_it_is_held() -> None:
     followed = Followed(MemoryLog())
     followed.flushes_by_hand = True

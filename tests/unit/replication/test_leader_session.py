@@ -283,6 +283,36 @@ def test_what_catches_up_takes_turns_with_what_is_live_and_never_comes_first() -
     assert abs(sum(turn == [1] for turn in seen) - sum(turn == [2] for turn in seen)) <= 1
 
 
+def test_beside_live_records_there_is_a_pause_after_each_piece() -> None:
+    live, behind = Led(MemoryLog()), Led(MemoryLog(), live=())
+    behind.append(*(b"x" * 984 for _ in range(40)))
+    wire = Wire(live, behind, max_frame_bytes=4096)
+    wire.open(0)
+    wire.open(1)
+    live.append(b"y")
+    assert {number for number, _ in offsets(wire.message())} == {1}
+    assert {number for number, _ in offsets(wire.message())} == {2}
+    wire.now_ms = 4.0  # the piece has taken 4 ms to send
+    assert offsets(wire.message()) == []
+    assert wire.leader.next_deadline_ms(wire.now_ms) == 8.0
+    live.append(b"y")
+    assert offsets(wire.message()) == [(1, [1])]  # live records do not wait
+    wire.now_ms = 7.9
+    assert offsets(wire.message()) == []
+    wire.now_ms = 8.0
+    assert {number for number, _ in offsets(wire.message())} == {2}
+
+
+def test_without_live_records_pieces_follow_one_another() -> None:
+    behind = Led(MemoryLog(), live=())
+    behind.append(*(b"x" * 984 for _ in range(12)))
+    wire = Wire(behind, max_frame_bytes=4096)
+    wire.open(0)
+    for _ in range(3):
+        assert offsets(wire.message())
+        wire.now_ms += 4.0
+
+
 def test_a_partition_taken_into_the_isr_is_live_from_then_on() -> None:
     led = Led(MemoryLog([1, 1]), live=())
     wire = Wire(led, catch_up=0)
